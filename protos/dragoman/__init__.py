@@ -1,0 +1,1 @@
+"""The Dragoman client, and the stubs of its API in `dragoman.v1`."""

@@ -1,0 +1,1 @@
+"""Run -> bundle: ONNX graphs, tokenizers and manifest, checked against the model they came from."""

@@ -1,0 +1,1 @@
+"""Bundle -> gRPC service: scheduler, engine, runtime, metrics. Never imports torch."""

@@ -1,0 +1,1 @@
+"""The bundle: the only thing that passes from export to server."""

@@ -1,0 +1,96 @@
+"""The format of a bundle's manifest.json."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+FORMAT_VERSION = 1
+MANIFEST_FILE = "manifest.json"
+
+Precision = Literal["fp32", "fp16", "bf16"]
+Attention = Literal["ort", "standard"]
+
+
+class Part(BaseModel):
+    """A part of the manifest: immutable, and strict about what stands in it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Shape(Part):
+    """The model's dimensions. `decoder_layers`, `heads` and `d_head` give the caches theirs."""
+
+    d_model: int = Field(ge=1)
+    heads: int = Field(ge=1)
+    d_head: int = Field(ge=1)
+    d_ff: int = Field(ge=1)
+    encoder_layers: int = Field(ge=1)
+    decoder_layers: int = Field(ge=1)
+    source_vocabulary: int = Field(ge=1)
+    target_vocabulary: int = Field(ge=1)
+    parameters: int = Field(ge=1)
+
+
+class SpecialTokens(Part):
+    """Ids; `begin` is what the decoder reads first, `end` closes both source and target."""
+
+    pad: int = Field(ge=0)
+    unknown: int = Field(ge=0)
+    begin: int = Field(ge=0)
+    end: int = Field(ge=0)
+
+
+class Limits(Part):
+    """In tokens. The source counts its end token; the target does not."""
+
+    max_source_tokens: int = Field(ge=1)
+    max_target_tokens: int = Field(ge=1)
+
+
+class Graph(Part):
+    """An ONNX file of the bundle and the names of its inputs and outputs, in order."""
+
+    file: str
+    inputs: list[str]
+    outputs: list[str]
+
+
+class Graphs(Part):
+    encoder: Graph
+    decoder: Graph
+    scorer: Graph
+
+
+class Tokenizers(Part):
+    """File names; the same name twice where the vocabulary is joint."""
+
+    source: str
+    target: str
+
+
+class File(Part):
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    bytes: int = Field(ge=0)
+
+
+class Manifest(Part):
+    """What a bundle says of itself. `files` lists every file but the manifest."""
+
+    format_version: Literal[1] = FORMAT_VERSION
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    version: str = "1"
+    description: str = ""
+    license: str = ""
+    created: str = ""
+    precision: Precision = "fp32"
+    attention: Attention
+    shape: Shape
+    tokens: SpecialTokens
+    limits: Limits
+    graphs: Graphs
+    tokenizers: Tokenizers
+    files: dict[str, File]
+    examples: list[str] = Field(default=[], description="a few inputs the model is meant for")
+    quality: dict[str, float] = Field(default={}, description="measured on data, by name: 'test word error rate (%)'")
+    parity: dict[str, Any] = Field(default={}, description="report of the export check")
+    training: dict[str, Any] = Field(default={}, description="provenance: recipe, steps, data files and their sha256")

@@ -1,0 +1,1 @@
+"""Scheduler and engine: many requests, one decode step after the other."""

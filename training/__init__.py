@@ -1,0 +1,1 @@
+"""Corpus -> tokenizer -> batches -> model -> trainer -> checkpoint."""

@@ -1,0 +1,99 @@
+"""Scaled dot-product and multi-head attention ("Attention Is All You Need", sections 3.2.1 and 3.2.2)."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    *,
+    causal: bool = False,
+    return_weights: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """softmax(Q K^T / sqrt(d_head)) V, equation 1 of the paper.
+
+    Args:
+        query: [batch, heads, queries, d_head]
+        key: [batch, heads, keys, d_head]
+        value: [batch, heads, keys, d_head]
+        mask: bool, broadcastable to [batch, heads, queries, keys]; True where a query may look. Not with `causal`.
+        causal: query i sees keys 0..i only.
+        return_weights: also return the weights; they are then computed by hand instead of by the fused kernel.
+
+    Returns:
+        output [batch, heads, queries, d_head], and the weights [batch, heads, queries, keys] or None.
+    """
+    if not return_weights:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal), None
+    scores = query @ key.transpose(-2, -1) / math.sqrt(query.size(-1))  # [batch, heads, queries, keys]
+    if causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    weights = scores.softmax(-1)
+    return weights @ value, weights
+
+
+class MultiHeadAttention(nn.Module):
+    """Attention of `heads` heads side by side, each on its own projection of the input (section 3.2.2).
+
+    The projections of queries, keys and values stand in one matrix each for what is computed together: `query` alone, and
+    `key_value`, since in encoder-decoder attention keys and values come from another sequence, once.
+    """
+
+    def __init__(self, d_model: int, heads: int, *, bias: bool = True) -> None:
+        super().__init__()
+        if d_model % heads:
+            raise ValueError(f"d_model ({d_model}) must be divisible by heads ({heads})")
+        self.heads = heads
+        self.query = nn.Linear(d_model, d_model, bias=bias)
+        self.key_value = nn.Linear(d_model, 2 * d_model, bias=bias)
+        self.output = nn.Linear(d_model, d_model, bias=bias)
+
+    def split_heads(self, x: Tensor) -> Tensor:
+        """[batch, length, d_model] -> [batch, heads, length, d_head]."""
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of what is attended to.
+
+        Args:
+            memory: [batch, keys, d_model]
+
+        Returns:
+            keys and values, each [batch, heads, keys, d_head].
+        """
+        key, value = self.key_value(memory).chunk(2, -1)
+        return self.split_heads(key), self.split_heads(value)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        mask: Tensor | None = None,
+        *,
+        causal: bool = False,
+        return_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Self-attention of `x`, or encoder-decoder attention of `x` over `memory`.
+
+        Args:
+            x: [batch, queries, d_model]
+            memory: [batch, keys, d_model]; None for self-attention.
+            mask: bool, broadcastable to [batch, heads, queries, keys]; True where a query may look.
+
+        Returns:
+            [batch, queries, d_model], and the weights [batch, heads, queries, keys] or None.
+        """
+        key, value = self.project_memory(x if memory is None else memory)
+        query = self.split_heads(self.query(x))
+        heads, weights = scaled_dot_product_attention(
+            query, key, value, mask, causal=causal, return_weights=return_weights
+        )
+        return self.output(heads.transpose(1, 2).flatten(-2)), weights

@@ -1,0 +1,146 @@
+"""A server process of one's own, for demos, tests and benchmarks: started, waited for, stopped.
+
+    with LocalServer() as server, Client(server.address) as client:
+        print(client.generate("dragoman").text)
+
+Needs the `server` extra, as it runs the `dragoman-serve` that is installed beside this Python.
+"""
+
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+LOOPBACK = "127.0.0.1"
+POLL_SECONDS = 0.02
+# Without these gRPC waits a second before it tries a second time to connect.
+QUICK_RECONNECT = [(f"grpc.{kind}_reconnect_backoff_ms", 50) for kind in ("initial", "min", "max")]
+
+
+class ServerStartError(Exception):
+    """The server did not come up; the message ends with the last lines of its log."""
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def serve_command() -> str:
+    """Path of `dragoman-serve`.
+
+    Raises:
+        ServerStartError: it is not installed.
+    """
+    beside = Path(sys.executable).with_name("dragoman-serve")
+    found = str(beside) if beside.exists() else shutil.which("dragoman-serve")
+    if found is None:
+        raise ServerStartError("dragoman-serve is not installed; install dragoman[server]")
+    return found
+
+
+class LocalServer:
+    """A `dragoman-serve` on free loopback ports.
+
+    Attributes:
+        port, metrics_port: where it listens.
+        address: HOST:PORT for a client.
+        process: the process, for those who want to send it signals.
+        log: the file that its standard output and error go to.
+        start_seconds: from the start of the process to the first SERVING.
+    """
+
+    def __init__(self, *arguments: str, log: Path | None = None, wait_seconds: float = 60) -> None:
+        """Starts the server and waits until its health service says SERVING.
+
+        Args:
+            arguments: more arguments of dragoman-serve, such as "--bundle", "DIR".
+            log: where its output goes; a temporary file when None.
+            wait_seconds: how long to wait at most.
+
+        Raises:
+            ServerStartError: it exited, or was not serving in time.
+        """
+        self.port, self.metrics_port = free_port(), free_port()
+        self.address = f"{LOOPBACK}:{self.port}"
+        self._scratch = tempfile.TemporaryDirectory()
+        self.log = log or Path(self._scratch.name) / "server.log"
+        listen = ["--host", LOOPBACK, "--port", str(self.port), "--metrics-port", str(self.metrics_port)]
+        started = time.monotonic()
+        with self.log.open("wb") as output:
+            command = [serve_command(), *listen, *arguments]
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        try:
+            self._wait_until_serving(started + wait_seconds)
+        except BaseException:
+            self.kill()
+            raise
+        self.start_seconds = time.monotonic() - started
+
+    def _wait_until_serving(self, deadline: float) -> None:
+        with grpc.insecure_channel(self.address, options=QUICK_RECONNECT) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            while self.process.poll() is None and time.monotonic() < deadline:
+                try:
+                    answer = health.Check(health_pb2.HealthCheckRequest(), timeout=1)
+                    if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                        return
+                except grpc.RpcError:
+                    pass  # not listening yet
+                time.sleep(POLL_SECONDS)
+        exited = self.process.poll()
+        reason = "was not serving in time" if exited is None else f"exited with {exited}"
+        raise ServerStartError(f"dragoman-serve {reason}; it said:\n{self.last_words()}")
+
+    def last_words(self, lines: int = 15) -> str:
+        """The end of the log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def metrics(self) -> dict[str, float]:
+        """What the metrics page says now: 'name{label="value"}' -> value."""
+        with urllib.request.urlopen(f"http://{LOOPBACK}:{self.metrics_port}/metrics", timeout=10) as page:
+            text: str = page.read().decode()
+        samples = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
+        return {name: float(value) for name, _, value in samples}
+
+    def stop(self, wait_seconds: float = 30) -> int:
+        """Asks the server to drain and end (SIGTERM), and gives its exit status; that of an ended one is given again.
+
+        Raises:
+            subprocess.TimeoutExpired: it did not end in time.
+        """
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        status = self.process.wait(wait_seconds)
+        self._scratch.cleanup()
+        return status
+
+    def kill(self) -> None:
+        """Ends the server at once."""
+        self.process.kill()
+        self.process.wait()
+        self._scratch.cleanup()
+
+    def __enter__(self) -> "LocalServer":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.stop()
+        finally:
+            if self.process.poll() is None:
+                self.kill()

@@ -1,0 +1,64 @@
+"""The wheel: what a person gets who installs Dragoman instead of cloning it."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(folder)]
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(ROOT)], check=True)
+    (path,) = folder.glob("dragoman-*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that holds the wheel's content as pip lays it out."""
+    folder = tmp_path_factory.mktemp("site")
+    options = ["--quiet", "--no-deps", "--no-index", "--target", str(folder)]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(wheel)], check=True)
+    return folder
+
+
+def run_installed(installed: Path, code: str) -> str:
+    """Standard output of `code`, which sees the installed packages before those of the checkout, from another folder."""
+    program = f"import sys; sys.path.insert(0, {str(installed)!r})\n{code}"
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, check=True, capture_output=True, text=True, cwd=installed).stdout.strip()
+
+
+def test_wheel_holds_packages_data_and_licences(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    packages = ("training", "export", "server", "dragoman")
+    expected = {f"{package}/{name}" for package in packages for name in ("__init__.py", "py.typed")}
+    expected |= {
+        str(path.relative_to(ROOT))
+        for folder in ("server/bundles", "training/recipes")
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file()
+    }
+    expected |= {"dragoman/v1/generation.proto", "dragoman/v1/generation_pb2_grpc.py"}
+    assert "server/bundles/g2p-en/manifest.json" in expected
+    assert expected <= names
+    assert {"LICENSE", "NOTICE"} <= {Path(name).name for name in names if ".dist-info/" in name}
+    top = {name.split("/")[0] for name in names}
+    assert {name for name in top if not name.endswith(".dist-info")} == set(packages)
+
+
+def test_client_imports_nothing_of_the_server(installed: Path) -> None:
+    heavy = "{'torch', 'onnx', 'onnxruntime', 'tokenizers', 'numpy', 'pydantic', 'server', 'training', 'export'}"
+    code = f"import dragoman, dragoman.cli; print(dragoman.__file__, {heavy} & set(sys.modules))"
+    assert run_installed(installed, code) == f"{installed / 'dragoman' / '__init__.py'} set()"
+
+
+def test_installed_server_finds_its_bundle(installed: Path) -> None:
+    code = "from server.bundle.load import load_bundle, shipped_bundle; print(load_bundle(shipped_bundle()).path)"
+    assert Path(run_installed(installed, code)) == installed / "server" / "bundles" / "g2p-en"

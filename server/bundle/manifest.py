@@ -76,7 +76,7 @@ class File(Part):
 class Manifest(Part):
     """What a bundle says of itself. `files` lists every file but the manifest."""
 
-    format_version: Literal[1] = FORMAT_VERSION
+    format_version: Literal[1] = 1
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     version: str = "1"
     description: str = ""

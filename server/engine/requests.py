@@ -57,7 +57,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The answer: hypotheses, best first. After a streaming request's Progress events it repeats all of their tokens."""
+    """The answer: hypotheses, best first. It holds all tokens, those that came as Progress before as well."""
 
     hypotheses: list[HypothesisResult] = field(default_factory=list)
 

@@ -1,0 +1,36 @@
+"""What the engines report of themselves."""
+
+from typing import Literal, Protocol
+
+from server.engine.requests import FinishReason
+
+DropReason = Literal["expired", "cancelled", "failed"]
+Phase = Literal["waiting", "running"]
+
+
+class EngineMetrics(Protocol):
+    """Called from engine threads, several at once, at every step, so each call must be cheap. Times are seconds."""
+
+    def encoded(self, seconds: float, rows: int, source_tokens: int, padding_tokens: int) -> None:
+        """One encoder run."""
+
+    def stepped(self, seconds: float, rows: int, gap_seconds: float | None) -> None:
+        """One decode step; `gap_seconds` since the step before ended, the time between two tokens of each row."""
+
+    def admitted(self, queue_seconds: float) -> None:
+        """A request got its rows."""
+
+    def first_token(self, seconds: float) -> None:
+        """A request's first token, since its arrival."""
+
+    def finished(self, reason: FinishReason, source_tokens: int, target_tokens: int, seconds: float) -> None:
+        """A request was answered, since its arrival."""
+
+    def dropped(self, reason: DropReason, phase: Phase) -> None:
+        """A request ended without an answer."""
+
+    def state(self, engine: int, waiting: int, running: int, slots: int) -> None:
+        """Requests that wait (for any engine) and rows that run in this one, of how many."""
+
+    def cache(self, engine: int, bytes_: int) -> None:
+        """Size of an engine's cache pool."""

@@ -1,0 +1,250 @@
+"""The engines of one model, and the handles through which the event loop talks to them."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import structlog
+
+from server.bundle.load import Bundle
+from server.engine.engine import Engine, Event, Queue
+from server.engine.metrics import EngineMetrics
+from server.engine.requests import EngineUnavailableError, Finished, GenerationRequest, Progress
+from server.engine.scheduler import Job, Scheduler
+from server.runtime.device import Device, DeviceChoice, choose_device
+from server.runtime.model import Runtime, Sessions
+from server.search import GreedySearch
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How a model's engines are set up.
+
+    Attributes:
+        engines: None chooses by device, cores and model size.
+        threads_per_engine: None shares the cores out evenly.
+        cores: that this process may use.
+        max_rows: cache rows of each engine, the most it decodes at once.
+        queue_size: requests that may wait.
+        gather_rows, gather_seconds: see Scheduler.
+        encode_tokens: see Scheduler.
+    """
+
+    device: DeviceChoice = "auto"
+    engines: int | None = None
+    threads_per_engine: int | None = None
+    cores: int = 1
+    max_rows: int = 32
+    queue_size: int = 1024
+    gather_rows: int = 8
+    gather_seconds: float = 0.002
+    encode_tokens: int = 4096
+
+
+class Generation:
+    """A request that was accepted. For use on the event loop alone."""
+
+    def __init__(self, pool: "EnginePool", job: Job, loop: asyncio.AbstractEventLoop) -> None:
+        self._pool = pool
+        self._job = job
+        self._answer: asyncio.Future[Finished] = loop.create_future()
+        self._ended = False  # answered or cancelled; the future alone can't tell, a cancelled waiter cancels it too
+        self._progress: asyncio.Queue[Progress | None] | None = asyncio.Queue() if job.request.streaming else None
+
+    async def result(self) -> Finished:
+        """Waits for the answer.
+
+        Raises:
+            DeadlineExpiredError: the deadline passed first.
+            EngineUnavailableError: the engine stopped or failed.
+        """
+        return await self._answer
+
+    async def events(self) -> AsyncIterator[Progress | Finished]:
+        """Progress as it comes, then the answer. Only for a request with `streaming`. Raises as `result`."""
+        assert self._progress is not None, "the request was not made for streaming"
+        while (progress := await self._progress.get()) is not None:
+            yield progress
+        yield await self._answer
+
+    def cancel(self) -> None:
+        """Nobody waits any more: a waiting request leaves the queue now, a running one its rows at the next step."""
+        if self._ended:
+            return
+        self._ended = True
+        self._answer.cancel()
+        self._pool.cancel(self._job)
+        if self._progress is not None:
+            self._progress.put_nowait(None)
+
+    def deliver(self, event: Event) -> None:
+        """Takes an event from the engine."""
+        if isinstance(event, Progress):
+            assert self._progress is not None
+            self._progress.put_nowait(event)
+            return
+        self._ended = True
+        if self._answer.done():  # its waiter was cancelled, but nobody has said so to the pool yet
+            return
+        if isinstance(event, Finished):
+            self._answer.set_result(event)
+        else:
+            self._answer.set_exception(event)
+            # A stream's reader may have left: then nobody will ever ask for the exception.
+            self._answer.exception()
+        if self._progress is not None:
+            self._progress.put_nowait(None)
+
+
+class EnginePool:
+    """One model's engines, which take from one queue.
+
+    `submit`, `drain` and `close` belong to the event loop on which `start` was awaited. `failed` is set when an engine
+    has failed; the pool then refuses all work.
+    """
+
+    def __init__(self, bundle: Bundle, options: EngineOptions, metrics: EngineMetrics) -> None:
+        self.bundle = bundle
+        self.options = options
+        self.device: Device = Device("cpu")
+        self._metrics = metrics
+        self._engines: list[Engine] = []
+        self._queue: Queue | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._unanswered = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.failed = asyncio.Event()
+
+    async def start(self) -> None:
+        """Loads the graphs, allocates the caches, and runs every engine's first step.
+
+        Raises:
+            DeviceError: the device asked for can't run the model.
+            MemoryError: the caches do not fit.
+        """
+        self._loop = asyncio.get_running_loop()
+        runtimes = await asyncio.to_thread(self._build)
+        options = self.options
+        scheduler = Scheduler(
+            len(runtimes), options.queue_size, options.gather_rows, options.gather_seconds, options.encode_tokens
+        )
+        self._queue = Queue(scheduler)
+        self._engines = [
+            Engine(index, runtime, self._queue, self._metrics, self._deliver, self._engine_failed)
+            for index, runtime in enumerate(runtimes)
+        ]
+        for engine in self._engines:
+            engine.start()
+
+    def _build(self) -> list[Runtime]:
+        self.device = choose_device(self.options.device, self.bundle.decoder)
+        if self.device.fallback:
+            log.error("no GPU: the model runs on the CPU", reason=self.device.fallback)
+        engines, threads = layout(self.options, self.device)
+        log.info("engines", device=str(self.device), engines=engines, threads_per_engine=threads)
+        shared = Sessions(self.bundle, self.device, threads) if threads == 1 else None
+        runtimes = []
+        for index in range(engines):
+            sessions = shared or Sessions(self.bundle, self.device, threads)
+            runtime = Runtime(sessions, self.options.max_rows)
+            # Warm up: the first run of a session allocates and chooses kernels.
+            runtime.encode([[self.bundle.manifest.tokens.end]], 0)
+            runtime.step(1, 1)
+            self._metrics.cache(index, runtime.cache_bytes)
+            runtimes.append(runtime)
+        return runtimes
+
+    def submit(self, request: GenerationRequest) -> Generation:
+        """Puts a request into the queue.
+
+        Raises:
+            QueueFullError: there is no room.
+            EngineUnavailableError: the engines are not running.
+        """
+        if self._queue is None or self._loop is None:
+            raise EngineUnavailableError("the model is loading")
+        search = GreedySearch(self.bundle.manifest.tokens.end, request.max_new_tokens)
+        job = Job(request, search, time.monotonic())
+        generation = Generation(self, job, self._loop)
+        job.handle = generation
+        with self._queue.changed:
+            if self._queue.stopping:
+                raise EngineUnavailableError("the model is stopping")
+            self._queue.scheduler.submit(job)
+            self._queue.changed.notify()
+        self._unanswered += 1
+        self._idle.clear()
+        return generation
+
+    def cancel(self, job: Job) -> None:
+        """See Generation.cancel."""
+        assert self._queue is not None
+        with self._queue.changed:
+            waited = self._queue.scheduler.cancel(job)
+        if waited:
+            self._metrics.dropped("cancelled", "waiting")
+        self._answered(1)
+
+    async def drain(self, seconds: float) -> bool:
+        """Waits until everything that was accepted has been answered; False where that took longer than `seconds`."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Stops the engines; what is still unanswered ends with EngineUnavailableError."""
+        if self._queue is None:
+            return
+        with self._queue.changed:
+            self._queue.stopping = True
+            self._queue.changed.notify_all()
+        for engine in self._engines:
+            await asyncio.to_thread(engine.join)
+
+    def _engine_failed(self, error: BaseException) -> None:
+        """Called in the thread of the engine that failed."""
+        log.error("engine failed", error=type(error).__name__, detail=str(error).splitlines()[:1])
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.failed.set)
+
+    def _deliver(self, events: list[tuple[Job, Event]]) -> None:
+        """Called in an engine thread: one wake-up of the event loop for all of a step's events."""
+        assert self._loop is not None
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._dispatch, events)
+
+    def _dispatch(self, events: list[tuple[Job, Event]]) -> None:
+        answered = 0
+        for job, event in events:
+            handle = job.handle
+            assert isinstance(handle, Generation)
+            if not job.cancelled:
+                handle.deliver(event)
+                answered += not isinstance(event, Progress)
+        self._answered(answered)
+
+    def _answered(self, count: int) -> None:
+        self._unanswered -= count
+        if self._unanswered == 0:
+            self._idle.set()
+
+
+def layout(options: EngineOptions, device: Device) -> tuple[int, int]:
+    """How many engines, and threads in each.
+
+    On a GPU one engine feeds the device. On a CPU one engine per core with one thread each decodes a small model more
+    than twice as fast as one engine whose threads meet after every operator; for large batches of a large model both
+    are alike.
+    """
+    if device.kind == "cuda":
+        return options.engines or 1, options.threads_per_engine or 1
+    if options.engines is None and options.threads_per_engine is None:
+        return options.cores, 1
+    engines = options.engines or max(1, options.cores // (options.threads_per_engine or 1))
+    return engines, options.threads_per_engine or max(1, options.cores // engines)

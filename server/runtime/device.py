@@ -1,0 +1,95 @@
+"""Where a model runs, and the ONNX Runtime sessions that run it there."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import onnxruntime as ort
+
+DeviceChoice = Literal["auto", "cpu", "cuda"]
+
+
+class DeviceError(Exception):
+    """The device asked for can't run the model; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device that was found to work.
+
+    Attributes:
+        kind: "cpu" or "cuda".
+        index: which of several.
+        fallback: why the CPU is used although a GPU was looked for; None where the CPU was asked for or no GPU exists.
+    """
+
+    kind: Literal["cpu", "cuda"]
+    index: int = 0
+    fallback: str | None = None
+
+    def __str__(self) -> str:
+        return "cpu" if self.kind == "cpu" else f"cuda:{self.index}"
+
+
+CPU = Device("cpu")
+
+
+def open_session(path: Path, device: Device, threads: int) -> ort.InferenceSession:
+    """A session of one graph on exactly this device.
+
+    Args:
+        path: the ONNX file.
+        threads: that compute one operator together, the calling thread included.
+
+    Raises:
+        DeviceError: ONNX Runtime can't run the graph there. It would rather go on with the CPU; that is never wanted.
+    """
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    # Idle threads that spin would steal the core of the event loop and of other engines.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    providers: list[Any] = ["CPUExecutionProvider"]
+    if device.kind == "cuda":
+        # One stream and same-as-requested growth: the pool is allocated once, the arena only holds activations.
+        settings = {"device_id": str(device.index), "arena_extend_strategy": "kSameAsRequested"}
+        providers.insert(0, ("CUDAExecutionProvider", settings))
+    try:
+        session = ort.InferenceSession(str(path), options, providers=providers)
+    except Exception as error:  # ONNX Runtime's own exceptions have no common base
+        raise DeviceError(f"{path} can't be loaded on {device}: {_first_line(error)}") from None
+    if device.kind == "cuda" and "CUDAExecutionProvider" not in session.get_providers():
+        raise DeviceError(f"{path} can't be loaded on {device}: ONNX Runtime's CUDA provider did not start")
+    return session
+
+
+def choose_device(choice: DeviceChoice, probe: Path) -> Device:
+    """Turns "auto" into a device by trying to load a graph, since the list of available providers can't be trusted.
+
+    Args:
+        choice: "auto" takes the GPU where it works, and else the CPU with the reason in `fallback`.
+        probe: a graph to try.
+
+    Raises:
+        DeviceError: "cuda" was asked for and does not work.
+    """
+    if choice == "cpu":
+        return CPU
+    if "CUDAExecutionProvider" not in ort.get_available_providers():
+        if choice == "cuda":
+            raise DeviceError("device cuda: this ONNX Runtime has no CUDA provider; install dragoman[server-gpu]")
+        return CPU
+    ort.preload_dlls()  # CUDA and cuDNN from their Python packages
+    cuda = Device("cuda")
+    try:
+        open_session(probe, cuda, 1)
+    except DeviceError as error:
+        if choice == "cuda":
+            raise
+        return Device("cpu", fallback=str(error))
+    return cuda
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -52,7 +52,6 @@ def load_bundle(path: Path) -> Bundle:
     Raises:
         BundleError: something is missing, changed, or does not fit together.
     """
-    # NOTE: resolved once, so that all files come from one version even if a `..data` link is switched meanwhile.
     try:
         root = path.resolve(strict=True)
     except OSError as error:

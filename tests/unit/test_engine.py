@@ -1,0 +1,319 @@
+"""The engine thread and its pool, over a fake runtime that computes with plain numbers."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from server.engine.engine import Engine, Queue
+from server.engine.pool import EngineOptions, EnginePool
+from server.engine.requests import (
+    DeadlineExpiredError,
+    EngineUnavailableError,
+    Finished,
+    FinishReason,
+    GenerationRequest,
+    Progress,
+    QueueFullError,
+)
+from server.engine.scheduler import Scheduler
+
+END = 3
+
+
+class CountingRuntime:
+    """The answer to a source is its ids in reverse, then the end token. Content lives in rows: a wrong move shows."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self.tokens: NDArray[np.int64] = np.zeros((slots, 1), np.int64)
+        self.positions: NDArray[np.int32] = np.zeros(slots, np.int32)
+        self.memory: list[list[int]] = [[] for _ in range(slots)]
+        self.encoded: list[list[int]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.steps = 0
+        self.most_rows = 0
+        self.broken = False
+
+    def encode(self, sources: Sequence[Sequence[int]], row: int) -> int:
+        for i, source in enumerate(sources):
+            self.memory[row + i] = list(source)
+            self.encoded.append(list(source))
+            self.tokens[row + i] = 2
+            self.positions[row + i] = 0
+        return 0
+
+    def step(self, rows: int, candidates: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        self.gate.wait(10)
+        if self.broken:
+            raise RuntimeError("device lost")
+        self.steps += 1
+        self.most_rows = max(self.most_rows, rows)
+        ids = []
+        for row in range(rows):
+            position = int(self.positions[row])
+            answer = [*self.memory[row][-2::-1], END]
+            assert self.tokens[row, 0] == (2 if position == 0 else answer[position - 1]), "fed the wrong token"
+            ids.append([answer[position]])
+        return np.array(ids, np.int64), np.full((rows, 1), -0.5, np.float32)
+
+    def move_row(self, source: int, target: int) -> None:
+        self.memory[target] = self.memory[source]
+        self.tokens[target] = self.tokens[source]
+        self.positions[target] = self.positions[source]
+
+
+class Metrics:
+    """Counts what it is told."""
+
+    def __init__(self) -> None:
+        self.drops: list[tuple[str, str]] = []
+        self.reasons: list[FinishReason] = []
+        self.first_tokens = 0
+
+    def dropped(self, reason: Any, phase: Any) -> None:
+        self.drops.append((reason, phase))
+
+    def finished(self, reason: FinishReason, source_tokens: int, target_tokens: int, seconds: float) -> None:
+        self.reasons.append(reason)
+
+    def first_token(self, seconds: float) -> None:
+        self.first_tokens += 1
+
+    def encoded(self, seconds: float, rows: int, source_tokens: int, padding_tokens: int) -> None: ...
+    def stepped(self, seconds: float, rows: int, gap_seconds: float | None) -> None: ...
+    def admitted(self, queue_seconds: float) -> None: ...
+    def state(self, engine: int, waiting: int, running: int, slots: int) -> None: ...
+    def cache(self, engine: int, bytes_: int) -> None: ...
+
+
+@asynccontextmanager
+async def pool_of(
+    *runtimes: CountingRuntime, queue_size: int = 1000, metrics: Metrics | None = None
+) -> AsyncIterator[EnginePool]:
+    """A pool whose engines run over fake runtimes; the end token is the only thing it asks its bundle for."""
+
+    class Tokens:
+        end = END
+
+    class Manifest:
+        tokens = Tokens
+
+    class FakeBundle:
+        manifest = Manifest
+
+    pool = EnginePool(FakeBundle(), EngineOptions(), metrics or Metrics())  # type: ignore[arg-type]
+    pool._build = lambda: list(runtimes)  # type: ignore[method-assign, arg-type]
+    pool.options = EngineOptions(queue_size=queue_size, gather_seconds=0.0)
+    await pool.start()
+    try:
+        yield pool
+    finally:
+        for runtime in runtimes:
+            runtime.gate.set()
+        await pool.close()
+
+
+def request(*ids: int, limit: int = 50, **more: Any) -> GenerationRequest:
+    return GenerationRequest([*ids, END], limit, **more)
+
+
+async def until(condition: Any) -> None:
+    for _ in range(2000):
+        if condition():
+            return
+        await asyncio.sleep(0.002)
+    raise AssertionError("it did not happen within 4 seconds")
+
+
+async def test_answers_do_not_depend_on_batch_mates() -> None:
+    runtimes = CountingRuntime(8), CountingRuntime(8)
+    sources = [tuple(range(10, 10 + 1 + i % 13)) for i in range(300)]
+    async with pool_of(*runtimes) as pool:
+        answers = await asyncio.gather(*(pool.submit(request(*source)).result() for source in sources))
+        assert await pool.drain(1)
+    for source, answer in zip(sources, answers, strict=True):
+        (hypothesis,) = answer.hypotheses
+        assert hypothesis.ids == list(reversed(source))
+        assert hypothesis.reason is FinishReason.EOS
+        assert len(hypothesis.log_probabilities) == len(source) + 1, "the end token has one too"
+    assert all(runtime.steps for runtime in runtimes), "both engines worked"
+    assert max(runtime.most_rows for runtime in runtimes) == 8, "requests shared steps"
+
+
+async def test_length_limit_is_exact_and_the_last_token_is_kept() -> None:
+    async with pool_of(CountingRuntime(2)) as pool:
+        answer = await pool.submit(request(5, 6, 7, 8, limit=3)).result()
+        exact = await pool.submit(request(5, 6, 7, limit=3)).result()
+    assert answer.hypotheses[0].ids == [8, 7, 6]
+    assert answer.hypotheses[0].reason is FinishReason.LENGTH
+    assert exact.hypotheses[0].reason is FinishReason.LENGTH, "nobody looked whether the end token comes next"
+
+
+async def test_stream_gives_every_token_once_and_then_the_answer() -> None:
+    async with pool_of(CountingRuntime(2)) as pool:
+        events = [event async for event in pool.submit(request(5, 6, 7, streaming=True)).events()]
+    *progress, last = events
+    assert [token for event in progress if isinstance(event, Progress) for token in event.ids] == [7, 6, 5]
+    assert isinstance(last, Finished)
+    assert last.hypotheses[0].ids == [7, 6, 5]
+
+
+async def test_cancelled_running_request_frees_its_row_at_the_next_step() -> None:
+    runtime, metrics = CountingRuntime(1), Metrics()
+    runtime.gate.clear()
+    async with pool_of(runtime, metrics=metrics) as pool:
+        endless = pool.submit(request(*range(10, 60)))
+        await until(lambda: runtime.encoded)
+        waiting = pool.submit(request(7))
+        endless.cancel()
+        steps = runtime.steps
+        runtime.gate.set()
+        assert (await waiting.result()).hypotheses[0].ids == [7]
+        assert runtime.steps - steps <= 4, "one step for the cancelled one, two for the other"
+        assert metrics.drops == [("cancelled", "running")]
+        assert await pool.drain(1)
+
+
+async def test_cancelling_the_task_that_waits_is_not_enough_but_cancel_afterwards_is() -> None:
+    runtime = CountingRuntime(1)
+    runtime.gate.clear()
+    async with pool_of(runtime) as pool:
+        generation = pool.submit(request(5, 6))
+        waiter = asyncio.ensure_future(generation.result())
+        await asyncio.sleep(0.01)
+        waiter.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiter
+        generation.cancel()
+        generation.cancel()
+        runtime.gate.set()
+        assert await pool.drain(1)
+
+
+async def test_cancelled_waiting_request_is_never_encoded() -> None:
+    runtime, metrics = CountingRuntime(1), Metrics()
+    runtime.gate.clear()
+    async with pool_of(runtime, metrics=metrics) as pool:
+        first = pool.submit(request(5))
+        await until(lambda: runtime.encoded)
+        second = pool.submit(request(6))
+        second.cancel()
+        runtime.gate.set()
+        await first.result()
+        assert await pool.drain(1)
+    assert runtime.encoded == [[5, END]]
+    assert metrics.drops == [("cancelled", "waiting")]
+
+
+async def test_expired_waiting_request_fails_and_is_never_encoded() -> None:
+    runtime, metrics = CountingRuntime(1), Metrics()
+    runtime.gate.clear()
+    async with pool_of(runtime, metrics=metrics) as pool:
+        first = pool.submit(request(5))
+        await until(lambda: runtime.encoded)
+        late = pool.submit(request(6, deadline=time.monotonic() + 0.01))
+        await asyncio.sleep(0.02)
+        runtime.gate.set()
+        with pytest.raises(DeadlineExpiredError):
+            await late.result()
+        await first.result()
+    assert runtime.encoded == [[5, END]]
+    assert metrics.drops == [("expired", "waiting")]
+
+
+async def test_expired_running_request_fails_and_its_batch_mate_goes_on() -> None:
+    runtime = CountingRuntime(2)
+    runtime.gate.clear()
+    async with pool_of(runtime) as pool:
+        late = pool.submit(request(*range(10, 40), deadline=time.monotonic() + 0.03))
+        mate = pool.submit(request(*range(10, 40)))
+        await until(lambda: len(runtime.encoded) >= 1)
+        await asyncio.sleep(0.05)
+        runtime.gate.set()
+        with pytest.raises(DeadlineExpiredError):
+            await late.result()
+        assert (await mate.result()).hypotheses[0].ids == list(reversed(range(10, 40)))
+
+
+async def test_time_limit_returns_what_there_is() -> None:
+    runtime = CountingRuntime(1)
+    async with pool_of(runtime) as pool:
+        generation = pool.submit(request(*range(10, 40), time_limit=time.monotonic() + 0.1, streaming=True))
+        ids: list[int] = []
+        async for event in generation.events():
+            if isinstance(event, Progress):
+                ids += event.ids
+                if len(ids) >= 2:
+                    runtime.gate.clear()
+                    await asyncio.sleep(0.15)
+                    runtime.gate.set()
+            else:
+                answer = event.hypotheses[0]
+    assert answer.reason is FinishReason.TIME_LIMIT
+    assert 2 <= len(answer.ids) < 30
+    assert answer.ids == list(reversed(range(10, 40)))[: len(answer.ids)]
+
+
+async def test_full_queue_refuses_and_serves_those_it_took() -> None:
+    runtime = CountingRuntime(1)
+    runtime.gate.clear()
+    async with pool_of(runtime, queue_size=2) as pool:
+        taken = [pool.submit(request(5))]
+        await until(lambda: runtime.encoded)
+        taken += [pool.submit(request(6)), pool.submit(request(7))]
+        with pytest.raises(QueueFullError):
+            pool.submit(request(8))
+        runtime.gate.set()
+        answers = [await generation.result() for generation in taken]
+    assert [answer.hypotheses[0].ids for answer in answers] == [[5], [6], [7]]
+
+
+async def test_failing_engine_answers_everyone_and_refuses_the_rest() -> None:
+    runtime = CountingRuntime(1)
+    runtime.gate.clear()
+    async with pool_of(runtime) as pool:
+        running = pool.submit(request(5))
+        await until(lambda: runtime.encoded)
+        waiting = pool.submit(request(6))
+        runtime.broken = True
+        runtime.gate.set()
+        for generation in (running, waiting):
+            with pytest.raises(EngineUnavailableError, match="RuntimeError"):
+                await generation.result()
+        await asyncio.wait_for(pool.failed.wait(), 1)
+        with pytest.raises(EngineUnavailableError):
+            pool.submit(request(7))
+
+
+async def test_close_ends_what_is_unanswered() -> None:
+    runtime = CountingRuntime(1)
+    runtime.gate.clear()
+    async with pool_of(runtime) as pool:
+        generation = pool.submit(request(*range(10, 60)))
+        await until(lambda: runtime.encoded)
+        assert not await pool.drain(0.01)
+        closing = asyncio.ensure_future(pool.close())
+        await asyncio.sleep(0.01)
+        runtime.gate.set()
+        await closing
+        with pytest.raises(EngineUnavailableError):
+            await generation.result()
+
+
+def test_engine_thread_ends_when_asked_while_idle() -> None:
+    queue = Queue(Scheduler(1, 10, 1, 0.0, 100))
+    engine = Engine(0, CountingRuntime(1), queue, Metrics(), lambda events: None, lambda error: None)
+    engine.start()
+    with queue.changed:
+        queue.stopping = True
+        queue.changed.notify_all()
+    engine.join(2)
+    assert not engine._thread.is_alive()

@@ -1,0 +1,152 @@
+"""The waiting queue and the row table, without threads, clock or ONNX Runtime."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.engine.requests import GenerationRequest, QueueFullError
+from server.engine.rows import RowTable
+from server.engine.scheduler import Job, Scheduler
+from server.search import GreedySearch
+
+END = 3
+
+
+class WideSearch(GreedySearch):
+    """A search that needs several rows, as beam search will."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(END, 5)
+        self.rows = rows
+
+
+def job(arrived: float = 0.0, source: int = 4, rows: int = 1, **times: Any) -> Job:
+    return Job(GenerationRequest([5] * source, 5, **times), WideSearch(rows), arrived)
+
+
+def scheduler(engines: int = 1, queue_size: int = 100, gather_rows: int = 4, encode_tokens: int = 1000) -> Scheduler:
+    return Scheduler(engines, queue_size, gather_rows, 0.25, encode_tokens)
+
+
+def test_first_come_first_served_up_to_the_free_rows() -> None:
+    queue = scheduler()
+    jobs = [job() for _ in range(5)]
+    for each in jobs:
+        queue.submit(each)
+    assert queue.take(0, 3, 0.0).admitted == jobs[:3]
+    assert (queue.waiting, queue.running) == (2, 3)
+
+
+def test_full_queue_refuses_at_once_and_names_a_delay() -> None:
+    queue = scheduler(queue_size=2)
+    queue.submit(job())
+    queue.submit(job())
+    with pytest.raises(QueueFullError) as refused:
+        queue.submit(job())
+    assert 0 < refused.value.retry_after <= 5
+    assert queue.waiting == 2
+
+
+def test_expired_job_is_never_admitted_and_its_place_is_free_again() -> None:
+    queue = scheduler(queue_size=2)
+    late, fine = job(deadline=1.0), job(deadline=3.0)
+    queue.submit(late)
+    queue.submit(fine)
+    admission = queue.take(0, 8, 2.0)
+    assert (admission.expired, admission.admitted) == ([late], [fine])
+
+
+def test_waiting_jobs_expire_while_there_is_no_room_for_them() -> None:
+    queue = scheduler()
+    late = job(deadline=1.0)
+    queue.submit(late)
+    assert queue.take(0, 0, 1.0).expired == [late]
+    assert queue.waiting == 0
+
+
+def test_time_limit_passed_while_waiting_is_told_apart_from_a_deadline() -> None:
+    queue = scheduler()
+    limited = job(time_limit=1.0)
+    queue.submit(limited)
+    admission = queue.take(0, 8, 1.5)
+    assert (admission.out_of_time, admission.expired, admission.admitted) == ([limited], [], [])
+
+
+def test_cancelled_job_leaves_the_queue() -> None:
+    queue = scheduler()
+    first, second = job(), job()
+    queue.submit(first)
+    queue.submit(second)
+    assert queue.cancel(first)
+    assert queue.take(0, 8, 0.0).admitted == [second]
+    assert not queue.cancel(second), "it runs: its engine has to let it go"
+    assert second.cancelled
+
+
+def test_busy_engine_gathers_newcomers_until_enough_or_long_enough() -> None:
+    queue = scheduler(gather_rows=3)
+    queue.submit(job())
+    assert len(queue.take(0, 8, 0.0).admitted) == 1, "an idle engine does not wait"
+    queue.submit(job(arrived=1.0))
+    assert not queue.take(0, 8, 1.125).admitted
+    queue.submit(job(arrived=1.125))
+    queue.submit(job(arrived=1.125))
+    assert len(queue.take(0, 8, 1.25).admitted) == 3, "enough of them"
+    queue.submit(job(arrived=2.0))
+    assert not queue.take(0, 8, 2.125).admitted
+    assert len(queue.take(0, 8, 2.25).admitted) == 1, "long enough"
+
+
+def test_engines_share_evenly() -> None:
+    queue = scheduler(engines=2, gather_rows=1)
+    for _ in range(10):
+        queue.submit(job())
+    assert len(queue.take(0, 32, 0.0).admitted) == 5
+    assert len(queue.take(1, 32, 0.0).admitted) == 5
+    for _ in range(4):
+        queue.submit(job())
+    queue.release(0, 4, 0.0)
+    assert len(queue.take(1, 32, 0.0).admitted) == 0, "the other one has more room"
+    assert len(queue.take(0, 32, 0.0).admitted) == 4
+
+
+def test_one_encoder_run_is_bounded_by_padded_tokens_but_always_takes_one() -> None:
+    queue = scheduler(encode_tokens=20, gather_rows=1)
+    for length in (4, 4, 10, 30):
+        queue.submit(job(source=length))
+    sizes = [[len(j.request.source_ids) for j in queue.take(0, 8, 0.0).admitted] for _ in range(3)]
+    assert sizes == [[4, 4], [10], [30]]
+
+
+def test_job_that_needs_more_rows_than_free_waits_without_being_overtaken() -> None:
+    queue = scheduler(gather_rows=1)
+    queue.submit(job(rows=4))
+    queue.submit(job())
+    assert queue.take(0, 3, 0.0).admitted == []
+    assert len(queue.take(0, 5, 0.0).admitted) == 2
+
+
+@given(st.data())
+def test_row_table_stays_dense_and_moves_carry_every_row(data: st.DataObject) -> None:
+    """Against a model: each row's content must follow its owner through any order of arrivals and departures."""
+    table = RowTable(12)
+    content: dict[int, tuple[int, int]] = {}  # row -> (job number, which of its rows)
+    number: dict[Job, int] = {}
+    for step in range(data.draw(st.integers(1, 25))):
+        width = data.draw(st.integers(1, 4))
+        if table.free >= width and data.draw(st.booleans()):
+            new = job(rows=width)
+            number[new] = step
+            for part, row in enumerate(table.add(new)):
+                content[row] = (step, part)
+        elif table.rows:
+            gone = data.draw(st.lists(st.sampled_from(list(table.rows)), unique=True, min_size=1))
+            for source, target in table.remove(gone):
+                content[target] = content[source]
+        assert table.used == sum(len(rows) for rows in table.rows.values())
+        assert sorted(row for rows in table.rows.values() for row in rows) == list(range(table.used))
+        for owner, rows in table.rows.items():
+            assert [content[row] for row in rows] == [(number[owner], part) for part in range(len(rows))]
+            assert all(table.owners[row] is owner for row in rows)

@@ -1,0 +1,39 @@
+"""The demo, and the local server that it and the tests run."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dragoman import demo, local
+from dragoman.local import LocalServer, ServerStartError
+
+
+def test_demo_shows_answers_and_metrics_and_ends_well() -> None:
+    command = [sys.executable, "-m", "dragoman.demo"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    for expected in ("kubernetes", f"{len(demo.BATCH) - 1} of {len(demo.BATCH)} texts answered", "dragoman_step_rows"):
+        assert expected in done.stdout
+    assert "K UW" in done.stdout  # how kubernetes begins
+    assert done.stderr == ""
+
+
+def test_demo_says_why_the_server_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "serve_command", lambda: "false")
+    with pytest.raises(SystemExit) as exit_:
+        demo.main()
+    assert str(exit_.value).startswith("The demo failed: dragoman-serve exited with 1")
+
+
+def test_local_server_repeats_what_a_failing_server_said(tmp_path: Path) -> None:
+    missing = tmp_path / "no-bundle-here"
+    with pytest.raises(ServerStartError, match="no-bundle-here"):
+        LocalServer("--bundle", str(missing))
+
+
+def test_local_server_stops_its_process_when_the_block_fails() -> None:
+    with pytest.raises(RuntimeError, match="from the block"), LocalServer() as server:
+        raise RuntimeError("from the block")
+    assert server.process.returncode == 0

@@ -66,7 +66,9 @@ class Runtime:
         self.source_capacity = limits.max_source_tokens
         self.target_capacity = limits.max_target_tokens
         self._encoder, self._decoder = sessions.encoder, sessions.decoder
-        self._ort_attention = manifest.attention == "ort"
+        # On a GPU the encoder writes into the cache itself, for which sources are padded to the capacity; on a CPU,
+        # where padding costs time, its outputs are copied.
+        self._encodes_in_place = sessions.device.kind == "cuda"
 
         types = {node.name: _DTYPES.get(node.type) for node in self._decoder.get_inputs()}
         dtype = types["self_key_0"] or np.dtype(np.float32)
@@ -75,7 +77,7 @@ class Runtime:
         self.self_cache = allocate((planes, slots, heads, self.target_capacity, head), dtype, self.device)
         self.cross_cache = allocate((planes, slots, heads, self.source_capacity, head), dtype, self.device)
         self.last: Memory | None = None
-        if self._ort_attention:
+        if manifest.attention == "ort":
             # Key and value of each row's last source position, [planes, slots, 1, d_model].
             self.last = allocate((planes, slots, 1, shape.d_model), dtype, self.device)
 
@@ -104,12 +106,12 @@ class Runtime:
         """
         count = len(sources)
         lengths = [len(source) for source in sources]
-        longest = self.source_capacity if self.device.kind == "cuda" else max(lengths)
+        longest = self.source_capacity if self._encodes_in_place else max(lengths)
         ids = np.full((count, longest), self.manifest.tokens.pad, np.int64)
         for i, source in enumerate(sources):
             ids[i, : lengths[i]] = source
         feed: dict[str, Array] = {"source_ids": ids, "source_lengths": np.array(lengths, np.int32)}
-        if self.device.kind == "cuda":
+        if self._encodes_in_place:
             self._encode_in_place(feed, row, count)
         else:
             for name, values in zip(

@@ -1,0 +1,182 @@
+"""The runtime on every device there is: the same checks for the CPU and, where a GPU is at hand, for CUDA.
+
+`cpu-in-place` takes the path of a GPU (the encoder writes into the cache, sources padded to the capacity) on the CPU.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from server.bundle.load import Bundle, load_bundle
+from server.runtime.device import CPU, DeviceError, choose_device
+from server.runtime.model import Runtime, Sessions
+
+SLOTS = 12
+Answer = tuple[list[int], list[float]]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A device to test.
+
+    Attributes:
+        new_runtime: a runtime of so many slots on it.
+        tolerance: of log-probabilities, against the fp32 bundle on the CPU.
+    """
+
+    new_runtime: Callable[[int], Runtime]
+    tolerance: float
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny_bundle: Path) -> Bundle:
+    return load_bundle(tiny_bundle)
+
+
+@pytest.fixture(scope="module")
+def sources(bundle: Bundle) -> list[list[int]]:
+    """Random source ids of every length the model takes."""
+    shape, end = bundle.manifest.shape, bundle.manifest.tokens.end
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(1, bundle.manifest.limits.max_source_tokens + 1, 40)
+    return [[*rng.integers(end + 1, shape.source_vocabulary, length - 1).tolist(), end] for length in lengths]
+
+
+@pytest.fixture(scope="module")
+def answers(bundle: Bundle, sources: list[list[int]]) -> list[Answer]:
+    """Each source decoded alone, on the CPU, in a pool of one row."""
+    runtime = Runtime(Sessions(bundle, CPU, 1), 1)
+    return [decode_alone(runtime, source) for source in sources]
+
+
+@pytest.fixture(
+    scope="module",
+    params=["cpu", "cpu-in-place", pytest.param("cuda", marks=pytest.mark.gpu)],
+)
+def setting(
+    request: pytest.FixtureRequest, bundle: Bundle, tiny_run: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Setting:
+    if request.param == "cuda":
+        return cuda_setting(bundle, tiny_run, tmp_path_factory.mktemp("fp16"))
+    sessions = Sessions(bundle, CPU, 1)
+
+    def new_runtime(slots: int) -> Runtime:
+        runtime = Runtime(sessions, slots)
+        runtime._encodes_in_place = request.param == "cpu-in-place"
+        return runtime
+
+    return Setting(new_runtime, 1e-4)
+
+
+def cuda_setting(bundle: Bundle, tiny_run: Path, folder: Path) -> Setting:
+    """An fp16 bundle on the first GPU, since ONNX Runtime's grouped-query attention takes nothing wider there."""
+    try:
+        device = choose_device("cuda", bundle.encoder)
+    except DeviceError as error:
+        pytest.skip(f"no GPU to test on: {error}")
+    from export.bundle import export_run
+
+    export_run(tiny_run, folder / "bundle", precision="fp16")
+    sessions = Sessions(load_bundle(folder / "bundle"), device, 1)
+    return Setting(lambda slots: Runtime(sessions, slots), 5e-2)
+
+
+def decode_alone(runtime: Runtime, source: list[int]) -> Answer:
+    runtime.encode([source], 0)
+    ids: list[int] = []
+    log_probabilities: list[float] = []
+    while len(ids) < runtime.target_capacity:
+        step_ids, step_log_probabilities = runtime.step(1, 1)
+        log_probabilities.append(float(step_log_probabilities[0, 0]))
+        token = int(step_ids[0, 0])
+        if token == runtime.manifest.tokens.end:
+            break
+        ids.append(token)
+        runtime.tokens[0] = token
+        runtime.positions[0] += 1
+    return ids, log_probabilities
+
+
+def test_rows_of_any_age_decode_as_if_alone(setting: Setting, sources: list[list[int]], answers: list[Answer]) -> None:
+    """Requests come and go in an arbitrary order; the last row moves into each hole."""
+    runtime = setting.new_runtime(SLOTS)
+    end = runtime.manifest.tokens.end
+    rng = np.random.default_rng(1)
+    waiting = list(range(len(sources)))
+    running: list[int] = []  # by row
+    ids: dict[int, list[int]] = {i: [] for i in waiting}
+    log_probabilities: dict[int, list[float]] = {i: [] for i in waiting}
+    done = set()
+    while waiting or running:
+        newcomers = min(len(waiting), SLOTS - len(running), int(rng.integers(0, 5)) or int(not running))
+        if newcomers:
+            group, waiting = waiting[:newcomers], waiting[newcomers:]
+            runtime.encode([sources[i] for i in group], len(running))
+            running += group
+        rows = len(running)
+        step_ids, step_log_probabilities = runtime.step(rows, 2)
+        finished = []
+        for row, i in enumerate(running):
+            token = int(step_ids[row, 0])
+            log_probabilities[i].append(float(step_log_probabilities[row, 0]))
+            if token != end:
+                ids[i].append(token)
+                runtime.tokens[row] = token
+            if token == end or len(ids[i]) == runtime.target_capacity:
+                finished.append(row)
+        runtime.positions[:rows] += 1
+        for row in reversed(finished):
+            done.add(running[row])
+            last = len(running) - 1
+            if row != last:
+                runtime.move_row(last, row)
+                running[row] = running[last]
+            running.pop()
+    assert len(done) == len(sources)
+    different = [i for i in done if ids[i] != answers[i][0]]
+    if setting.tolerance <= 1e-4:
+        assert not different
+    assert len(different) <= len(sources) // 10, "half precision may tip a close call now and then, not often"
+    for i in done - set(different):
+        np.testing.assert_allclose(log_probabilities[i], answers[i][1], atol=setting.tolerance)
+
+
+def test_step_writes_the_new_position_of_active_rows_and_nothing_else(
+    setting: Setting, sources: list[list[int]]
+) -> None:
+    runtime = setting.new_runtime(SLOTS)
+    runtime.encode(sources[:SLOTS], 0)
+    for _ in range(3):
+        runtime.step(SLOTS, 1)
+        runtime.positions += 1
+    buffers = [memory for memory in (runtime.self_cache, runtime.cross_cache, runtime.last) if memory is not None]
+    content = [
+        [[memory.read(plane, row) for row in range(SLOTS)] for plane in range(memory.shape[0])] for memory in buffers
+    ]
+    active = 5
+    runtime.step(active, 1)
+    for memory, before in zip(buffers, content, strict=True):
+        for plane in range(memory.shape[0]):
+            for row in range(SLOTS):
+                changed = memory.read(plane, row) != before[plane][row]
+                if memory is not runtime.self_cache or row >= active:
+                    assert not changed.any()
+                else:
+                    assert changed[:, 3].any(), "the new key or value"
+                    changed[:, 3] = False
+                    assert not changed.any(), "other positions stay as they were"
+
+
+def test_candidates_are_the_best_in_order(setting: Setting, sources: list[list[int]]) -> None:
+    runtime = setting.new_runtime(SLOTS)
+    runtime.encode(sources[:4], 0)
+    best_ids, best = (x.copy() for x in runtime.step(4, 1))
+    ids, log_probabilities = runtime.step(4, runtime.manifest.shape.target_vocabulary)
+    assert np.array_equal(ids[:, :1], best_ids)
+    np.testing.assert_allclose(log_probabilities[:, :1], best, atol=1e-5)
+    assert (np.diff(log_probabilities, axis=1) <= 0).all()
+    np.testing.assert_allclose(np.exp(log_probabilities.astype(np.float64)).sum(1), 1, atol=1e-3)
+    assert all(len(set(row)) == len(row) for row in ids.tolist())

@@ -1,5 +1,7 @@
 """Fixtures that several tiers share."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,16 +22,44 @@ def shared_data() -> Path:
     return folder
 
 
+def run_program(name: str, *arguments: str | Path) -> None:
+    """Runs one of our programs, as installed beside this Python; fails the test with its words where it fails."""
+    command = [str(Path(sys.executable).with_name(name)), *map(str, arguments)]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240, check=False
+    )
+    if done.returncode != 0:
+        pytest.fail(f"{' '.join(command)} exited with {done.returncode} and said:\n{done.stdout}", pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of the recipe `tiny`, trained here: reads numbers out, "42" -> "forty two". Not to be changed."""
+    run = tmp_path_factory.mktemp("tiny") / "run"
+    run_program("dragoman-train", "tiny", "--out", run, "--device", "cpu", "--threads", "1")
+    return run
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(tiny_run: Path) -> Path:
+    """The bundle exported from `tiny_run`. Not to be changed; copy it to damage it."""
+    bundle = tiny_run.parent / "bundle"
+    run_program("dragoman-export", tiny_run, bundle)
+    return bundle
+
+
 @pytest.fixture
 def start_server(tmp_path: Path) -> Iterator[StartServer]:
-    """Starts servers: `start_server("--bundle", str(folder))`. Each still running at the end must then stop with exit status 0."""
+    """Starts servers: `start_server("--bundle", str(folder))`.
+
+    Each that still runs when the test ends must then stop with exit status 0.
+    """
     servers: list[LocalServer] = []
 
     def start(*arguments: str, wait_seconds: float = 60) -> LocalServer:
         log = tmp_path / f"server-{len(servers)}.log"
-        server = LocalServer(*arguments, log=log, wait_seconds=wait_seconds)
-        servers.append(server)
-        return server
+        servers.append(LocalServer(*arguments, log=log, wait_seconds=wait_seconds))
+        return servers[-1]
 
     try:
         yield start
@@ -40,3 +70,12 @@ def start_server(tmp_path: Path) -> Iterator[StartServer]:
         for server in servers:
             if server.process.poll() is None:
                 server.kill()
+
+
+@pytest.fixture(scope="session")
+def tiny_server(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    """A server of `tiny_bundle` that all tests share: for requests that leave it as it was."""
+    log = tmp_path_factory.mktemp("server") / "server.log"
+    with LocalServer("--bundle", str(tiny_bundle), log=log) as server:
+        yield server
+        assert server.stop() == 0, server.last_words()

@@ -29,7 +29,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_installed(installed: Path, code: str) -> str:
-    """Standard output of `code`, which sees the installed packages before those of the checkout, from another folder."""
+    """Standard output of `code`, run elsewhere and with the installed packages before those of the checkout."""
     program = f"import sys; sys.path.insert(0, {str(installed)!r})\n{code}"
     command = [sys.executable, "-c", program]
     return subprocess.run(command, check=True, capture_output=True, text=True, cwd=installed).stdout.strip()

@@ -1,0 +1,100 @@
+"""Errors that a client sees: a gRPC status code, one sentence, and google.rpc details."""
+
+from enum import StrEnum
+from typing import NoReturn
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+
+from server.engine.requests import DeadlineExpiredError, EngineUnavailableError, QueueFullError
+
+DETAILS_KEY = "grpc-status-details-bin"  # where gRPC implementations look for a google.rpc.Status
+RETRY_SECONDS = 1.0  # after which to come back to a server that is loading or draining
+
+
+class Rejection(StrEnum):
+    """Why a request was refused before it got to an engine; the values are label values of a metric."""
+
+    INVALID = "invalid"
+    UNKNOWN_MODEL = "unknown_model"
+    QUEUE_FULL = "queue_full"
+    UNAVAILABLE = "unavailable"
+
+
+class ApiError(Exception):
+    """Ends a call, or an item of a batch, with a status.
+
+    Attributes:
+        code, message, detail: what the client gets.
+        rejection: what the metrics count, None for a request that got as far as an engine.
+    """
+
+    def __init__(
+        self, code: grpc.StatusCode, message: str, detail: Message | None = None, rejection: Rejection | None = None
+    ) -> None:
+        super().__init__(message)
+        self.code, self.message, self.detail, self.rejection = code, message, detail, rejection
+
+    def status(self) -> status_pb2.Status:
+        number: int = self.code.value[0]
+        status = status_pb2.Status(code=number, message=self.message)
+        if self.detail is not None:
+            packed = any_pb2.Any()
+            packed.Pack(self.detail)
+            status.details.append(packed)
+        return status
+
+
+def invalid(field: str, problem: str) -> ApiError:
+    """INVALID_ARGUMENT.
+
+    Args:
+        field: path of the field as it stands in the .proto, such as "options.max_new_tokens".
+        problem: what is wrong with it, to be read after the field: "must be at least 1".
+    """
+    violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=problem)
+    detail = error_details_pb2.BadRequest(field_violations=[violation])
+    return ApiError(grpc.StatusCode.INVALID_ARGUMENT, f"{field} {problem}", detail, Rejection.INVALID)
+
+
+def malformed() -> ApiError:
+    """INVALID_ARGUMENT for bytes that are not the message they should be, text that is not UTF-8 among them."""
+    message = "the request can't be parsed: its bytes are not the message they should be, or a text in it is not UTF-8"
+    return ApiError(grpc.StatusCode.INVALID_ARGUMENT, message, rejection=Rejection.INVALID)
+
+
+def unknown_model(name: str, known: list[str]) -> ApiError:
+    """NOT_FOUND."""
+    shown = name if len(name) <= 100 else name[:100] + "..."
+    message = f"model {shown!r} is not served here; there is {', '.join(known)}"
+    detail = error_details_pb2.ResourceInfo(resource_type="dragoman.v1.Model", resource_name=shown, description=message)
+    return ApiError(grpc.StatusCode.NOT_FOUND, message, detail, Rejection.UNKNOWN_MODEL)
+
+
+def unavailable(message: str, rejection: Rejection | None = Rejection.UNAVAILABLE) -> ApiError:
+    """UNAVAILABLE, with a delay after which to try again, here or at another server."""
+    return ApiError(grpc.StatusCode.UNAVAILABLE, message, _retry_after(RETRY_SECONDS), rejection)
+
+
+def from_engine(error: QueueFullError | DeadlineExpiredError | EngineUnavailableError) -> ApiError:
+    """What a client gets for a request that the engines refused or did not finish."""
+    if isinstance(error, QueueFullError):
+        detail = _retry_after(error.retry_after)
+        return ApiError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), detail, Rejection.QUEUE_FULL)
+    if isinstance(error, DeadlineExpiredError):
+        return ApiError(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed before the answer was complete")
+    return unavailable(str(error), rejection=None)
+
+
+async def abort(context: grpc.aio.ServicerContext[object, object], error: ApiError) -> NoReturn:
+    """Ends the call with the error's status."""
+    details = ((DETAILS_KEY, error.status().SerializeToString()),)
+    await context.abort(error.code, error.message, details)
+
+
+def _retry_after(seconds: float) -> error_details_pb2.RetryInfo:
+    delay = duration_pb2.Duration()
+    delay.FromNanoseconds(int(seconds * 1e9))
+    return error_details_pb2.RetryInfo(retry_delay=delay)

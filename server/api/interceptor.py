@@ -1,0 +1,139 @@
+"""What every call has in common: it is counted and timed, and its errors become gRPC statuses."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+import structlog
+from google.protobuf.message import DecodeError
+
+from server.api.errors import ApiError, abort, from_engine, malformed
+from server.engine.requests import DeadlineExpiredError, EngineUnavailableError, QueueFullError
+from server.metrics import ServerMetrics
+
+log = structlog.get_logger()
+
+# Stands for a request that could not be parsed; gRPC would answer it with UNKNOWN, and log a traceback.
+MALFORMED = object()
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Handler = grpc.RpcMethodHandler[Any, Any]
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """Wraps the handler of every method, once.
+
+    Calls of unknown methods are counted under the method "unknown". Messages above gRPC's size limit never come this
+    far: gRPC itself answers them with RESOURCE_EXHAUSTED.
+    """
+
+    def __init__(self, metrics: ServerMetrics) -> None:
+        self._metrics = metrics
+        self._wrapped: dict[str, Handler] = {}
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        method = handler_call_details.method
+        wrapped = self._wrapped.get(method)
+        if wrapped is None:
+            handler = await continuation(handler_call_details)
+            if handler is None:
+                self._metrics.calls.begin("unknown")
+                self._metrics.calls.end("unknown", "UNIMPLEMENTED", 0.0)
+                return None
+            wrapped = self._wrapped[method] = self._wrap(method.lstrip("/"), handler)
+        return wrapped
+
+    def _wrap(self, method: str, handler: Handler) -> Handler:
+        """The handler with its behaviour and its parser wrapped. There are no methods whose requests alone stream."""
+        if not handler.response_streaming:
+            return grpc.unary_unary_rpc_method_handler(
+                self._unary(method, handler.unary_unary), _parser(handler), handler.response_serializer
+            )
+        if handler.request_streaming:
+            return grpc.stream_stream_rpc_method_handler(
+                self._stream(method, handler.stream_stream), handler.request_deserializer, handler.response_serializer
+            )
+        return grpc.unary_stream_rpc_method_handler(
+            self._stream(method, handler.unary_stream), _parser(handler), handler.response_serializer
+        )
+
+    def _unary(self, method: str, behaviour: Any) -> Any:
+        async def call(request: Any, context: Context) -> Any:
+            with _Call(self._metrics, method, context) as call:
+                try:
+                    if request is MALFORMED:
+                        raise malformed()
+                    return await behaviour(request, context)
+                except Exception as error:
+                    await abort(context, call.failed(error))
+
+        return call
+
+    def _stream(self, method: str, behaviour: Any) -> Any:
+        async def call(request: Any, context: Context) -> AsyncIterator[Any]:
+            with _Call(self._metrics, method, context) as call:
+                try:
+                    if request is MALFORMED:
+                        raise malformed()
+                    # Closed when the client leaves: its rows are given back at once, not by the garbage collector.
+                    async with aclosing(behaviour(request, context)) as messages:
+                        async for message in messages:
+                            yield message
+                except Exception as error:
+                    await abort(context, call.failed(error))
+
+        return call
+
+
+class _Call:
+    """One call's count and time."""
+
+    __slots__ = ("_code", "_context", "_method", "_metrics", "_started")
+
+    def __init__(self, metrics: ServerMetrics, method: str, context: Context) -> None:
+        self._metrics, self._method, self._context = metrics, method, context
+        self._code = "OK"
+
+    def __enter__(self) -> "_Call":
+        self._started = time.perf_counter()
+        self._metrics.calls.begin(self._method)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, asyncio.CancelledError | GeneratorExit):
+            # The client left, or its deadline passed, or the server stops.
+            remaining = self._context.time_remaining()
+            self._code = "CANCELLED" if remaining is None or remaining > 0 else "DEADLINE_EXCEEDED"
+        self._metrics.calls.end(self._method, self._code, time.perf_counter() - self._started)
+
+    def failed(self, error: Exception) -> ApiError:
+        """What the client gets for an exception."""
+        if isinstance(error, QueueFullError | DeadlineExpiredError | EngineUnavailableError):
+            error = from_engine(error)
+        elif not isinstance(error, ApiError):
+            log.error("call failed", method=self._method, exc_info=error)
+            error = ApiError(grpc.StatusCode.INTERNAL, "the server failed at this; its log says why")
+        if error.rejection:
+            self._metrics.rejected(error.rejection)
+        self._code = error.code.name
+        return error
+
+
+def _parser(handler: Handler) -> Callable[[bytes], Any]:
+    parse = handler.request_deserializer
+    assert parse is not None, "every method of a generated servicer has one"
+
+    def parse_or_tell(data: bytes) -> Any:
+        try:
+            return parse(data)
+        except DecodeError:
+            return MALFORMED
+
+    return parse_or_tell

@@ -1,0 +1,142 @@
+"""dragoman.v1.GenerationService."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+
+from dragoman.v1 import generation_pb2 as pb
+from dragoman.v1 import generation_pb2_grpc
+from server.api.batch import Batch
+from server.api.errors import Rejection, invalid, unavailable, unknown_model
+from server.api.model import ServedModel
+from server.api.options import max_new_tokens, time_limit
+from server.api.stream import TextStream
+from server.engine.requests import GenerationRequest, Progress
+
+SERVICE = "dragoman.v1.GenerationService"
+MAX_DETOKENIZE = 65_536  # ids
+INLINE_DETOKENIZE = 2048
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
+    """Answers with UNAVAILABLE until `serve` and after `refuse`. Its errors become statuses in CallInterceptor.
+
+    Args:
+        reject: counts an item of a batch that is refused.
+    """
+
+    def __init__(self, reject: Callable[[Rejection], None]) -> None:
+        self._reject = reject
+        self._models: dict[str, ServedModel] = {}
+        self._refusal: str | None = "the model is loading"
+
+    def serve(self, models: list[ServedModel]) -> None:
+        """Starts to answer; the first model is the default."""
+        self._models = {"": models[0]} | {model.name: model for model in models}
+        self._refusal = None
+
+    def refuse(self, reason: str) -> None:
+        """Answers no further calls; those that run go on."""
+        self._refusal = reason
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
+        arrival = time.monotonic()
+        model = self._model(request.model)
+        limit, stop = max_new_tokens(request.options, model.max_target_tokens), time_limit(request.options, arrival)
+        source_ids = await model.source_ids(request.input, "input")
+        generation = model.submit(GenerationRequest(source_ids, limit, _deadline(context, arrival), stop))
+        try:
+            finished = await generation.result()
+        finally:
+            generation.cancel()
+        return model.response(finished, len(source_ids), request.details)
+
+    async def GenerateStream(
+        self, request: pb.GenerateRequest, context: Context
+    ) -> AsyncIterator[pb.GenerateStreamResponse]:
+        arrival = time.monotonic()
+        model = self._model(request.model)
+        limit, stop = max_new_tokens(request.options, model.max_target_tokens), time_limit(request.options, arrival)
+        source_ids = await model.source_ids(request.input, "input")
+        generation = model.submit(GenerationRequest(source_ids, limit, _deadline(context, arrival), stop, True))
+        stream = TextStream(model.decoder)
+        try:
+            async for event in generation.events():
+                if isinstance(event, Progress):
+                    text = stream.push(event.ids)
+                    tokens = model.tokens(event.ids, event.log_probabilities, request.details)
+                    if text or tokens:
+                        yield pb.GenerateStreamResponse(text=text, tokens=tokens)
+                else:
+                    final = model.response(event, len(source_ids), request.details)
+                    yield pb.GenerateStreamResponse(text=stream.finish(), final=final)
+        finally:
+            generation.cancel()
+
+    async def GenerateBatch(self, request: pb.GenerateBatchRequest, context: Context) -> pb.GenerateBatchResponse:
+        arrival = time.monotonic()
+        model = self._model(request.model)
+        limit, stop = max_new_tokens(request.options, model.max_target_tokens), time_limit(request.options, arrival)
+        shared = GenerationRequest([], limit, _deadline(context, arrival), stop)
+        items = await Batch(model, shared, request.details, self._reject).run(request.inputs)
+        return pb.GenerateBatchResponse(items=items)
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
+        model = self._model(request.model)
+        tokenizer = model.tokenizers[_side(request.side)]
+        if request.text:
+            model.encoder.check_size(request.text, "text")
+        encoding = (await asyncio.to_thread(tokenizer.encode_batch, [request.text]))[0]
+        pairs = zip(encoding.ids, encoding.tokens, strict=True)
+        return pb.TokenizeResponse(tokens=[pb.Token(id=index, text=text) for index, text in pairs])
+
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
+        tokenizer = self._model(request.model).tokenizers[_side(request.side)]
+        ids, size = request.token_ids.ids, tokenizer.get_vocab_size()
+        if len(ids) > MAX_DETOKENIZE:
+            raise invalid("token_ids.ids", f"has {len(ids)} ids, but at most {MAX_DETOKENIZE} are taken at once")
+        for index, token in enumerate(ids):
+            if not 0 <= token < size:
+                raise invalid(f"token_ids.ids[{index}]", f"is {token}, but the vocabulary has ids 0 to {size - 1}")
+        if len(ids) <= INLINE_DETOKENIZE:
+            return pb.DetokenizeResponse(text=tokenizer.decode(list(ids)))
+        return pb.DetokenizeResponse(text=await asyncio.to_thread(tokenizer.decode, list(ids)))
+
+    async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
+        self._model("")
+        return pb.ListModelsResponse(models=[model.info for name, model in self._models.items() if name])
+
+    async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
+        return pb.GetModelResponse(model=self._model(request.model).info)
+
+    def _model(self, name: str) -> ServedModel:
+        """The model asked for.
+
+        Raises:
+            ApiError: there is none of that name, or none is served now.
+        """
+        if self._refusal is not None:
+            raise unavailable(self._refusal)
+        model = self._models.get(name)
+        if model is None:
+            raise unknown_model(name, [known for known in self._models if known])
+        return model
+
+
+def _deadline(context: Context, now: float) -> float | None:
+    """The call's deadline as time.monotonic(), None where the client set none."""
+    remaining: float | None = context.time_remaining()
+    return None if remaining is None else now + remaining
+
+
+def _side(side: pb.Side) -> pb.Side:
+    if side == pb.SIDE_UNSPECIFIED:
+        return pb.SIDE_SOURCE
+    if side not in (pb.SIDE_SOURCE, pb.SIDE_TARGET):
+        raise invalid("side", f"is {side}, but must be SIDE_SOURCE or SIDE_TARGET")
+    return side

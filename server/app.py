@@ -1,0 +1,176 @@
+"""The process: ports, loading, signals, draining."""
+
+import asyncio
+import errno
+import os
+import signal
+import socket
+import time
+
+import grpc
+import structlog
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import start_http_server
+
+from dragoman.v1 import generation_pb2_grpc
+from server.api.health import Health
+from server.api.interceptor import CallInterceptor
+from server.api.model import ServedModel
+from server.api.service import SERVICE, GenerationService
+from server.bundle.load import BundleError, load_bundle
+from server.config import ServerConfig
+from server.cpu import usable_cpus
+from server.engine.pool import EngineOptions, EnginePool, layout
+from server.metrics import ServerMetrics
+from server.runtime.device import DeviceError
+
+log = structlog.get_logger()
+
+# 4 MiB hold a batch of 1,000 texts of 4,000 characters. gRPC refuses a larger request with RESOURCE_EXHAUSTED before it
+# is in memory.
+MAX_REQUEST_BYTES = 4 * 1024 * 1024
+POLL_SECONDS = 0.02
+
+
+class StartError(Exception):
+    """The server can't start; the message says why in one sentence."""
+
+
+async def run(config: ServerConfig) -> int:
+    """Serves until SIGTERM or SIGINT, then drains; a second signal ends the process at once.
+
+    Returns:
+        the exit status: 0 after a signal, 1 after an engine has failed.
+
+    Raises:
+        StartError: a port can't be had, or the bundle or the device can't be used.
+    """
+    stop = _stop_on_signals()
+    metrics = ServerMetrics()
+    health = Health([SERVICE])
+    service = GenerationService(metrics.rejected)
+    metrics_port = _serve_metrics(config, metrics)
+    server, port = _listen(config, metrics, service, health)
+    await server.start()
+    # Calls get UNAVAILABLE, and health NOT_SERVING, until the model is ready.
+    log.info("listening", host=config.host, port=port, metrics_port=metrics_port)
+    try:
+        pool = await _load(config, metrics, service)
+    except StartError:
+        await server.stop(None)
+        raise
+    health.set_serving(True)
+    ends = [asyncio.create_task(event.wait()) for event in (stop, pool.failed)]
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    health.set_serving(False)
+    await _drain(config, metrics, service, pool)
+    health.end()
+    await server.stop(1)
+    return 1 if pool.failed.is_set() else 0
+
+
+async def _load(config: ServerConfig, metrics: ServerMetrics, service: GenerationService) -> EnginePool:
+    """Brings the model up, and the service to answer for it."""
+    started = time.monotonic()
+    options = EngineOptions(
+        device=config.device,
+        engines=config.engines,
+        threads_per_engine=config.threads_per_engine,
+        cores=usable_cpus(),
+        max_rows=config.max_rows,
+        queue_size=config.queue_size,
+    )
+    try:
+        bundle = await asyncio.to_thread(load_bundle, config.bundle)
+        manifest = bundle.manifest
+        pool = EnginePool(bundle, options, metrics.model(manifest.name))
+        await pool.start()
+    except (BundleError, DeviceError) as error:
+        raise StartError(str(error)) from None
+    except MemoryError:
+        raise StartError(f"there is not enough memory for --max-rows {config.max_rows}") from None
+    device = str(pool.device)
+    # Twice what the engines can run: they never wait for a batch, and what it has in the queue is gone in a moment.
+    slots = options.max_rows * layout(options, pool.device)[0]
+    window = max(1, min(2 * slots, options.queue_size // 2))
+    service.serve([ServedModel(bundle, pool, device, window)])
+    seconds = time.monotonic() - started
+    metrics.loaded(manifest.name, seconds, device, manifest.precision, pool.device.fallback is not None)
+    log.info("ready", model=manifest.name, version=manifest.version, device=device, load_seconds=round(seconds, 3))
+    return pool
+
+
+async def _drain(config: ServerConfig, metrics: ServerMetrics, service: GenerationService, pool: EnginePool) -> None:
+    """Refuses new calls, waits for those that run, and stops the engines."""
+    service.refuse("the server is shutting down")
+    deadline = time.monotonic() + config.drain_seconds
+    log.info("draining", calls=metrics.calls.running(SERVICE), at_most_seconds=config.drain_seconds)
+    # Polled once in a server's life, instead of signalled by every call.
+    while metrics.calls.running(SERVICE) and time.monotonic() < deadline:  # noqa: ASYNC110
+        await asyncio.sleep(POLL_SECONDS)
+    if unfinished := metrics.calls.running(SERVICE):
+        log.warning("calls were not finished in time and end with UNAVAILABLE", calls=unfinished)
+    await pool.close()
+    log.info("stopped")
+
+
+def _listen(
+    config: ServerConfig, metrics: ServerMetrics, service: GenerationService, health: Health
+) -> tuple[grpc.aio.Server, int]:
+    """The gRPC server, not yet started, and its port."""
+    _check_port(config.host, config.port, "--port")
+    options = [
+        ("grpc.so_reuseport", 0),  # else a second server would share the port, and the calls, without a word
+        ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
+    ]
+    server = grpc.aio.server(interceptors=[CallInterceptor(metrics)], options=options)
+    generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, server)
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    names = [SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME]
+    reflection.enable_server_reflection(names, server)
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    try:
+        return server, server.add_insecure_port(f"{host}:{config.port}")
+    except RuntimeError:
+        raise StartError(f"can't listen on {host}:{config.port}; choose others with --host and --port") from None
+
+
+def _serve_metrics(config: ServerConfig, metrics: ServerMetrics) -> int:
+    """Serves /metrics over HTTP, in a thread of its own; gives its port."""
+    _check_port(config.host, config.metrics_port, "--metrics-port")
+    http, _ = start_http_server(config.metrics_port, config.host, metrics.registry)
+    return http.server_port
+
+
+def _check_port(host: str, port: int, option: str) -> None:
+    """Raises StartError where the port can't be listened on. Neither library that will listen says why it can't."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen()
+    except socket.gaierror as error:
+        raise StartError(f"--host {host} is not an address of this machine: {error.strerror}") from None
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise StartError(f"port {port} of {host} is in use; choose another with {option}") from None
+        raise StartError(f"can't listen on port {port} of {host}: {error.strerror} ({option})") from None
+
+
+def _stop_on_signals() -> asyncio.Event:
+    """An event that the first SIGTERM or SIGINT sets; the second ends the process."""
+    stop = asyncio.Event()
+
+    def received(number: signal.Signals) -> None:
+        if stop.is_set():
+            log.warning("second signal: ends at once", signal=number.name)
+            os._exit(1)
+        log.info("signal", signal=number.name)
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, received, number)
+    return stop

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from training.data.tokenizers import BEGIN_ID, PAD_ID
 
-# Pairs are sorted by length inside pools of this many batches, so that batches stay random while padding stays small.
 IGNORED = -100  # what F.cross_entropy leaves out of the loss
 
 
@@ -25,8 +24,8 @@ class EncodedPair:
 class Batch:
     """Padded tensors of one batch.
 
-    source [batch, source]; target_input [batch, target], starting with the begin token; target_output [batch, target], ending
-    with the end token, padding as IGNORED; target_tokens: how many of target_output count.
+    source [batch, source]; target_input [batch, target], starting with the begin token; target_output [batch, target],
+    ending with the end token, padding as IGNORED; target_tokens: how many of target_output count.
     """
 
     source: Tensor
@@ -34,17 +33,20 @@ class Batch:
     target_output: Tensor
     target_tokens: int
 
-    @property
-    def source_tokens(self) -> int:
-        return int((self.source != PAD_ID).sum())
+    def to(self, device: torch.device) -> "Batch":
+        """The batch on another device."""
+        if device.type == "cpu":
+            return self
+        moved = [t.to(device, non_blocking=True) for t in (self.source, self.target_input, self.target_output)]
+        return Batch(moved[0], moved[1], moved[2], self.target_tokens)
 
 
 def pad(rows: Sequence[Sequence[int]], filler: int) -> Tensor:
     """Rows of different length -> int64 [len(rows), longest]."""
-    out = torch.full((len(rows), max(map(len, rows))), filler, dtype=torch.int64)
+    out = np.full((len(rows), max(map(len, rows))), filler, dtype=np.int64)
     for i, row in enumerate(rows):
-        out[i, : len(row)] = torch.tensor(row)
-    return out
+        out[i, : len(row)] = row
+    return torch.from_numpy(out)
 
 
 def collate(pairs: Sequence[EncodedPair]) -> Batch:

@@ -1,14 +1,20 @@
 """Tokenizers, trained from the training data with Hugging Face `tokenizers` and saved as its JSON."""
 
+import json
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from training.errors import DataError
+from training.files import write_text
 from training.recipe import TokenizerConfig
 
 PAD, UNKNOWN, BEGIN, END = "<pad>", "<unk>", "<s>", "</s>"
 SPECIAL_TOKENS = [PAD, UNKNOWN, BEGIN, END]
 PAD_ID, UNKNOWN_ID, BEGIN_ID, END_ID = range(4)
+BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
@@ -24,7 +30,28 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
         tokenizer = _closed_vocabulary(config, texts)
     else:
         tokenizer = _subwords(config, texts)
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
     tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {END}", special_tokens=[(END, END_ID)])
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
+    """Writes the tokenizer's JSON, whole or not at all."""
+    write_text(path, tokenizer.to_str(pretty=True))
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Reads a tokenizer's JSON.
+
+    Raises:
+        DataError: the file is missing or not a tokenizer.
+    """
+    try:
+        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except Exception as error:  # `tokenizers` raises plain Exception
+        raise DataError(f"{path}: cannot be read as a tokenizer ({error})") from None
+    # A text that happens to spell "</s>" is that text, not the end of a sentence. The JSON does not keep this switch.
+    tokenizer.encode_special_tokens = True
     return tokenizer
 
 
@@ -48,9 +75,44 @@ def _closed_vocabulary(config: TokenizerConfig, texts: Iterable[str]) -> Tokeniz
         tokenizer.decoder = decoders.Fuse()
     else:
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
     return tokenizer
 
 
 def _subwords(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
-    raise NotImplementedError(config.kind)
+    """BPE or unigram pieces; a character that is no piece is spelled in bytes, so that every text can be encoded.
+
+    A space is put before every text and each word's piece begins with its space ("▁"), so a word is the same piece at
+    the start of a text and inside it; decoding takes exactly that one space away, so a text's own spaces survive.
+    """
+    room = config.vocabulary - len(SPECIAL_TOKENS) - len(BYTE_TOKENS)
+    tokenizer = Tokenizer(models.BPE() if config.kind == "bpe" else models.Unigram())
+    # The pieces are words with their space, cut before each "▁".
+    tokenizer.normalizer = normalizers.Sequence([_normalizer(config), normalizers.Prepend(" ")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    trainer: trainers.Trainer
+    if config.kind == "bpe":
+        trainer = trainers.BpeTrainer(vocab_size=room, limit_alphabet=max(1, room // 2), show_progress=False)
+    else:
+        trainer = trainers.UnigramTrainer(vocab_size=room, show_progress=False, unk_token=UNKNOWN)
+    tokenizer.train_from_iterator(texts, trainer)
+    learned = json.loads(tokenizer.to_str())["model"]
+    tokenizer.model = _with_bytes(learned) if config.kind == "bpe" else _unigram_with_bytes(learned)
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return tokenizer
+
+
+def _with_bytes(learned: dict[str, Any]) -> models.BPE:
+    pieces = sorted(learned["vocab"], key=learned["vocab"].__getitem__)
+    vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *BYTE_TOKENS, *pieces])}
+    merges = [(left, right) for left, right in learned["merges"]]
+    return models.BPE(vocabulary, merges, unk_token=UNKNOWN, byte_fallback=True)
+
+
+def _unigram_with_bytes(learned: dict[str, Any]) -> models.Unigram:
+    pieces = [(piece, score) for piece, score in learned["vocab"] if piece != UNKNOWN]
+    # Below every learned piece: text that happens to spell a special or byte token is cut into other pieces.
+    unlikely = min(score for _, score in pieces) - 100.0
+    reserved = [(token, unlikely) for token in [*SPECIAL_TOKENS, *BYTE_TOKENS]]
+    return models.Unigram([*reserved, *pieces], UNKNOWN_ID, byte_fallback=True)

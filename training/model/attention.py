@@ -43,8 +43,8 @@ def scaled_dot_product_attention(
 class MultiHeadAttention(nn.Module):
     """Attention of `heads` heads side by side, each on its own projection of the input (section 3.2.2).
 
-    The projections of queries, keys and values stand in one matrix each for what is computed together: `query` alone, and
-    `key_value`, since in encoder-decoder attention keys and values come from another sequence, once.
+    The projections of queries, keys and values stand in one matrix each for what is computed together: `query` alone,
+    and `key_value`, since in encoder-decoder attention keys and values come from another sequence, once.
     """
 
     def __init__(self, d_model: int, heads: int, *, bias: bool = True) -> None:
@@ -58,7 +58,7 @@ class MultiHeadAttention(nn.Module):
 
     def split_heads(self, x: Tensor) -> Tensor:
         """[batch, length, d_model] -> [batch, heads, length, d_head]."""
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # type: ignore[no-any-return,no-untyped-call]
 
     def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of what is attended to.

@@ -9,9 +9,10 @@ from torch.nn import functional as F
 class Dropout(nn.Module):
     """Inverted dropout (Srivastava et al. 2014).
 
-    PyTorch draws its CPU masks one number after the other, which costs a third of a training step of a small model. Here a
-    mask comes from random bytes of NumPy's SFC64, seeded from PyTorch's generator, whose state so stays the only one there
-    is. The probability is rounded to a multiple of 1/256, and kept values are scaled by what was really dropped.
+    PyTorch draws its CPU masks one number after the other, which costs a third of a training step of a small model.
+    Here a mask comes from random bytes of NumPy's SFC64, seeded from PyTorch's generator, whose state so stays the only
+    one there is. The probability is rounded to a multiple of 1/256, and kept values are scaled by what was really
+    dropped.
     """
 
     def __init__(self, probability: float) -> None:

@@ -47,9 +47,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.embedding = embedding
         self.layers = nn.ModuleList(
-            EncoderLayer(
-                config.d_model, config.heads, config.d_ff, config.activation, config.dropout, config.norm
-            )
+            EncoderLayer(config.d_model, config.heads, config.d_ff, config.activation, config.dropout, config.norm)
             for _ in range(config.encoder_layers)
         )
         self.norm = nn.LayerNorm(config.d_model) if config.norm == "pre" else nn.Identity()
@@ -69,9 +67,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.embedding = embedding
         self.layers = nn.ModuleList(
-            DecoderLayer(
-                config.d_model, config.heads, config.d_ff, config.activation, config.dropout, config.norm
-            )
+            DecoderLayer(config.d_model, config.heads, config.d_ff, config.activation, config.dropout, config.norm)
             for _ in range(config.decoder_layers)
         )
         self.norm = nn.LayerNorm(config.d_model) if config.norm == "pre" else nn.Identity()
@@ -158,7 +154,7 @@ class Transformer(nn.Module):
         return self.encoder(source, mask), mask
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Args: source ids [batch, source]; decoder input ids [batch, target]. Returns logits [batch, target, vocabulary]."""
+        """Source ids [batch, source], decoder input ids [batch, target] -> logits [batch, target, vocabulary]."""
         memory, mask = self.encode(source)
         return self.decoder(target, memory, mask)[0]  # type: ignore[no-any-return]
 

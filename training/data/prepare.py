@@ -1,0 +1,152 @@
+"""From a recipe to what the trainer needs: split, tokenizers, token ids."""
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from training.data.batches import EncodedPair
+from training.data.corpus import BadLines, Pair, read_pairs, references
+from training.data.tokenizers import load_tokenizer, save_tokenizer, train_tokenizer
+from training.errors import DataError
+from training.recipe import Recipe
+
+SOURCE_TOKENIZER, TARGET_TOKENIZER = "source_tokenizer.json", "target_tokenizer.json"
+MOST_MESSAGES = 10
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The corpus as texts; no source of dev stands in train where dev was held out of it."""
+
+    train: list[Pair]
+    dev: list[Pair]
+    test: list[Pair]
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """Tokenizers, the training pairs as ids, and dev and test as ids and as texts."""
+
+    source_tokenizer: Tokenizer
+    target_tokenizer: Tokenizer
+    train: list[EncodedPair]
+    dev: list[EncodedPair]
+    dev_pairs: list[Pair]
+    test_pairs: list[Pair]
+
+
+def read_splits(recipe: Recipe, bad: BadLines) -> Splits:
+    """Reads the recipe's files and holds out dev, a draw of distinct sources that the seed determines.
+
+    Raises:
+        DataError: a file cannot be read, a line is refused, or no pair is left.
+    """
+    data = recipe.data
+    train = read_pairs(data.train, bad)
+    dev = read_pairs(data.dev or [], bad)
+    test = read_pairs(data.test or [], bad)
+    if data.dev_held_out_sources:
+        sources = sorted({pair.source for pair in train})
+        if data.dev_held_out_sources >= len(sources):
+            raise DataError(
+                f"data.dev_held_out_sources ({data.dev_held_out_sources}) leaves no training data: "
+                f"there are {len(sources)} distinct sources"
+            )
+        held = set(random.Random(recipe.seed).sample(sources, data.dev_held_out_sources))
+        dev = [pair for pair in train if pair.source in held]
+        train = [pair for pair in train if pair.source not in held]
+    if not train:
+        raise DataError("data.train: no pair is left to train on")
+    return Splits(train, dev, test)
+
+
+def prepare(recipe: Recipe, run: Path, say: Callable[[str], None]) -> TrainingData:
+    """Reads the data, makes the tokenizers or takes those that the run has already, and encodes.
+
+    Writes RUN/source_tokenizer.json and target_tokenizer.json, RUN/data.json (counts, a fingerprint), RUN/dev.tsv (the
+    dev pairs) and, where lines were skipped, RUN/bad_lines.txt.
+
+    Args:
+        say: takes lines for the user.
+
+    Raises:
+        DataError: see `read_splits`; or the run was made from other data.
+    """
+    bad = BadLines(recipe.data.on_bad_line)
+    splits = read_splits(recipe, bad)
+    source_tokenizer, target_tokenizer = _tokenizers(recipe, run, splits.train)
+
+    def encode(pairs: list[Pair], name: str) -> tuple[list[EncodedPair], list[Pair]]:
+        sources = source_tokenizer.encode_batch([pair.source for pair in pairs])
+        targets = target_tokenizer.encode_batch([pair.target for pair in pairs])
+        kept: list[tuple[EncodedPair, Pair]] = []
+        for pair, source, target in zip(pairs, sources, targets, strict=True):
+            # The end token counts for the source and not for the target: the limits are those a server will state.
+            for side, tokens, limit in (
+                ("source", len(source.ids), recipe.model.max_source_length),
+                ("target", len(target.ids) - 1, recipe.model.max_target_length),
+            ):
+                if tokens > limit:
+                    message = f"the {side} has {tokens} tokens, model.max_{side}_length is {limit}"
+                    bad.report(pair.file, pair.line, "too_long", message)
+                    break
+            else:
+                kept.append((EncodedPair(source.ids, target.ids), pair))
+        if pairs and not kept:
+            raise DataError(f"data.{name}: every pair is longer than the model's limits")
+        return [encoded for encoded, _ in kept], [pair for _, pair in kept]
+
+    train, train_pairs = encode(splits.train, "train")
+    dev, dev_pairs = encode(splits.dev, "dev")
+    _, test_pairs = encode(splits.test, "test")
+
+    _check_fingerprint(run, train)
+    counts = {
+        name: {"pairs": len(pairs), "sources": len(references(pairs))}
+        for name, pairs in (("train", train_pairs), ("dev", dev_pairs), ("test", test_pairs))
+    }
+    document = {"counts": counts, "bad_lines": dict(bad.counts), "train_sha256": _fingerprint(train)}
+    (run / "data.json").write_text(json.dumps(document, indent=2) + "\n")
+    (run / "dev.tsv").write_text("".join(f"{p.source}\t{p.target}\n" for p in dev_pairs), encoding="utf-8")
+    if bad.messages:
+        (run / "bad_lines.txt").write_text("\n".join(bad.messages) + "\n", encoding="utf-8")
+        for message in bad.messages[:MOST_MESSAGES]:
+            say(f"skipped {message}")
+        kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(bad.counts.items()))
+        say(f"skipped {len(bad.messages)} bad lines ({kinds}); all stand in {run / 'bad_lines.txt'}")
+    sizes = ", ".join(f"{name} {count['pairs']:,} pairs" for name, count in counts.items())
+    say(f"{sizes}; vocabulary {source_tokenizer.get_vocab_size():,} / {target_tokenizer.get_vocab_size():,}")
+    return TrainingData(source_tokenizer, target_tokenizer, train, dev, dev_pairs, test_pairs)
+
+
+def _tokenizers(recipe: Recipe, run: Path, train: list[Pair]) -> tuple[Tokenizer, Tokenizer]:
+    """Those of the run, so that a resumed run never depends on how they were trained; else new ones, saved."""
+    source_file, target_file = run / SOURCE_TOKENIZER, run / TARGET_TOKENIZER
+    if not (source_file.exists() and target_file.exists()):
+        config = recipe.tokenizers
+        if config.joint:
+            source = target = train_tokenizer(config.source, (text for pair in train for text in pair[:2]))
+        else:
+            source = train_tokenizer(config.source, (pair.source for pair in train))
+            target = train_tokenizer(config.target or config.source, (pair.target for pair in train))
+        save_tokenizer(source, source_file)
+        save_tokenizer(target, target_file)
+    return load_tokenizer(source_file), load_tokenizer(target_file)
+
+
+def _fingerprint(pairs: Iterable[EncodedPair]) -> str:
+    digest = hashlib.sha256()
+    for pair in pairs:
+        digest.update(f"{pair.source}{pair.target}".encode())
+    return digest.hexdigest()
+
+
+def _check_fingerprint(run: Path, train: list[EncodedPair]) -> None:
+    file = run / "data.json"
+    if file.exists() and json.loads(file.read_text())["train_sha256"] != _fingerprint(train):
+        raise DataError(f"{run}: the training data is not what this run was started with, so it cannot be resumed")

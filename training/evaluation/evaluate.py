@@ -1,0 +1,56 @@
+"""A model measured on a data set."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from tokenizers import Tokenizer
+from torch.nn import functional as F
+
+from training.data.batches import IGNORED, BatchSampler, EncodedPair, collate
+from training.data.corpus import Pair, references
+from training.evaluation.greedy import answer
+from training.evaluation.metrics import METRICS, Score
+from training.model import Transformer
+from training.recipe import Metric
+
+
+@torch.no_grad()
+def negative_log_likelihood(
+    model: Transformer, pairs: Sequence[EncodedPair], batch_tokens: int, *, between: Callable[[], None]
+) -> float:
+    """Mean over the target tokens of -log p(token | source, tokens before), in nats, without label smoothing.
+
+    Args:
+        model: in eval mode.
+        between: called before each batch; an exception raised there ends the work.
+    """
+    device = next(model.parameters()).device
+    sampler = BatchSampler(pairs, batch_tokens, seed=0)
+    total, tokens = 0.0, 0
+    for indices in sampler.epoch(0):
+        between()
+        batch = collate([pairs[i] for i in indices]).to(device)
+        logits = model(batch.source, batch.target_input).flatten(0, 1)  # [batch * target, vocabulary]
+        total += F.cross_entropy(logits, batch.target_output.flatten(), ignore_index=IGNORED, reduction="sum").item()
+        tokens += batch.target_tokens
+    return total / tokens
+
+
+def measure(
+    model: Transformer,
+    source_tokenizer: Tokenizer,
+    target_tokenizer: Tokenizer,
+    pairs: Iterable[Pair],
+    metrics: Sequence[Metric],
+    *,
+    between: Callable[[], None] = lambda: None,
+) -> dict[str, Score]:
+    """Greedy answers to every distinct source, scored against all its targets.
+
+    Args:
+        model: in eval mode.
+        between: see `answer`.
+    """
+    expected = references(pairs)
+    answers = answer(model, source_tokenizer, target_tokenizer, expected, between=between)
+    return {metric: METRICS[metric](answers, expected) for metric in metrics}

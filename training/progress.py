@@ -1,0 +1,56 @@
+"""The run on the terminal: a bar where there is one, else a line now and then."""
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+class ProgressBar:
+    """Loss, tokens per second, learning rate and time left.
+
+    Args:
+        steps: of the whole run.
+        console: where it goes.
+    """
+
+    def __init__(self, steps: int, console: Console) -> None:
+        self.console = console
+        self.steps = steps
+        self.bar = Progress(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.task = self.bar.add_task("step", total=steps, numbers="")
+
+    def __enter__(self) -> Self:
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.stop()
+
+    def advance(self, step: int) -> None:
+        """One step more is done."""
+        self.bar.update(self.task, completed=step)
+
+    def report(self, step: int, loss: float, tokens_per_second: float, rate: float, seconds_left: float) -> None:
+        """New numbers; without a terminal this is a line."""
+        numbers = f"loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s  lr {rate:.2e}"
+        self.bar.update(self.task, numbers=numbers)
+        if not self.console.is_terminal:
+            left = f"{seconds_left / 3600:.1f} h" if seconds_left > 5400 else f"{seconds_left / 60:.1f} min"
+            self.say(f"step {step}/{self.steps}  {numbers}  {left} left")
+
+    def say(self, line: str) -> None:
+        """A line of its own, above the bar."""
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)

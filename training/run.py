@@ -1,0 +1,88 @@
+"""A run's directory, as those who come after training see it."""
+
+import json
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from training.checkpoint import average_checkpoints, checkpoint_steps, load_state
+from training.data.corpus import BadLines, Pair, read_pairs
+from training.data.prepare import SOURCE_TOKENIZER, TARGET_TOKENIZER, read_splits
+from training.data.tokenizers import PAD_ID, load_tokenizer
+from training.errors import TrainingError
+from training.model import Transformer
+from training.recipe import ParallelFiles, Recipe, load_recipe
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained model with what it was made of.
+
+    provenance holds: finished (whether training came to its end), steps_averaged, recipe (file names instead of paths),
+    torch, data (counts), and report (dev and test metrics) where the run is finished.
+    """
+
+    path: Path
+    recipe: Recipe
+    source_tokenizer: Tokenizer
+    target_tokenizer: Tokenizer
+    model: Transformer
+    provenance: dict[str, Any]
+
+    def dev_pairs(self) -> list[Pair]:
+        """The pairs held out for development: those the run wrote down, or else anew from the recipe's data.
+
+        Raises:
+            DataError: neither can be read.
+        """
+        bad = BadLines("skip")
+        saved = self.path / "dev.tsv"
+        return read_pairs([saved], bad) if saved.exists() else read_splits(self.recipe, bad).dev
+
+
+def load_run(path: Path) -> Run:
+    """Reads a run: its averaged model, or where training has not ended the average of the checkpoints there are.
+
+    Raises:
+        TrainingError: the directory holds no run, no checkpoint, or a damaged file.
+    """
+    if not (path / "recipe.yaml").exists():
+        raise TrainingError(f"{path}: no run here (recipe.yaml is missing); expected what dragoman-train wrote")
+    recipe = load_recipe(path / "recipe.yaml")
+    source, target = load_tokenizer(path / SOURCE_TOKENIZER), load_tokenizer(path / TARGET_TOKENIZER)
+    finished = (path / "model.pt").exists()
+    if finished:
+        state = load_state(path / "model.pt")
+        weights, steps = state["model"], state["steps"]
+    else:
+        steps = checkpoint_steps(path)[-recipe.training.average_last :]
+        if not steps:
+            raise TrainingError(f"{path}: no model.pt and no checkpoint yet, so there is nothing to load")
+        weights, steps = average_checkpoints(path, steps)
+    model = Transformer(recipe.model, source.get_vocab_size(), target.get_vocab_size(), PAD_ID)
+    model.load_state_dict(weights)
+    return Run(path, recipe, source, target, model.eval(), _provenance(path, recipe, finished, steps))
+
+
+def _provenance(path: Path, recipe: Recipe, finished: bool, steps: list[int]) -> dict[str, Any]:
+    document = recipe.model_dump(mode="json")
+    document["data"] = {
+        **document["data"],
+        **{split: [_names(entry) for entry in getattr(recipe.data, split) or []] for split in ("train", "dev", "test")},
+    }
+    written = {name: path / f"{name}.json" for name in ("data", "report")}
+    return {
+        "finished": finished,
+        "steps_averaged": steps,
+        "recipe": document,
+        "torch": version("torch"),
+        **{name: json.loads(file.read_text()) for name, file in written.items() if file.exists()},
+    }
+
+
+def _names(entry: Path | ParallelFiles) -> str | list[str]:
+    """File names alone: where they lay is nobody's business but the trainer's."""
+    return entry.name if isinstance(entry, Path) else [entry.source.name, entry.target.name]

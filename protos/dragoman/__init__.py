@@ -1,1 +1,88 @@
-"""The Dragoman client, and the stubs of its API in `dragoman.v1`."""
+"""The Dragoman client, and the stubs of its API in `dragoman.v1`.
+
+    from dragoman import Client
+
+    with Client("127.0.0.1:50051") as client:
+        print(client.generate("dragoman").text)
+
+The names below are loaded at their first use, so that whoever wants the stubs alone does not pay for the client.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dragoman.aio import AsyncClient, AsyncGenerationStream
+    from dragoman.client import Client, GenerationStream
+    from dragoman.errors import (
+        CallCancelledError,
+        DeadlineExceededError,
+        DragomanError,
+        FieldViolation,
+        InvalidArgumentError,
+        ItemError,
+        NotFoundError,
+        ResourceExhaustedError,
+        ServerError,
+        UnavailableError,
+    )
+    from dragoman.messages import GenerateOptions, Source
+    from dragoman.results import FinishReason, HealthStatus, ModelInfo, Piece, Result, Token
+    from dragoman.retry import RetryPolicy
+
+_HOMES = {
+    "dragoman.aio": ("AsyncClient", "AsyncGenerationStream"),
+    "dragoman.client": ("Client", "GenerationStream"),
+    "dragoman.errors": (
+        "CallCancelledError",
+        "DeadlineExceededError",
+        "DragomanError",
+        "FieldViolation",
+        "InvalidArgumentError",
+        "ItemError",
+        "NotFoundError",
+        "ResourceExhaustedError",
+        "ServerError",
+        "UnavailableError",
+    ),
+    "dragoman.messages": ("GenerateOptions", "Source"),
+    "dragoman.results": ("FinishReason", "HealthStatus", "ModelInfo", "Piece", "Result", "Token"),
+    "dragoman.retry": ("RetryPolicy",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "AsyncClient",
+    "AsyncGenerationStream",
+    "CallCancelledError",
+    "Client",
+    "DeadlineExceededError",
+    "DragomanError",
+    "FieldViolation",
+    "FinishReason",
+    "GenerateOptions",
+    "GenerationStream",
+    "HealthStatus",
+    "InvalidArgumentError",
+    "ItemError",
+    "ModelInfo",
+    "NotFoundError",
+    "Piece",
+    "ResourceExhaustedError",
+    "Result",
+    "RetryPolicy",
+    "ServerError",
+    "Source",
+    "Token",
+    "UnavailableError",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

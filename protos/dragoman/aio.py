@@ -1,0 +1,261 @@
+"""The client for asyncio programs."""
+
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+from functools import cached_property
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from dragoman import messages
+from dragoman.channel import CHANNEL_OPTIONS, DEFAULT_ADDRESS, target
+from dragoman.errors import CallCancelledError, DragomanError, ItemError, NotFoundError, ServerError, from_rpc_error
+from dragoman.messages import Call, GenerateOptions, Side, Source
+from dragoman.pipeline import DEFAULT_IN_FLIGHT, Job, Pipeline
+from dragoman.results import HealthStatus, ModelInfo, Piece, Result, Token
+from dragoman.retry import NO_RETRY, Attempts, RetryPolicy
+from dragoman.v1 import generation_pb2 as pb
+from dragoman.v1.generation_pb2_grpc import GenerationServiceStub
+
+Answer = TypeVar("Answer")
+
+
+class AsyncClient:
+    """dragoman.Client for asyncio: the same arguments, answers and errors, awaited. One event loop may use it.
+
+    It connects at its first call. (Several host names, if given, are looked up when it is made, which blocks.)
+    """
+
+    def __init__(
+        self,
+        address: str | Sequence[str] = DEFAULT_ADDRESS,
+        *,
+        timeout: float | None = 60.0,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        self._address = address if isinstance(address, str) else ",".join(address)
+        self._target = target(address)
+        self._timeout = timeout
+        self._retry = retry or RetryPolicy()
+
+    async def generate(
+        self, source: Source, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> Result:
+        """As Client.generate."""
+        return await self._run(messages.generate(source, **options), timeout)
+
+    def generate_stream(
+        self, source: Source, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> "AsyncGenerationStream":
+        """As Client.generate_stream; iterate with `async for`."""
+        call = messages.generate_stream(source, **options)
+        return AsyncGenerationStream(self._stub.GenerateStream, call, self._attempts(timeout), self._address)
+
+    async def generate_batch(
+        self, sources: Iterable[Source], *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> list[Result | ItemError]:
+        """As Client.generate_batch."""
+        call = messages.generate_batch(sources, **options)
+        if not call.request.inputs:
+            return call.parse(pb.GenerateBatchResponse())
+        return await self._run(call, timeout)
+
+    def generate_many(
+        self,
+        sources: Iterable[Source] | AsyncIterable[Source],
+        *,
+        timeout: float | None = None,
+        max_in_flight: int = DEFAULT_IN_FLIGHT,
+        **options: Unpack[GenerateOptions],
+    ) -> AsyncIterator[Result | ItemError]:
+        """As Client.generate_many; iterate with `async for`. Sources that are waited for come as an AsyncIterable."""
+        make_call = messages.generate_many(**options)
+        return self._many(sources, Pipeline(make_call, self._retry, self._seconds(timeout), max_in_flight))
+
+    async def tokenize(
+        self, text: str, *, model: str = "", side: Side = "source", timeout: float | None = None
+    ) -> list[Token]:
+        """As Client.tokenize."""
+        return await self._run(messages.tokenize(text, model=model, side=side), timeout)
+
+    async def detokenize(
+        self, ids: Sequence[int], *, model: str = "", side: Side = "target", timeout: float | None = None
+    ) -> str:
+        """As Client.detokenize."""
+        return await self._run(messages.detokenize(ids, model=model, side=side), timeout)
+
+    async def models(self, *, timeout: float | None = None) -> list[ModelInfo]:
+        """As Client.models."""
+        return await self._run(messages.models(), timeout)
+
+    async def model(self, name: str = "", *, timeout: float | None = None) -> ModelInfo:
+        """As Client.model."""
+        return await self._run(messages.model(name), timeout)
+
+    async def health(self, service: str = "", *, timeout: float | None = None) -> HealthStatus:
+        """As Client.health."""
+        check: Any = health_pb2_grpc.HealthStub(self._channel).Check
+        request = health_pb2.HealthCheckRequest(service=service)
+        try:
+            response = await self._send(check, request, Attempts(NO_RETRY, self._seconds(timeout)))
+        except NotFoundError:
+            return HealthStatus.SERVICE_UNKNOWN
+        return HealthStatus(health_pb2.HealthCheckResponse.ServingStatus.Name(response.status))
+
+    async def close(self) -> None:
+        """Closes the connections; calls under way are cancelled."""
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # The channel binds itself to the loop that runs when it is made, so it is made by the first call.
+    @cached_property
+    def _channel(self) -> Any:
+        return grpc.aio.insecure_channel(self._target, options=CHANNEL_OPTIONS)
+
+    @cached_property
+    def _stub(self) -> Any:
+        return GenerationServiceStub(self._channel)
+
+    def _seconds(self, timeout: float | None) -> float | None:
+        return self._timeout if timeout is None else timeout
+
+    def _attempts(self, timeout: float | None) -> Attempts:
+        return Attempts(self._retry, self._seconds(timeout))
+
+    async def _run(self, call: Call[Answer], timeout: float | None) -> Answer:
+        return call.parse(await self._send(getattr(self._stub, call.method), call.request, self._attempts(timeout)))
+
+    async def _send(self, method: Any, request: Any, attempts: Attempts) -> Any:
+        while True:
+            try:
+                return await method(request, timeout=attempts.remaining())
+            except grpc.RpcError as error:
+                failure = from_rpc_error(error, self._address)
+                delay = attempts.delay_after(failure)
+                if delay is None:
+                    raise failure from error
+            await asyncio.sleep(delay)
+
+    async def _many(
+        self, sources: Iterable[Source] | AsyncIterable[Source], pipeline: Pipeline
+    ) -> AsyncIterator[Result | ItemError]:
+        events: asyncio.Queue[tuple[Job | None, Any]] = asyncio.Queue()  # a job and its call, or None and a read input
+        in_flight: dict[int, Any] = {}
+        rest = aiter(sources if isinstance(sources, AsyncIterable) else _asynchronous(sources))
+        reading: asyncio.Future[Source] | None = None
+        more = True
+        try:
+            while True:
+                if more and reading is None and pipeline.room():
+                    reading = asyncio.ensure_future(anext(rest))
+                    reading.add_done_callback(lambda done: events.put_nowait((None, done)))
+                for job in pipeline.due():
+                    call = self._stub.Generate(job.call.request, timeout=job.attempts.remaining())
+                    in_flight[job.index] = call
+                    call.add_done_callback(lambda done, job=job: events.put_nowait((job, done)))
+                while (outcome := pipeline.pop()) is not None:
+                    yield outcome
+                if pipeline.empty and not more:
+                    return
+                if more and reading is None and pipeline.room():
+                    continue
+                try:
+                    event, done = await asyncio.wait_for(events.get(), pipeline.wait())
+                except TimeoutError:
+                    continue
+                if event is None:
+                    reading = None
+                    try:
+                        pipeline.add(done.result())
+                    except StopAsyncIteration:
+                        more = False
+                    continue
+                del in_flight[event.index]
+                try:
+                    pipeline.answered(event, event.call.parse(await done))
+                except grpc.RpcError as error:
+                    pipeline.failed(event, from_rpc_error(error, self._address))
+                except DragomanError as error:
+                    pipeline.failed(event, error)
+        finally:
+            if reading is not None:
+                reading.cancel()
+            for call in in_flight.values():
+                call.cancel()
+
+
+async def _asynchronous(sources: Iterable[Source]) -> AsyncIterator[Source]:
+    for source in sources:
+        yield source
+
+
+class AsyncGenerationStream(AsyncIterator[Piece]):
+    """As GenerationStream: iterate with `async for`; `await result()` gives the whole. To leave early: `cancel()`."""
+
+    def __init__(self, method: Any, call: Call[tuple[Piece, Result | None]], attempts: Attempts, address: str) -> None:
+        self._method = method
+        self._call = call
+        self._attempts = attempts
+        self._address = address
+        self._result: Result | None = None
+        self._started = False
+        self._given_up = False
+        self._stream = self._open()
+
+    async def __anext__(self) -> Piece:
+        while True:
+            try:
+                message = await self._stream.read()
+            except grpc.RpcError as error:
+                failure = from_rpc_error(error, self._address)
+                # What has been handed on cannot be taken back, so only an unstarted stream is opened again.
+                delay = None if self._started else self._attempts.delay_after(failure)
+                if delay is None:
+                    raise failure from error
+                await asyncio.sleep(delay)
+                self._stream = self._open()
+                continue
+            except asyncio.CancelledError:
+                # A cancelled call looks like a cancelled task; only the latter is.
+                if self._given_up:
+                    raise CallCancelledError("the call was cancelled") from None
+                raise
+            if message is grpc.aio.EOF:
+                if self._result is None:
+                    raise ServerError("the stream ended without its last message", code="INTERNAL")
+                raise StopAsyncIteration
+            self._started = True
+            piece, self._result = self._call.parse(message)
+            return piece
+
+    async def result(self) -> Result:
+        """The whole answer, after its remaining pieces have come."""
+        async for _ in self:
+            pass
+        assert self._result is not None  # __anext__ ends without it by raising only
+        return self._result
+
+    def cancel(self) -> None:
+        """Gives the answer up; the server stops working at it."""
+        self._given_up = True
+        self._stream.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    def _open(self) -> Any:
+        return self._method(self._call.request, timeout=self._attempts.remaining())

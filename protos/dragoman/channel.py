@@ -1,0 +1,66 @@
+"""Where a client connects, and how its channel behaves."""
+
+import json
+import re
+import socket
+from collections.abc import Sequence
+
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+
+_SCHEME = re.compile(r"^(dns|ipv4|ipv6|unix|unix-abstract|vsock|xds):")
+_MAX_RECEIVE_BYTES = 64 * 2**20
+
+CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
+    # Calls go round all addresses that the name resolves to (a headless Kubernetes service has one for each pod).
+    ("grpc.service_config", json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})),
+    ("grpc.max_receive_message_length", _MAX_RECEIVE_BYTES),
+    # A peer that vanished is noticed while a call waits for it; idle connections are left in peace.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # A server that restarts is found within the client's own retries.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+]
+
+
+def target(address: str | Sequence[str]) -> str:
+    """The gRPC target of HOST:PORT, of several of them (a list, or one text with commas), or of a gRPC name.
+
+    One name is resolved by gRPC, again whenever a connection is lost. Several are resolved here, once.
+
+    Raises:
+        ValueError: an address is not HOST:PORT, cannot be resolved, or the addresses share no IP version.
+    """
+    text = address if isinstance(address, str) else ",".join(address)
+    if _SCHEME.match(text):
+        return text
+    addresses = [_split(each.strip()) for each in text.split(",")]
+    if len(addresses) == 1:
+        host, port = addresses[0]
+        return f"dns:///{_bracketed(host)}:{port}"
+    for scheme, family in (("ipv4", socket.AF_INET), ("ipv6", socket.AF_INET6)):
+        resolved = [_resolve(host, port, family) for host, port in addresses]
+        if all(resolved):
+            return f"{scheme}:" + ",".join(f"{_bracketed(ip)}:{port}" for each in resolved for ip, port in each)
+    raise ValueError(f"address: the hosts of {text!r} cannot be resolved to addresses of one IP version")
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 2**16:
+        raise ValueError(f"address: expected HOST:PORT, got {address!r}")
+    return host, int(port)
+
+
+def _resolve(host: str, port: int, family: socket.AddressFamily) -> list[tuple[str, int]]:
+    try:
+        found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
+    except OSError:
+        return []
+    return [(str(each[4][0]), port) for each in found]
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,102 @@
+"""Writing to standard output and standard error. Always UTF-8, whatever the locale."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+from dragoman.results import ModelInfo, Result, Token
+
+
+def write(text: str) -> None:
+    """Writes to standard output at once, so that a pipe's reader sees each answer when it is there."""
+    sys.stdout.buffer.write(text.encode(errors="backslashreplace"))
+    sys.stdout.buffer.flush()
+
+
+def write_line(line: str) -> None:
+    write(one_line(line) + "\n")
+
+
+def write_json(value: Any) -> None:
+    """Writes a value, dataclasses in it as objects, as one line of JSON."""
+    write(json.dumps(value, ensure_ascii=False, default=_plain) + "\n")
+
+
+def complain(message: str) -> None:
+    """One line on standard error."""
+    sys.stderr.write(f"dragoman: {message}\n".encode(errors="backslashreplace").decode())
+    sys.stderr.flush()
+
+
+def one_line(text: str) -> str:
+    """The text with its line breaks spelled, so that it stays on one line."""
+    return text.replace("\r", "\\r").replace("\n", "\\n")
+
+
+def columns(result: Result, *, tokens: bool, log_probabilities: bool) -> str:
+    """What follows the answer on its line: a tab and the log-probability, a tab and the tokens, as asked for."""
+    parts = [""]
+    if log_probabilities and result.log_probability is not None:
+        parts.append(f"{result.log_probability:.4f}")
+    if tokens or log_probabilities:
+        parts.append(" ".join(map(_shown, result.tokens)))
+    return one_line("\t".join(parts))
+
+
+def result_object(result: Result, *, tokens: bool, log_probabilities: bool) -> dict[str, Any]:
+    """The result as JSON shows it: what was not asked for is left out."""
+    shown: dict[str, Any] = {
+        "text": result.text,
+        "finish_reason": result.finish_reason.value,
+        "source_tokens": result.source_tokens,
+        "target_tokens": result.target_tokens,
+        "model": result.model,
+    }
+    if log_probabilities:
+        shown["log_probability"] = result.log_probability
+    if tokens or log_probabilities:
+        shown["tokens"] = token_objects(result.tokens)
+    return shown
+
+
+def token_objects(tokens: Sequence[Token]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in asdict(token).items() if value is not None} for token in tokens]
+
+
+def show_models(models: Sequence[ModelInfo]) -> None:
+    """One block for each model."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    for model in models:
+        table = Table.grid(padding=(0, 2))
+        rows = {
+            "description": model.description,
+            "version": model.version,
+            "license": model.license,
+            "runs on": f"{model.device}, {model.precision}, {model.parameters:,} parameters",
+            "reads": f"up to {model.max_source_tokens} tokens of {model.source_vocabulary_size:,}",
+            "writes": f"up to {model.max_target_tokens} tokens of {model.target_vocabulary_size:,}",
+            **{name: f"{value:g}" for name, value in sorted(model.quality.items())},
+            "for example": ", ".join(model.examples),
+        }
+        # Text, not str: a server's words are no markup.
+        for name, value in rows.items():
+            if value:
+                table.add_row(Text(f"  {name}", style="dim"), Text(value))
+        console.print(Text(model.name, style="bold"))
+        console.print(table)
+
+
+def _shown(token: Token) -> str:
+    return token.text if token.log_probability is None else f"{token.text}({token.log_probability:.4f})"
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")

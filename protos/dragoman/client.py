@@ -1,0 +1,253 @@
+"""The client for ordinary, blocking programs."""
+
+import queue
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from dragoman import messages
+from dragoman.channel import CHANNEL_OPTIONS, DEFAULT_ADDRESS, target
+from dragoman.errors import DragomanError, ItemError, NotFoundError, ServerError, from_rpc_error
+from dragoman.messages import Call, GenerateOptions, Side, Source
+from dragoman.pipeline import DEFAULT_IN_FLIGHT, Job, Pipeline
+from dragoman.results import HealthStatus, ModelInfo, Piece, Result, Token
+from dragoman.retry import NO_RETRY, Attempts, RetryPolicy
+from dragoman.v1 import generation_pb2 as pb
+from dragoman.v1.generation_pb2_grpc import GenerationServiceStub
+
+Answer = TypeVar("Answer")
+
+
+class Client:
+    """Talks to one or several Dragoman servers. Threads may share it; close it, or use it in a `with`.
+
+    Every method raises DragomanError (its subclasses tell the kinds apart) when the call fails; ValueError or TypeError
+    when an argument cannot be sent. Calls that find no server, or a full one, are sent again as `retry` says, within
+    their timeout.
+
+    Args:
+        address: HOST:PORT; several (a list, or one text with commas); or a gRPC name such as "unix:/run/dragoman".
+            Calls go round all addresses.
+        timeout: seconds that a call may take, retries included; None for no limit. Each method can be given its own.
+        retry: when failed calls are sent again.
+    """
+
+    def __init__(
+        self,
+        address: str | Sequence[str] = DEFAULT_ADDRESS,
+        *,
+        timeout: float | None = 60.0,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        self._address = address if isinstance(address, str) else ",".join(address)
+        self._timeout = timeout
+        self._retry = retry or RetryPolicy()
+        self._channel = grpc.insecure_channel(target(address), options=CHANNEL_OPTIONS)
+        self._stub: Any = GenerationServiceStub(self._channel)
+
+    def generate(self, source: Source, *, timeout: float | None = None, **options: Unpack[GenerateOptions]) -> Result:
+        """The answer to a text, or to the token ids of one."""
+        return self._run(messages.generate(source, **options), timeout)
+
+    def generate_stream(
+        self, source: Source, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> "GenerationStream":
+        """The answer piece by piece. The call is sent here and may be retried until its first piece has come."""
+        call = messages.generate_stream(source, **options)
+        return GenerationStream(self._stub.GenerateStream, call, self._attempts(timeout), self._address)
+
+    def generate_batch(
+        self, sources: Iterable[Source], *, timeout: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> list[Result | ItemError]:
+        """The answers to many sources in one call, in order, an ItemError for each that has none.
+
+        For more than a few hundred, or sources that come one after another, `generate_many` is better.
+        """
+        call = messages.generate_batch(sources, **options)
+        return self._run(call, timeout) if call.request.inputs else call.parse(pb.GenerateBatchResponse())
+
+    def generate_many(
+        self,
+        sources: Iterable[Source],
+        *,
+        timeout: float | None = None,
+        max_in_flight: int = DEFAULT_IN_FLIGHT,
+        **options: Unpack[GenerateOptions],
+    ) -> Iterator[Result | ItemError]:
+        """The answers to any number of sources, in order, as they come; an ItemError for each source that has none.
+
+        As many calls are in flight as the servers take, `max_in_flight` at most; `sources` is read as far ahead.
+        Sources that a full server refused are sent again. Closing the iterator cancels what is in flight.
+
+        Args:
+            timeout: seconds for each source, from when it is first sent.
+
+        Raises:
+            DragomanError: from the iterator, at a failure that concerns every source: no server, no such model, a wrong
+                option.
+        """
+        make_call = messages.generate_many(**options)
+        return self._many(sources, Pipeline(make_call, self._retry, self._seconds(timeout), max_in_flight))
+
+    def tokenize(
+        self, text: str, *, model: str = "", side: Side = "source", timeout: float | None = None
+    ) -> list[Token]:
+        """The tokens that the model reads for a text, or with side="target" writes; the end token included."""
+        return self._run(messages.tokenize(text, model=model, side=side), timeout)
+
+    def detokenize(
+        self, ids: Sequence[int], *, model: str = "", side: Side = "target", timeout: float | None = None
+    ) -> str:
+        """The text of token ids."""
+        return self._run(messages.detokenize(ids, model=model, side=side), timeout)
+
+    def models(self, *, timeout: float | None = None) -> list[ModelInfo]:
+        """The models that the server answers for."""
+        return self._run(messages.models(), timeout)
+
+    def model(self, name: str = "", *, timeout: float | None = None) -> ModelInfo:
+        """One model; "" for the server's default."""
+        return self._run(messages.model(name), timeout)
+
+    def health(self, service: str = "", *, timeout: float | None = None) -> HealthStatus:
+        """What the server says of its health now: no retries. UnavailableError where there is no server.
+
+        Args:
+            service: "" for the server as a whole, or a service's name such as "dragoman.v1.GenerationService".
+        """
+        check: Any = health_pb2_grpc.HealthStub(self._channel).Check
+        request = health_pb2.HealthCheckRequest(service=service)
+        try:
+            response = self._send(check, request, Attempts(NO_RETRY, self._seconds(timeout)))
+        except NotFoundError:
+            return HealthStatus.SERVICE_UNKNOWN
+        return HealthStatus(health_pb2.HealthCheckResponse.ServingStatus.Name(response.status))
+
+    def close(self) -> None:
+        """Closes the connections; calls under way are cancelled."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _seconds(self, timeout: float | None) -> float | None:
+        return self._timeout if timeout is None else timeout
+
+    def _attempts(self, timeout: float | None) -> Attempts:
+        return Attempts(self._retry, self._seconds(timeout))
+
+    def _run(self, call: Call[Answer], timeout: float | None) -> Answer:
+        return call.parse(self._send(getattr(self._stub, call.method), call.request, self._attempts(timeout)))
+
+    def _send(self, method: Any, request: Any, attempts: Attempts) -> Any:
+        while True:
+            try:
+                return method(request, timeout=attempts.remaining())
+            except grpc.RpcError as error:
+                failure = from_rpc_error(error, self._address)
+                delay = attempts.delay_after(failure)
+                if delay is None:
+                    raise failure from error
+            time.sleep(delay)
+
+    def _many(self, sources: Iterable[Source], pipeline: Pipeline) -> Iterator[Result | ItemError]:
+        outcomes: queue.SimpleQueue[tuple[Job, Any]] = queue.SimpleQueue()
+        in_flight: dict[int, Any] = {}
+        rest = iter(sources)
+        more = True
+        try:
+            while True:
+                while more and pipeline.room():
+                    try:
+                        pipeline.add(next(rest))
+                    except StopIteration:
+                        more = False
+                for job in pipeline.due():
+                    future = self._stub.Generate.future(job.call.request, timeout=job.attempts.remaining())
+                    in_flight[job.index] = future
+                    future.add_done_callback(lambda done, job=job: outcomes.put((job, done)))
+                while (outcome := pipeline.pop()) is not None:
+                    yield outcome
+                if pipeline.empty and not more:
+                    return
+                if pipeline.empty or (more and pipeline.room()):
+                    continue
+                try:
+                    job, done = outcomes.get(timeout=pipeline.wait())
+                except queue.Empty:
+                    continue
+                del in_flight[job.index]
+                try:
+                    pipeline.answered(job, job.call.parse(done.result()))
+                except grpc.RpcError as error:
+                    pipeline.failed(job, from_rpc_error(error, self._address))
+                except DragomanError as error:
+                    pipeline.failed(job, error)
+        finally:
+            for future in in_flight.values():
+                future.cancel()
+
+
+class GenerationStream(Iterator[Piece]):
+    """A streamed answer: iterate for its pieces; `result()` has the whole. To leave early: `cancel()`, or a `with`."""
+
+    def __init__(self, method: Any, call: Call[tuple[Piece, Result | None]], attempts: Attempts, address: str) -> None:
+        self._method = method
+        self._call = call
+        self._attempts = attempts
+        self._address = address
+        self._result: Result | None = None
+        self._started = False
+        self._messages = self._open()
+
+    def __next__(self) -> Piece:
+        while True:
+            try:
+                message = next(self._messages)
+            except StopIteration:
+                if self._result is None:
+                    raise ServerError("the stream ended without its last message", code="INTERNAL") from None
+                raise
+            except grpc.RpcError as error:
+                failure = from_rpc_error(error, self._address)
+                # What has been handed on cannot be taken back, so only an unstarted stream is opened again.
+                delay = None if self._started else self._attempts.delay_after(failure)
+                if delay is None:
+                    raise failure from error
+                time.sleep(delay)
+                self._messages = self._open()
+                continue
+            self._started = True
+            piece, self._result = self._call.parse(message)
+            return piece
+
+    def result(self) -> Result:
+        """The whole answer, after its remaining pieces have come."""
+        for _ in self:
+            pass
+        assert self._result is not None  # __next__ ends without it by raising only
+        return self._result
+
+    def cancel(self) -> None:
+        """Gives the answer up; the server stops working at it."""
+        self._messages.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    def _open(self) -> Any:
+        return self._method(self._call.request, timeout=self._attempts.remaining())

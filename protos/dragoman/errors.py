@@ -1,0 +1,165 @@
+"""The client's exceptions, and how gRPC's errors become them."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.rpc import error_details_pb2, status_pb2
+
+_STATUS_DETAILS_KEY = "grpc-status-details-bin"
+_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
+# gRPC's words for a connection that never came about; the reason stands after the last colon.
+_NO_CONNECTION = re.compile(r"failed to connect to all addresses|connections to all backends failing|errors resolving")
+
+
+@dataclass(frozen=True, slots=True)
+class FieldViolation:
+    """A field of the request, named as in the .proto file, and what is wrong with it."""
+
+    field: str
+    description: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.description}" if self.field else self.description
+
+
+class DragomanError(Exception):
+    """A call that failed; str() is one readable sentence.
+
+    Attributes:
+        code: the gRPC status code's name, such as "INVALID_ARGUMENT".
+        violations: the fields that are wrong, where the server named them.
+        retry_after: seconds after which the server wants to be asked again, where it said so.
+    """
+
+    code = "UNKNOWN"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        violations: tuple[FieldViolation, ...] = (),
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code or type(self).code
+        self.violations = violations
+        self.retry_after = retry_after
+
+
+class InvalidArgumentError(DragomanError):
+    """The request is wrong; sending it again will not help."""
+
+    code = "INVALID_ARGUMENT"
+
+
+class NotFoundError(DragomanError):
+    """The server has no such model."""
+
+    code = "NOT_FOUND"
+
+
+class ResourceExhaustedError(DragomanError):
+    """The server's queue is full (`retry_after` says when to come again), or a message is over the size limit."""
+
+    code = "RESOURCE_EXHAUSTED"
+
+
+class DeadlineExceededError(DragomanError):
+    """The call's timeout passed before the answer came."""
+
+    code = "DEADLINE_EXCEEDED"
+
+
+class UnavailableError(DragomanError):
+    """No server answers at the address, or it is loading or draining."""
+
+    code = "UNAVAILABLE"
+
+
+class CallCancelledError(DragomanError):
+    """The call was cancelled."""
+
+    code = "CANCELLED"
+
+
+class ServerError(DragomanError):
+    """Any other failure of the server; `code` says which."""
+
+
+class ItemError(DragomanError):
+    """The failure of one of many inputs.
+
+    Attributes:
+        index: the input's place, counted from 0.
+        error: what went wrong with it.
+    """
+
+    def __init__(self, index: int, error: DragomanError) -> None:
+        super().__init__(
+            f"input {index}: {error}", code=error.code, violations=error.violations, retry_after=error.retry_after
+        )
+        self.index = index
+        self.error = error
+
+
+_CLASSES: dict[str, type[DragomanError]] = {
+    kind.code: kind
+    for kind in (
+        InvalidArgumentError,
+        NotFoundError,
+        ResourceExhaustedError,
+        DeadlineExceededError,
+        UnavailableError,
+        CallCancelledError,
+    )
+}
+
+
+# What meets one input among many. The rest (no server, no such model, no permission) would meet the next one too.
+_CODES_OF_ONE_INPUT = {"RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "CANCELLED", "INTERNAL", "UNKNOWN", "OUT_OF_RANGE"}
+
+
+def concerns_one_input(error: DragomanError) -> bool:
+    """Whether, of many inputs with the same options, the error may concern this one only."""
+    if isinstance(error, InvalidArgumentError):
+        return not error.violations or any(each.field.startswith("input") for each in error.violations)
+    return error.code in _CODES_OF_ONE_INPUT
+
+
+def from_rpc_error(error: Any, address: str) -> DragomanError:
+    """The exception for a grpc.RpcError (grpc or grpc.aio) of a call to `address`."""
+    status = status_pb2.Status()
+    for key, value in error.trailing_metadata() or ():
+        if key == _STATUS_DETAILS_KEY:
+            status.ParseFromString(value)
+    message = error.details() or ""
+    if error.code() is grpc.StatusCode.UNAVAILABLE and _NO_CONNECTION.search(message):
+        reason = message.rpartition(": ")[2].rstrip("] ")
+        message = f"no server can be reached at {address} ({reason[:1].lower()}{reason[1:]})"
+    elif error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and message == "Deadline Exceeded":
+        message = "the timeout passed before the answer came"
+    return _build(error.code(), message, status.details)
+
+
+def from_status(status: status_pb2.Status) -> DragomanError:
+    """The exception for a google.rpc.Status, such as a batch item's."""
+    return _build(_CODES.get(status.code, grpc.StatusCode.UNKNOWN), status.message, status.details)
+
+
+def _build(code: grpc.StatusCode, message: str, details: Iterable[Any]) -> DragomanError:
+    violations: list[FieldViolation] = []
+    retry_after = None
+    for detail in details:
+        bad_request = error_details_pb2.BadRequest()
+        retry_info = error_details_pb2.RetryInfo()
+        if detail.Unpack(bad_request):
+            violations += [FieldViolation(each.field, each.description) for each in bad_request.field_violations]
+        elif detail.Unpack(retry_info):
+            retry_after = retry_info.retry_delay.ToTimedelta().total_seconds()
+    sentence = "; ".join(map(str, violations)) or message or f"the server answered {code.name} without a message"
+    kind = _CLASSES.get(code.name, ServerError)
+    return kind(sentence, code=code.name, violations=tuple(violations), retry_after=retry_after)

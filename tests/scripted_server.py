@@ -44,7 +44,8 @@ class Fail:
         for detail in details:
             packed.append(any_pb2.Any())
             packed[-1].Pack(detail)
-        return status_pb2.Status(code=self.code.value[0], message=self.message, details=packed)
+        message = f"{self.field} {self.message}" if self.field else self.message
+        return status_pb2.Status(code=self.code.value[0], message=message, details=packed)
 
     def abort(self, context: Any) -> None:
         context.abort_with_status(rpc_status.to_status(self.status()))

@@ -160,6 +160,8 @@ def _build(code: grpc.StatusCode, message: str, details: Iterable[Any]) -> Drago
             violations += [FieldViolation(each.field, each.description) for each in bad_request.field_violations]
         elif detail.Unpack(retry_info):
             retry_after = retry_info.retry_delay.ToTimedelta().total_seconds()
-    sentence = "; ".join(map(str, violations)) or message or f"the server answered {code.name} without a message"
+    # Dragoman's own sentences name the field; where another server's (a proxy's) do not, the violations say more.
+    if not message or not all(each.field in message for each in violations):
+        message = "; ".join(map(str, violations)) or message or f"the server answered {code.name} without a message"
     kind = _CLASSES.get(code.name, ServerError)
-    return kind(sentence, code=code.name, violations=tuple(violations), retry_after=retry_after)
+    return kind(message, code=code.name, violations=tuple(violations), retry_after=retry_after)

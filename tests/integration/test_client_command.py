@@ -59,7 +59,7 @@ def test_bad_lines_are_reported_and_the_others_stay_aligned(scripted: ScriptedSe
     assert done.stdout == b"ONE\n\n\n\nNUL\0\n"
     assert done.returncode == 1
     second, third = done.stderr.decode().splitlines()
-    assert second == "dragoman: line 2: input.text: is bad"
+    assert second == "dragoman: line 2: input.text is bad"
     assert third.startswith("dragoman: line 3: text: '\\udcff\\udcfeoops' has the lone surrogate U+DCFF at position 0")
     assert "byte 0xFF, which is not valid UTF-8" in third
 
@@ -75,7 +75,7 @@ def test_json_has_what_was_asked_for(scripted: ScriptedServer) -> None:
     done = run("generate", "--json", "é", "bad")
     answer, error = map(json.loads, done.stdout.decode().splitlines())
     assert answer == {"text": "É", "finish_reason": "EOS", "source_tokens": 2, "target_tokens": 1, "model": "capitals"}
-    assert error == {"error": {"code": "INVALID_ARGUMENT", "message": "input.text: is bad"}}
+    assert error == {"error": {"code": "INVALID_ARGUMENT", "message": "input.text is bad"}}
     assert done.returncode == 1
     detailed = json.loads(run("generate", "--json", "--log-probabilities", "a").stdout)
     assert detailed["tokens"] == [{"id": 65, "text": "A", "log_probability": -0.5}]
@@ -125,10 +125,10 @@ def test_no_server_is_one_sentence(arguments: list[str]) -> None:
 
 
 def test_a_failure_of_all_lines_ends_the_work(scripted: ScriptedServer) -> None:
-    wrong = Fail(grpc.StatusCode.INVALID_ARGUMENT, "expected 1 to 47, got 0", field="options.max_new_tokens")
+    wrong = Fail(grpc.StatusCode.INVALID_ARGUMENT, "must be 1 to 47, got 0", field="options.max_new_tokens")
     scripted.script.extend([wrong] * 200)
     done = run("generate", "--max-new-tokens", "0", stdin=b"a\n" * 100)
-    assert (done.returncode, done.stderr) == (1, b"dragoman: options.max_new_tokens: expected 1 to 47, got 0\n")
+    assert (done.returncode, done.stderr) == (1, b"dragoman: options.max_new_tokens must be 1 to 47, got 0\n")
 
 
 @pytest.mark.parametrize(

@@ -120,18 +120,21 @@ def test_a_batch_leaves_out_what_cannot_be_sent_and_keeps_the_order() -> None:
     assert (second.index, second.code) == (1, "INVALID_ARGUMENT")
     assert "lone surrogate" in str(second)
     assert isinstance(third, ItemError)
-    assert (third.index, str(third.error)) == (2, "inputs[1].text: is bad")
+    assert (third.index, str(third.error)) == (2, "inputs[1].text is bad")
     with pytest.raises(ServerError, match="answered 1 of 2 inputs"):
         call.parse(pb.GenerateBatchResponse(items=items[:1]))
 
 
 def test_a_status_becomes_an_exception_that_reads_well() -> None:
     error = from_status(
-        Fail(grpc.StatusCode.INVALID_ARGUMENT, "expected 1 to 47, got 0", field="options.max_new_tokens").status()
+        Fail(grpc.StatusCode.INVALID_ARGUMENT, "must be 1 to 47, got 0", field="options.max_new_tokens").status()
     )
     assert isinstance(error, dragoman.InvalidArgumentError)
-    assert str(error) == "options.max_new_tokens: expected 1 to 47, got 0"
+    assert str(error) == "options.max_new_tokens must be 1 to 47, got 0"
     assert error.violations[0].field == "options.max_new_tokens"
+    status = Fail(grpc.StatusCode.INVALID_ARGUMENT, "must not be 0", field="a.b").status()
+    status.message = "bad request"
+    assert str(from_status(status)) == "a.b: must not be 0"
     full = from_status(Fail(grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full", retry_after=0.25).status())
     assert isinstance(full, dragoman.ResourceExhaustedError)
     assert (str(full), full.retry_after) == ("the queue is full", 0.25)

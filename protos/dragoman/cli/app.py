@@ -56,7 +56,7 @@ With --tokens or --log-probabilities, tabs separate the answer, its log-probabil
 
 @app.command(help=GENERATE_HELP)
 def generate(
-    texts: Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", show_default=False)] = None,
+    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", show_default=False)] = None,
     address: Address = DEFAULT_ADDRESS,
     timeout: Timeout = 60.0,
     model: Model = "",

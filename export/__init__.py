@@ -1,1 +1,1 @@
-"""Run -> bundle: ONNX graphs, tokenizers and manifest, checked against the model they came from."""
+"""From a training run to a bundle: ONNX graphs, tokenizers and manifest, checked against the model they come from."""

@@ -1,0 +1,204 @@
+"""Parity: the graphs, run by the server's own runtime, against the model they were made of."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from export.generate import greedy, within_limit
+from export.references import Reference, ScorerGraph, TorchReference
+from export.walk import Walk, draw_sources, walk
+from server.bundle.load import Bundle
+from server.cpu import usable_cpus
+from server.runtime.device import Device
+from server.runtime.model import Runtime, Sessions
+from training.evaluation.greedy import greedy as torch_greedy
+from training.model import Transformer
+
+TOLERANCE = {"fp32": 1e-4, "fp16": 5e-2, "bf16": 2e-1}  # nats
+BATCHES = (1, 2, 3, 17)
+SOURCES = (1, 2, 5)  # and the longest there may be
+TIMED_ROWS = (1, 8, 32)
+UNUSED = 2  # rows that no step may touch
+GREEDY_ROWS = max(TIMED_ROWS)
+KEPT_ANSWERS = 32  # greedy answers that the manifest holds, for a check without the model
+TORCH_CHUNK = 64
+
+
+@dataclass
+class Report:
+    """The outcome of a check.
+
+    Attributes:
+        document: what the manifest keeps under `parity`.
+        walks: the cases, for the table.
+        failures: one sentence each; empty where all is well.
+    """
+
+    document: dict[str, Any]
+    walks: list[Walk]
+    failures: list[str] = field(default_factory=list)
+
+
+def check_bundle(bundle: Bundle, model: Transformer | None, texts: Sequence[str], device: Device) -> Report:
+    """Compares what the graphs of a bundle compute with what they should.
+
+    Args:
+        bundle: as loaded, so its files are what its manifest says.
+        model: the trained model. Without it the bundle is compared with itself: its cached step with its scorer, its greedy
+            answers with those that its manifest holds.
+        texts: sources to decode greedily with the model and the graphs, those beyond the model's limit left out.
+        device: to run the graphs on.
+    """
+    manifest = bundle.manifest
+    threads = usable_cpus()
+    sessions = Sessions(bundle, device, threads)
+    scorer = ScorerGraph(bundle, device, threads)
+    trained = None if model is None else TorchReference(model, manifest.tokens)
+    reference: Reference = trained or scorer
+    tolerance = TOLERANCE[manifest.precision]
+    rng = np.random.default_rng(0)
+
+    runtime = Runtime(sessions, max(BATCHES) + UNUSED)
+    longest = manifest.limits.max_source_tokens
+    sources = sorted({min(source, longest) for source in (*SOURCES, longest)})
+    walks = [walk(runtime, reference, rows, source, rng) for rows in BATCHES for source in sources]
+    document: dict[str, Any] = {
+        "reference": reference.name,
+        "tolerance": tolerance,
+        "largest_difference": max(found.difference for found in walks),
+        "cases": [{k: v for k, v in vars(found).items() if k != "stray"} for found in walks],
+        "device": str(device),
+        "onnxruntime": version("onnxruntime") if device.kind == "cpu" else version("onnxruntime-gpu"),
+        "torch": version("torch"),
+    }
+    report = Report(document, walks)
+    for found in walks:
+        where = f"{found.rows} rows of up to {found.source} source tokens"
+        if not found.difference <= tolerance:
+            report.failures.append(
+                f"cached step and {reference.name} differ by {found.difference:.2g} nats "
+                f"with {where}, more than {tolerance:g}"
+            )
+        report.failures += sorted({f"{sentence}, with {where}" for sentence in found.stray or []})
+
+    runtime = Runtime(sessions, GREEDY_ROWS)
+    if trained is not None:
+        document["scorer"] = _check_scorer(runtime, scorer, trained, tolerance, report.failures)
+        document["greedy"] = _compare_greedy(bundle, runtime, trained, texts, tolerance, report.failures)
+    else:
+        document["greedy"] = _repeat_greedy(bundle, runtime, report.failures)
+    document["milliseconds"] = _timings(runtime)
+    return report
+
+
+def _check_scorer(
+    runtime: Runtime, scorer: ScorerGraph, trained: TorchReference, tolerance: float, failures: list[str]
+) -> dict[str, float]:
+    """Targets of different length, none of them empty but the second, over sources of different length."""
+    rng = np.random.default_rng(1)
+    limits = runtime.manifest.limits
+    worst = {"log_probabilities": 0.0, "cross_attention": 0.0}
+    for rows, longest in ((1, 1), (3, min(5, limits.max_source_tokens)), (17, limits.max_source_tokens)):
+        sources = draw_sources(runtime, rows, longest, rng)
+        lengths = [limits.max_target_tokens, 0, *rng.integers(1, limits.max_target_tokens + 1, rows)][:rows]
+        vocabulary = runtime.manifest.shape.target_vocabulary
+        targets = [rng.integers(0, vocabulary, length).tolist() for length in lengths]
+        actual, expected = scorer.scores(sources, targets), trained.scores(sources, targets)
+        for name, a, b in zip(worst, actual, expected, strict=True):
+            worst[name] = max(worst[name], float(np.nan_to_num(np.abs(a - b), nan=np.inf).max()))
+    for name, difference in worst.items():
+        if not difference <= tolerance:
+            failures.append(f"{name} of the scorer and PyTorch differ by {difference:.2g}, more than {tolerance:g}")
+    return worst
+
+
+def _compare_greedy(
+    bundle: Bundle,
+    runtime: Runtime,
+    trained: TorchReference,
+    texts: Sequence[str],
+    tolerance: float,
+    failures: list[str],
+) -> dict[str, Any]:
+    """Greedy answers of graphs and model; where they part, both tokens must have been equally likely."""
+    limits = bundle.manifest.limits
+    kept = list(within_limit(bundle.source_tokenizer, texts, limits.max_source_tokens))
+    sources = [ids for _, ids in kept]
+    start = time.perf_counter()
+    answers = greedy(runtime, sources)
+    middle = time.perf_counter()
+    expected: list[list[int]] = []
+    for i in range(0, len(sources), TORCH_CHUNK):
+        expected += torch_greedy(trained.model, sources[i : i + TORCH_CHUNK], limits.max_target_tokens)
+    stop = time.perf_counter()
+    different = [i for i, answer in enumerate(answers) if answer != expected[i]]
+    ties = [i for i in different if _tie(trained, sources[i], answers[i], expected[i], 2 * tolerance)]
+    if len(ties) < len(different):
+        text = next(kept[i][0] for i in different if i not in ties)
+        failures.append(
+            f"greedy answers of graphs and PyTorch differ for {len(different) - len(ties)} "
+            f"of {len(sources)} sources, the first of which is {text!r}"
+        )
+    return {
+        "sources": len(sources),
+        "equal": len(sources) - len(different),
+        "ties": len(ties),
+        "seconds_graphs": round(middle - start, 3),
+        "seconds_pytorch": round(stop - middle, 3),
+        "answers": [[text, answer] for (text, _), answer in zip(kept, answers, strict=True)][:KEPT_ANSWERS],
+    }
+
+
+def _tie(trained: TorchReference, source: list[int], a: list[int], b: list[int], tolerance: float) -> bool:
+    """Whether the first tokens in which two answers differ are equally likely to the model."""
+    end = trained.tokens.end
+    a, b = [*a, end], [*b, end]
+    place = next(i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+    after = trained.log_probabilities([source], np.array([a[: place + 1]], np.int64))[0, place]
+    return bool(abs(after[a[place]] - after[b[place]]) <= tolerance)
+
+
+def _repeat_greedy(bundle: Bundle, runtime: Runtime, failures: list[str]) -> dict[str, Any]:
+    """Greedy answers to the sources whose answers the manifest holds."""
+    answers: list[tuple[str, list[int]]] = bundle.manifest.parity.get("greedy", {}).get("answers", [])
+    if not answers:
+        failures.append("the manifest holds no greedy answers to compare with, so pass --run RUN")
+        return {"sources": 0, "equal": 0}
+    texts = [text for text, _ in answers]
+    sources = [encoding.ids for encoding in bundle.source_tokenizer.encode_batch(texts)]
+    equal = [answer == kept for answer, (_, kept) in zip(greedy(runtime, sources), answers, strict=True)]
+    if not all(equal):
+        failures.append(
+            f"greedy answers are not those of the manifest for {equal.count(False)} of {len(equal)} sources, "
+            f"the first of which is {texts[equal.index(False)]!r}"
+        )
+    return {"sources": len(equal), "equal": equal.count(True)}
+
+
+def _timings(runtime: Runtime) -> dict[str, Any]:
+    """Medians, rows in the middle of their targets over short sources; for orientation, on whatever machine this is."""
+    rng = np.random.default_rng(2)
+    sources = draw_sources(runtime, max(TIMED_ROWS), min(16, runtime.source_capacity), rng)
+    result: dict[str, Any] = {"encode": {}, "step": {}}
+    for rows in TIMED_ROWS:
+        result["encode"][str(rows)] = _median_milliseconds(lambda rows=rows: runtime.encode(sources[:rows], 0), 10)
+    runtime.positions[:] = runtime.target_capacity // 2
+    for rows in TIMED_ROWS:
+        result["step"][str(rows)] = _median_milliseconds(lambda rows=rows: runtime.step(rows, 1), 30)
+    return result
+
+
+def _median_milliseconds(work: Any, times: int) -> float:
+    work()
+    spent = []
+    for _ in range(times):
+        start = time.perf_counter()
+        work()
+        spent.append(1e3 * (time.perf_counter() - start))
+    return round(median(spent), 3)
+

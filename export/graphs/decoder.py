@@ -1,0 +1,132 @@
+"""The decoder graph: one token for a batch of rows, each at its own position, over caches that are updated in place."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from torch import Tensor, nn
+
+from export.graphs.folding import FusedSelfAttention
+from export.graphs.operators import attention, group_query_attention, tensor_scatter, top_k
+from server.bundle.manifest import Attention
+from training.model import Transformer
+from training.model.attention import MultiHeadAttention
+
+
+class OrtAttention:
+    """Attention of one step as GroupQueryAttention, which reads only the valid part of a cache.
+
+    It always writes a key and a value first. For cross-attention these are those of the source's last position, put where they
+    already are.
+
+    Args:
+        positions, source_lengths: int32 [rows]
+        self_capacity, cross_capacity: int32 scalars
+    """
+
+    def __init__(
+        self, positions: Tensor, source_lengths: Tensor, self_capacity: Tensor, cross_capacity: Tensor
+    ) -> None:
+        self.self_last, self.cross_last = positions, source_lengths - 1
+        self.self_capacity, self.cross_capacity = self_capacity, cross_capacity
+        self.written: list[Tensor] = []
+
+    def to_target(self, trained: FusedSelfAttention, cache: Sequence[Tensor], y: Tensor) -> Tensor:
+        """[rows, d_model] -> the same, over the target so far."""
+        packed = trained.query_key_value(y).unsqueeze(1)
+        return self._attend(trained, packed, None, None, cache[0], cache[1], self.self_last, self.self_capacity)
+
+    def to_source(self, trained: MultiHeadAttention, cache: Sequence[Tensor], y: Tensor) -> Tensor:
+        """[rows, d_model] -> the same, over the source."""
+        keys, values, last_key, last_value = cache[2:]
+        query = trained.query(y).unsqueeze(1)
+        return self._attend(
+            trained, query, last_key, last_value, keys, values, self.cross_last, self.cross_capacity
+        )
+
+    def _attend(self, trained: MultiHeadAttention | FusedSelfAttention, *inputs: Tensor | None) -> Tensor:
+        y, *caches = group_query_attention(*inputs, heads=trained.heads)  # type: ignore[arg-type]
+        self.written += caches
+        return trained.output(y.squeeze(1))  # type: ignore[no-any-return]
+
+
+class StandardAttention:
+    """Attention of one step as TensorScatter and Attention of opset 24, which any ONNX runtime may run.
+
+    Args:
+        positions, source_lengths: int32 [rows]
+    """
+
+    def __init__(self, positions: Tensor, source_lengths: Tensor) -> None:
+        self.index, self.source_lengths = positions.long(), source_lengths.long()
+        self.lengths = self.index + 1
+        self.written: list[Tensor] = []
+
+    def to_target(self, trained: FusedSelfAttention, cache: Sequence[Tensor], y: Tensor) -> Tensor:
+        """[rows, d_model] -> the same, over the target so far."""
+        query, *new = (_one_position(part, trained.heads) for part in trained.query_key_value(y).chunk(3, -1))
+        keys, values = (tensor_scatter(old, part, self.index) for old, part in zip(cache[:2], new, strict=True))
+        self.written += [keys, values]
+        return self._attend(trained, query, keys, values, self.lengths)
+
+    def to_source(self, trained: MultiHeadAttention, cache: Sequence[Tensor], y: Tensor) -> Tensor:
+        """[rows, d_model] -> the same, over the source."""
+        query = _one_position(trained.query(y), trained.heads)
+        return self._attend(trained, query, cache[2], cache[3], self.source_lengths)
+
+    def _attend(
+        self, trained: MultiHeadAttention | FusedSelfAttention, query: Tensor, keys: Tensor, values: Tensor, n: Tensor
+    ) -> Tensor:
+        y = attention(query, keys, values, trained.heads, n, causal=False)  # [rows, heads, 1, d_head]
+        return trained.output(y.flatten(1))  # type: ignore[no-any-return]
+
+
+def _one_position(x: Tensor, heads: int) -> Tensor:
+    """[rows, d_model] -> [rows, heads, 1, d_head]."""
+    return x.reshape(x.shape[0], heads, 1, -1)
+
+
+class DecoderStep(nn.Module):
+    """One step of the decoder.
+
+    The hidden state is [rows, d_model] throughout, so that every projection is one Gemm with its bias.
+
+    Args:
+        model: a folded model.
+        form: of the attentions.
+    """
+
+    def __init__(self, model: Transformer, form: Attention) -> None:
+        super().__init__()
+        self.decoder = model.decoder
+        self.attention = OrtAttention if form == "ort" else StandardAttention
+
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, source_lengths: Tensor, k: Tensor, *state: Tensor
+    ) -> list[Tensor]:
+        """Decodes one token of each row.
+
+        Args:
+            token_ids: int64 [rows, 1]
+            positions: int32 [rows], tokens already in the row's cache
+            source_lengths: int32 [rows]
+            k: int64 [1], how many candidates to give
+            state: for GQA first the lengths of the self and cross caches, int32 scalars; then of each layer self keys, self
+                values, cross keys, cross values, [rows, heads, capacity, d_head], and for GQA also last key and last value of
+                the source [rows, 1, d_model].
+
+        Returns:
+            log-probabilities float32 [rows, k] and ids int64 [rows, k], best first, then the caches that were written, in the
+            order of the inputs.
+        """
+        capacities, caches = (state[:2], state[2:]) if self.attention is OrtAttention else ((), state)
+        step = self.attention(positions, source_lengths, *capacities)
+        x = self.decoder.embedding(token_ids.squeeze(1), positions)  # [rows, d_model]
+        layers = self.decoder.layers
+        width = len(caches) // len(layers)
+        for i, layer in enumerate(layers):
+            cache = caches[i * width : (i + 1) * width]
+            x = layer.residuals[0](x, partial(step.to_target, layer.self_attention, cache))
+            x = layer.residuals[1](x, partial(step.to_source, layer.cross_attention, cache))
+            x = layer.residuals[2](x, layer.feed_forward)
+        logits = self.decoder.projection(self.decoder.norm(x))  # [rows, vocabulary]
+        return [*top_k(logits.float().log_softmax(-1), k), *step.written]

@@ -1,0 +1,78 @@
+"""Rewrites of the trained model that change where a multiplication stands, never what is computed."""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from export.graphs.operators import attention
+from training.model import Transformer
+from training.model.attention import MultiHeadAttention
+from training.model.positions import Embedding
+
+
+class FusedSelfAttention(nn.Module):
+    """A trained self-attention with the projections of queries, keys and values in one matrix: one product, not two."""
+
+    def __init__(self, trained: MultiHeadAttention) -> None:
+        super().__init__()
+        self.heads = trained.heads
+        d_model = trained.query.in_features
+        self.query_key_value = nn.Linear(d_model, 3 * d_model, bias=trained.query.bias is not None)
+        with torch.no_grad():
+            for name, parameter in self.query_key_value.named_parameters():
+                parts = [getattr(linear, name) for linear in (trained.query, trained.key_value)]
+                parameter.copy_(torch.cat(parts))
+        self.output = trained.output
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, *, causal: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Stands in for the trained module's `forward` in the layers that call it.
+
+        Args:
+            x: [rows, length, d_model]
+            mask: not a mask but the rows' lengths, int64 [rows]: all that the ONNX operator needs to know.
+
+        Returns:
+            [rows, length, d_model], and no weights.
+        """
+        query, key, value = self.query_key_value(x).chunk(3, -1)
+        return self.output(attention(query, key, value, self.heads, mask, causal=causal)), None
+
+
+class FoldedEmbedding(nn.Module):
+    """A trained embedding whose token table holds the scale already, and whose positions are looked up by a single Gather."""
+
+    def __init__(self, trained: Embedding) -> None:
+        super().__init__()
+        self.tokens = trained.tokens
+        self.positions = nn.Embedding.from_pretrained(trained.positions.detach())
+
+    def forward(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Stands in for the trained module's `forward`; ids and positions may also be [rows], for [rows, d_model]."""
+        offset = self.positions.weight[: ids.shape[1]] if positions is None else self.positions(positions)
+        return self.tokens(ids) + offset  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def folded(model: Transformer) -> Transformer:
+    """A copy of the model to export: one matrix in each self-attention, no scale after the embeddings.
+
+    The factor sqrt(d_model) moves into the token tables. Where a table is the output projection too, the layer norm before
+    that projection takes the inverse, so that the table is still stored once.
+    """
+    model = copy.deepcopy(model).eval()
+    for layer in [*model.encoder.layers, *model.decoder.layers]:
+        layer.self_attention = FusedSelfAttention(layer.self_attention)
+    source, target = model.encoder.embedding, model.decoder.embedding
+    if model.decoder.projection.weight is target.tokens.weight:
+        last: nn.Module = (
+            model.decoder.norm if model.config.norm == "pre" else model.decoder.layers[-1].residuals[-1].norm
+        )
+        for parameter in last.parameters():
+            parameter.div_(target.scale)
+    for table in {id(e.tokens.weight): e.tokens.weight for e in (source, target)}.values():
+        table.mul_(source.scale)
+    model.encoder.embedding, model.decoder.embedding = FoldedEmbedding(source), FoldedEmbedding(target)
+    return model

@@ -1,0 +1,88 @@
+"""The ONNX operators that PyTorch has no name for, as functions that `torch.onnx.export` writes as one node each.
+
+They compute nothing in PyTorch: a module that calls them exists to be exported.
+"""
+
+import torch
+from torch import Tensor
+from torch.onnx import ops
+
+OPSET = 24
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, heads: int, lengths: Tensor | None, *, causal: bool) -> Tensor:
+    """`Attention`: every query looks at the first `lengths` keys of its row, or at all keys up to its own place.
+
+    Args:
+        query, key, value: [rows, length, d_model], or [rows, heads, length, d_head] each.
+        lengths: int64 [rows]; None for all keys.
+
+    Returns:
+        the shape of `query`.
+    """
+    attributes: dict[str, int | float] = {}
+    if query.dim() == 3:
+        attributes |= {"q_num_heads": heads, "kv_num_heads": heads}
+    if causal:
+        attributes["is_causal"] = 1
+    if query.dtype != torch.float32:
+        attributes["softmax_precision"] = 1  # TensorProto.FLOAT
+    inputs = [query, key, value] if lengths is None else [query, key, value, None, None, None, lengths]
+    return ops.symbolic("Attention", inputs, attributes, dtype=query.dtype, shape=query.shape, version=OPSET)
+
+
+def group_query_attention(
+    query: Tensor,
+    key: Tensor | None,
+    value: Tensor | None,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    last: Tensor,
+    capacity: Tensor,
+    heads: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`com.microsoft.GroupQueryAttention`: writes key and value at index `last` of each row, then looks at 0..last.
+
+    Args:
+        query: [rows, 1, d_model], or [rows, 1, 3 * d_model] with key and value behind it (they are None then).
+        key, value: [rows, 1, d_model]
+        key_cache, value_cache: [rows, heads, capacity, d_head]
+        last: int32 [rows]
+        capacity: int32 scalar, the caches' length. ONNX Runtime takes it for the longest sequence's length; it may be too
+            large but must not be 1 with a one-token query, which would mean a first prompt.
+
+    Returns:
+        attended values [rows, 1, d_model] and the caches, which are the same memory where the caller binds it so.
+    """
+    rows = query.shape[0]
+    output, keys, values = ops.symbolic_multi_out(
+        "com.microsoft::GroupQueryAttention",
+        [query, key, value, key_cache, value_cache, last, capacity],
+        {"num_heads": heads, "kv_num_heads": heads},
+        dtypes=[query.dtype, key_cache.dtype, value_cache.dtype],
+        shapes=[[rows, 1, heads * key_cache.shape[-1]], key_cache.shape, value_cache.shape],
+        version=1,
+    )
+    return output, keys, values
+
+
+def tensor_scatter(cache: Tensor, update: Tensor, index: Tensor) -> Tensor:
+    """`TensorScatter`: the cache [rows, heads, capacity, d_head] with update [rows, heads, 1, d_head] at index int64 [rows]."""
+    return ops.symbolic(
+        "TensorScatter", [cache, update, index], {"axis": 2}, dtype=cache.dtype, shape=cache.shape, version=OPSET
+    )
+
+
+def take(x: Tensor, index: Tensor) -> Tensor:
+    """`GatherND`: one position of each row: x [rows, length, width], index int64 [rows] -> [rows, 1, width]."""
+    shape = [x.shape[0], 1, x.shape[2]]
+    return ops.symbolic("GatherND", [x, index[:, None, None]], {"batch_dims": 1}, dtype=x.dtype, shape=shape, version=13)
+
+
+def top_k(x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """`TopK` along the last axis, largest first: x [rows, width], k int64 [1] -> values and int64 indices, [rows, k]."""
+    # NOTE: k is known only when the graph runs; the width stands in for it here and is renamed in the exported graph.
+    values, indices = ops.symbolic_multi_out(
+        "TopK", [x, k], {"axis": -1}, dtypes=[x.dtype, torch.int64], shapes=[x.shape, x.shape], version=24
+    )
+    return values, indices

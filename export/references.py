@@ -1,0 +1,100 @@
+"""What the cached step is compared with: the trained model, or the bundle's own teacher-forced graph."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import onnxruntime as ort
+import torch
+from numpy.typing import NDArray
+
+from server.bundle.load import Bundle
+from server.bundle.manifest import SpecialTokens
+from server.runtime.device import Device, open_session
+from training.data.batches import pad
+from training.model import Transformer
+
+Floats = NDArray[np.float32]
+
+
+class Reference(Protocol):
+    """An uncached model.
+
+    Attributes:
+        name: for the report.
+        whole: whether it tells the log-probabilities of all tokens or only of those that follow.
+    """
+
+    name: str
+    whole: bool
+
+    def log_probabilities(self, sources: Sequence[Sequence[int]], targets: NDArray[np.int64]) -> Floats:
+        """One uncached pass.
+
+        Args:
+            sources: ids of each row, with the end token.
+            targets: ids [rows, steps], without begin and end token.
+
+        Returns:
+            [rows, steps, vocabulary] if whole, else [rows, steps, 1]: for each token of `targets` given those before it.
+        """
+
+
+class TorchReference:
+    """The trained model."""
+
+    name = "PyTorch, uncached"
+    whole = True
+
+    def __init__(self, model: Transformer, tokens: SpecialTokens) -> None:
+        self.model = model
+        self.tokens = tokens
+
+    @torch.inference_mode()
+    def log_probabilities(self, sources: Sequence[Sequence[int]], targets: NDArray[np.int64]) -> Floats:
+        inputs = np.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=self.tokens.begin)
+        logits = self.model(pad(sources, self.model.pad), torch.from_numpy(inputs))
+        result: Floats = logits.log_softmax(-1).numpy()
+        return result
+
+    @torch.inference_mode()
+    def scores(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> tuple[Floats, Floats]:
+        """What the scorer graph should say: see its outputs."""
+        source = pad(sources, self.model.pad)
+        inputs = pad([[self.tokens.begin, *row] for row in targets], self.tokens.pad)
+        labels = pad([[*row, self.tokens.end] for row in targets], self.tokens.pad)
+        scores = self.model(source, inputs).log_softmax(-1).gather(-1, labels[..., None])[..., 0]
+        lengths = torch.tensor([len(row) + 1 for row in targets])
+        scores[torch.arange(scores.shape[1]) >= lengths[:, None]] = 0
+        return scores.numpy(), torch.stack(self.model.attention(source, inputs), 1).numpy()
+
+
+class ScorerGraph:
+    """The scorer of a bundle."""
+
+    name = "scorer.onnx"
+    whole = False
+
+    def __init__(self, bundle: Bundle, device: Device, threads: int) -> None:
+        self.tokens = bundle.manifest.tokens
+        self.session: ort.InferenceSession = open_session(bundle.scorer, device, threads)
+
+    def scores(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> tuple[Floats, Floats]:
+        """Both outputs of the graph: log-probabilities [rows, target], attention [rows, layers, heads, target, source].
+
+        Args:
+            sources: ids of each row, with the end token.
+            targets: ids of each row, without begin and end token.
+        """
+        prefixed = [[self.tokens.begin, *row] for row in targets]
+        feed: dict[str, NDArray[Any]] = {
+            "source_ids": pad(sources, self.tokens.pad).numpy(),
+            "source_lengths": np.array([len(row) for row in sources], np.int32),
+            "target_ids": pad(prefixed, self.tokens.pad).numpy(),
+            "target_lengths": np.array([len(row) for row in prefixed], np.int32),
+        }
+        scores, attention = self.session.run(["log_probabilities", "cross_attention"], feed)
+        return scores, attention
+
+    def log_probabilities(self, sources: Sequence[Sequence[int]], targets: NDArray[np.int64]) -> Floats:
+        return self.scores(sources, targets.tolist())[0][:, :-1, None]

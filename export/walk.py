@@ -1,0 +1,141 @@
+"""Rows that join, age and leave as in the server, each of their steps compared with an uncached model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.references import Reference
+from server.runtime.memory import Memory
+from server.runtime.model import Runtime
+
+STRIDE = 3  # steps between groups of newcomers, so that rows are of different age
+INSPECTED = 4  # steps of a case at which the whole cache is compared before and after
+
+
+@dataclass
+class Walk:
+    """What was found on one case.
+
+    Attributes:
+        rows, source: rows in all, and the longest source in tokens.
+        steps: decode steps, of which the last ones at the declared maximum.
+        compared: log-probabilities compared.
+        difference: the largest, in nats.
+        stray: what changed in the caches and should not have, as sentences. (That the rest was written, later steps show.)
+    """
+
+    rows: int
+    source: int
+    steps: int = 0
+    compared: int = 0
+    difference: float = 0.0
+    stray: list[str] | None = None
+
+
+def draw_sources(runtime: Runtime, rows: int, longest: int, rng: np.random.Generator) -> list[list[int]]:
+    """Random sources, the first of them `longest` tokens, the others 1 to `longest`, all with the end token last."""
+    tokens = runtime.manifest.tokens
+    lengths = [longest, *rng.integers(1, longest + 1, rows - 1).tolist()]
+    usable = np.setdiff1d(
+        np.arange(runtime.manifest.shape.source_vocabulary), [tokens.pad, tokens.begin, tokens.end, tokens.unknown]
+    )
+    return [[*rng.choice(usable, length - 1).tolist(), tokens.end] for length in lengths]
+
+
+def walk(runtime: Runtime, reference: Reference, rows: int, longest: int, rng: np.random.Generator) -> Walk:
+    """Decodes random rows to the declared maximum over random tokens.
+
+    Groups of 1, 2, 3, ... rows join some steps apart; a row that is done leaves, and the last one moves into its place.
+    """
+    found = Walk(rows, longest, stray=[])
+    steps, vocabulary = runtime.target_capacity, runtime.manifest.shape.target_vocabulary
+    sources = draw_sources(runtime, rows, longest, rng)
+    targets = rng.integers(0, vocabulary, (rows, steps))
+    _scribble(runtime, rng)
+    expected = reference.log_probabilities(sources, targets)
+    groups = _groups(rows)
+    ticks = steps + STRIDE * (len(groups) - 1)
+    inspected = set(np.linspace(0, ticks - 1, INSPECTED).astype(int).tolist())
+    running: list[int] = []
+    for tick in range(ticks):
+        if tick % STRIDE == 0 and tick // STRIDE < len(groups):
+            joining = groups[tick // STRIDE]
+            runtime.encode([sources[i] for i in joining], len(running))
+            running += joining
+        n = len(running)
+        before = _snapshot(runtime) if tick in inspected else None
+        ids, values = runtime.step(n, vocabulary)
+        if before is not None:
+            found.stray += _stray(runtime, n, before)
+        for row in reversed(range(n)):
+            i, position = running[row], int(runtime.positions[row])
+            distribution = np.empty(vocabulary, np.float32)
+            distribution[ids[row]] = values[row]
+            actual = distribution if reference.whole else distribution[targets[i, position], None]
+            difference = float(np.abs(actual - expected[i, position]).max())
+            # NaN compares as not larger, and must not pass for none.
+            found.difference = max(found.difference, difference if difference == difference else float("inf"))
+            found.compared += actual.size
+            runtime.tokens[row, 0] = targets[i, position]
+            runtime.positions[row] += 1
+            if position + 1 == steps:
+                last = len(running) - 1
+                if row != last:
+                    runtime.move_row(last, row)
+                    running[row] = running[last]
+                running.pop()
+        found.steps += 1
+    return found
+
+
+def _groups(rows: int) -> list[list[int]]:
+    """0 .. rows-1 in groups of 1, 2, 3, ..."""
+    groups: list[list[int]] = []
+    start = 0
+    while start < rows:
+        size = min(len(groups) + 1, rows - start)
+        groups.append(list(range(start, start + size)))
+        start += size
+    return groups
+
+
+def _scribble(runtime: Runtime, rng: np.random.Generator) -> None:
+    """Fills all of the cache, so that a step that looks where it should not, or does not write, can't stay unnoticed."""
+    for memory in _memories(runtime).values():
+        planes, slots, *rest = memory.shape
+        for plane in range(planes):
+            row = (3 * rng.standard_normal(rest)).astype(memory.dtype)
+            memory.write(plane, 0, np.broadcast_to(row, (slots, *rest)))
+
+
+def _memories(runtime: Runtime) -> dict[str, Memory]:
+    memories = {"self": runtime.self_cache, "cross": runtime.cross_cache}
+    return memories if runtime.last is None else memories | {"last": runtime.last}
+
+
+def _snapshot(runtime: Runtime) -> dict[str, NDArray[np.generic]]:
+    """Copies of the buffers, [planes, slots, ...] each."""
+    return {name: _contents(memory) for name, memory in _memories(runtime).items()}
+
+
+def _contents(memory: Memory) -> NDArray[np.generic]:
+    planes, slots = memory.shape[:2]
+    return np.stack([np.stack([memory.read(plane, row) for row in range(slots)]) for plane in range(planes)])
+
+
+def _stray(runtime: Runtime, n: int, before: dict[str, NDArray[np.generic]]) -> Sequence[str]:
+    """Compares the caches with those before a step of `n` rows, which may write one position of each row's self cache."""
+    after = _snapshot(runtime)
+    changed = after["self"] != before["self"]  # [planes, slots, heads, positions, d_head]
+    changed[:, np.arange(n), :, runtime.positions[:n]] = False
+    wrong = []
+    if changed[:, n:].any():
+        wrong.append("a row that was not in use was written to")
+    if changed.any():
+        wrong.append("a position of the self cache changed that is not the new token's")
+    wrong += [
+        f"the {name} buffer changed" for name in after if name != "self" and (after[name] != before[name]).any()
+    ]
+    return wrong

@@ -19,7 +19,7 @@ def configure_logs(style: LogFormat, level: str) -> None:
     threshold = logging.getLevelNamesMapping()[level.upper()]
     console = style == "console" or (style == "auto" and sys.stderr.isatty())
     renderer: list[structlog.typing.Processor] = (
-        [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+        [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)]
         if console
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )

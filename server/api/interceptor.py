@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import structlog
@@ -20,7 +20,7 @@ log = structlog.get_logger()
 MALFORMED = object()
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Handler = grpc.RpcMethodHandler[Any, Any]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in the type stubs alone
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
@@ -36,9 +36,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]",
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler | None:
+    ) -> "Handler | None":
         method = handler_call_details.method
         wrapped = self._wrapped.get(method)
         if wrapped is None:

@@ -19,6 +19,8 @@ class TargetDecoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         steps = _decoder_steps(tokenizer)
+        added = tokenizer.get_added_tokens_decoder()
+        self.silent: frozenset[int] = frozenset(index for index, token in added.items() if token.special)
         # Byte tokens that stand together become text together: all of them are UTF-8, or each is replaced. So what a
         # run of them means is only known at its end.
         self.byte_tokens: frozenset[int] = (
@@ -60,6 +62,7 @@ class TextStream:
 
     def push(self, ids: list[int]) -> str:
         """The text that is certain with these tokens and was not before; may be empty."""
+        ids = [index for index in ids if index not in self._decoder.silent]
         self._ids += ids
         if not self._decoder.incremental or not ids or ids[-1] in self._decoder.byte_tokens:
             return ""

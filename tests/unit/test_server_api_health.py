@@ -1,0 +1,57 @@
+"""grpc.health.v1, also when several watch and some do not read."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2
+
+from server.api.service import SERVICE
+from tests.fake_engines import serve_fake
+
+Request = health_pb2.HealthCheckRequest
+Response = health_pb2.HealthCheckResponse
+
+
+async def next_status(watch: Any) -> int:
+    async with asyncio.timeout(5):
+        message = await watch.read()
+    status: int = message.status
+    return status
+
+
+@pytest.mark.parametrize("service", ["", SERVICE])
+async def test_check_follows_the_server(service: str) -> None:
+    async with serve_fake(ready=False) as face:
+        for serving in (False, True, False):
+            face.health.set_serving(serving)
+            status = (await face.health_stub.Check(Request(service=service))).status
+            assert status == (Response.SERVING if serving else Response.NOT_SERVING)
+
+
+async def test_an_unknown_service_is_not_found() -> None:
+    async with serve_fake() as face:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await face.health_stub.Check(Request(service="dragoman.v0"))
+        assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+        watch = face.health_stub.Watch(Request(service="dragoman.v0"))
+        assert await next_status(watch) == Response.SERVICE_UNKNOWN
+
+
+async def test_every_watcher_hears_of_every_change() -> None:
+    async with serve_fake(ready=False) as face:
+        watches = [face.health_stub.Watch(Request(service=SERVICE)) for _ in range(3)]
+        for watch in watches:
+            assert await next_status(watch) == Response.NOT_SERVING
+        face.health.set_serving(True)
+        for watch in watches:
+            assert await next_status(watch) == Response.SERVING
+        watches.pop().cancel()  # one that leaves takes nothing from the others
+        await asyncio.sleep(0.05)
+        face.health.set_serving(False)
+        for watch in watches:
+            assert await next_status(watch) == Response.NOT_SERVING
+        face.health.end()
+        for watch in watches:
+            assert await watch.read() is grpc.aio.EOF

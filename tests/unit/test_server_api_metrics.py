@@ -1,0 +1,124 @@
+"""What Prometheus reads."""
+
+import re
+import threading
+
+import pytest
+from grpc_health.v1 import health_pb2
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from dragoman.v1 import generation_pb2 as pb
+from server.engine.metrics import EngineMetrics
+from server.engine.requests import FinishReason
+from server.metrics import REQUEST_SECONDS, STEP_SECONDS, Histogram, ServerMetrics, geometric
+from tests.fake_engines import serve_fake
+
+
+def value(metrics: ServerMetrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, {"model": "m", **labels})
+
+
+def test_buckets_suit_steps_and_requests() -> None:
+    assert geometric(1, 8, 4) == [1, 2, 4, 8]
+    assert (STEP_SECONDS[0], STEP_SECONDS[-1], len(STEP_SECONDS)) == (0.0002, 2, 16)
+    assert (REQUEST_SECONDS[0], REQUEST_SECONDS[-1], len(REQUEST_SECONDS)) == (0.001, 60, 20)
+
+
+def test_histogram_counts_many_equal_values_at_once_and_bounds_are_inclusive() -> None:
+    histogram = Histogram([1.0, 2.0])
+    histogram.observe(1.0, 3)
+    histogram.observe(1.5)
+    histogram.observe(9.0, 2)
+    assert (histogram.counts, histogram.sum) == ([3, 1, 2], 22.5)
+
+
+def test_engine_reports_are_exposed() -> None:
+    metrics = ServerMetrics()
+    engine: EngineMetrics = metrics.model("m")
+    engine.encoded(0.001, rows=2, source_tokens=9, padding_tokens=3)
+    engine.stepped(0.0003, rows=2, gap_seconds=None)
+    engine.stepped(0.0003, rows=2, gap_seconds=0.001)
+    engine.admitted(0.002)
+    engine.first_token(0.003)
+    engine.finished(FinishReason.EOS, 5, 7, 0.01)
+    engine.finished(FinishReason.LENGTH, 4, 8, 0.02)
+    engine.dropped("expired", "waiting")
+    engine.state(0, waiting=4, running=2, slots=32)
+    engine.state(1, waiting=5, running=1, slots=32)
+    engine.cache(0, 1024)
+    metrics.loaded("m", 1.5, "cuda:0", "fp16", fallback=False)
+    assert value(metrics, "dragoman_encode_seconds_count") == 1
+    assert value(metrics, "dragoman_source_tokens_total") == 9
+    assert value(metrics, "dragoman_padding_tokens_total") == 3
+    assert value(metrics, "dragoman_target_tokens_total") == 15
+    assert value(metrics, "dragoman_step_seconds_bucket", le="0.00037") == 2
+    assert value(metrics, "dragoman_step_rows_sum") == 4
+    assert value(metrics, "dragoman_inter_token_seconds_count") == 2
+    assert value(metrics, "dragoman_queue_seconds_sum") == 0.002
+    assert value(metrics, "dragoman_first_token_seconds_count") == 1
+    assert value(metrics, "dragoman_generation_seconds_count") == 2
+    assert value(metrics, "dragoman_target_length_tokens_bucket", le="8.0") == 2
+    assert value(metrics, "dragoman_finishes_total", reason="length") == 1
+    assert value(metrics, "dragoman_finishes_total", reason="time_limit") == 0
+    assert value(metrics, "dragoman_drops_total", reason="expired", phase="waiting") == 1
+    assert value(metrics, "dragoman_requests_waiting") == 5
+    assert value(metrics, "dragoman_rows_running", engine="0") == 2
+    assert value(metrics, "dragoman_rows", engine="1") == 32
+    assert value(metrics, "dragoman_cache_bytes", engine="0") == 1024
+    assert value(metrics, "dragoman_model_load_seconds") == 1.5
+    assert value(metrics, "dragoman_device_info", device="cuda:0", precision="fp16") == 1
+    assert value(metrics, "dragoman_device_fallback") == 0
+
+
+def test_reports_of_several_engines_at_once_all_count() -> None:
+    metrics = ServerMetrics()
+    engine = metrics.model("m")
+
+    def report() -> None:
+        for _ in range(20_000):
+            engine.stepped(0.001, 3, 0.002)
+
+    threads = [threading.Thread(target=report) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        generate_latest(metrics.registry)
+    assert value(metrics, "dragoman_step_seconds_count") == 80_000
+    assert value(metrics, "dragoman_inter_token_seconds_count") == 240_000
+
+
+async def test_calls_are_counted_by_method_and_code() -> None:
+    async with serve_fake() as face:
+        await face.stub.Generate(pb.GenerateRequest(input=pb.Input(text="a")))
+        for method in ("Guess", "Guess", "Hope"):
+            with pytest.raises(Exception, match="Method not found"):
+                await face.send_bytes(method, b"")
+        await face.health_stub.Check(health_pb2.HealthCheckRequest())
+        generate = "dragoman.v1.GenerationService/Generate"
+        assert face.metric("dragoman_requests_total", method=generate, code="OK") == 1
+        assert face.metric("dragoman_request_seconds_count", method=generate) == 1
+        assert face.metric("dragoman_requests_total", method="unknown", code="UNIMPLEMENTED") == 3
+        assert face.metric("dragoman_requests_total", method="grpc.health.v1.Health/Check", code="OK") == 1
+
+
+async def test_the_page_parses_and_keeps_to_the_rules() -> None:
+    async with serve_fake() as face:
+        face.metrics.model("m").state(0, 0, 0, 1)
+        request = pb.GenerateRequest(model="no such model", input=pb.Input(text="a"))
+        with pytest.raises(Exception, match="not served here"):
+            await face.stub.Generate(request)
+        page = generate_latest(face.metrics.registry).decode()
+    families = list(text_string_to_metric_families(page))
+    ours = [family for family in families if family.name.startswith("dragoman_")]
+    assert len(ours) > 20
+    assert {family.name.split("_")[0] for family in families} <= {"dragoman", "process", "python"}
+    assert "no such model" not in page
+    allowed = {"model", "method", "code", "reason", "phase", "engine", "device", "precision", "le"}
+    for family in ours:
+        assert family.documentation
+        assert family.type != "unknown", family.name
+        if family.name != "dragoman_build_info":
+            assert {label for sample in family.samples for label in sample.labels} <= allowed, family.name
+        if family.type == "histogram":
+            assert re.search(r"_(seconds|rows|tokens)$", family.name), family.name

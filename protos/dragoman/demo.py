@@ -48,8 +48,8 @@ def show_model(client: Client, console: Console) -> None:
         f"{model.parameters / 1e6:.1f} million parameters, {model.precision} on {model.device}; "
         f"up to {model.max_source_tokens} tokens in and {model.max_target_tokens} out"
     )
-    for name, value in model.quality.items():
-        console.print(f"{escape(name)}: {value:g}")
+    for name, value in sorted(model.quality.items()):
+        console.print(f"{escape(name)}: {value:.4g}")
 
 
 def show_unary(client: Client, console: Console) -> None:
@@ -93,7 +93,7 @@ def show_metrics(server: LocalServer, console: Console) -> None:
     meter = Meter(server.metrics())
     table = Table("what the server counted", "", "metric", box=None, pad_edge=False)
     for what, value, name in (
-        ("calls answered", f"{meter.total('dragoman_requests_total', METHOD):.0f}", "dragoman_requests_total"),
+        ("calls", f"{meter.total('dragoman_requests_total', METHOD):.0f}", "dragoman_requests_total"),
         ("tokens read", f"{meter.total('dragoman_source_tokens_total'):.0f}", "dragoman_source_tokens_total"),
         ("tokens written", f"{meter.total('dragoman_target_tokens_total'):.0f}", "dragoman_target_tokens_total"),
         (
@@ -111,10 +111,10 @@ def show_metrics(server: LocalServer, console: Console) -> None:
 
 
 NEXT = """\
-[bold].venv/bin/dragoman-serve[/]                      serve; --help lists the options
-[bold].venv/bin/dragoman generate TEXT[/]              ask it; `dragoman --help` lists the other questions
-[bold].venv/bin/dragoman-train g2p-en-quick[/]         train a model of your own
-[bold]README.md[/]                                     from there: export, metrics, limits, the API"""
+[bold].venv/bin/dragoman-serve[/]          serve; --help lists the options
+[bold].venv/bin/dragoman generate TEXT[/]  ask it; --help lists the rest
+[bold].venv/bin/dragoman-train tiny[/]     train a model, in seconds; README.md tells of real ones
+[bold]README.md[/]                         export, metrics, limits, the API"""
 
 
 def demo(console: Console) -> None:
@@ -126,10 +126,8 @@ def demo(console: Console) -> None:
     """
     console.print("Starting dragoman-serve on the model that ships with it ...")
     with LocalServer() as server, Client(server.address) as client:
-        console.print(
-            f"Serving after {server.start_seconds:.1f} s at {server.address}, "
-            f"metrics at http://{LOOPBACK}:{server.metrics_port}/metrics"
-        )
+        console.print(f"Serving after {server.start_seconds:.1f} s at {server.address}")
+        console.print(f"Metrics at http://{LOOPBACK}:{server.metrics_port}/metrics")
         for title, show in (("The model", show_model), ("Generate", show_unary), ("GenerateStream", show_stream)):
             console.print(Rule(title, align="left"))
             show(client, console)

@@ -1,0 +1,181 @@
+"""The PyTorch model back out of a bundle's graphs, so that CTranslate2 gets the very weights that are served.
+
+Initializers of equal content share a name in the graphs, and bias vectors of zeros are left out, so weights are found
+by where they are used: the nodes that hold some, in the order of computation, are the modules in the same order.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import sqrt
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+from onnx import numpy_helper
+from torch import Tensor, nn
+
+from server.bundle.load import Bundle
+from tests.benchmark.parts import decoder_layers, encoder_layers, last_norm, norms
+from training.model import ModelConfig, Transformer
+from training.model.layers import DecoderLayer, EncoderLayer
+
+Array = NDArray[np.float32]
+
+
+class UnreadableGraphError(Exception):
+    """The graphs do not have the form that the model in the manifest would give them."""
+
+
+@dataclass
+class Holders:
+    """What a graph's nodes hold, each kind in the order of computation.
+
+    Attributes:
+        linears: weight [out, in] and bias [out] (None: zeros).
+        norms: gain and bias.
+        tables: by the graph input that looks rows up in them ("" for one that is only sliced).
+    """
+
+    linears: list[tuple[Array, Array | None]] = field(default_factory=list)
+    norms: list[tuple[Array, Array]] = field(default_factory=list)
+    tables: dict[str, Array] = field(default_factory=dict)
+
+
+def load_model(bundle: Bundle) -> Transformer:
+    """The model that a bundle was exported from, in evaluation mode.
+
+    Raises:
+        UnreadableGraphError: the manifest does not describe it, or the graphs are not what it would become.
+    """
+    document: Any = bundle.manifest.training
+    try:
+        config = ModelConfig.model_validate(document["recipe"]["model"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UnreadableGraphError(
+            f"{bundle.path}: the manifest's training.recipe.model is no model: {error}"
+        ) from None
+    shape = bundle.manifest.shape
+    model = Transformer(config, shape.source_vocabulary, shape.target_vocabulary, bundle.manifest.tokens.pad).eval()
+    encoder, decoder = (read_holders(onnx.load(path).graph) for path in (bundle.encoder, bundle.decoder))
+    try:
+        fill(model, encoder, decoder)
+    except (StopIteration, KeyError, RuntimeError) as error:
+        raise UnreadableGraphError(
+            f"{bundle.path}: the graphs are not those of the manifest's model: {error!r}"
+        ) from None
+    return model
+
+
+@torch.no_grad()
+def fill(model: Transformer, encoder: Holders, decoder: Holders) -> None:
+    """Puts the weights of the graphs into a model of the same shape.
+
+    Undoes what export folds: the embedding's scale, and query, key and value in one matrix.
+
+    Raises:
+        StopIteration, KeyError, RuntimeError: the graphs are of another shape.
+    """
+    scale = sqrt(model.config.d_model)
+    linears, gains = iter(encoder.linears), iter(encoder.norms)
+    _copy(model.encoder.embedding.tokens.weight, encoder.tables["source_ids"] / scale)
+    for layer in encoder_layers(model):
+        _fill_layer(layer, linears, gains)
+    if isinstance(model.encoder.norm, nn.LayerNorm):
+        _fill_norm(model.encoder.norm, gains)
+    for decoder_layer in decoder_layers(model):
+        _fill_linears(linears, decoder_layer.cross_attention.key_value)
+
+    linears, gains = iter(decoder.linears), iter(decoder.norms)
+    _copy(model.decoder.embedding.tokens.weight, decoder.tables["token_ids"] / scale)
+    for decoder_layer in decoder_layers(model):
+        _fill_layer(decoder_layer, linears, gains)
+    if isinstance(model.decoder.norm, nn.LayerNorm):
+        _fill_norm(model.decoder.norm, gains)
+    if model.config.share_embeddings == "none":
+        _copy(model.decoder.projection.weight, next(linears)[0])
+    else:
+        for parameter in last_norm(model).parameters():
+            parameter.mul_(scale)
+    if model.config.positions == "learned":
+        _copy(model.encoder.embedding.positions, encoder.tables[""])
+        _copy(model.decoder.embedding.positions, decoder.tables["positions"])
+
+
+def _fill_layer(
+    layer: EncoderLayer | DecoderLayer,
+    linears: Iterator[tuple[Array, Array | None]],
+    gains: Iterator[tuple[Array, Array]],
+) -> None:
+    own = layer.self_attention
+    _fill_linears(linears, own.query, own.key_value)
+    _fill_linears(linears, own.output)
+    if isinstance(layer, DecoderLayer):
+        _fill_linears(linears, layer.cross_attention.query)
+        _fill_linears(linears, layer.cross_attention.output)
+    _fill_linears(linears, layer.feed_forward.expand)
+    _fill_linears(linears, layer.feed_forward.contract)
+    for norm in norms(layer):
+        _fill_norm(norm, gains)
+
+
+def _fill_linears(source: Iterator[tuple[Array, Array | None]], *linears: nn.Linear) -> None:
+    """One linear map of the graph into one of the model, or into several side by side."""
+    weight, bias = next(source)
+    start = 0
+    for linear in linears:
+        end = start + linear.out_features
+        _copy(linear.weight, weight[start:end])
+        linear.bias.copy_(torch.zeros(end - start) if bias is None else torch.from_numpy(bias[start:end]))
+        start = end
+    if start != len(weight):
+        raise RuntimeError(f"a linear map has {len(weight)} outputs where {start} were expected")
+
+
+def _fill_norm(norm: nn.LayerNorm, source: Iterator[tuple[Array, Array]]) -> None:
+    gain, bias = next(source)
+    _copy(norm.weight, gain)
+    _copy(norm.bias, bias)
+
+
+def _copy(parameter: Tensor, values: Array) -> None:
+    if parameter.shape != values.shape:
+        raise RuntimeError(f"a tensor has shape {list(values.shape)} where {list(parameter.shape)} was expected")
+    parameter.copy_(torch.from_numpy(np.ascontiguousarray(values)))
+
+
+def read_holders(graph: onnx.GraphProto) -> Holders:
+    """The weights of a graph by their use."""
+    tensors = {t.name: t for t in graph.initializer}
+    consumers: dict[str, list[onnx.NodeProto]] = {}
+    for node in graph.node:
+        for name in node.input:
+            consumers.setdefault(name, []).append(node)
+
+    def array(name: str) -> Array:
+        return numpy_helper.to_array(tensors[name]).astype(np.float32)
+
+    holders = Holders()
+    origin = {value.name: value.name for value in graph.input}  # of reshaped graph inputs: the input
+    for node in graph.node:
+        weights = [name for name in node.input if name in tensors]
+        if node.op_type in ("Squeeze", "Cast", "Reshape") and node.input[0] in origin:
+            origin[node.output[0]] = origin[node.input[0]]
+        elif node.op_type == "LayerNormalization":
+            bias = array(node.input[2]) if len(node.input) > 2 else np.zeros_like(array(node.input[1]))
+            holders.norms.append((array(node.input[1]), bias))
+        elif node.op_type == "Gather" and node.input[0] in tensors and node.input[1] in origin:
+            holders.tables[origin[node.input[1]]] = array(node.input[0])
+        elif node.op_type == "Slice" and node.input[0] in tensors:
+            holders.tables[""] = array(node.input[0])
+        elif node.op_type == "Gemm":
+            transposed = any(a.name == "transB" and a.i for a in node.attribute)
+            weight = array(node.input[1])
+            bias_ = array(node.input[2]) if len(node.input) > 2 and node.input[2] else None
+            holders.linears.append((weight if transposed else weight.T, bias_))
+        elif node.op_type == "MatMul" and node.input[1] in tensors:
+            following = consumers.get(node.output[0], [])
+            added = [n for f in following if f.op_type == "Add" for n in f.input if n in tensors]
+            holders.linears.append((array(weights[0]).T, array(added[0]) if added else None))
+    return holders

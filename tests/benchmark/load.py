@@ -1,0 +1,203 @@
+"""The load generator: closed loops and Poisson arrivals against a gRPC server."""
+
+import random
+import select
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+
+import psutil
+
+from dragoman.v1 import generation_pb2 as pb
+from tests.benchmark.http2 import Http2Connection
+from tests.benchmark.samples import Sample
+
+SERVICE = "/dragoman.v1.GenerationService/"
+CONNECTIONS = 4  # calls are spread over this many, at most
+PATIENCE = 60.0  # seconds to wait for an answer before giving up
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that ended: when it was due and done (perf_counter), and its answer (None: failed)."""
+
+    due: float
+    done: float
+    answer: bytes | None
+
+
+class LoadGenerator:
+    """Sends pre-serialised requests and keeps the answers, which are read when the clock has stopped.
+
+    Args:
+        address: host and port of the server.
+        server_pid: its process, whose processor time is reported beside our own.
+        method: "Generate" or "GenerateBatch".
+        requests: serialised messages, sent in turn, over and over.
+    """
+
+    def __init__(self, address: tuple[str, int], server_pid: int, method: str, requests: Sequence[bytes]) -> None:
+        self.target = (*address, SERVICE + method)
+        self.server = psutil.Process(server_pid)
+        self.batch = method == "GenerateBatch"
+        self.requests = requests
+        self.turn = cycle(requests)
+
+    def closed(self, concurrency: int, seconds: float) -> Sample:
+        """Keeps `concurrency` calls in flight; the next starts when one ends.
+
+        The clock starts when as many calls as are in flight have ended, and stops after at least `seconds` when a
+        multiple of that number has ended since: calls of equal length run in lockstep, and a wave counts whole or not
+        at all.
+        """
+        with _Flight(self.target, min(CONNECTIONS, concurrency)) as flight:
+            for request in islice(self.turn, concurrency):
+                flight.start(request, time.perf_counter())
+            ended, clock = 0, None
+            calls: list[Call] = []
+            while clock is None or clock.seconds < seconds or len(calls) % concurrency:
+                for call in flight.wait(PATIENCE):
+                    ended += 1
+                    if clock is not None:
+                        calls.append(call)
+                    elif ended == concurrency:
+                        clock = _Clock(self.server)
+                    flight.start(next(self.turn), time.perf_counter())
+            sample = self._sample(calls, clock)
+            flight.finish()
+            return sample
+
+    def open(self, rate: float, seconds: float, seed: int) -> Sample:
+        """Poisson arrivals at `rate` calls a second for `seconds`, whatever the server does.
+
+        A call's latency counts from the moment it was due, not from when it could be sent, so a stall is seen by every
+        call that fell into it. The sample's seconds last until the last answer.
+        """
+        draw = random.Random(seed)
+        due = [draw.expovariate(rate)]
+        while due[-1] < seconds:
+            due.append(due[-1] + draw.expovariate(rate))
+        with _Flight(self.target, CONNECTIONS) as flight:
+            calls: list[Call] = []
+            clock = _Clock(self.server)
+            sent = 0
+            while sent < len(due) or flight.running:
+                now = clock.seconds
+                while sent < len(due) and due[sent] <= now:
+                    flight.start(next(self.turn), clock.started + due[sent])
+                    sent += 1
+                calls.extend(flight.wait(due[sent] - now if sent < len(due) else PATIENCE))
+            return self._sample(calls, clock)
+
+    def answers(self, concurrency: int) -> list[bytes | None]:
+        """Sends each request once and returns the answers in the order of the requests."""
+        with _Flight(self.target, 1) as flight:
+            answers: dict[int, bytes | None] = {}
+            sent = 0
+            while len(answers) < len(self.requests):
+                while sent < len(self.requests) and flight.running < concurrency:
+                    flight.start(self.requests[sent], float(sent))  # `due` tells which one it was
+                    sent += 1
+                answers.update((int(call.due), call.answer) for call in flight.wait(PATIENCE))
+            return [answers[i] for i in range(sent)]
+
+    def _sample(self, calls: list[Call], clock: "_Clock") -> Sample:
+        seconds, cpu_seconds = clock.seconds, clock.cpu_seconds()
+        answered = [call for call in calls if call.answer is not None]
+        responses = [response for call in answered for response in self._responses(call.answer or b"")]
+        return Sample(
+            seconds=seconds,
+            tokens=sum(tokens(response) for response in responses),
+            sequences=len(responses),
+            latencies=[call.done - call.due for call in answered],
+            failed=len(calls) - len(answered),
+            cpu_seconds=cpu_seconds,
+        )
+
+    def _responses(self, answer: bytes) -> list[pb.GenerateResponse]:
+        if not self.batch:
+            return [pb.GenerateResponse.FromString(answer)]
+        items = pb.GenerateBatchResponse.FromString(answer).items
+        return [item.response for item in items if item.HasField("response")]
+
+
+def tokens(response: pb.GenerateResponse) -> int:
+    """Tokens generated, the end token included where the model produced it."""
+    return sum(h.target_tokens + (h.finish_reason == pb.FINISH_REASON_EOS) for h in response.hypotheses)
+
+
+class _Clock:
+    """Wall clock and processor time of both processes, from its making on."""
+
+    def __init__(self, server: psutil.Process) -> None:
+        self.server = server
+        self._cpu = self._read()
+        self.started = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.started
+
+    def cpu_seconds(self) -> dict[str, float]:
+        return {name: now - self._cpu[name] for name, now in self._read().items()}
+
+    def _read(self) -> dict[str, float]:
+        times = self.server.cpu_times()
+        return {"server": times.user + times.system, "load": time.process_time()}
+
+
+class _Flight:
+    """The calls on their way, over several connections."""
+
+    def __init__(self, target: tuple[str, int, str], connections: int) -> None:
+        self.connections = [Http2Connection(*target) for _ in range(connections)]
+        self.by_socket = {connection.socket: connection for connection in self.connections}
+        self.due: dict[tuple[Http2Connection, int], float] = {}
+        self.held: list[tuple[bytes, float]] = []
+        self.next = 0
+
+    def __enter__(self) -> "_Flight":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for connection in self.connections:
+            connection.close()
+
+    @property
+    def running(self) -> int:
+        return len(self.due) + len(self.held)
+
+    def start(self, request: bytes, due: float) -> None:
+        """Queues a call on the next connection that has room, or holds it until one has."""
+        for _ in self.connections:
+            self.next = (self.next + 1) % len(self.connections)
+            connection = self.connections[self.next]
+            if connection.room_for(request):
+                self.due[connection, connection.send(request)] = due
+                return
+        self.held.append((request, due))
+
+    def finish(self) -> None:
+        """Waits until nothing is on its way."""
+        while self.running:
+            self.wait(PATIENCE)
+
+    def wait(self, timeout: float) -> list[Call]:
+        """Sends what is queued and waits for answers, at most `timeout` seconds; the calls that ended."""
+        held, self.held = self.held, []
+        for request, due in held:
+            self.start(request, due)
+        for connection in self.connections:
+            connection.flush()
+        writers = [c.socket for c in self.connections if c.wants_to_write]
+        readable, _, _ = select.select(list(self.by_socket), writers, [], max(timeout, 0.0))
+        if not readable and not writers and timeout >= PATIENCE:
+            raise TimeoutError(f"no answer from the server for {PATIENCE:.0f} s; {self.running} calls are running")
+        calls = []
+        for readable_socket in readable:
+            connection = self.by_socket[readable_socket]
+            ended = connection.receive()
+            now = time.perf_counter()
+            calls += [Call(self.due.pop((connection, stream)), now, answer) for stream, answer in ended]
+        return calls

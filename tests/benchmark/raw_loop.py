@@ -1,0 +1,100 @@
+"""The ceiling: the bundle's graphs stepped as fast as the machine can, with nobody to serve.
+
+Every row is always busy, every step decodes all rows, sources are tokenized beforehand, no text comes out: what is left
+is the encoder, the decoder and the cache pool, through the same runtime that the server uses.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from server.bundle.load import load_bundle
+from server.runtime.device import CPU
+from server.runtime.model import Runtime, Sessions
+from tests.benchmark.samples import Sample
+
+
+class RawLoop:
+    """One or several engines, each with its rows and its thread.
+
+    Args:
+        bundle: its directory.
+        sources: token ids of each input.
+        engines: how many; rows are shared out among them.
+        threads: that compute one operator together, in each engine.
+        rows: in all, at most.
+        max_new_tokens: steps at most.
+    """
+
+    def __init__(
+        self, bundle: Path, sources: Sequence[Sequence[int]], engines: int, threads: int, rows: int, max_new_tokens: int
+    ) -> None:
+        opened = load_bundle(bundle)
+        sessions = [Sessions(opened, CPU, threads) for _ in range(1 if threads == 1 else engines)]
+        self.runtimes = [Runtime(sessions[i % len(sessions)], -(-rows // engines)) for i in range(engines)]
+        self.sources = sources
+        self.end = opened.manifest.tokens.end
+        self.max_new_tokens = max_new_tokens
+        self._batch_seconds: dict[int, float] = {}
+
+    def measure(self, seconds: float, rows: int, steps: int) -> Sample:
+        """Encodes full batches and steps each `steps` times, for about `seconds`. Every row-step counts as a token.
+
+        Args:
+            rows: in all; where they are fewer than the engines, some engines rest.
+        """
+        if rows not in self._batch_seconds:
+            self._run(1, rows, steps)  # warm-up
+            self._batch_seconds[rows] = self._run(1, rows, steps)
+        batches = max(1, round(seconds / self._batch_seconds[rows]))
+        wall = self._run(batches, rows, steps)
+        self._batch_seconds[rows] = wall / batches
+        sequences = batches * rows
+        return Sample(wall, sequences * steps, sequences, [wall / batches])
+
+    def answers(self) -> list[list[int]]:
+        """Greedy token ids of every source, without the end token."""
+        runtime, answers = self.runtimes[0], []
+        for start in range(0, len(self.sources), runtime.slots):
+            batch = self.sources[start : start + runtime.slots]
+            runtime.encode(batch, 0)
+            generated: list[list[int]] = [[] for _ in batch]
+            for _ in range(self.max_new_tokens):
+                self._step(runtime, len(batch))
+                for ids, token in zip(generated, runtime.tokens[:, 0].tolist(), strict=False):
+                    ids.append(token)
+                if all(self.end in ids for ids in generated):
+                    break
+            answers += [ids[: ids.index(self.end)] if self.end in ids else ids for ids in generated]
+        return answers
+
+    def _run(self, batches: int, rows: int, steps: int) -> float:
+        """The same work in every engine at the same time; seconds until all are done."""
+        runtimes = self.runtimes[:rows]
+        shares = [rows // len(runtimes) + (i < rows % len(runtimes)) for i in range(len(runtimes))]
+        starting = threading.Barrier(len(runtimes) + 1)
+
+        def work(engine: int, runtime: Runtime) -> None:
+            share, before = shares[engine], sum(shares[:engine])
+            starting.wait()
+            for batch in range(batches):
+                first = batch * rows + before
+                runtime.encode([self.sources[(first + i) % len(self.sources)] for i in range(share)], 0)
+                for _ in range(steps):
+                    self._step(runtime, share)
+
+        threads = [threading.Thread(target=work, args=item, daemon=True) for item in enumerate(runtimes)]
+        for thread in threads:
+            thread.start()
+        starting.wait()
+        started = time.perf_counter()
+        for thread in threads:
+            thread.join()
+        return time.perf_counter() - started
+
+    @staticmethod
+    def _step(runtime: Runtime, rows: int) -> None:
+        ids, _ = runtime.step(rows, 1)
+        runtime.tokens[:rows, 0] = ids[:, 0]
+        runtime.positions[:rows] += 1

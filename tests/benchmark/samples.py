@@ -1,0 +1,71 @@
+"""What is measured, and the little arithmetic on it."""
+
+from dataclasses import dataclass, field
+from statistics import median
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One measurement.
+
+    Attributes:
+        seconds: wall clock.
+        tokens: generated, an end token that the model produced included: the decode steps that somebody needed.
+        sequences: inputs answered.
+        latencies: seconds, one for each call (empty where calls make no sense).
+        failed: calls without an answer.
+        cpu_seconds: processor time by process ("server", "load"), both kinds, over the measurement.
+    """
+
+    seconds: float
+    tokens: int
+    sequences: int
+    latencies: list[float] = field(default_factory=list)
+    failed: int = 0
+    cpu_seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+
+@dataclass
+class Series:
+    """The samples of one contender at one load, one a round.
+
+    Attributes:
+        system: "raw", "unary", "batch", "ctranslate2", "ctranslate2 int8".
+        in_flight: inputs worked on at a time; None for all of them at once.
+        setting: threads and the like, in words.
+    """
+
+    system: str
+    in_flight: int | None
+    setting: str
+    samples: list[Sample] = field(default_factory=list)
+
+    @property
+    def rates(self) -> list[float]:
+        return [sample.tokens_per_second for sample in self.samples]
+
+    @property
+    def rate(self) -> float:
+        """Median tokens per second."""
+        return median(self.rates)
+
+    def latency(self, quantile: float) -> float:
+        """Of all rounds' calls together, in seconds."""
+        return percentile([x for sample in self.samples for x in sample.latencies], quantile)
+
+
+def percentile(values: list[float], quantile: float) -> float:
+    """The value at that rank (nearest), NaN where there is none."""
+    if not values:
+        return float("nan")
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(quantile * len(ordered)))]
+
+
+def ratios(one: Series, other: Series) -> list[float]:
+    """one / other in tokens per second, round by round."""
+    return [a / b for a, b in zip(one.rates, other.rates, strict=True)]

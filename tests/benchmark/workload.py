@@ -1,0 +1,89 @@
+"""What is asked of all contenders: the same texts, the same limits."""
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from dragoman.v1 import generation_pb2 as pb
+from server.bundle.load import Bundle
+
+ROOT = Path(__file__).resolve().parents[2]
+TEST_WORDS = ROOT.parent / "shared" / "data" / "g2p-cmudict" / "g014b2b.test"
+SEED = 1
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Inputs for one model.
+
+    Attributes:
+        title: what they are, in words.
+        texts: distinct where there are enough of them; all within the model's limits.
+        source_ids, source_tokens: the texts as the bundle's tokenizer encodes them, the end token included.
+        max_new_tokens: generated at most.
+    """
+
+    title: str
+    texts: list[str]
+    source_ids: list[list[int]]
+    source_tokens: list[list[str]]
+    max_new_tokens: int
+
+    @property
+    def mean_source_tokens(self) -> float:
+        return sum(map(len, self.source_ids)) / len(self.source_ids)
+
+    def unary(self, *, tokens: bool = False) -> list[bytes]:
+        """Serialised GenerateRequests, one a text; with `tokens` the answers hold token ids."""
+        details = pb.Details(tokens=True) if tokens else None
+        return [
+            pb.GenerateRequest(input=pb.Input(text=text), options=self._options, details=details).SerializeToString()
+            for text in self.texts
+        ]
+
+    def batches(self, size: int) -> list[bytes]:
+        """Serialised GenerateBatchRequests of `size` texts each."""
+        whole = len(self.texts) - len(self.texts) % size
+        return [
+            pb.GenerateBatchRequest(
+                inputs=[pb.Input(text=text) for text in self.texts[i : i + size]], options=self._options
+            ).SerializeToString()
+            for i in range(0, whole, size)
+        ]
+
+    @property
+    def _options(self) -> pb.GenerationOptions:
+        return pb.GenerationOptions(max_new_tokens=self.max_new_tokens)
+
+
+def real_words(bundle: Bundle, count: int) -> Workload:
+    """Words of the CMU dictionary's test set where that is at hand, else the bundle's examples over and over."""
+    limit = bundle.manifest.limits.max_target_tokens
+    if TEST_WORDS.exists():
+        words = sorted(
+            {line.split()[0] for line in TEST_WORDS.read_text(encoding="utf-8").splitlines() if line.strip()}
+        )
+        random.Random(SEED).shuffle(words)
+        return _encoded(bundle, "words of the CMU dictionary's test set", words[:count], limit)
+    examples = bundle.manifest.examples
+    repeated = [examples[i % len(examples)] for i in range(count)]
+    return _encoded(bundle, f"the bundle's {len(examples)} examples, repeated", repeated, limit)
+
+
+def random_symbols(bundle: Bundle, count: int, source_tokens: int, target_tokens: int) -> Workload:
+    """Texts of exactly `source_tokens` tokens (the end token counted), answered by exactly `target_tokens`."""
+    draw = random.Random(SEED)
+    special = {bundle.manifest.tokens.pad, bundle.manifest.tokens.unknown}
+    special |= {bundle.manifest.tokens.begin, bundle.manifest.tokens.end}
+    ids = [i for i in range(bundle.manifest.shape.source_vocabulary) if i not in special]
+    symbols = [bundle.source_tokenizer.id_to_token(i) or "" for i in ids]
+    texts = [" ".join(draw.choices(symbols, k=source_tokens - 1)) for _ in range(count)]
+    title = f"random symbols, {source_tokens} source and {target_tokens} target tokens each"
+    return _encoded(bundle, title, texts, target_tokens)
+
+
+def _encoded(bundle: Bundle, title: str, texts: list[str], max_new_tokens: int) -> Workload:
+    encodings = bundle.source_tokenizer.encode_batch(texts)
+    known = [e for e in encodings if bundle.manifest.tokens.unknown not in e.ids]
+    kept = [t for t, e in zip(texts, encodings, strict=True) if bundle.manifest.tokens.unknown not in e.ids]
+    return Workload(title, kept, [e.ids for e in known], [e.tokens for e in known], max_new_tokens)

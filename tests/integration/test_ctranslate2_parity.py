@@ -1,0 +1,105 @@
+"""The benchmark compares like with like: CTranslate2 runs our weights and gives our greedy tokens."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from export.graphs import DecoderStep, SourceEncoder, folded
+from export.graphs.interface import decoder_interface, encoder_interface
+from export.onnx_files import trace
+from server.bundle.manifest import Shape
+from tests.benchmark.base_model import symbol_tokenizer, vary_answers
+from tests.benchmark.bundle_weights import fill, read_holders
+from tests.benchmark.ctranslate2_model import convert
+from tests.benchmark.translator import CTranslate2
+from training.evaluation.greedy import greedy
+from training.model import ModelConfig, Transformer
+
+SOURCE_TOKENS, TARGET_TOKENS, ROWS = 11, 12, 24
+SHAPE: dict[str, Any] = {
+    "d_model": 16,
+    "heads": 2,
+    "d_ff": 24,
+    "encoder_layers": 2,
+    "decoder_layers": 1,
+    "max_source_length": SOURCE_TOKENS,
+    "max_target_length": TARGET_TOKENS,
+}
+
+
+CHOICES = [
+    {"norm": "post", "activation": "relu", "share_embeddings": "all"},
+    {"norm": "pre", "activation": "gelu", "share_embeddings": "output"},
+    {"norm": "pre", "activation": "swiglu", "share_embeddings": "none", "positions": "learned"},
+]
+
+
+def name(choice: dict[str, str]) -> str:
+    return "-".join(choice.values())
+
+
+def vocabularies(config: ModelConfig) -> tuple[int, int]:
+    """Sizes of source and target."""
+    return (40, 40) if config.share_embeddings == "all" else (40, 50)
+
+
+def random_model(config: ModelConfig) -> Transformer:
+    """A model in which every parameter counts, biases and norms too."""
+    torch.manual_seed(5)
+    model = Transformer(config, *vocabularies(config), pad=0).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+        vary_answers(model)
+    return model
+
+
+def random_sources(vocabulary: int) -> list[list[int]]:
+    """Token ids of every length up to the limit; CTranslate2 gives an end token alone the empty answer, unasked."""
+    torch.manual_seed(6)
+    return [[*torch.randint(4, vocabulary, (1 + i % (SOURCE_TOKENS - 1),)).tolist(), 3] for i in range(ROWS)]
+
+
+def onnx_shape(config: ModelConfig) -> Shape:
+    """As a manifest says it."""
+    source, target = vocabularies(config)
+    return Shape(
+        d_model=config.d_model,
+        heads=config.heads,
+        d_head=config.d_model // config.heads,
+        d_ff=config.d_ff,
+        encoder_layers=config.encoder_layers,
+        decoder_layers=config.decoder_layers,
+        source_vocabulary=source,
+        target_vocabulary=target,
+        parameters=1,
+    )
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=name)
+def test_gives_the_same_greedy_tokens(choice: dict[str, str], tmp_path: Path) -> None:
+    model = random_model(ModelConfig.model_validate(SHAPE | choice))
+    source, target = map(symbol_tokenizer, vocabularies(model.config))
+    convert(model, source, target, tmp_path)
+
+    rows = random_sources(source.get_vocab_size())
+    tokens = [[source.id_to_token(i) or "" for i in row] for row in rows]
+    answers = CTranslate2(tmp_path, tokens, TARGET_TOKENS, "float32", inter_threads=1, intra_threads=1).answers()
+    expected = greedy(model, rows, TARGET_TOKENS)
+    assert [[target.token_to_id(token) for token in answer] for answer in answers] == expected
+    assert len({tuple(row) for row in expected}) > ROWS // 2  # the answers depend on the sources
+
+
+@pytest.mark.parametrize("choice", CHOICES[::2], ids=name)
+def test_reads_the_weights_back_out_of_the_graphs(choice: dict[str, str]) -> None:
+    config = ModelConfig.model_validate(SHAPE | choice)
+    model = random_model(config)
+    exported, shape = folded(model), onnx_shape(config)
+    encoder = trace(SourceEncoder(exported, last=True), encoder_interface(shape, "fp32", "ort"))
+    decoder = trace(DecoderStep(exported, "ort"), decoder_interface(shape, "fp32", "ort"))
+
+    read = Transformer(config, *vocabularies(config), pad=0)
+    fill(read, read_holders(encoder.graph), read_holders(decoder.graph))
+    torch.testing.assert_close(read.state_dict(), model.state_dict())

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from threading import Lock
 
 import onnxruntime
-from prometheus_client import CollectorRegistry, Counter, Gauge, PlatformCollector, ProcessCollector
+from prometheus_client import CollectorRegistry, Gauge, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -155,12 +155,7 @@ class ServerMetrics(Collector):
         self.registry = CollectorRegistry()
         self.calls = CallMetrics()
         self._models: dict[str, ModelMetrics] = {}
-        self._rejections = Counter(
-            "dragoman_rejections",
-            "Requests and batch items refused before an engine",
-            ["reason"],
-            registry=self.registry,
-        )
+        self._rejections = dict.fromkeys(Rejection, 0)
         self._load_seconds = Gauge(
             "dragoman_model_load_seconds", "Time from the start of loading to ready", ["model"], registry=self.registry
         )
@@ -175,8 +170,6 @@ class ServerMetrics(Collector):
         )
         build = Gauge("dragoman_build_info", "Versions", ["version", "onnxruntime", "python"], registry=self.registry)
         build.labels(version("dragoman"), onnxruntime.__version__, platform.python_version()).set(1)
-        for reason in Rejection:
-            self._rejections.labels(reason.value)
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
@@ -192,8 +185,8 @@ class ServerMetrics(Collector):
         self._device.labels(name, device, precision).set(1)
 
     def rejected(self, reason: Rejection) -> None:
-        """A request, or an item of a batch, was refused."""
-        self._rejections.labels(reason.value).inc()
+        """A request, or an item of a batch, was refused. For the event loop alone."""
+        self._rejections[reason] += 1
 
     def collect(self) -> Iterable[Metric]:
         yield from self._collect_calls()
@@ -212,7 +205,12 @@ class ServerMetrics(Collector):
             in_flight.add_metric([method], running)
         for method, histogram in list(self.calls.seconds.items()):
             histogram.write(seconds, (method,))
-        yield from (requests, in_flight, seconds)
+        rejections = CounterMetricFamily(
+            "dragoman_rejections", "Requests and batch items refused before an engine", labels=["reason"]
+        )
+        for reason, count in self._rejections.items():
+            rejections.add_metric([reason.value], count)
+        yield from (requests, in_flight, seconds, rejections)
 
 
 Models = dict[str, ModelMetrics]

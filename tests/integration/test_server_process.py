@@ -1,0 +1,287 @@
+"""`dragoman-serve` as a process: what it needs, how it starts, refuses to start, and ends."""
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from dragoman.local import LocalServer, free_port, serve_command
+from dragoman.v1 import generation_pb2 as pb
+from dragoman.v1 import generation_pb2_grpc
+from server.bundle.load import shipped_bundle
+from tests.conftest import StartServer
+
+SERVICE = "dragoman.v1.GenerationService"
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+# Enough for seconds of work.
+LARGE = pb.GenerateBatchRequest(inputs=[pb.Input(text=str(number % 1000)) for number in range(10_000)])
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        yield other.getsockname()[1]
+
+
+def stubs(server: LocalServer) -> tuple[grpc.Channel, generation_pb2_grpc.GenerationServiceStub]:
+    channel = grpc.insecure_channel(server.address)
+    return channel, generation_pb2_grpc.GenerationServiceStub(channel)
+
+
+def refuses_to_start(*arguments: str | Path, cwd: Path | None = None) -> str:
+    """The sentence with which the server ends at once."""
+    ports = [] if "--port" in arguments else ["--port", "0", "--metrics-port", "0"]
+    command = [serve_command(), *ports, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=cwd)
+    assert done.returncode == 1, done.stderr
+    # Beside the sentence there is at most a line of log that it had begun to listen.
+    sentences = [line for line in done.stderr.splitlines() if not line.startswith("{")]
+    assert len(sentences) == 1, done.stderr
+    assert done.stdout == ""
+    return sentences[0].removeprefix("dragoman-serve: ")
+
+
+def test_it_starts_fast_in_little_memory_and_without_torch(start_server: StartServer, tiny_bundle: Path) -> None:
+    shipped = shipped_bundle()
+    server = start_server("--bundle", str(shipped if shipped.is_dir() else tiny_bundle))
+    process = psutil.Process(server.process.pid)
+    used = process.cpu_times()
+    # CPU time, since other processes may have the machine; with the machine to itself it takes no longer by the clock.
+    assert used.user + used.system < 2
+    assert process.memory_info().rss < 250 * 2**20
+    libraries = Path(f"/proc/{process.pid}/maps").read_text()
+    assert "libonnxruntime" in libraries or "onnxruntime" in libraries
+    assert "torch" not in libraries
+
+
+def test_it_imports_nothing_of_training() -> None:
+    code = "import server.cli, server.app, sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    imported = {name.partition(".")[0] for name in done.stdout.split()}
+    assert "server" in imported
+    assert not imported & {"torch", "onnx", "onnxscript", "training", "export", "sacrebleu", "matplotlib"}
+
+
+def test_a_port_in_use_is_told_in_one_sentence(tiny_bundle: Path, taken_port: int) -> None:
+    bundle = ["--bundle", str(tiny_bundle)]
+    said = refuses_to_start(*bundle, "--port", str(taken_port), "--metrics-port", "0")
+    assert said == f"port {taken_port} of 127.0.0.1 is in use; choose another with --port"
+    said = refuses_to_start(*bundle, "--port", "0", "--metrics-port", str(taken_port))
+    assert said == f"port {taken_port} of 127.0.0.1 is in use; choose another with --metrics-port"
+    port = str(free_port())
+    assert "is in use" in refuses_to_start(*bundle, "--port", port, "--metrics-port", port)
+
+
+def test_two_servers_never_share_a_port(start_server: StartServer, tiny_bundle: Path) -> None:
+    first = start_server("--bundle", str(tiny_bundle))
+    said = refuses_to_start("--bundle", tiny_bundle, "--port", str(first.port), "--metrics-port", "0")
+    assert f"port {first.port}" in said
+
+
+def test_a_host_that_is_not_here_is_told(tiny_bundle: Path) -> None:
+    assert "192.0.2.1" in refuses_to_start("--bundle", tiny_bundle, "--host", "192.0.2.1")
+    assert "no.such.host.invalid" in refuses_to_start("--bundle", tiny_bundle, "--host", "no.such.host.invalid")
+
+
+def test_a_bundle_that_can_not_be_served_is_told(tiny_bundle: Path, tmp_path: Path) -> None:
+    assert "can't be opened: No such file" in refuses_to_start("--bundle", tmp_path / "nothing")
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny_bundle, broken)
+    with (broken / "weights.bin").open("r+b") as weights:
+        weights.seek(1000)
+        weights.write(b"other")
+    assert "weights.bin was changed" in refuses_to_start("--bundle", broken)
+    (broken / "weights.bin").unlink()
+    assert "weights.bin is missing" in refuses_to_start("--bundle", "broken", cwd=tmp_path)
+
+
+def test_a_gpu_that_is_not_there_is_told(tiny_bundle: Path) -> None:
+    import onnxruntime
+
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("there may be one")
+    assert "cuda" in refuses_to_start("--bundle", tiny_bundle, "--device", "cuda")
+
+
+def test_a_bundle_is_served_through_links_and_from_anywhere(
+    start_server: StartServer, tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As Kubernetes mounts it: model -> ..data/model, ..data -> ..version, all of it read-only.
+    version = tmp_path / "mount" / "..version"
+    shutil.copytree(tiny_bundle, version / "model")
+    (tmp_path / "mount" / "..data").symlink_to("..version")
+    (tmp_path / "mount" / "model").symlink_to("..data/model")
+    for path in (*(version / "model").iterdir(), version / "model"):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    monkeypatch.chdir(tmp_path)
+    channel, stub = stubs(start_server("--bundle", "mount/model"))
+    with channel:
+        assert stub.Generate(pb.GenerateRequest(input=pb.Input(text="42"))).hypotheses[0].text
+    (version / "model").chmod(0o755)  # so that it can be removed
+
+
+def test_reflection_and_health_tell_what_there_is(tiny_server: LocalServer) -> None:
+    with grpc.insecure_channel(tiny_server.address) as channel:
+        database = ProtoReflectionDescriptorDatabase(channel)
+        assert {SERVICE, "grpc.health.v1.Health"} <= set(database.get_services())
+        assert "GenerateStream" in str(database.FindFileContainingSymbol(SERVICE))
+        health = health_pb2_grpc.HealthStub(channel)
+        for service in ("", SERVICE):
+            assert health.Check(health_pb2.HealthCheckRequest(service=service)).status == SERVING
+
+
+def test_alone_streamed_and_in_a_batch_the_answer_is_the_same(tiny_server: LocalServer) -> None:
+    channel, stub = stubs(tiny_server)
+    details = pb.Details(log_probabilities=True)
+    with channel:
+        inputs = [pb.Input(text=str(number)) for number in range(64)]
+        items = stub.GenerateBatch(pb.GenerateBatchRequest(inputs=inputs, details=details)).items
+        for source, item in zip(inputs, items, strict=True):
+            request = pb.GenerateRequest(input=source, details=details)
+            alone = stub.Generate(request)
+            messages = list(stub.GenerateStream(request))
+            assert "".join(message.text for message in messages) == alone.hypotheses[0].text
+            for answer in (item.response, messages[-1].final):
+                assert answer.hypotheses[0].text == alone.hypotheses[0].text
+                assert [t.id for t in answer.hypotheses[0].tokens] == [t.id for t in alone.hypotheses[0].tokens]
+                # Rounding may depend on the batch, the tokens do not.
+                assert answer.hypotheses[0].log_probability == pytest.approx(
+                    alone.hypotheses[0].log_probability, abs=1e-4
+                )
+
+
+def test_a_full_queue_refuses_some_and_a_batch_waits_its_turn(start_server: StartServer, tiny_bundle: Path) -> None:
+    server = start_server("--bundle", str(tiny_bundle), "--queue-size", "2", "--max-rows", "1", "--engines", "1")
+    channel, stub = stubs(server)
+    with channel:
+        inputs = [pb.Input(text=str(number)) for number in range(300)]
+        batch = stub.GenerateBatch.future(pb.GenerateBatchRequest(inputs=inputs))
+        singles = [stub.Generate.future(pb.GenerateRequest(input=inputs[0])) for _ in range(50)]
+        refused = [call.exception() for call in singles if call.exception()]
+        assert refused
+        assert all(error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED for error in refused)
+        assert all("retry in" in error.details() for error in refused)
+        assert all(item.HasField("response") for item in batch.result().items)
+    assert server.metrics()['dragoman_rejections_total{reason="queue_full"}'] >= len(refused)
+
+
+@pytest.mark.parametrize("leave", ["cancel", "deadline"])
+def test_clients_that_leave_give_their_rows_back(start_server: StartServer, tiny_bundle: Path, leave: str) -> None:
+    server = start_server("--bundle", str(tiny_bundle), "--max-rows", "1", "--engines", "1")
+    channel, stub = stubs(server)
+    with channel:
+        request = pb.GenerateRequest(input=pb.Input(text="777"))
+        busy = stub.GenerateBatch.future(LARGE)
+        time.sleep(0.2)
+        timeout = 0.05 if leave == "deadline" else None
+        left = [stub.Generate.future(request, timeout=timeout) for _ in range(100)]
+        left += [stub.GenerateStream(request, timeout=timeout) for _ in range(100)]
+        time.sleep(0.2)
+        for call in [busy, *left]:
+            call.cancel()
+        stub.Generate(request, timeout=5)  # would wait seconds for the batch, were it not gone
+    metrics = server.metrics()
+    reason = "expired" if leave == "deadline" else "cancelled"
+    drops = [f'dragoman_drops_total{{model="tiny",phase="{p}",reason="{reason}"}}' for p in ("waiting", "running")]
+    assert sum(metrics[name] for name in drops)
+    assert metrics['dragoman_requests_waiting{model="tiny"}'] == 0
+    answered = sum(value for name, value in metrics.items() if name.startswith("dragoman_finishes_total"))
+    assert answered < len(LARGE.inputs) / 2
+
+
+def test_health_answers_while_the_engines_are_saturated(tiny_server: LocalServer) -> None:
+    channel, stub = stubs(tiny_server)
+    with channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        batch = stub.GenerateBatch.future(LARGE)
+        seconds = []
+        while not batch.done():
+            started = time.perf_counter()
+            assert health.Check(health_pb2.HealthCheckRequest(), timeout=5).status == SERVING
+            seconds.append(time.perf_counter() - started)
+            time.sleep(0.01)
+        assert len(batch.result().items) == len(LARGE.inputs)
+    assert len(seconds) > 5
+    assert sorted(seconds)[len(seconds) // 2] < 0.1
+
+
+def test_sigterm_finishes_what_runs_and_refuses_what_comes(start_server: StartServer, tiny_bundle: Path) -> None:
+    server = start_server("--bundle", str(tiny_bundle))
+    channel, stub = stubs(server)
+    with channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        watch = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+        assert next(watch).status == SERVING
+        batch = stub.GenerateBatch.future(LARGE)
+        time.sleep(0.3)
+        server.process.send_signal(signal.SIGTERM)
+        assert next(watch).status == NOT_SERVING
+        assert health.Check(health_pb2.HealthCheckRequest()).status == NOT_SERVING
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.Generate(pb.GenerateRequest(input=pb.Input(text="1")))
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert refused.value.details() == "the server is shutting down"
+        assert all(item.HasField("response") for item in batch.result().items)
+        assert list(watch) == []
+    assert server.process.wait(10) == 0
+
+
+def test_what_is_not_finished_in_time_is_unavailable(start_server: StartServer, tiny_bundle: Path) -> None:
+    server = start_server("--bundle", str(tiny_bundle), "--drain-seconds", "0")
+    channel, stub = stubs(server)
+    with channel:
+        batch = stub.GenerateBatch.future(LARGE)
+        time.sleep(0.3)
+        server.process.send_signal(signal.SIGTERM)
+        items = batch.result().items
+        codes = {item.error.code for item in items if item.HasField("error")}
+        assert codes == {grpc.StatusCode.UNAVAILABLE.value[0]}
+    assert server.process.wait(10) == 0
+
+
+def test_a_second_signal_ends_at_once(start_server: StartServer, tiny_bundle: Path) -> None:
+    server = start_server("--bundle", str(tiny_bundle))
+    channel, stub = stubs(server)
+    with channel:
+        batch = stub.GenerateBatch.future(LARGE)
+        time.sleep(0.3)
+        for _ in range(2):
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.1)
+        assert server.process.wait(5) == 1
+        assert batch.exception() is not None
+
+
+def test_logs_are_json_and_say_what_was_done_but_not_for_whom(start_server: StartServer, tiny_bundle: Path) -> None:
+    server = start_server("--bundle", str(tiny_bundle), "--log-level", "debug")
+    channel, stub = stubs(server)
+    with channel:
+        stub.Generate(pb.GenerateRequest(input=pb.Input(text="90817263")))
+        with pytest.raises(grpc.RpcError):
+            stub.Generate(pb.GenerateRequest(input=pb.Input(text="Ж")))
+    assert server.process.poll() is None
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(10) == 0
+    log = server.log.read_text()
+    events = [json.loads(line)["event"] for line in log.splitlines()]
+    assert [event for event in events if event in ("listening", "ready", "draining", "stopped")] == [
+        "listening",
+        "ready",
+        "draining",
+        "stopped",
+    ]
+    assert "90817263" not in log
+    assert "Ж" not in log

@@ -13,13 +13,14 @@ from export.generate import greedy, within_limit
 from export.references import Reference, ScorerGraph, TorchReference
 from export.walk import Walk, draw_sources, walk
 from server.bundle.load import Bundle
+from server.bundle.manifest import Manifest
 from server.cpu import usable_cpus
 from server.runtime.device import Device
 from server.runtime.model import Runtime, Sessions
 from training.evaluation.greedy import greedy as torch_greedy
 from training.model import Transformer
 
-TOLERANCE = {"fp32": 1e-4, "fp16": 5e-2, "bf16": 2e-1}  # nats
+TOLERANCE = {"fp32": 1e-4, "fp16": 1e-1, "bf16": 2e-1}  # nats
 BATCHES = (1, 2, 3, 17)
 SOURCES = (1, 2, 5)  # and the longest there may be
 TIMED_ROWS = (1, 8, 32)
@@ -49,8 +50,8 @@ def check_bundle(bundle: Bundle, model: Transformer | None, texts: Sequence[str]
 
     Args:
         bundle: as loaded, so its files are what its manifest says.
-        model: the trained model. Without it the bundle is compared with itself: its cached step with its scorer, its greedy
-            answers with those that its manifest holds.
+        model: the trained model. Without it the bundle is compared with itself: its cached step with its scorer, its
+            greedy answers with those that its manifest holds.
         texts: sources to decode greedily with the model and the graphs, those beyond the model's limit left out.
         device: to run the graphs on.
     """
@@ -75,6 +76,7 @@ def check_bundle(bundle: Bundle, model: Transformer | None, texts: Sequence[str]
         "device": str(device),
         "onnxruntime": version("onnxruntime") if device.kind == "cpu" else version("onnxruntime-gpu"),
         "torch": version("torch"),
+        "not_checked": _not_checked(manifest, trained is not None, device),
     }
     report = Report(document, walks)
     for found in walks:
@@ -84,7 +86,7 @@ def check_bundle(bundle: Bundle, model: Transformer | None, texts: Sequence[str]
                 f"cached step and {reference.name} differ by {found.difference:.2g} nats "
                 f"with {where}, more than {tolerance:g}"
             )
-        report.failures += sorted({f"{sentence}, with {where}" for sentence in found.stray or []})
+        report.failures += sorted({f"{sentence}, with {where}" for sentence in found.stray})
 
     runtime = Runtime(sessions, GREEDY_ROWS)
     if trained is not None:
@@ -94,6 +96,19 @@ def check_bundle(bundle: Bundle, model: Transformer | None, texts: Sequence[str]
         document["greedy"] = _repeat_greedy(bundle, runtime, report.failures)
     document["milliseconds"] = _timings(runtime)
     return report
+
+
+def _not_checked(manifest: Manifest, trained: bool, device: Device) -> list[str]:
+    """What this check says nothing about, as sentences."""
+    sentences = []
+    if not trained:
+        sentences.append("whether cached step and scorer are what was trained; --run RUN compares them with the run")
+    if device.kind == "cpu" and manifest.precision != "fp32":
+        sentences.append(
+            f"the rounding of {manifest.precision} on a GPU, because the CPU computes part of the graphs in fp32; "
+            "--device cuda runs them there"
+        )
+    return sentences
 
 
 def _check_scorer(
@@ -201,4 +216,3 @@ def _median_milliseconds(work: Any, times: int) -> float:
         work()
         spent.append(1e3 * (time.perf_counter() - start))
     return round(median(spent), 3)
-

@@ -6,6 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -65,7 +66,7 @@ def trace(module: nn.Module, interface: Interface) -> onnx.ModelProto:
 
 def _by_parameter(module: nn.Module, dynamic: list[dict[int, torch.export.Dim]]) -> tuple[object, ...]:
     """What is passed beyond the named parameters of `forward` belongs to its `*state`, as a tuple."""
-    code = module.forward.__code__  # type: ignore[union-attr]
+    code = module.forward.__code__
     named = code.co_argcount - 1
     return (*dynamic[:named], tuple(dynamic[named:])) if len(dynamic) > named else tuple(dynamic)
 
@@ -86,8 +87,9 @@ def _value_info(port: Port) -> onnx.ValueInfoProto:
 def _store_as_multiplied(model: onnx.ModelProto) -> None:
     """Turns the weight [out, in] of each Gemm into [in, out].
 
-    The exporter writes a linear map of a matrix as Gemm with a transposed weight, and one of a batch of matrices as MatMul with
-    the weight transposed beforehand. In one layout the graphs can share it. A weight that is an embedding too stays.
+    The exporter writes a linear map of a matrix as Gemm with a transposed weight, and one of a batch of matrices as
+    MatMul with the weight transposed beforehand. In one layout the graphs can share it. A weight that is an embedding
+    too stays.
     """
     uses = Counter(name for node in model.graph.node for name in node.input)
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -105,7 +107,8 @@ def _store_as_multiplied(model: onnx.ModelProto) -> None:
 
 def _strip(model: onnx.ModelProto) -> None:
     """Drops what tells of the machine that exported: stack traces and the like."""
-    holders = [model, model.graph, *model.graph.node, *model.graph.input, *model.graph.output, *model.graph.initializer]
+    graph = model.graph
+    holders: list[Any] = [model, graph, *graph.node, *graph.input, *graph.output, *graph.initializer]
     for holder in holders:
         del holder.metadata_props[:]
         holder.doc_string = ""
@@ -151,7 +154,7 @@ def save(models: Mapping[str, onnx.ModelProto], folder: Path) -> None:
 def _point(tensor: TensorProto, offset: int, length: int) -> None:
     """Replaces a tensor's content by its place in the weights file."""
     for field in ("raw_data", "float_data", "int32_data", "int64_data", "double_data"):
-        tensor.ClearField(field)  # type: ignore[arg-type]
+        tensor.ClearField(field)
     tensor.data_location = TensorProto.EXTERNAL
     del tensor.external_data[:]
     for key, value in (("location", WEIGHTS_FILE), ("offset", offset), ("length", length)):

@@ -1,6 +1,6 @@
 """How good the exported model is on the run's own data, decoded by the exported graphs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from export.generate import greedy, within_limit
 from server.bundle.load import Bundle
@@ -22,13 +22,13 @@ NAMES: dict[Metric, str] = {
 
 
 def measure(
-    bundle: Bundle, device: Device, data: dict[str, Sequence[Pair]], metrics: Sequence[Metric]
+    bundle: Bundle, device: Device, data: Mapping[str, Sequence[Pair]], metrics: Sequence[Metric]
 ) -> dict[str, float]:
     """Greedy quality, for the manifest.
 
     Args:
-        data: pairs by the name of the set, "dev" or "test"; a source may have several targets. A source beyond the model's
-            limit counts as answered with nothing.
+        data: pairs by the name of the set, "dev" or "test"; a source may have several targets. A source beyond the
+            model's limit counts as answered with nothing.
 
     Returns:
         percentages by name, such as "test word error rate (%)".

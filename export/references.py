@@ -36,7 +36,7 @@ class Reference(Protocol):
             targets: ids [rows, steps], without begin and end token.
 
         Returns:
-            [rows, steps, vocabulary] if whole, else [rows, steps, 1]: for each token of `targets` given those before it.
+            [rows, steps, vocabulary] if whole, else [rows, steps, 1]: for each place of `targets` given those before.
         """
 
 

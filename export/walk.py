@@ -1,7 +1,6 @@
 """Rows that join, age and leave as in the server, each of their steps compared with an uncached model."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +22,8 @@ class Walk:
         steps: decode steps, of which the last ones at the declared maximum.
         compared: log-probabilities compared.
         difference: the largest, in nats.
-        stray: what changed in the caches and should not have, as sentences. (That the rest was written, later steps show.)
+        stray: what changed in the caches and should not have, as sentences. (That the rest was written, later steps
+            show.)
     """
 
     rows: int
@@ -31,7 +31,7 @@ class Walk:
     steps: int = 0
     compared: int = 0
     difference: float = 0.0
-    stray: list[str] | None = None
+    stray: list[str] = field(default_factory=list)
 
 
 def draw_sources(runtime: Runtime, rows: int, longest: int, rng: np.random.Generator) -> list[list[int]]:
@@ -49,7 +49,7 @@ def walk(runtime: Runtime, reference: Reference, rows: int, longest: int, rng: n
 
     Groups of 1, 2, 3, ... rows join some steps apart; a row that is done leaves, and the last one moves into its place.
     """
-    found = Walk(rows, longest, stray=[])
+    found = Walk(rows, longest)
     steps, vocabulary = runtime.target_capacity, runtime.manifest.shape.target_vocabulary
     sources = draw_sources(runtime, rows, longest, rng)
     targets = rng.integers(0, vocabulary, (rows, steps))
@@ -102,7 +102,7 @@ def _groups(rows: int) -> list[list[int]]:
 
 
 def _scribble(runtime: Runtime, rng: np.random.Generator) -> None:
-    """Fills all of the cache, so that a step that looks where it should not, or does not write, can't stay unnoticed."""
+    """Fills all of the cache, so that a step that looks where it should not, or does not write, is noticed."""
     for memory in _memories(runtime).values():
         planes, slots, *rest = memory.shape
         for plane in range(planes):
@@ -125,8 +125,8 @@ def _contents(memory: Memory) -> NDArray[np.generic]:
     return np.stack([np.stack([memory.read(plane, row) for row in range(slots)]) for plane in range(planes)])
 
 
-def _stray(runtime: Runtime, n: int, before: dict[str, NDArray[np.generic]]) -> Sequence[str]:
-    """Compares the caches with those before a step of `n` rows, which may write one position of each row's self cache."""
+def _stray(runtime: Runtime, n: int, before: dict[str, NDArray[np.generic]]) -> list[str]:
+    """What changed in the caches since before a step of `n` rows, other than one position of each row's self cache."""
     after = _snapshot(runtime)
     changed = after["self"] != before["self"]  # [planes, slots, heads, positions, d_head]
     changed[:, np.arange(n), :, runtime.positions[:n]] = False
@@ -135,7 +135,5 @@ def _stray(runtime: Runtime, n: int, before: dict[str, NDArray[np.generic]]) -> 
         wrong.append("a row that was not in use was written to")
     if changed.any():
         wrong.append("a position of the self cache changed that is not the new token's")
-    wrong += [
-        f"the {name} buffer changed" for name in after if name != "self" and (after[name] != before[name]).any()
-    ]
+    wrong += [f"the {name} buffer changed" for name in after if name != "self" and (after[name] != before[name]).any()]
     return wrong

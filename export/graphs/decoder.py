@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import cast
 
 from torch import Tensor, nn
 
@@ -10,13 +11,14 @@ from export.graphs.operators import attention, group_query_attention, tensor_sca
 from server.bundle.manifest import Attention
 from training.model import Transformer
 from training.model.attention import MultiHeadAttention
+from training.model.layers import DecoderLayer
 
 
 class OrtAttention:
     """Attention of one step as GroupQueryAttention, which reads only the valid part of a cache.
 
-    It always writes a key and a value first. For cross-attention these are those of the source's last position, put where they
-    already are.
+    It always writes a key and a value first. For cross-attention these are those of the source's last position, put
+    where they already are.
 
     Args:
         positions, source_lengths: int32 [rows]
@@ -33,19 +35,20 @@ class OrtAttention:
     def to_target(self, trained: FusedSelfAttention, cache: Sequence[Tensor], y: Tensor) -> Tensor:
         """[rows, d_model] -> the same, over the target so far."""
         packed = trained.query_key_value(y).unsqueeze(1)
-        return self._attend(trained, packed, None, None, cache[0], cache[1], self.self_last, self.self_capacity)
+        y, *written = group_query_attention(
+            packed, None, None, cache[0], cache[1], self.self_last, self.self_capacity, trained.heads
+        )
+        self.written += written
+        return trained.output(y.squeeze(1))  # type: ignore[no-any-return]
 
     def to_source(self, trained: MultiHeadAttention, cache: Sequence[Tensor], y: Tensor) -> Tensor:
         """[rows, d_model] -> the same, over the source."""
         keys, values, last_key, last_value = cache[2:]
         query = trained.query(y).unsqueeze(1)
-        return self._attend(
-            trained, query, last_key, last_value, keys, values, self.cross_last, self.cross_capacity
+        y, *written = group_query_attention(
+            query, last_key, last_value, keys, values, self.cross_last, self.cross_capacity, trained.heads
         )
-
-    def _attend(self, trained: MultiHeadAttention | FusedSelfAttention, *inputs: Tensor | None) -> Tensor:
-        y, *caches = group_query_attention(*inputs, heads=trained.heads)  # type: ignore[arg-type]
-        self.written += caches
+        self.written += written
         return trained.output(y.squeeze(1))  # type: ignore[no-any-return]
 
 
@@ -110,22 +113,23 @@ class DecoderStep(nn.Module):
             positions: int32 [rows], tokens already in the row's cache
             source_lengths: int32 [rows]
             k: int64 [1], how many candidates to give
-            state: for GQA first the lengths of the self and cross caches, int32 scalars; then of each layer self keys, self
-                values, cross keys, cross values, [rows, heads, capacity, d_head], and for GQA also last key and last value of
-                the source [rows, 1, d_model].
+            state: for GQA first the lengths of the self and cross caches, int32 scalars; then of each layer self keys,
+                self values, cross keys, cross values, [rows, heads, capacity, d_head], and for GQA also last key and
+                last value of the source [rows, 1, d_model].
 
         Returns:
-            log-probabilities float32 [rows, k] and ids int64 [rows, k], best first, then the caches that were written, in the
-            order of the inputs.
+            log-probabilities float32 [rows, k] and ids int64 [rows, k], best first, then the caches that were written,
+            in the order of the inputs.
         """
         capacities, caches = (state[:2], state[2:]) if self.attention is OrtAttention else ((), state)
         step = self.attention(positions, source_lengths, *capacities)
         x = self.decoder.embedding(token_ids.squeeze(1), positions)  # [rows, d_model]
-        layers = self.decoder.layers
+        layers = cast(Sequence[DecoderLayer], self.decoder.layers)
         width = len(caches) // len(layers)
         for i, layer in enumerate(layers):
             cache = caches[i * width : (i + 1) * width]
-            x = layer.residuals[0](x, partial(step.to_target, layer.self_attention, cache))
+            fused = cast(FusedSelfAttention, layer.self_attention)
+            x = layer.residuals[0](x, partial(step.to_target, fused, cache))
             x = layer.residuals[1](x, partial(step.to_source, layer.cross_attention, cache))
             x = layer.residuals[2](x, layer.feed_forward)
         logits = self.decoder.projection(self.decoder.norm(x))  # [rows, vocabulary]

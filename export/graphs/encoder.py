@@ -1,9 +1,14 @@
 """The encoder graph: a source once in, what decoding needs of it out."""
 
+from collections.abc import Iterable
+from typing import cast
+
 from torch import Tensor, nn
 
 from export.graphs.operators import take
 from training.model import Transformer
+from training.model.attention import MultiHeadAttention
+from training.model.layers import DecoderLayer
 
 
 class SourceEncoder(nn.Module):
@@ -17,7 +22,9 @@ class SourceEncoder(nn.Module):
     def __init__(self, model: Transformer, *, last: bool) -> None:
         super().__init__()
         self.encoder = model.encoder
-        self.attentions = nn.ModuleList(layer.cross_attention for layer in model.decoder.layers)
+        self.attentions = nn.ModuleList(
+            layer.cross_attention for layer in cast(Iterable[DecoderLayer], model.decoder.layers)
+        )
         self.last = last
 
     def forward(self, source_ids: Tensor, source_lengths: Tensor) -> list[Tensor]:
@@ -28,13 +35,13 @@ class SourceEncoder(nn.Module):
             source_lengths: int32 [rows], each at least 1
 
         Returns:
-            for each decoder layer keys and values [rows, heads, source, d_head], and, if asked for, those of each row's last
-            position [rows, 1, d_model].
+            for each decoder layer keys and values [rows, heads, source, d_head], and, if asked for, those of each row's
+            last position [rows, 1, d_model].
         """
         lengths = source_lengths.long()
         memory = self.encoder(source_ids, lengths)  # [rows, source, d_model]
-        outputs = []
-        for attention in self.attentions:
+        outputs: list[Tensor] = []
+        for attention in cast(Iterable[MultiHeadAttention], self.attentions):
             projected = attention.key_value(memory)  # [rows, source, 2 * d_model]
             outputs += [attention.split_heads(part) for part in projected.chunk(2, -1)]
             if self.last:

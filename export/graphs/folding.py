@@ -1,6 +1,9 @@
 """Rewrites of the trained model that change where a multiplication stands, never what is computed."""
 
 import copy
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +11,7 @@ from torch import Tensor, nn
 from export.graphs.operators import attention
 from training.model import Transformer
 from training.model.attention import MultiHeadAttention
+from training.model.layers import DecoderLayer, EncoderLayer, Residual
 from training.model.positions import Embedding
 
 
@@ -25,9 +29,7 @@ class FusedSelfAttention(nn.Module):
                 parameter.copy_(torch.cat(parts))
         self.output = trained.output
 
-    def forward(
-        self, x: Tensor, mask: Tensor | None = None, *, causal: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, causal: bool = False) -> tuple[Tensor, Tensor | None]:
         """Stands in for the trained module's `forward` in the layers that call it.
 
         Args:
@@ -42,12 +44,13 @@ class FusedSelfAttention(nn.Module):
 
 
 class FoldedEmbedding(nn.Module):
-    """A trained embedding whose token table holds the scale already, and whose positions are looked up by a single Gather."""
+    """A trained embedding whose token table holds the scale already, and that looks positions up by one Gather."""
 
     def __init__(self, trained: Embedding) -> None:
         super().__init__()
         self.tokens = trained.tokens
-        self.positions = nn.Embedding.from_pretrained(trained.positions.detach())
+        self.positions = nn.Embedding(*trained.positions.shape)
+        self.positions.weight = nn.Parameter(trained.positions.detach(), requires_grad=False)
 
     def forward(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
         """Stands in for the trained module's `forward`; ids and positions may also be [rows], for [rows, d_model]."""
@@ -59,20 +62,27 @@ class FoldedEmbedding(nn.Module):
 def folded(model: Transformer) -> Transformer:
     """A copy of the model to export: one matrix in each self-attention, no scale after the embeddings.
 
-    The factor sqrt(d_model) moves into the token tables. Where a table is the output projection too, the layer norm before
-    that projection takes the inverse, so that the table is still stored once.
+    The factor sqrt(d_model) moves into the token tables. Where a table is the output projection too, the layer norm
+    before that projection takes the inverse, so that the table is still stored once.
     """
     model = copy.deepcopy(model).eval()
-    for layer in [*model.encoder.layers, *model.decoder.layers]:
-        layer.self_attention = FusedSelfAttention(layer.self_attention)
+    layers = chain(model.encoder.layers, model.decoder.layers)
+    for layer in cast(Iterable[EncoderLayer | DecoderLayer], layers):
+        fused = FusedSelfAttention(layer.self_attention)
+        layer.self_attention = fused  # type: ignore[assignment]  # stands in for it
     source, target = model.encoder.embedding, model.decoder.embedding
     if model.decoder.projection.weight is target.tokens.weight:
-        last: nn.Module = (
-            model.decoder.norm if model.config.norm == "pre" else model.decoder.layers[-1].residuals[-1].norm
-        )
-        for parameter in last.parameters():
+        for parameter in _last_norm(model).parameters():
             parameter.div_(target.scale)
     for table in {id(e.tokens.weight): e.tokens.weight for e in (source, target)}.values():
         table.mul_(source.scale)
-    model.encoder.embedding, model.decoder.embedding = FoldedEmbedding(source), FoldedEmbedding(target)
+    for stack, embedding in ((model.encoder, source), (model.decoder, target)):
+        stack.embedding = FoldedEmbedding(embedding)  # type: ignore[assignment]  # stands in for it
     return model
+
+
+def _last_norm(model: Transformer) -> nn.Module:
+    if model.config.norm == "pre":
+        return model.decoder.norm
+    layers = cast(Sequence[DecoderLayer], model.decoder.layers)
+    return cast(Residual, layers[-1].residuals[-1]).norm

@@ -1,4 +1,4 @@
-"""Names, types and shapes of what goes into the graphs and comes out: said once, used for tracing and for the manifest."""
+"""Names, types and shapes of what goes into the graphs and comes out, said once for tracing and for the manifest."""
 
 from dataclasses import dataclass
 

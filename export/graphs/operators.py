@@ -3,11 +3,15 @@
 They compute nothing in PyTorch: a module that calls them exists to be exported.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.onnx import ops
 
 OPSET = 24
+
+Attribute = int | float | str | bool | Sequence[int] | Sequence[float] | Sequence[str] | Sequence[bool]
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, heads: int, lengths: Tensor | None, *, causal: bool) -> Tensor:
@@ -20,7 +24,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, heads: int, lengths: Te
     Returns:
         the shape of `query`.
     """
-    attributes: dict[str, int | float] = {}
+    attributes: dict[str, Attribute] = {}
     if query.dim() == 3:
         attributes |= {"q_num_heads": heads, "kv_num_heads": heads}
     if causal:
@@ -48,8 +52,8 @@ def group_query_attention(
         key, value: [rows, 1, d_model]
         key_cache, value_cache: [rows, heads, capacity, d_head]
         last: int32 [rows]
-        capacity: int32 scalar, the caches' length. ONNX Runtime takes it for the longest sequence's length; it may be too
-            large but must not be 1 with a one-token query, which would mean a first prompt.
+        capacity: int32 scalar, the caches' length. ONNX Runtime takes it for the longest sequence's length; it may be
+            too large but must not be 1 with a one-token query, which would mean a first prompt.
 
     Returns:
         attended values [rows, 1, d_model] and the caches, which are the same memory where the caller binds it so.
@@ -67,7 +71,16 @@ def group_query_attention(
 
 
 def tensor_scatter(cache: Tensor, update: Tensor, index: Tensor) -> Tensor:
-    """`TensorScatter`: the cache [rows, heads, capacity, d_head] with update [rows, heads, 1, d_head] at index int64 [rows]."""
+    """`TensorScatter`: a cache with new entries.
+
+    Args:
+        cache: [rows, heads, capacity, d_head]
+        update: [rows, heads, 1, d_head]
+        index: int64 [rows]
+
+    Returns:
+        the cache, which is the same memory where the caller binds it so.
+    """
     return ops.symbolic(
         "TensorScatter", [cache, update, index], {"axis": 2}, dtype=cache.dtype, shape=cache.shape, version=OPSET
     )
@@ -76,11 +89,13 @@ def tensor_scatter(cache: Tensor, update: Tensor, index: Tensor) -> Tensor:
 def take(x: Tensor, index: Tensor) -> Tensor:
     """`GatherND`: one position of each row: x [rows, length, width], index int64 [rows] -> [rows, 1, width]."""
     shape = [x.shape[0], 1, x.shape[2]]
-    return ops.symbolic("GatherND", [x, index[:, None, None]], {"batch_dims": 1}, dtype=x.dtype, shape=shape, version=13)
+    return ops.symbolic(
+        "GatherND", [x, index[:, None, None]], {"batch_dims": 1}, dtype=x.dtype, shape=shape, version=13
+    )
 
 
 def top_k(x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """`TopK` along the last axis, largest first: x [rows, width], k int64 [1] -> values and int64 indices, [rows, k]."""
+    """`TopK`, largest first: x [rows, width], k int64 [1] -> values and int64 indices, [rows, k]."""
     # NOTE: k is known only when the graph runs; the width stands in for it here and is renamed in the exported graph.
     values, indices = ops.symbolic_multi_out(
         "TopK", [x, k], {"axis": -1}, dtypes=[x.dtype, torch.int64], shapes=[x.shape, x.shape], version=24

@@ -32,7 +32,8 @@ class Scorer(nn.Module):
 
         Returns:
             log-probabilities float32 [rows, target]: entry j is of the token at j + 1 given those up to j, and entry
-            length - 1 of the end token; 0 beyond. Cross-attention weights float32 [rows, layers, heads, target, source].
+            length - 1 of the end token; 0 beyond.
+            cross-attention weights float32 [rows, layers, heads, target, source].
         """
         lengths = source_lengths.long()
         memory = self.encoder(source_ids, lengths)

@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 FORMAT_VERSION = 1
 MANIFEST_FILE = "manifest.json"
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 Precision = Literal["fp32", "fp16", "bf16"]
 Attention = Literal["ort", "standard"]
@@ -77,7 +78,7 @@ class Manifest(Part):
     """What a bundle says of itself. `files` lists every file but the manifest."""
 
     format_version: Literal[1] = 1
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = Field(pattern=NAME_PATTERN)
     version: str = "1"
     description: str = ""
     license: str = ""

@@ -77,9 +77,9 @@ def cuda_setting(bundle: Bundle, tiny_run: Path, folder: Path) -> Setting:
         device = choose_device("cuda", bundle.encoder)
     except DeviceError as error:
         pytest.skip(f"no GPU to test on: {error}")
-    from export.bundle import export_run
+    from export.bundle import Options, export_run
 
-    export_run(tiny_run, folder / "bundle", precision="fp16")
+    export_run(tiny_run, folder / "bundle", Options(name="tiny", precision="fp16", device="cuda"))
     sessions = Sessions(load_bundle(folder / "bundle"), device, 1)
     return Setting(lambda slots: Runtime(sessions, slots), 5e-2)
 

@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
 from training.errors import RecipeError
+from training.files import write_text
 from training.model import ModelConfig
 from training.recipe_errors import sentence
 
@@ -62,7 +63,7 @@ class TokenizerConfig(Section):
     """One tokenizer; `vocabulary` counts for bpe and unigram, the other kinds take whatever occurs."""
 
     kind: Literal["characters", "symbols", "bpe", "unigram"]
-    vocabulary: int = Field(default=8000, ge=300)
+    vocabulary: int = Field(default=8000, ge=400)
     lowercase: bool = False
 
 
@@ -242,7 +243,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 def save_recipe(recipe: Recipe, path: Path) -> None:
     """Writes the recipe, defaults and overrides included, as YAML that `load_recipe` reads back."""
-    path.write_text(yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
+    write_text(path, yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
 
 
 def _located(recipe: Recipe, folder: Path) -> Recipe:

@@ -11,7 +11,7 @@ _EXPECTED = {
     "int_from_float": "a whole number",
     "float_type": "a number",
     "bool_type": "true or false",
-    "string_type": "a text",
+    "string_type": "a path",  # no key but the paths is free text
     "path_type": "a path",
     "list_type": "a list",
     "tuple_type": "a list",

@@ -118,9 +118,9 @@ def _claim(recipe: Recipe, run: Path, resume: bool) -> None:
         TrainingError: it holds a run and this is not to resume it, or that run has another recipe.
     """
     saved = run / "recipe.yaml"
+    if not resume and (saved.exists() or checkpoint_steps(run)):
+        raise TrainingError(f"{run} already holds a run; give --resume to go on with it, or another directory")
     if saved.exists():
-        if not resume:
-            raise TrainingError(f"{run} already holds a run; give --resume to go on with it, or another directory")
         before, now = (_flat(r.model_dump(mode="json")) for r in (load_recipe(saved), recipe))
         changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
         if changed:
@@ -207,11 +207,12 @@ class Trainer:
     def _planned(self) -> list[int]:
         """Steps of the checkpoints that the recipe asked for.
 
-        One that SIGTERM saved in between is not among them: the average at the end must not depend on interruptions.
+        One that a stop saved in between, or before the first step, is not among them: the average at the end must not
+        depend on interruptions.
         """
         every = (self.config.checkpoint_every, self.config.evaluate_every)
         steps = checkpoint_steps(self.run)
-        return [step for step in steps if step == self.config.steps or any(step % n == 0 for n in every)]
+        return [s for s in steps if s > 0 and (s == self.config.steps or any(s % n == 0 for n in every))]
 
     def run_steps(self, bar: ProgressBar) -> bool:
         """Trains until the recipe's end.

@@ -93,17 +93,21 @@ def _subwords(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     if config.kind == "bpe":
         trainer = trainers.BpeTrainer(vocab_size=room, limit_alphabet=max(1, room // 2), show_progress=False)
     else:
-        trainer = trainers.UnigramTrainer(vocab_size=room, show_progress=False, unk_token=UNKNOWN)
+        # What the reserved tokens are spelled with must be pieces too, see below.
+        alphabet = sorted(set("".join(SPECIAL_TOKENS + BYTE_TOKENS)))
+        trainer = trainers.UnigramTrainer(
+            vocab_size=room, initial_alphabet=alphabet, show_progress=False, unk_token=UNKNOWN
+        )
     tokenizer.train_from_iterator(texts, trainer)
     learned = json.loads(tokenizer.to_str())["model"]
-    tokenizer.model = _with_bytes(learned) if config.kind == "bpe" else _unigram_with_bytes(learned)
+    tokenizer.model = _bpe_with_bytes(learned) if config.kind == "bpe" else _unigram_with_bytes(learned)
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     return tokenizer
 
 
-def _with_bytes(learned: dict[str, Any]) -> models.BPE:
+def _bpe_with_bytes(learned: dict[str, Any]) -> models.BPE:
     pieces = sorted(learned["vocab"], key=learned["vocab"].__getitem__)
     vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *BYTE_TOKENS, *pieces])}
     merges = [(left, right) for left, right in learned["merges"]]
@@ -112,7 +116,6 @@ def _with_bytes(learned: dict[str, Any]) -> models.BPE:
 
 def _unigram_with_bytes(learned: dict[str, Any]) -> models.Unigram:
     pieces = [(piece, score) for piece, score in learned["vocab"] if piece != UNKNOWN]
-    # Below every learned piece: text that happens to spell a special or byte token is cut into other pieces.
-    unlikely = min(score for _, score in pieces) - 100.0
-    reserved = [(token, unlikely) for token in [*SPECIAL_TOKENS, *BYTE_TOKENS]]
+    # Less likely than any sum of pieces: a text that happens to spell "</s>" or "<0x41>" is cut into those instead.
+    reserved = [(token, -1e6) for token in [*SPECIAL_TOKENS, *BYTE_TOKENS]]
     return models.Unigram([*reserved, *pieces], UNKNOWN_ID, byte_fallback=True)

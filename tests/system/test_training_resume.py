@@ -1,0 +1,124 @@
+"""Training in a process of its own: killed, stopped and resumed, the weights end bit-equal to those of a quiet run."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from training.checkpoint import checkpoint_path, checkpoint_steps, load_state
+
+OPTIONS = [
+    *("--device", "cpu", "--threads", "1"),
+    *("--set", "training.steps=240"),
+    *("--set", "training.checkpoint_every=20"),
+    *("--set", "training.evaluate_every=60"),
+    *("--set", "training.precision=bf16"),
+    *("--set", "data.dev_held_out_sources=40"),
+]
+
+
+def start(run: Path, *options: str) -> "subprocess.Popen[str]":
+    command = [str(Path(sys.executable).with_name("dragoman-train")), "tiny", "--out", str(run), *OPTIONS, *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process: "subprocess.Popen[str]", code: int = 0) -> str:
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == code, err
+    return out + err
+
+
+def wait_for_checkpoint(process: "subprocess.Popen[str]", run: Path, step: int) -> None:
+    deadline = time.monotonic() + 120
+    while not any(found >= step for found in checkpoint_steps(run)):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def quiet_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("quiet") / "run"
+    finish(start(run))
+    return run
+
+
+def assert_bit_equal(run: Path, other: Path) -> None:
+    last = checkpoint_path(Path(), 240)
+    for name in (last, Path("model.pt")):
+        one, two = load_state(run / name), load_state(other / name)
+        assert all(torch.equal(one["model"][key], two["model"][key]) for key in one["model"] | two["model"])
+    one, two = load_state(run / last), load_state(other / last)
+    assert torch.equal(one["rng"], two["rng"])
+    assert (one["epoch"], one["position"]) == (two["epoch"], two["position"])
+    for key, state in one["optimizer"]["state"].items():
+        assert all(torch.equal(value, two["optimizer"]["state"][key][name]) for name, value in state.items())
+    reports = [json.loads((folder / "report.json").read_text()) for folder in (run, other)]
+    assert reports[0] == reports[1]
+
+
+def test_killed_again_and_again(quiet_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = start(run)
+    for step in (20, 60, 140):
+        wait_for_checkpoint(process, run, step)
+        time.sleep(0.03 * (step % 7))  # somewhere on the way to the next one
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert not (run / "model.pt").exists()
+        process = start(run, "--resume")
+    assert "resuming at step" in finish(process)
+    assert_bit_equal(run, quiet_run)
+
+
+def test_killed_before_its_first_checkpoint(quiet_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = start(run)
+    while not (run / "source_tokenizer.json").exists():
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    finish(start(run, "--resume"))
+    assert_bit_equal(run, quiet_run)
+
+
+def test_sigterm_saves_first(quiet_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = start(run)
+    wait_for_checkpoint(process, run, 20)
+    process.send_signal(signal.SIGTERM)
+    said = finish(process, code=75)
+    step = checkpoint_steps(run)[-1]
+    assert f"stopped at step {step}, saved in {run}; --resume goes on" in said
+    assert f"resuming at step {step}" in finish(start(run, "--resume"))
+    assert_bit_equal(run, quiet_run)
+
+
+def test_the_tiny_recipe_learns_its_task(tiny_run: Path) -> None:
+    report = json.loads((tiny_run / "report.json").read_text())
+    assert report["test"]["exact_match"] > 95
+    assert report["test"]["sources"] == 300
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["none.yaml"], "error: none.yaml: no such recipe"),
+        (["tiny", "--set", "model.heads=7"], "d_model (64) must be divisible by heads (7)"),
+        (["tiny", "--set", "data.train=[none.tsv]"], "error: none.tsv: no such data file"),
+        (["tiny", "--out", "/dev/null/run"], "error: /dev/null/run"),
+    ],
+)
+def test_errors_are_one_sentence(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).with_name("dragoman-train")), *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1

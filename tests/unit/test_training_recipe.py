@@ -1,0 +1,123 @@
+"""Recipes: what is refused, with which sentence, and that a saved one reads back as it was."""
+
+from pathlib import Path
+
+import pytest
+
+from training.errors import RecipeError
+from training.recipe import SHIPPED, find_recipe, load_recipe, save_recipe
+
+TINY = SHIPPED / "tiny.yaml"
+
+
+@pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_recipes_are_sound_and_survive_saving(path: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(path)
+    save_recipe(recipe, tmp_path / "recipe.yaml")
+    assert load_recipe(tmp_path / "recipe.yaml") == recipe
+
+
+def test_the_manual_explains_every_key() -> None:
+    """Each key of g2p-en.yaml stands below a comment, or beside one, or in a run of keys that a comment leads."""
+    lines = (SHIPPED / "g2p-en.yaml").read_text().splitlines()
+    named = {line.split(":")[0].strip() for line in lines if ":" in line and not line.lstrip().startswith("#")}
+    recipe = load_recipe(SHIPPED / "g2p-en.yaml")
+    for section in (recipe, recipe.data, recipe.tokenizers, recipe.model, recipe.training, recipe.evaluation):
+        missing = set(type(section).model_fields) - named - {"dev"}
+        assert not missing, f"keys that g2p-en.yaml does not show: {missing}"
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("training.stpes=3", "unknown key training.stpes (did you mean steps?)"),
+        ("colour=red", "unknown key colour (known here: seed, data, tokenizers, model, training, evaluation)"),
+        ("training.steps=abc", "training.steps: expected a whole number, but got 'abc'"),
+        ("training.steps=true", "training.steps: expected a whole number, but got True"),
+        ("training.steps='3'", "training.steps: expected a whole number, but got '3'"),
+        ("training.steps=null", "training.steps: expected a whole number, but got None"),
+        ("training.steps=0", "training.steps: expected at least 1, but got 0"),
+        ("training.learning_rate=.inf", "training.learning_rate: expected a finite number, but got inf"),
+        ("training.betas=[1]", "training.betas.1 is missing"),
+        ("training.schedule=linear", "training.schedule: expected 'inverse_square_root', 'noam' or 'cosine'"),
+        ("training.average_last=9", "training: average_last (9) needs as many checkpoints kept"),
+        ("training.warmup_steps=500", "training: warmup_steps (500) must be smaller than steps (500)"),
+        ("training.average_best=2", "training: average_best and average_last exclude each other"),
+        ("model.heads=7", "model: d_model (64) must be divisible by heads (7)"),
+        ("model.dropout=1", "model.dropout: expected less than 1.0, but got 1"),
+        ("model.share_embeddings=all", "model.share_embeddings: all needs tokenizers.joint: true"),
+        ("model=3", "model: expected a mapping of keys, but got 3"),
+        ("tokenizers.joint=true", "tokenizers: joint: true takes one tokenizer for both sides"),
+        ("tokenizers.source.vocabulary=10", "tokenizers.source.vocabulary: expected at least 400, but got 10"),
+        ("data.train=words.tsv", "data.train: expected a list, but got 'words.tsv'"),
+        ("data.train=[3]", "data.train.0: expected a path, but got 3"),
+        ("data.train=[{source: a}]", "the key data.train.0.target is missing"),
+        ("data.train=[{source: a, target: b, traget: c}]", "unknown key data.train.0.traget (did you mean target?)"),
+        ("data.dev=[a.tsv]", "data: dev and dev_held_out_sources exclude each other"),
+        ("data.dev_held_out_sources=null", "data.dev_held_out_sources: expected a whole number, but got None"),
+        ("evaluation.choose_by=bleu", "evaluation: choose_by (bleu) must be loss or one of metrics"),
+        ("training.steps", "--set training.steps: expected key=value, for example training.steps=1000"),
+        ("seed.value=3", "--set seed.value=3: seed holds a value, not keys"),
+        ("seed=[", "--set seed=[ is not valid YAML"),
+    ],
+)
+def test_refused_with_a_sentence(override: str, sentence: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        load_recipe(TINY, [override])
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_patience_needs_a_dev_set() -> None:
+    with pytest.raises(RecipeError, match=r"training\.patience needs a dev set"):
+        load_recipe(TINY, ["data.dev_held_out_sources=0", "training.patience=2"])
+
+
+def test_overrides_in_order_and_yaml_numbers() -> None:
+    recipe = load_recipe(
+        TINY, ["training.steps=100", "training.steps=200", "training.learning_rate=1e-3", "evaluation.metrics=[bleu]"]
+    )
+    assert recipe.training.steps == 200
+    assert recipe.training.learning_rate == 0.001
+    assert recipe.evaluation.metrics == ["bleu"]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("seed: 1\nseed: 2\n", "line 2: the key seed stands twice"),
+        ("- 1\n", "expected a mapping with the keys seed, data"),
+        ("", "expected a mapping with the keys seed, data"),
+        ("seed: [", "is not valid YAML"),
+        ("seed: 1\n", "the key data is missing"),
+    ],
+)
+def test_files_that_are_no_recipe(text: str, sentence: str, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    with pytest.raises(RecipeError) as error:
+        load_recipe(path)
+    assert sentence in str(error.value)
+
+
+def test_find_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert find_recipe(Path("tiny")) == TINY
+    assert find_recipe(Path("tiny.yaml")) == TINY
+    (tmp_path / "tiny.yaml").touch()
+    assert find_recipe(Path("tiny.yaml")) == Path("tiny.yaml")
+    with pytest.raises(RecipeError, match=r"other: no such recipe; .*g2p-en, g2p-en-quick, tiny"):
+        find_recipe(Path("other"))
+
+
+def test_data_is_found_from_here_and_then_beside_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "recipes").mkdir()
+    recipe = tmp_path / "recipes" / "mine.yaml"
+    recipe.write_text(TINY.read_text())
+    (tmp_path / "recipes" / "numbers.train.tsv").touch()
+    (tmp_path / "recipes" / "numbers.test.tsv").touch()
+    (tmp_path / "numbers.test.tsv").touch()
+    monkeypatch.chdir(tmp_path)
+    data = load_recipe(recipe).data
+    assert data.train == [tmp_path / "recipes" / "numbers.train.tsv"]
+    assert data.test == [Path("numbers.test.tsv")]

@@ -1,0 +1,243 @@
+"""What the exported graphs look like: lean, shared, and the same every time."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+
+from export.assemble import DECODER, ENCODER, SCORER, model_shape, trace_graphs
+from export.graphs import DecoderStep, folded
+from export.graphs.interface import DTYPES, decoder_interface
+from export.onnx_files import WEIGHTS_FILE, operators, save, trace
+from server.bundle.manifest import Attention, Precision, Shape
+from tests.untrained import small_run
+from training.model import ModelConfig, Transformer
+from training.run import Run, load_run
+
+LAYERS = 2
+Models = dict[str, onnx.ModelProto]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return load_run(small_run(tmp_path_factory.mktemp("run"), activation="gelu"))
+
+
+@pytest.fixture(scope="module")
+def ort_graphs(run: Run) -> Models:
+    return trace_graphs(run.model, model_shape(run), "ort", "fp32")
+
+
+@pytest.fixture(scope="module")
+def standard_step(run: Run) -> onnx.ModelProto:
+    return trace_step(run.model, model_shape(run), "standard")
+
+
+def trace_step(
+    model: Transformer, shape: Shape, attention: Attention, precision: Precision = "fp32"
+) -> onnx.ModelProto:
+    step = DecoderStep(folded(model).to(DTYPES[precision]), attention)
+    return trace(step, decoder_interface(shape, precision, attention))
+
+
+def copy_of(models: Models) -> Models:
+    """`save` moves the weights out of the models it gets."""
+    return {name: onnx.ModelProto.FromString(model.SerializeToString()) for name, model in models.items()}
+
+
+def names(values: list[onnx.ValueInfoProto]) -> list[str]:
+    return [value.name for value in values]
+
+
+def test_inputs_and_outputs_have_the_order_the_server_binds(ort_graphs: Models, standard_step: onnx.ModelProto) -> None:
+    graph = ort_graphs[DECODER].graph
+    assert names(list(graph.input))[:6] == [
+        "token_ids",
+        "positions",
+        "source_lengths",
+        "top_k",
+        "self_capacity",
+        "cross_capacity",
+    ]
+    assert names(list(graph.input))[6:12] == [
+        f"{buffer}_{part}_0" for buffer in ("self", "cross", "last") for part in ("key", "value")
+    ]
+    assert names(list(graph.output))[:6] == ["log_probabilities", "ids"] + [
+        f"{buffer}_{part}_0_out" for buffer in ("self", "cross") for part in ("key", "value")
+    ]
+    graph = standard_step.graph
+    assert names(list(graph.input))[4:8] == ["self_key_0", "self_value_0", "cross_key_0", "cross_value_0"]
+    assert names(list(graph.output))[2:] == [f"self_{part}_{i}_out" for i in range(LAYERS) for part in ("key", "value")]
+    encoder = names(list(ort_graphs[ENCODER].graph.output))
+    assert encoder[:4] == ["cross_key_0", "cross_value_0", "last_key_0", "last_value_0"]
+
+
+def test_dimensions_that_vary_have_names_and_all_others_are_numbers(ort_graphs: Models) -> None:
+    def shape(value: onnx.ValueInfoProto) -> list[str | int]:
+        return [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
+
+    shapes = {
+        value.name: shape(value) for value in [*ort_graphs[DECODER].graph.input, *ort_graphs[DECODER].graph.output]
+    }
+    assert shapes["token_ids"] == ["rows", 1]
+    assert shapes["self_key_1"] == shapes["self_key_1_out"] == ["rows", 2, "self_positions", 16]
+    assert shapes["cross_value_0"] == ["rows", 2, "cross_positions", 16]
+    assert shapes["last_key_0"] == ["rows", 1, 32]
+    assert shapes["ids"] == ["rows", "k"]
+    attention = ort_graphs[SCORER].graph.output[1]
+    assert shape(attention) == ["rows", LAYERS, 2, "target", "source"]
+
+
+def per_layer(run: Run, model: onnx.ModelProto, attention: Attention) -> Counter[str]:
+    """Nodes that one more decoder layer costs: those of `model` less those of the same with one layer less."""
+    config = run.recipe.model.model_copy(update={"decoder_layers": LAYERS - 1})
+    vocabulary = run.target_tokenizer.get_vocab_size()
+    smaller = Transformer(config, vocabulary, vocabulary, 0)
+    shape = model_shape(run).model_copy(update={"decoder_layers": LAYERS - 1})
+    nodes = operators(model)
+    nodes.subtract(operators(trace_step(smaller, shape, attention)))
+    return +nodes
+
+
+def test_a_decoder_layer_has_the_nodes_it_needs_and_no_more(run: Run, ort_graphs: Models) -> None:
+    """Loose enough for another way to write the same; a lost fusion or a new chain of shape operators is neither."""
+    nodes = per_layer(run, ort_graphs[DECODER], "ort")
+    assert nodes["GroupQueryAttention"] == 2
+    assert nodes["Gemm"] == 6, "query, key and value in one; output; query and output of cross-attention; two to feed"
+    assert nodes["LayerNormalization"] == 3
+    assert nodes["Gelu"] == 1
+    assert not nodes.keys() & {
+        "MatMul",
+        "Split",
+        "Concat",
+        "Transpose",
+        "Cast",
+        "Shape",
+        "Expand",
+        "Slice",
+        "Mul",
+        "Div",
+    }
+    assert nodes.total() <= 20
+
+
+def test_a_standard_decoder_layer_scatters_twice_and_attends_twice(run: Run, standard_step: onnx.ModelProto) -> None:
+    nodes = per_layer(run, standard_step, "standard")
+    assert nodes["TensorScatter"] == nodes["Attention"] == 2
+    assert nodes["Gemm"] == 6
+    assert nodes["Split"] == 1
+    assert not nodes.keys() & {"MatMul", "Concat", "Transpose", "Cast", "Shape", "Expand", "Slice", "Mul", "Div"}
+    assert nodes.total() <= 25
+    assert {node.domain for node in standard_step.graph.node} == {""}
+
+
+def test_nothing_on_the_decode_path_branches(ort_graphs: Models, standard_step: onnx.ModelProto) -> None:
+    for model in (ort_graphs[DECODER], standard_step):
+        nodes = operators(model)
+        assert not nodes.keys() & {"If", "Loop", "Scan"}
+        assert nodes["TopK"] == nodes["LogSoftmax"] == 1
+
+
+def test_graphs_tell_nothing_of_the_machine(ort_graphs: Models) -> None:
+    for model in copy_of(ort_graphs).values():
+        for initializer in model.graph.initializer:
+            initializer.ClearField("raw_data")
+        text = model.SerializeToString()
+        assert b".py" not in text
+        assert b"site-packages" not in text
+        assert b"torch.nn" not in text
+
+
+def test_the_same_model_gives_the_same_files(run: Run, ort_graphs: Models, tmp_path: Path) -> None:
+    again = trace_step(run.model, model_shape(run), "ort")
+    for name, model in (("one", copy_of(ort_graphs)[DECODER]), ("two", again)):
+        (tmp_path / name).mkdir()
+        save({DECODER: model}, tmp_path / name)
+    for path in (tmp_path / "one").iterdir():
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes(), path.name
+
+
+def test_three_graphs_share_one_copy_of_the_weights(run: Run, ort_graphs: Models, tmp_path: Path) -> None:
+    models = copy_of(ort_graphs)
+    save(models, tmp_path)
+    parameters = sum(parameter.nbytes for parameter in run.model.parameters())
+    positions = run.model.encoder.embedding.positions.nbytes + run.model.decoder.embedding.positions.nbytes
+    size = (tmp_path / WEIGHTS_FILE).stat().st_size
+    tensors = sum(1 for _ in run.model.parameters()) + 2
+    assert size <= parameters + positions + 64 * tensors, "more than every tensor once, each on its cache line"
+    for name in models:
+        loaded = onnx.load(tmp_path / name)
+        outside = [t for t in onnx.load(tmp_path / name, load_external_data=False).graph.initializer if t.external_data]
+        assert outside
+        for tensor in outside:
+            assert {entry.key: entry.value for entry in tensor.external_data}["location"] == WEIGHTS_FILE
+        onnx.checker.check_model(loaded)
+
+
+def test_small_constants_stay_in_the_graph(ort_graphs: Models, tmp_path: Path) -> None:
+    save(copy_of(ort_graphs), tmp_path)
+    graph = onnx.load(tmp_path / SCORER, load_external_data=False).graph
+    for tensor in graph.initializer:
+        if tensor.data_type == onnx.TensorProto.INT64:
+            assert not tensor.external_data, f"{tensor.name} may be a shape"
+
+
+@pytest.mark.parametrize("attention", ["ort", "standard"])
+def test_half_precision_keeps_what_needs_range_in_float(run: Run, attention: Attention) -> None:
+    model = trace_step(run.model, model_shape(run), attention, "fp16")
+    graph = model.graph
+    types = {value.name: value.type.tensor_type.elem_type for value in [*graph.input, *graph.output]}
+    assert types["self_key_0"] == types["cross_value_1"] == types["self_value_1_out"] == onnx.TensorProto.FLOAT16
+    assert types["log_probabilities"] == onnx.TensorProto.FLOAT
+    producers = {output: node for node in graph.node for output in node.output}
+    softmax = next(node for node in graph.node if node.op_type == "LogSoftmax")
+    cast = producers[softmax.input[0]]
+    assert cast.op_type == "Cast"
+    assert [a.i for a in cast.attribute if a.name == "to"] == [onnx.TensorProto.FLOAT]
+    for node in graph.node:
+        if node.op_type == "LayerNormalization":
+            stash = [a.i for a in node.attribute if a.name == "stash_type"]
+            assert stash in ([], [onnx.TensorProto.FLOAT]), "mean and variance are to be computed in float"
+        if node.op_type == "Attention":
+            assert [a.i for a in node.attribute if a.name == "softmax_precision"] == [onnx.TensorProto.FLOAT]
+
+
+CONFIG = ModelConfig(
+    d_model=32, heads=2, d_ff=48, encoder_layers=1, decoder_layers=1, max_source_length=5, max_target_length=4
+)
+
+
+@pytest.mark.parametrize("share", ["none", "output", "all"])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_folding_changes_neither_the_model_nor_what_logits_are(
+    share: Literal["none", "output", "all"], norm: Literal["pre", "post"]
+) -> None:
+    torch.manual_seed(0)
+    model = Transformer(CONFIG.model_copy(update={"share_embeddings": share, "norm": norm}), 11, 11, 0).eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    copy = folded(model)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    ids = torch.tensor([[2, 7, 5]])
+    assert torch.allclose(copy.encoder.embedding(ids), model.encoder.embedding(ids), atol=1e-6)
+    assert torch.allclose(copy.decoder.embedding(ids), model.decoder.embedding(ids), atol=1e-6)
+    tied = copy.decoder.projection.weight is copy.decoder.embedding.tokens.weight
+    assert tied == (share != "none")
+    x = torch.randn(3, 32)
+    last = "decoder.norm" if norm == "pre" else "decoder.layers.0.residuals.2.norm"
+    trained, exported = (m.decoder.projection(m.get_submodule(last)(x)) for m in (model, copy))
+    assert torch.allclose(trained, exported, atol=1e-5)
+
+
+def test_a_weight_that_is_also_an_embedding_keeps_its_layout(run: Run, ort_graphs: Models) -> None:
+    weights = {t.name: numpy_helper.to_array(t) for t in ort_graphs[DECODER].graph.initializer}
+    shape: Shape = model_shape(run)
+    tables = [w for w in weights.values() if w.shape == (shape.target_vocabulary, shape.d_model)]
+    assert len(tables) == 1
+    expected = run.model.decoder.embedding.tokens.weight.detach().numpy() * np.sqrt(shape.d_model)
+    np.testing.assert_allclose(tables[0], expected, rtol=1e-6)

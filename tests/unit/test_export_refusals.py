@@ -1,0 +1,141 @@
+"""What an export refuses before any work is done: one clear sentence, and nothing left behind."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from export.bundle import Options, export_run
+from export.cli import app
+from export.data import spread, unusable
+from export.errors import ExportError
+from server.bundle.manifest import MANIFEST_FILE
+from tests.benchmark.base_model import symbol_tokenizer
+from tests.untrained import small_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_run(tmp_path_factory.mktemp("run") / "run")
+
+
+def refused(run: Path, bundle: Path, options: Options) -> str:
+    """The sentence with which an export is refused."""
+    before = sorted(bundle.parent.rglob("*"))
+    with pytest.raises(ExportError) as raised:
+        export_run(run, bundle, options)
+    assert sorted(bundle.parent.rglob("*")) == before, "something was left behind"
+    message = str(raised.value)
+    assert "\n" not in message
+    return message
+
+
+OPTIONS = Options(name="small")
+
+
+def test_run_that_is_none(tmp_path: Path) -> None:
+    assert "recipe.yaml is missing" in refused(tmp_path, tmp_path / "bundle", OPTIONS)
+
+
+def test_run_without_checkpoints(run: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "run"
+    shutil.copytree(run, empty)
+    (empty / "model.pt").unlink()
+    assert "no model.pt and no checkpoint" in refused(empty, tmp_path / "bundle", OPTIONS)
+
+
+def test_run_with_truncated_model(run: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "run"
+    shutil.copytree(run, damaged)
+    model = damaged / "model.pt"
+    model.write_bytes(model.read_bytes()[:-100])
+    assert f"{model}: truncated" in refused(damaged, tmp_path / "bundle", OPTIONS)
+
+
+def test_run_whose_data_is_gone(run: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "run"
+    shutil.copytree(run, bare)
+    (bare / "dev.tsv").unlink()
+    message = refused(bare, tmp_path / "bundle", OPTIONS)
+    assert "neither dev nor test data is there" in message
+
+
+def test_bundle_that_exists(run: Path, tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    (bundle / MANIFEST_FILE).write_text("{}")
+    assert "exists already" in refused(run, bundle, OPTIONS)
+    assert (bundle / MANIFEST_FILE).read_text() == "{}"
+
+
+def test_directory_that_is_no_bundle_is_never_overwritten(run: Path, tmp_path: Path) -> None:
+    precious = tmp_path / "home"
+    precious.mkdir()
+    (precious / "letters.txt").write_text("mine")
+    assert "is no bundle" in refused(run, precious, Options(name="small", overwrite=True))
+
+
+def test_name_that_no_request_could_hold(run: Path, tmp_path: Path) -> None:
+    assert "--name 'my model' must be letters" in refused(run, tmp_path / "bundle", Options(name="my model"))
+
+
+def test_notice_that_is_missing(run: Path, tmp_path: Path) -> None:
+    notices = [tmp_path / "LICENSE"]
+    assert "is not a file" in refused(run, tmp_path / "bundle", Options(name="small", notices=notices))
+
+
+def test_notice_that_would_take_a_graphs_place(run: Path, tmp_path: Path) -> None:
+    notice = tmp_path / "encoder.onnx"
+    notice.write_text("free to all")
+    assert "under the name encoder.onnx" in refused(run, tmp_path / "bundle", Options(name="small", notices=[notice]))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"), [("w5 w6 w7 w8 w9 w10 w11 w12 w13", "10 tokens"), ("w5 elephant", "does not know")]
+)
+def test_example_that_the_model_can_not_take(run: Path, tmp_path: Path, text: str, reason: str) -> None:
+    message = refused(run, tmp_path / "bundle", Options(name="small", examples=[text]))
+    assert reason in message
+    assert text in message
+
+
+def test_heads_that_grouped_query_attention_can_not_take(tmp_path: Path) -> None:
+    run = small_run(tmp_path / "run", d_model=36, heads=3)
+    message = refused(run, tmp_path / "bundle", OPTIONS)
+    assert "12 wide" in message
+    assert "--attention standard" in message
+
+
+def test_place_that_can_not_be_written(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "can't be made" in refused(run, tmp_path / "file" / "bundle", OPTIONS)
+
+
+@pytest.mark.parametrize("arguments", [[], ["run"], ["run", "bundle", "--check", "bundle"], ["a", "b", "--run", "c"]])
+def test_command_line_that_asks_for_neither_or_both(arguments: list[str]) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+
+
+def test_command_line_says_what_is_wrong_and_exits_with_1(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, [str(tmp_path), str(tmp_path / "bundle")])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: ")
+    result = CliRunner().invoke(app, ["--check", str(tmp_path / "bundle")])
+    assert result.exit_code == 1
+    assert "can't be opened" in result.stderr
+
+
+def test_spread_takes_distinct_texts_from_everywhere() -> None:
+    texts = [f"t{i // 2}" for i in range(200)]
+    assert spread(texts, 4) == ["t12", "t37", "t62", "t87"]
+    assert spread(["a", "b"], 5) == ["a", "b"]
+    assert spread([], 5) == []
+
+
+def test_unusable_names_the_reason() -> None:
+    tokenizer = symbol_tokenizer(9)
+    assert unusable(tokenizer, "w5 w6", 3, 1) is None
+    assert unusable(tokenizer, "w5 w6 w7", 3, 1) == "has 4 tokens, more than the model's 3"

@@ -7,6 +7,8 @@ is far above. So no contender ever chooses the end token, without a constraint t
 
 import hashlib
 import random
+import shutil
+import tempfile
 from pathlib import Path
 
 import torch
@@ -49,9 +51,12 @@ def base_bundle(folder: Path) -> Path:
     try:
         load_bundle(bundle)
     except BundleError:
-        run = folder / "base-run"
-        write_run(run, BASE, VOCABULARY)
-        export_run(run, bundle, Options(name="base", description="random weights", overwrite=True, device="cpu"))
+        for stale in folder.glob("base-*"):
+            shutil.rmtree(stale)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            run = Path(scratch) / "run"
+            write_run(run, BASE, VOCABULARY)
+            export_run(run, bundle, Options(name="base", description="random weights", device="cpu"))
     return bundle
 
 

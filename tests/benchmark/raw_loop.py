@@ -48,10 +48,12 @@ class RawLoop:
             self._run(1, rows, steps)  # warm-up
             self._batch_seconds[rows] = self._run(1, rows, steps)
         batches = max(1, round(seconds / self._batch_seconds[rows]))
+        cpu = time.process_time()
         wall = self._run(batches, rows, steps)
+        cpu_seconds = {"own": time.process_time() - cpu}
         self._batch_seconds[rows] = wall / batches
         sequences = batches * rows
-        return Sample(wall, sequences * steps, sequences, [wall / batches])
+        return Sample(wall, sequences * steps, sequences, [wall / batches], cpu_seconds=cpu_seconds)
 
     def answers(self) -> list[list[int]]:
         """Greedy token ids of every source, without the end token."""

@@ -17,6 +17,8 @@ NAMES = {
     "ctranslate2 int8": "CTranslate2 int8 (for information)",
 }
 
+BUSY = 0.5  # load average by core from which on others disturb
+
 
 def markdown(outcomes: Sequence[Outcome], machine: dict[str, Any]) -> str:
     """The whole report."""
@@ -28,6 +30,7 @@ def markdown(outcomes: Sequence[Outcome], machine: dict[str, Any]) -> str:
             f"{machine['load_average_before']} before the start; Python {machine['python']}, {packages}; "
             f"commit {machine['commit']}; `{machine['command']}`."
         ),
+        *_busy(machine),
         _reading_help(),
     ]
     for outcome in outcomes:
@@ -50,14 +53,22 @@ def markdown(outcomes: Sequence[Outcome], machine: dict[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _busy(machine: dict[str, Any]) -> list[str]:
+    load, cores = machine["load_average_before"], machine["cores"]
+    if load < BUSY * cores:
+        return []
+    return [f"**The machine was busy before the start (load average {load}): take no timing from this run.**"]
+
+
 def _reading_help() -> str:
     return (
         "Tokens are generated tokens, an end token that the model produced included: the decode steps that somebody "
         "needed. Every contender runs in its own process and is measured in turn, several rounds; numbers are medians "
         "over rounds, in parentheses the lowest and the highest, and ratios are taken within each round. The load "
-        "generator runs on the same cores as the server and takes its share of them (a column tells how much), while "
-        "the raw loop and CTranslate2 have the machine to themselves and get their inputs tokenized. `in flight` "
-        "counts inputs."
+        "generator runs on the same cores as the server and takes its share of them, while the raw loop and "
+        "CTranslate2 have the machine to themselves and get their inputs tokenized. `in flight` counts inputs; `cores` "
+        "is how many were kept busy and `core-ms an answer` what one cost, both as server + load generator where there "
+        "are the two. Processor time suffers less from what else runs on the machine than tokens/s do."
     )
 
 
@@ -78,10 +89,11 @@ def throughput(outcome: Outcome) -> str:
                         _ratio(series, raw),
                         _ratio(series, other),
                         _cores(series.samples),
+                        _cost(series.samples),
                         series.setting,
                     ]
                 )
-    header = ["", "in flight", "tokens/s", "of raw", "of CTranslate2", "cores: server + load", "setting"]
+    header = ["", "in flight", "tokens/s", "of raw", "of CTranslate2", "cores", "core-ms an answer", "setting"]
     return table(header, rows)
 
 
@@ -108,9 +120,10 @@ def open_loop(outcome: Outcome) -> str:
                 *(f"{value:.1f}" for value in quantiles),
                 f"{sample.failed}",
                 _cores([sample]),
+                _cost([sample]),
             ]
         )
-    return table(["calls/s due", "answered/s", "p50 ms", "p99 ms", "failed", "cores: server + load"], rows)
+    return table(["calls/s due", "answered/s", "p50 ms", "p99 ms", "failed", "cores", "core-ms an answer"], rows)
 
 
 def agreement(outcome: Outcome) -> str:
@@ -139,10 +152,19 @@ def _ratio(series: Series, other: Series | None) -> str:
 
 
 def _cores(samples: Sequence[Sample]) -> str:
-    if not samples[0].cpu_seconds:
-        return ""
+    """Cores kept busy, by process."""
     seconds = sum(sample.seconds for sample in samples)
-    return " + ".join(f"{sum(s.cpu_seconds[who] for s in samples) / seconds:.2f}" for who in ("server", "load"))
+    return " + ".join(f"{cpu / seconds:.2f}" for cpu in _cpu(samples))
+
+
+def _cost(samples: Sequence[Sample]) -> str:
+    """Milliseconds of a core that an answer took, by process."""
+    sequences = sum(sample.sequences for sample in samples)
+    return " + ".join(f"{1000 * cpu / sequences:.2f}" for cpu in _cpu(samples)) if sequences else ""
+
+
+def _cpu(samples: Sequence[Sample]) -> list[float]:
+    return [sum(sample.cpu_seconds[who] for sample in samples) for who in samples[0].cpu_seconds]
 
 
 def document(outcomes: Sequence[Outcome], machine: dict[str, Any]) -> dict[str, Any]:

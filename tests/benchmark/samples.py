@@ -14,7 +14,7 @@ class Sample:
         sequences: inputs answered.
         latencies: seconds, one for each call (empty where calls make no sense).
         failed: calls without an answer.
-        cpu_seconds: processor time by process ("server", "load"), both kinds, over the measurement.
+        cpu_seconds: processor time over the measurement by process: "server" and "load", or "own" in-process.
     """
 
     seconds: float

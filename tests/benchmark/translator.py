@@ -55,6 +55,7 @@ class CTranslate2:
         batch = min(batch, -(-size // self.workers))
         tokens = sequences = 0
         latencies: list[float] = []
+        cpu = time.process_time()
         started = now = time.perf_counter()
         while now - started < seconds:
             results = self._translate(next(slices), batch)
@@ -62,7 +63,7 @@ class CTranslate2:
             sequences += len(results)
             latencies.append(time.perf_counter() - now)
             now += latencies[-1]
-        return Sample(now - started, tokens, sequences, latencies)
+        return Sample(now - started, tokens, sequences, latencies, cpu_seconds={"own": time.process_time() - cpu})
 
     def answers(self) -> list[list[str]]:
         """Greedy tokens of every source, without the end token."""

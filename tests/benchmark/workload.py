@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dragoman.v1 import generation_pb2 as pb
-from server.bundle.load import Bundle
+from server.bundle.load import Bundle, BundleError
 
 ROOT = Path(__file__).resolve().parents[2]
 TEST_WORDS = ROOT.parent / "shared" / "data" / "g2p-cmudict" / "g014b2b.test"
@@ -66,6 +66,10 @@ def real_words(bundle: Bundle, count: int) -> Workload:
         random.Random(SEED).shuffle(words)
         return _encoded(bundle, "words of the CMU dictionary's test set", words[:count], limit)
     examples = bundle.manifest.examples
+    if not examples:
+        raise BundleError(
+            f"{bundle.path}: the manifest has no examples, and {TEST_WORDS} is not there to take words from"
+        )
     repeated = [examples[i % len(examples)] for i in range(count)]
     return _encoded(bundle, f"the bundle's {len(examples)} examples, repeated", repeated, limit)
 

@@ -62,12 +62,14 @@ def latest_checkpoint(run: Path, warn: Callable[[str], object] = warnings.warn) 
 
 
 def drop_checkpoints(run: Path, keep: Collection[int]) -> None:
-    """Deletes all checkpoints but those of the steps in `keep`."""
+    """Deletes all checkpoints but those of the steps in `keep`, and what a killed `save_state` left half-written."""
     for step in checkpoint_steps(run):
         if step not in keep:
             path = checkpoint_path(run, step)
             path.unlink()
             path.with_suffix(".sha256").unlink(missing_ok=True)
+    for partial in (run / "checkpoints").glob(".*"):
+        partial.unlink()
 
 
 def average_checkpoints(

@@ -9,6 +9,8 @@ from torch.utils.tensorboard import SummaryWriter
 from training.evaluation.metrics import better
 from training.files import write_text
 
+METRICS = "metrics.jsonl"
+
 Record = dict[str, Any]
 
 
@@ -23,7 +25,7 @@ class Journal:
     """
 
     def __init__(self, run: Path, step: int) -> None:
-        self.path = run / "metrics.jsonl"
+        self.path = run / METRICS
         self.records = [record for record in read_journal(run) if record["step"] <= step]
         write_text(self.path, "".join(json.dumps(record) + "\n" for record in self.records))
         self.file = self.path.open("a")
@@ -68,7 +70,7 @@ class Journal:
 
 def read_journal(run: Path) -> list[Record]:
     """The records of a run; a last line torn by a kill is left out."""
-    path = run / "metrics.jsonl"
+    path = run / METRICS
     records: list[Record] = []
     for line in path.read_text().splitlines() if path.exists() else []:
         try:

@@ -39,6 +39,10 @@ class ProgressBar:
     ) -> None:
         self.bar.stop()
 
+    def begin(self, step: int) -> None:
+        """Starts where a resumed run is, so that the time left is told from what is done now."""
+        self.bar.reset(self.task, completed=step)
+
     def advance(self, step: int) -> None:
         """One step more is done."""
         self.bar.update(self.task, completed=step)

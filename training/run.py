@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from training.checkpoint import average_checkpoints, checkpoint_steps, load_state
 from training.data.corpus import BadLines, Pair, read_pairs
-from training.data.prepare import SOURCE_TOKENIZER, TARGET_TOKENIZER, read_splits
+from training.data.prepare import DEV, SOURCE_TOKENIZER, TARGET_TOKENIZER, read_splits
 from training.data.tokenizers import PAD_ID, load_tokenizer
 from training.errors import TrainingError
 from training.model import Transformer
@@ -39,7 +39,7 @@ class Run:
             DataError: neither can be read.
         """
         bad = BadLines("skip")
-        saved = self.path / "dev.tsv"
+        saved = self.path / DEV
         return read_pairs([saved], bad) if saved.exists() else read_splits(self.recipe, bad).dev
 
 

@@ -26,13 +26,13 @@ from training.checkpoint import (
 from training.curves import draw_curves
 from training.data.batches import IGNORED, Batch, BatchSampler
 from training.data.corpus import Pair, references
-from training.data.prepare import TrainingData, prepare
+from training.data.prepare import BAD_LINES, DATA, SOURCE_TOKENIZER, TARGET_TOKENIZER, TrainingData, prepare
 from training.data.tokenizers import PAD_ID
 from training.errors import TrainingError
 from training.evaluation.evaluate import measure, negative_log_likelihood
 from training.evaluation.metrics import Score
 from training.files import write_text
-from training.journal import Journal
+from training.journal import METRICS, Journal
 from training.model import Transformer
 from training.optimization import build_optimizer, learning_rate
 from training.progress import ProgressBar
@@ -118,15 +118,20 @@ def _claim(recipe: Recipe, run: Path, resume: bool) -> None:
         TrainingError: it holds a run and this is not to resume it, or that run has another recipe.
     """
     saved = run / "recipe.yaml"
-    if not resume and (saved.exists() or checkpoint_steps(run)):
-        raise TrainingError(f"{run} already holds a run; give --resume to go on with it, or another directory")
-    if saved.exists():
+    if checkpoint_steps(run) or (run / "model.pt").exists():
+        if not resume:
+            raise TrainingError(f"{run} already holds a run; give --resume to go on with it, or another directory")
         before, now = (_flat(r.model_dump(mode="json")) for r in (load_recipe(saved), recipe))
         changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
         if changed:
             raise TrainingError(f"{run} was started with another recipe: {', '.join(changed)} changed")
         return
+    if resume and saved.exists() and load_recipe(saved) == recipe:
+        return  # killed before its first checkpoint; its tokenizers stay, since to train unigram again gives others
+    # What an attempt that came to no checkpoint left behind (its data were refused, say) binds nobody.
     run.mkdir(parents=True, exist_ok=True)
+    for name in (SOURCE_TOKENIZER, TARGET_TOKENIZER, DATA, METRICS, BAD_LINES):
+        (run / name).unlink(missing_ok=True)
     save_recipe(recipe, saved)
 
 
@@ -222,6 +227,7 @@ class Trainer:
         """
         stream = self.sampler.stream(self.epoch, self.position)
         window = Window()
+        bar.begin(self.step)
         while not self._ended(window):
             if self.stop.is_set():
                 self.save()

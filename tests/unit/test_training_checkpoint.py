@@ -85,6 +85,7 @@ def test_a_kill_before_the_rename_leaves_the_old_one(tmp_path: Path, monkeypatch
 
 def test_drop(tmp_path: Path) -> None:
     fill(tmp_path, 1, 2, 3, 4)
+    (tmp_path / "checkpoints" / ".step-00000003.pt.whole").touch()
     drop_checkpoints(tmp_path, {4, 2})
     assert checkpoint_steps(tmp_path) == [2, 4]
     assert len(list((tmp_path / "checkpoints").iterdir())) == 4

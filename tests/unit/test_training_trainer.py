@@ -248,6 +248,12 @@ def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
     assert outcome.finished
 
 
+def test_an_attempt_that_came_to_nothing_binds_nobody(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="no such data file"):
+        go(small("data.train=[none.tsv]"), tmp_path / "run")
+    assert go(small("training.steps=3"), tmp_path / "run")[0].finished
+
+
 def test_joint_vocabulary(tmp_path: Path) -> None:
     recipe = small(
         "tokenizers={joint: true, source: {kind: bpe, vocabulary: 400}}",

@@ -16,7 +16,8 @@ from training.errors import DataError
 from training.recipe import Recipe
 
 SOURCE_TOKENIZER, TARGET_TOKENIZER = "source_tokenizer.json", "target_tokenizer.json"
-MOST_MESSAGES = 10
+DATA, DEV, BAD_LINES = "data.json", "dev.tsv", "bad_lines.txt"
+MOST_MESSAGES = 10  # of bad lines, on the terminal
 
 
 @dataclass(frozen=True)
@@ -111,14 +112,14 @@ def prepare(recipe: Recipe, run: Path, say: Callable[[str], None]) -> TrainingDa
         for name, pairs in (("train", train_pairs), ("dev", dev_pairs), ("test", test_pairs))
     }
     document = {"counts": counts, "bad_lines": dict(bad.counts), "train_sha256": _fingerprint(train)}
-    (run / "data.json").write_text(json.dumps(document, indent=2) + "\n")
-    (run / "dev.tsv").write_text("".join(f"{p.source}\t{p.target}\n" for p in dev_pairs), encoding="utf-8")
+    (run / DATA).write_text(json.dumps(document, indent=2) + "\n")
+    (run / DEV).write_text("".join(f"{p.source}\t{p.target}\n" for p in dev_pairs), encoding="utf-8")
     if bad.messages:
-        (run / "bad_lines.txt").write_text("\n".join(bad.messages) + "\n", encoding="utf-8")
+        (run / BAD_LINES).write_text("\n".join(bad.messages) + "\n", encoding="utf-8")
         for message in bad.messages[:MOST_MESSAGES]:
             say(f"skipped {message}")
         kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(bad.counts.items()))
-        say(f"skipped {len(bad.messages)} bad lines ({kinds}); all stand in {run / 'bad_lines.txt'}")
+        say(f"skipped {len(bad.messages)} bad lines ({kinds}); all stand in {run / BAD_LINES}")
     sizes = ", ".join(f"{name} {count['pairs']:,} pairs" for name, count in counts.items())
     say(f"{sizes}; vocabulary {source_tokenizer.get_vocab_size():,} / {target_tokenizer.get_vocab_size():,}")
     return TrainingData(source_tokenizer, target_tokenizer, train, dev, dev_pairs, test_pairs)
@@ -147,6 +148,6 @@ def _fingerprint(pairs: Iterable[EncodedPair]) -> str:
 
 
 def _check_fingerprint(run: Path, train: list[EncodedPair]) -> None:
-    file = run / "data.json"
+    file = run / DATA
     if file.exists() and json.loads(file.read_text())["train_sha256"] != _fingerprint(train):
         raise DataError(f"{run}: the training data is not what this run was started with, so it cannot be resumed")

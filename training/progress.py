@@ -1,5 +1,8 @@
 """The run on the terminal: a bar where there is one, else a line now and then."""
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -58,3 +61,30 @@ class ProgressBar:
     def say(self, line: str) -> None:
         """A line of its own, above the bar."""
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+class Window:
+    """Loss, tokens and time since the last report; time spent elsewhere can be left out."""
+
+    def __init__(self) -> None:
+        self.loss = 0.0
+        self.tokens = 0
+        self.steps = 0
+        self.start = time.monotonic()
+
+    def add(self, loss: float, tokens: int) -> None:
+        """One step more."""
+        self.loss += loss * tokens
+        self.tokens += tokens
+        self.steps += 1
+
+    def seconds(self) -> float:
+        """Since the start, without pauses."""
+        return time.monotonic() - self.start
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time inside does not count."""
+        before = time.monotonic()
+        yield
+        self.start += time.monotonic() - before

@@ -3,9 +3,8 @@
 import json
 import math
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -35,7 +34,7 @@ from training.files import write_text
 from training.journal import METRICS, Journal
 from training.model import Transformer
 from training.optimization import build_optimizer, learning_rate
-from training.progress import ProgressBar
+from training.progress import ProgressBar, Window
 from training.recipe import Recipe, load_recipe, save_recipe
 
 
@@ -297,7 +296,7 @@ class Trainer:
         stack.enter_context(torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"))
         return stack
 
-    def _log(self, window: "Window", bar: ProgressBar) -> None:
+    def _log(self, window: Window, bar: ProgressBar) -> None:
         values = {
             "epoch": self.epoch,
             "loss": window.loss / window.tokens,
@@ -308,7 +307,7 @@ class Trainer:
         left = (self.config.steps - self.step) * window.seconds() / window.steps
         bar.report(self.step, values["loss"], values["tokens_per_second"], values["learning_rate"], left)
 
-    def _ended(self, window: "Window") -> bool:
+    def _ended(self, window: Window) -> bool:
         """Evaluates where that is due, and tells whether the recipe's end is reached.
 
         Raises:
@@ -373,30 +372,3 @@ class Trainer:
         # Last: a run that has its model.pt is finished.
         save_state(self.run / "model.pt", {"model": weights, "steps": steps})
         return report
-
-
-class Window:
-    """Loss, tokens and time since the last report; time spent elsewhere can be left out."""
-
-    def __init__(self) -> None:
-        self.loss = 0.0
-        self.tokens = 0
-        self.steps = 0
-        self.start = time.monotonic()
-
-    def add(self, loss: float, tokens: int) -> None:
-        """One step more."""
-        self.loss += loss * tokens
-        self.tokens += tokens
-        self.steps += 1
-
-    def seconds(self) -> float:
-        """Since the start, without pauses."""
-        return time.monotonic() - self.start
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Time inside does not count."""
-        before = time.monotonic()
-        yield
-        self.start += time.monotonic() - before

@@ -19,7 +19,7 @@ def test_shipped_recipes_are_sound_and_survive_saving(path: Path, tmp_path: Path
 
 
 def test_the_manual_explains_every_key() -> None:
-    """In g2p-en.yaml each key stands below a comment; only `dev`, which excludes what stands there, is in the comment."""
+    """In g2p-en.yaml each key stands below a comment; only `dev`, which excludes its neighbour, is inside one."""
     lines = (SHIPPED / "g2p-en.yaml").read_text().splitlines()
     explained = {
         line.split(":")[0].strip() for above, line in pairwise(lines) if above.lstrip().startswith("#") and ":" in line

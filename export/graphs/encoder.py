@@ -5,7 +5,6 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from export.graphs.operators import take
 from training.model import Transformer
 from training.model.attention import MultiHeadAttention
 from training.model.layers import DecoderLayer
@@ -38,12 +37,11 @@ class SourceEncoder(nn.Module):
             for each decoder layer keys and values [rows, heads, source, d_head], and, if asked for, those of each row's
             last position [rows, 1, d_model].
         """
-        lengths = source_lengths.long()
-        memory = self.encoder(source_ids, lengths)  # [rows, source, d_model]
+        memory, packing = self.encoder(source_ids, source_lengths)  # [tokens, d_model]
         outputs: list[Tensor] = []
         for attention in cast(Iterable[MultiHeadAttention], self.attentions):
-            projected = attention.key_value(memory)  # [rows, source, 2 * d_model]
-            outputs += [attention.split_heads(part) for part in projected.chunk(2, -1)]
+            projected = attention.key_value(memory)  # [tokens, 2 * d_model]
+            outputs += [attention.split_heads(part) for part in packing.pad(projected).chunk(2, -1)]
             if self.last:
-                outputs += take(projected, lengths - 1).chunk(2, -1)
+                outputs += packing.last(projected).chunk(2, -1)
         return outputs

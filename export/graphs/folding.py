@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from export.graphs.operators import attention
+from export.graphs.packing import PackedEncoder, Packing
 from training.model import Transformer
 from training.model.attention import MultiHeadAttention
 from training.model.layers import DecoderLayer, EncoderLayer, Residual
@@ -29,18 +30,22 @@ class FusedSelfAttention(nn.Module):
                 parameter.copy_(torch.cat(parts))
         self.output = trained.output
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, *, causal: bool = False) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, mask: Packing | None = None, *, causal: bool = False) -> tuple[Tensor, Tensor | None]:
         """Stands in for the trained module's `forward` in the layers that call it.
 
         Args:
-            x: [rows, length, d_model]
-            mask: not a mask but the rows' lengths, int64 [rows]: all that the ONNX operator needs to know.
+            x: [rows, length, d_model], or packed [tokens, d_model]
+            mask: not a mask but how x is packed; None where it is not.
 
         Returns:
-            [rows, length, d_model], and no weights.
+            the shape of x, and no weights.
         """
-        query, key, value = self.query_key_value(x).chunk(3, -1)
-        return self.output(attention(query, key, value, self.heads, mask, causal=causal)), None
+        projected = self.query_key_value(x)
+        # Of all an encoder does, only attention needs rows: padded for it, packed again for the rest.
+        query, key, value = (projected if mask is None else mask.pad(projected)).chunk(3, -1)
+        lengths = None if mask is None else mask.lengths
+        attended = attention(query, key, value, self.heads, lengths, causal=causal)
+        return self.output(attended if mask is None else mask.pack(attended)), None
 
 
 class FoldedEmbedding(nn.Module):
@@ -53,14 +58,14 @@ class FoldedEmbedding(nn.Module):
         self.positions.weight = nn.Parameter(trained.positions.detach(), requires_grad=False)
 
     def forward(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Stands in for the trained module's `forward`; ids and positions may also be [rows], for [rows, d_model]."""
+        """Stands in for the trained module's `forward`; ids and positions may also be [n], for [n, d_model]."""
         offset = self.positions.weight[: ids.shape[1]] if positions is None else self.positions(positions)
         return self.tokens(ids) + offset  # type: ignore[no-any-return]
 
 
 @torch.no_grad()
 def folded(model: Transformer) -> Transformer:
-    """A copy of the model to export: one matrix in each self-attention, no scale after the embeddings.
+    """A copy of the model to export: one matrix in each self-attention, no scale after the embeddings, no padding.
 
     The factor sqrt(d_model) moves into the token tables. Where a table is the output projection too, the layer norm
     before that projection takes the inverse, so that the table is still stored once.
@@ -78,6 +83,7 @@ def folded(model: Transformer) -> Transformer:
         table.mul_(source.scale)
     for stack, embedding in ((model.encoder, source), (model.decoder, target)):
         stack.embedding = FoldedEmbedding(embedding)  # type: ignore[assignment]  # stands in for it
+    model.encoder = PackedEncoder(model.encoder)  # type: ignore[assignment]  # stands in for it
     return model
 
 

@@ -86,14 +86,6 @@ def tensor_scatter(cache: Tensor, update: Tensor, index: Tensor) -> Tensor:
     )
 
 
-def take(x: Tensor, index: Tensor) -> Tensor:
-    """`GatherND`: one position of each row: x [rows, length, width], index int64 [rows] -> [rows, 1, width]."""
-    shape = [x.shape[0], 1, x.shape[2]]
-    return ops.symbolic(
-        "GatherND", [x, index[:, None, None]], {"batch_dims": 1}, dtype=x.dtype, shape=shape, version=13
-    )
-
-
 def top_k(x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """`TopK`, largest first: x [rows, width], k int64 [1] -> values and int64 indices, [rows, k]."""
     # NOTE: k is known only when the graph runs; the width stands in for it here and is renamed in the exported graph.

@@ -36,7 +36,8 @@ class Scorer(nn.Module):
             cross-attention weights float32 [rows, layers, heads, target, source].
         """
         lengths = source_lengths.long()
-        memory = self.encoder(source_ids, lengths)
+        packed, packing = self.encoder(source_ids, source_lengths)
+        memory = packing.pad(packed)  # [rows, source, d_model]
         places = torch.arange(source_ids.shape[1])
         mask = (places < lengths[:, None])[:, None, None, :]  # [rows, 1, 1, source]
         logits, weights = self.decoder(target_ids, memory, mask, return_weights=True)

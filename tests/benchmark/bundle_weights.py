@@ -35,7 +35,7 @@ class Holders:
     Attributes:
         linears: weight [out, in] and bias [out] (None: zeros).
         norms: gain and bias.
-        tables: by the graph input that looks rows up in them ("" for one that is only sliced).
+        tables: by the graph input that looks rows up in them ("" for positions, which the encoder counts itself).
     """
 
     linears: list[tuple[Array, Array | None]] = field(default_factory=list)
@@ -157,18 +157,16 @@ def read_holders(graph: onnx.GraphProto) -> Holders:
         return numpy_helper.to_array(tensors[name]).astype(np.float32)
 
     holders = Holders()
-    origin = {value.name: value.name for value in graph.input}  # of reshaped graph inputs: the input
+    origin = {value.name: value.name for value in graph.input}  # of reshaped or packed graph inputs: the input
     for node in graph.node:
         weights = [name for name in node.input if name in tensors]
-        if node.op_type in ("Squeeze", "Cast", "Reshape") and node.input[0] in origin:
+        if node.op_type in ("Squeeze", "Cast", "Reshape", "GatherND") and node.input[0] in origin:
             origin[node.output[0]] = origin[node.input[0]]
         elif node.op_type == "LayerNormalization":
             bias = array(node.input[2]) if len(node.input) > 2 else np.zeros_like(array(node.input[1]))
             holders.norms.append((array(node.input[1]), bias))
-        elif node.op_type == "Gather" and node.input[0] in tensors and node.input[1] in origin:
-            holders.tables[origin[node.input[1]]] = array(node.input[0])
-        elif node.op_type == "Slice" and node.input[0] in tensors:
-            holders.tables[""] = array(node.input[0])
+        elif node.op_type == "Gather" and node.input[0] in tensors:
+            holders.tables[origin.get(node.input[1], "")] = array(node.input[0])
         elif node.op_type == "Gemm":
             transposed = any(a.name == "transB" and a.i for a in node.attribute)
             weight = array(node.input[1])

@@ -29,7 +29,7 @@ class EngineOptions:
         cores: that this process may use.
         max_rows: cache rows of each engine, the most it decodes at once.
         queue_size: requests that may wait.
-        gather_rows, gather_seconds: see Scheduler.
+        gather_share, gather_seconds: see Scheduler.
         encode_tokens: see Scheduler.
     """
 
@@ -37,10 +37,10 @@ class EngineOptions:
     engines: int | None = None
     threads_per_engine: int | None = None
     cores: int = 1
-    max_rows: int = 32
+    max_rows: int = 64
     queue_size: int = 1024
-    gather_rows: int = 8
-    gather_seconds: float = 0.002
+    gather_share: float = 0.5
+    gather_seconds: float = 0.005
     encode_tokens: int = 4096
 
 
@@ -130,7 +130,7 @@ class EnginePool:
         runtimes = await asyncio.to_thread(self._build)
         options = self.options
         scheduler = Scheduler(
-            len(runtimes), options.queue_size, options.gather_rows, options.gather_seconds, options.encode_tokens
+            len(runtimes), options.queue_size, options.gather_share, options.gather_seconds, options.encode_tokens
         )
         self._queue = Queue(scheduler)
         self._engines = [

@@ -54,16 +54,17 @@ class Scheduler:
     Args:
         engines: that take from this queue.
         queue_size: requests that may wait; one more is refused.
-        gather_rows: a busy engine encodes newcomers as soon as there are this many rows of them,
+        gather_share: a busy engine encodes newcomers as soon as they want this share of the rows it runs, since an
+            encoder run of many costs less for each,
         gather_seconds: or the first has waited this long. An idle engine does not wait.
         encode_tokens: source tokens, padding included, that one encoder run may have; one request always goes.
     """
 
     def __init__(
-        self, engines: int, queue_size: int, gather_rows: int, gather_seconds: float, encode_tokens: int
+        self, engines: int, queue_size: int, gather_share: float, gather_seconds: float, encode_tokens: int
     ) -> None:
         self.queue_size = queue_size
-        self._gather_rows = gather_rows
+        self._gather_share = gather_share
         self._gather_seconds = gather_seconds
         self._encode_tokens = encode_tokens
         self._waiting: deque[Job] = deque()
@@ -119,8 +120,11 @@ class Scheduler:
             self._sweep(now, admission)
         if not self._ready(engine, now):
             return admission
-        # An even share, so that the first engine to ask does not take all there is while the others have nothing to do.
+        # An even share, so that the first engine to ask does not take all there is while the others have nothing to do;
+        # but between busy engines newcomers are not split into groups smaller than worth encoding.
         share = -(-(self.running + self._waiting_rows) // len(self._running)) - self._running[engine]
+        if share > 0:
+            share = max(share, int(self._gather_share * self._running[engine]))
         room = min(free_rows, max(share, 0))
         longest = 0
         while self._waiting:
@@ -161,7 +165,7 @@ class Scheduler:
             return False
         return (
             self._running[engine] == 0
-            or len(self._waiting) >= self._gather_rows
+            or self._waiting_rows >= self._gather_share * self._running[engine]
             or now - self._waiting[0].arrived >= self._gather_seconds
         )
 

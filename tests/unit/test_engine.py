@@ -39,6 +39,7 @@ class CountingRuntime:
         self.gate = threading.Event()
         self.gate.set()
         self.steps = 0
+        self.hold_at: int | None = None  # the gate closes before this step
         self.most_rows = 0
         self.broken = False
 
@@ -51,6 +52,8 @@ class CountingRuntime:
         return 0
 
     def step(self, rows: int, candidates: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        if self.steps == self.hold_at:
+            self.gate.clear()
         self.gate.wait(10)
         if self.broken:
             raise RuntimeError("device lost")
@@ -245,21 +248,31 @@ async def test_expired_running_request_fails_and_its_batch_mate_goes_on() -> Non
 
 async def test_time_limit_returns_what_there_is() -> None:
     runtime = CountingRuntime(1)
+    runtime.hold_at = 4
     async with pool_of(runtime) as pool:
-        generation = pool.submit(request(*range(10, 40), time_limit=time.monotonic() + 0.1, streaming=True))
-        ids: list[int] = []
-        async for event in generation.events():
-            if isinstance(event, Progress):
-                ids += event.ids
-                if len(ids) >= 2:
-                    runtime.gate.clear()
-                    await asyncio.sleep(0.15)
-                    runtime.gate.set()
-            else:
-                answer = event.hypotheses[0]
+        generation = pool.submit(request(*range(10, 40), time_limit=time.monotonic() + 0.5))
+        await until(lambda: not runtime.gate.is_set())
+        await asyncio.sleep(0.6)
+        runtime.hold_at = None
+        runtime.gate.set()
+        (answer,) = (await generation.result()).hypotheses
     assert answer.reason is FinishReason.TIME_LIMIT
-    assert 2 <= len(answer.ids) < 30
-    assert answer.ids == list(reversed(range(10, 40)))[: len(answer.ids)]
+    assert answer.ids == [39, 38, 37, 36, 35], "four steps before the limit passed, and the one that was under way"
+
+
+async def test_time_limit_returns_nothing_where_it_passed_in_the_queue() -> None:
+    runtime = CountingRuntime(1)
+    runtime.gate.clear()
+    async with pool_of(runtime) as pool:
+        first = pool.submit(request(5))
+        await until(lambda: runtime.encoded)
+        late = pool.submit(request(6, time_limit=time.monotonic() + 0.01))
+        await asyncio.sleep(0.02)
+        runtime.gate.set()
+        (answer,) = (await late.result()).hypotheses
+        await first.result()
+    assert (answer.reason, answer.ids) == (FinishReason.TIME_LIMIT, [])
+    assert runtime.encoded == [[5, END]]
 
 
 async def test_full_queue_refuses_and_serves_those_it_took() -> None:
@@ -309,7 +322,7 @@ async def test_close_ends_what_is_unanswered() -> None:
 
 
 def test_engine_thread_ends_when_asked_while_idle() -> None:
-    queue = Queue(Scheduler(1, 10, 1, 0.0, 100))
+    queue = Queue(Scheduler(1, 10, 0.0, 0.0, 100))
     engine = Engine(0, CountingRuntime(1), queue, Metrics(), lambda events: None, lambda error: None)
     engine.start()
     with queue.changed:

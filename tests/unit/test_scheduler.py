@@ -26,8 +26,10 @@ def job(arrived: float = 0.0, source: int = 4, rows: int = 1, **times: Any) -> J
     return Job(GenerationRequest([5] * source, 5, **times), WideSearch(rows), arrived)
 
 
-def scheduler(engines: int = 1, queue_size: int = 100, gather_rows: int = 4, encode_tokens: int = 1000) -> Scheduler:
-    return Scheduler(engines, queue_size, gather_rows, 0.25, encode_tokens)
+def scheduler(
+    engines: int = 1, queue_size: int = 100, gather_share: float = 0.5, encode_tokens: int = 1000
+) -> Scheduler:
+    return Scheduler(engines, queue_size, gather_share, 0.25, encode_tokens)
 
 
 def test_first_come_first_served_up_to_the_free_rows() -> None:
@@ -86,21 +88,21 @@ def test_cancelled_job_leaves_the_queue() -> None:
 
 
 def test_busy_engine_gathers_newcomers_until_enough_or_long_enough() -> None:
-    queue = scheduler(gather_rows=3)
-    queue.submit(job())
-    assert len(queue.take(0, 8, 0.0).admitted) == 1, "an idle engine does not wait"
+    queue = scheduler(gather_share=0.5)
+    queue.submit(job(rows=6))
+    assert len(queue.take(0, 16, 0.0).admitted) == 1, "an idle engine does not wait"
     queue.submit(job(arrived=1.0))
-    assert not queue.take(0, 8, 1.125).admitted
+    assert not queue.take(0, 10, 1.125).admitted
     queue.submit(job(arrived=1.125))
     queue.submit(job(arrived=1.125))
-    assert len(queue.take(0, 8, 1.25).admitted) == 3, "enough of them"
+    assert len(queue.take(0, 10, 1.25).admitted) == 3, "half as many as it runs"
     queue.submit(job(arrived=2.0))
-    assert not queue.take(0, 8, 2.125).admitted
-    assert len(queue.take(0, 8, 2.25).admitted) == 1, "long enough"
+    assert not queue.take(0, 7, 2.125).admitted
+    assert len(queue.take(0, 7, 2.25).admitted) == 1, "long enough"
 
 
 def test_engines_share_evenly() -> None:
-    queue = scheduler(engines=2, gather_rows=1)
+    queue = scheduler(engines=2, gather_share=0)
     for _ in range(10):
         queue.submit(job())
     assert len(queue.take(0, 32, 0.0).admitted) == 5
@@ -112,8 +114,22 @@ def test_engines_share_evenly() -> None:
     assert len(queue.take(0, 32, 0.0).admitted) == 4
 
 
+def test_busy_engines_do_not_split_newcomers_into_groups_too_small_to_encode() -> None:
+    queue = scheduler(engines=2, gather_share=0.5)
+    for _ in range(16):
+        queue.submit(job())
+    assert [len(queue.take(engine, 32, 0.0).admitted) for engine in (0, 1)] == [8, 8]
+    for _ in range(4):
+        queue.submit(job())
+    assert len(queue.take(0, 32, 0.0).admitted) == 4, "two each would be even, but cost more"
+    for _ in range(4):
+        queue.submit(job())
+    assert len(queue.take(0, 32, 0.0).admitted) == 0, "now it is the other one's turn"
+    assert len(queue.take(1, 32, 0.0).admitted) == 4
+
+
 def test_one_encoder_run_is_bounded_by_padded_tokens_but_always_takes_one() -> None:
-    queue = scheduler(encode_tokens=20, gather_rows=1)
+    queue = scheduler(encode_tokens=20, gather_share=0)
     for length in (4, 4, 10, 30):
         queue.submit(job(source=length))
     sizes = [[len(j.request.source_ids) for j in queue.take(0, 8, 0.0).admitted] for _ in range(3)]
@@ -121,7 +137,7 @@ def test_one_encoder_run_is_bounded_by_padded_tokens_but_always_takes_one() -> N
 
 
 def test_job_that_needs_more_rows_than_free_waits_without_being_overtaken() -> None:
-    queue = scheduler(gather_rows=1)
+    queue = scheduler(gather_share=0)
     queue.submit(job(rows=4))
     queue.submit(job())
     assert queue.take(0, 3, 0.0).admitted == []

@@ -3,19 +3,22 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from statistics import median
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
+import torch
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
+from export.errors import ExportError
 from export.generate import greedy, within_limit
 from export.references import Reference, ScorerGraph, TorchReference
 from export.walk import Walk, draw_sources, walk
 from server.bundle.load import Bundle
 from server.bundle.manifest import Manifest
 from server.cpu import usable_cpus
-from server.runtime.device import Device
+from server.runtime.device import Device, DeviceError
 from server.runtime.model import Runtime, Sessions
 from training.evaluation.greedy import greedy as torch_greedy
 from training.model import Transformer
@@ -28,6 +31,8 @@ UNUSED = 2  # rows that no step may touch
 GREEDY_ROWS = max(TIMED_ROWS)
 KEPT_ANSWERS = 32  # greedy answers that the manifest holds, for a check without the model
 TORCH_CHUNK = 64
+# ONNX Runtime's exceptions have no base of their own; with an IO binding they are plain RuntimeErrors.
+_RUNTIME_ERRORS = (RuntimeError, DeviceError, ort_errors.Fail, ort_errors.InvalidArgument, ort_errors.NotImplemented)
 
 
 @dataclass
@@ -54,7 +59,17 @@ def check_bundle(bundle: Bundle, model: Transformer | None, texts: Sequence[str]
             greedy answers with those that its manifest holds.
         texts: sources to decode greedily with the model and the graphs, those beyond the model's limit left out.
         device: to run the graphs on.
+
+    Raises:
+        ExportError: the graphs can't be run.
     """
+    try:
+        return _check(bundle, model, texts, device)
+    except _RUNTIME_ERRORS as error:
+        raise ExportError(f"the graphs of {bundle.path} can't be run: {str(error).strip().splitlines()[0]}") from error
+
+
+def _check(bundle: Bundle, model: Transformer | None, texts: Sequence[str], device: Device) -> Report:
     manifest = bundle.manifest
     threads = usable_cpus()
     sessions = Sessions(bundle, device, threads)
@@ -74,8 +89,8 @@ def check_bundle(bundle: Bundle, model: Transformer | None, texts: Sequence[str]
         "largest_difference": max(found.difference for found in walks),
         "cases": [{k: v for k, v in vars(found).items() if k != "stray"} for found in walks],
         "device": str(device),
-        "onnxruntime": version("onnxruntime") if device.kind == "cpu" else version("onnxruntime-gpu"),
-        "torch": version("torch"),
+        "onnxruntime": ort.__version__,
+        "torch": torch.__version__,
         "not_checked": _not_checked(manifest, trained is not None, device),
     }
     report = Report(document, walks)
@@ -144,6 +159,11 @@ def _compare_greedy(
     limits = bundle.manifest.limits
     kept = list(within_limit(bundle.source_tokenizer, texts, limits.max_source_tokens))
     sources = [ids for _, ids in kept]
+    if not sources:
+        failures.append(
+            f"none of the {len(texts)} sources to compare greedy answers on is within the limit of "
+            f"{limits.max_source_tokens} tokens"
+        )
     start = time.perf_counter()
     answers = greedy(runtime, sources)
     middle = time.perf_counter()

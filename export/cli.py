@@ -1,5 +1,6 @@
 """`dragoman-export`: makes a bundle of a run, or checks one again."""
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -104,6 +105,9 @@ def export(
 
 def main() -> None:
     """The entry point of `dragoman-export`."""
+    # NOTE: read when PyTorch is first imported. Its threads wait for each other by spinning, which beside other work on
+    # the same cores makes small products a hundred times slower.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     app()
 
 

@@ -1,0 +1,368 @@
+"""Export of whole runs: what stands in a bundle, and that no wrong one passes."""
+
+import hashlib
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from typer.testing import CliRunner
+
+from export.bundle import Options, check, export_run
+from export.check import BATCHES, Report, check_bundle
+from export.cli import app
+from export.errors import CheckFailedError, ExportError
+from export.generate import greedy
+from export.graphs import folded
+from export.onnx_files import WEIGHTS_FILE
+from server.bundle.load import load_bundle
+from server.bundle.manifest import MANIFEST_FILE
+from server.runtime.device import CPU
+from server.runtime.model import Runtime, Sessions
+from tests.untrained import small_run
+from training.evaluation.evaluate import measure
+from training.model import Transformer
+from training.run import load_run
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> None:
+    """PyTorch's threads wait by spinning, which beside other tests on the same cores costs more than they bring."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_run(tmp_path_factory.mktemp("run") / "run", activation="gelu")
+
+
+@pytest.fixture(scope="module")
+def bundle(run: Path) -> Path:
+    """Not to be changed; `damaged` makes copies."""
+    notice = run.parent / "LICENSE.md"
+    notice.write_text("Take it.")
+    options = Options(
+        name="small",
+        version="7",
+        description="nothing to learn",
+        license="MIT",
+        notices=[notice],
+        examples=["w5 w6"],
+        device="cpu",
+    )
+    export_run(run, run.parent / "bundle", options)
+    return run.parent / "bundle"
+
+
+def parity(bundle: Path) -> dict[str, Any]:
+    return load_bundle(bundle).manifest.parity
+
+
+def assert_passed(bundle: Path) -> None:
+    document = parity(bundle)
+    shape = load_bundle(bundle).manifest.limits
+    sources = sorted({1, 2, 5, shape.max_source_tokens})
+    assert [(case["rows"], case["source"]) for case in document["cases"]] == [(b, s) for b in BATCHES for s in sources]
+    vocabulary = load_bundle(bundle).manifest.shape.target_vocabulary
+    for case in document["cases"]:
+        assert case["compared"] == case["rows"] * shape.max_target_tokens * vocabulary, "every step to the maximum"
+        assert case["difference"] <= document["tolerance"] == 1e-4
+    assert all(difference <= 1e-4 for difference in document["scorer"].values())
+    assert document["greedy"]["equal"] == document["greedy"]["sources"] > 0
+    assert not document["not_checked"]
+
+
+def test_bundle_is_whole(bundle: Path, run: Path) -> None:
+    manifest = load_bundle(bundle).manifest
+    assert (manifest.name, manifest.version, manifest.license) == ("small", "7", "MIT")
+    assert manifest.examples == ["w5 w6"]
+    assert manifest.attention == "ort"
+    assert manifest.limits.max_source_tokens == 9
+    assert manifest.limits.max_target_tokens == 8
+    assert set(manifest.files) == {path.name for path in bundle.iterdir()} - {MANIFEST_FILE}
+    assert (bundle / "LICENSE.md").read_text() == "Take it."
+    assert manifest.tokenizers.source == manifest.tokenizers.target, "two alike tokenizers stand once"
+    training = manifest.training
+    assert training["recipe"]["model"]["d_model"] == 32
+    assert training["steps_averaged"] == [0]
+    dev = hashlib.sha256((run / "dev.tsv").read_bytes()).hexdigest()
+    assert training["files"] == {"train.tsv": None, "dev.tsv": dev}, "the training data is gone"
+    assert training["operators"]["decoder.onnx"]["GroupQueryAttention"] == 4
+    assert set(manifest.parity["milliseconds"]["step"]) == {"1", "8", "32"}
+    assert bundle.stat().st_mode & 0o777 == 0o755
+    assert [path.name for path in bundle.parent.iterdir() if path.name.startswith(".")] == []
+    assert str(run.parent) not in (bundle / MANIFEST_FILE).read_text()
+
+
+def test_parity_covers_all_batches_and_sources_to_the_maximum(bundle: Path) -> None:
+    assert_passed(bundle)
+
+
+@pytest.mark.parametrize(
+    ("changes", "attention"),
+    [
+        ({"norm": "post", "positions": "learned", "share_embeddings": "all", "decoder_layers": 1}, "standard"),
+        ({"activation": "swiglu", "share_embeddings": "none", "decoder_layers": 1, "max_source_length": 5}, "ort"),
+        ({"d_model": 36, "heads": 3, "activation": "relu", "encoder_layers": 2}, "standard"),
+    ],
+)
+def test_every_kind_of_model_passes(changes: dict[str, Any], attention: Any, tmp_path: Path) -> None:
+    small_run(tmp_path / "run", **changes)
+    export_run(tmp_path / "run", tmp_path / "bundle", Options(name="x", attention=attention, device="cpu"))
+    assert_passed(tmp_path / "bundle")
+
+
+def test_half_precision_says_what_the_cpu_can_not_tell(run: Path, tmp_path: Path) -> None:
+    export_run(run, tmp_path / "bundle", Options(name="x", precision="fp16", device="cpu"))
+    document = parity(tmp_path / "bundle")
+    assert "fp16 on a GPU" in document["not_checked"][0]
+    assert 1e-5 < document["largest_difference"] < document["tolerance"]
+    size = (tmp_path / "bundle" / WEIGHTS_FILE).stat().st_size
+    assert size < 0.6 * 4 * load_bundle(tmp_path / "bundle").manifest.shape.parameters
+
+
+def damaged(bundle: Path, folder: Path, change: Callable[[Path], None]) -> Path:
+    """A changed copy whose manifest agrees with the change, so that only the check can find it."""
+    copy = folder / "bundle"
+    shutil.copytree(bundle, copy)
+    change(copy)
+    manifest = json.loads((copy / MANIFEST_FILE).read_text())
+    for name, file in manifest["files"].items():
+        content = (copy / name).read_bytes()
+        file |= {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+    (copy / MANIFEST_FILE).write_text(json.dumps(manifest))
+    return copy
+
+
+def edit(name: str, change: Callable[[onnx.GraphProto], None]) -> Callable[[Path], None]:
+    """A change of one graph."""
+
+    def apply(bundle: Path) -> None:
+        model = onnx.load(bundle / name, load_external_data=False)
+        change(model.graph)
+        (bundle / name).write_bytes(model.SerializeToString())
+
+    return apply
+
+
+def attentions(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """Self, cross, self, cross."""
+    return [node for node in graph.node if node.op_type == "GroupQueryAttention"]
+
+
+def swap_key_and_value_of_source_end(graph: onnx.GraphProto) -> None:
+    node = attentions(graph)[1]
+    node.input[1], node.input[2] = node.input[2], node.input[1]
+
+
+def write_at_the_start(graph: onnx.GraphProto) -> None:
+    own = attentions(graph)[0]
+    nowhere = onnx.helper.make_node("Sub", [own.input[5], own.input[5]], ["nowhere"])
+    own.input[5] = "nowhere"
+    graph.node.insert(0, nowhere)
+
+
+def look_at_the_whole_source_buffer(graph: onnx.GraphProto) -> None:
+    cross = attentions(graph)[1]
+    capacity = onnx.helper.make_node("Sub", ["cross_capacity", "one"], ["last_of_all"])
+    zero = onnx.helper.make_node("Sub", [cross.input[5], cross.input[5]], ["no"])
+    everywhere = onnx.helper.make_node("Add", ["no", "last_of_all"], ["everywhere"])
+    graph.initializer.append(numpy_helper.from_array(np.array(1, np.int32), "one"))
+    place = list(graph.node).index(cross)
+    for i, node in enumerate((capacity, zero, everywhere)):
+        graph.node.insert(place + i, node)
+    next(n for n in graph.node if n.output[0] == cross.output[0]).input[5] = "everywhere"
+
+
+def worst_first(graph: onnx.GraphProto) -> None:
+    node = next(node for node in graph.node if node.op_type == "TopK")
+    node.attribute.append(onnx.helper.make_attribute("largest", 0))
+
+
+def look_ahead(graph: onnx.GraphProto) -> None:
+    for node in graph.node:
+        for attribute in [a for a in node.attribute if a.name == "is_causal"]:
+            node.attribute.remove(attribute)
+
+
+def change_weights(factor: float) -> Callable[[Path], None]:
+    def apply(bundle: Path) -> None:
+        weights = np.fromfile(bundle / WEIGHTS_FILE, np.float32)
+        start = weights.size // 2
+        weights[start : start + 2048] *= np.float32(factor)
+        weights.tofile(bundle / WEIGHTS_FILE)
+
+    return apply
+
+
+def failures(bundle: Path, model: Transformer | None) -> str:
+    loaded = load_bundle(bundle)
+    report = check_bundle(loaded, model, ["w5 w6 w7", "w8", "w9 w10"], CPU)
+    return "\n".join(report.failures)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (change_weights(1.01), "cached step and PyTorch"),
+        (change_weights(float("nan")), "differ by inf"),
+        (edit("decoder.onnx", swap_key_and_value_of_source_end), "the cross buffer changed"),
+        (edit("decoder.onnx", write_at_the_start), "a position of the self cache changed"),
+        (edit("decoder.onnx", look_at_the_whole_source_buffer), "cached step and PyTorch"),
+        (edit("decoder.onnx", worst_first), "greedy answers of graphs and PyTorch differ for"),
+        (edit("scorer.onnx", look_ahead), "log_probabilities of the scorer and PyTorch differ"),
+    ],
+)
+def test_broken_graph_fails_the_check(
+    change: Callable[[Path], None], sentence: str, bundle: Path, run: Path, tmp_path: Path
+) -> None:
+    assert sentence in failures(damaged(bundle, tmp_path, change), load_run(run).model)
+
+
+def test_graph_that_can_not_be_run_is_named_in_a_sentence(bundle: Path, run: Path, tmp_path: Path) -> None:
+    def beyond_the_cache(graph: onnx.GraphProto) -> None:
+        attentions(graph)[0].input[5] = "self_capacity"
+
+    broken = damaged(bundle, tmp_path, edit("decoder.onnx", beyond_the_cache))
+    with pytest.raises(ExportError, match=f"the graphs of {broken} can't be run: "):
+        failures(broken, load_run(run).model)
+
+
+def test_sources_beyond_the_limit_are_not_a_comparison(bundle: Path, run: Path) -> None:
+    report = check_bundle(load_bundle(bundle), load_run(run).model, ["w5 " * 9], CPU)
+    assert report.failures == ["none of the 1 sources to compare greedy answers on is within the limit of 9 tokens"]
+
+
+def test_bundle_checked_alone_passes(bundle: Path) -> None:
+    report = check(bundle, None, "cpu")
+    assert not report.failures
+    assert report.document["reference"] == "scorer.onnx"
+    assert report.document["largest_difference"] <= 1e-4
+    assert "--run RUN" in report.document["not_checked"][0]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (edit("decoder.onnx", look_at_the_whole_source_buffer), "cached step and scorer.onnx"),
+        (change_weights(-3), "greedy answers are not those of the manifest"),
+    ],
+)
+def test_bundle_checked_alone_can_fail(
+    change: Callable[[Path], None], sentence: str, bundle: Path, tmp_path: Path
+) -> None:
+    assert sentence in failures(damaged(bundle, tmp_path, change), None)
+
+
+def test_command_line_checks_a_bundle_with_and_without_its_run(bundle: Path, run: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["--check", str(bundle), "--run", str(run), "--device", "cpu"])
+    assert result.exit_code == 0, result.output
+    assert "largest difference" in result.output
+    assert "not checked" not in result.output
+    broken = damaged(bundle, tmp_path, change_weights(-3))
+    result = CliRunner().invoke(app, ["--check", str(broken), "--device", "cpu"])
+    assert result.exit_code == 1
+    assert f"error: {broken} is not what it should be: " in result.stderr
+    (broken / "scorer.onnx").unlink()
+    result = CliRunner().invoke(app, ["--check", str(broken)])
+    assert result.exit_code == 1
+    assert "scorer.onnx is missing" in result.stderr
+
+
+def test_run_that_the_bundle_was_not_made_of_is_refused(bundle: Path, run: Path, tmp_path: Path) -> None:
+    other = small_run(tmp_path / "other", d_ff=128)
+    with pytest.raises(ExportError, match="shapes of the models differ"):
+        check(bundle, other, "cpu")
+    later = tmp_path / "later"
+    shutil.copytree(run, later)
+    from training.checkpoint import save_state
+
+    save_state(later / "model.pt", {"model": load_run(run).model.state_dict(), "steps": [1, 2]})
+    with pytest.raises(ExportError, match=r"steps \[0\], but .* has those at \[1, 2\]"):
+        check(bundle, later, "cpu")
+
+
+def test_failed_export_leaves_nothing_and_an_older_bundle_as_it_was(
+    bundle: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "bundles" / "small"
+    shutil.copytree(bundle, place)
+    before = {path: path.read_bytes() for path in place.iterdir()}
+
+    def wrongly_folded(model: Transformer) -> Transformer:
+        copy = folded(model)
+        with torch.no_grad():
+            next(copy.decoder.norm.parameters()).mul_(1.01)
+        return copy
+
+    monkeypatch.setattr("export.assemble.folded", wrongly_folded)
+    with pytest.raises(CheckFailedError, match="so no bundle was made: cached step and PyTorch") as raised:
+        export_run(run, place, Options(name="small", overwrite=True, device="cpu"))
+    assert isinstance(raised.value.report, Report)
+    assert {path: path.read_bytes() for path in place.iterdir()} == before
+    assert list(place.parent.iterdir()) == [place]
+
+
+def test_overwrite_replaces_all_of_an_older_bundle(bundle: Path, run: Path, tmp_path: Path) -> None:
+    place = tmp_path / "bundles" / "small"
+    shutil.copytree(bundle, place)
+    export_run(run, place, Options(name="newer", overwrite=True, device="cpu"))
+    assert load_bundle(place).manifest.name == "newer"
+    assert not (place / "LICENSE.md").exists()
+    assert list(place.parent.iterdir()) == [place]
+
+
+def test_terminated_export_leaves_nothing_behind(run: Path, tmp_path: Path) -> None:
+    program = Path(sys.executable).with_name("dragoman-export")
+    process = subprocess.Popen([program, run, tmp_path / "bundle", "--device", "cpu"], stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.iterdir()):
+        assert time.monotonic() < deadline, "the export did not begin"
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_quality_is_what_the_trained_model_has(tiny_run: Path, tiny_bundle: Path) -> None:
+    manifest = load_bundle(tiny_bundle).manifest
+    trained = load_run(tiny_run)
+    expected = measure(
+        trained.model,
+        trained.source_tokenizer,
+        trained.target_tokenizer,
+        trained.dev_pairs(),
+        trained.recipe.evaluation.metrics,
+    )
+    assert manifest.quality["dev exact match (%)"] == pytest.approx(expected["exact_match"].value, abs=0.5)
+    assert manifest.quality["dev token error rate (%)"] == pytest.approx(expected["token_error_rate"].value, abs=0.5)
+    assert manifest.quality["test exact match (%)"] > 80
+    assert all(manifest.training["files"].values()), "sha256 of the files it was trained on"
+    assert len(manifest.examples) == 6
+
+
+def test_greedy_answers_do_not_depend_on_the_company(tiny_bundle: Path) -> None:
+    bundle = load_bundle(tiny_bundle)
+    texts = [str(n) for n in (7, 42, 310, 4207, 9999, 12, 5, 606, 88, 1)]
+    sources = [encoding.ids for encoding in bundle.source_tokenizer.encode_batch(texts)]
+    sessions = Sessions(bundle, CPU, 1)
+    together = greedy(Runtime(sessions, 4), sources)
+    alone = [greedy(Runtime(sessions, 1), [source])[0] for source in sources]
+    assert together == alone
+    assert bundle.target_tokenizer.decode(together[1]) == "forty two"
+
+
+def test_run_of_another_vocabulary_has_two_tokenizers(tiny_bundle: Path) -> None:
+    manifest = load_bundle(tiny_bundle).manifest
+    assert manifest.tokenizers.source != manifest.tokenizers.target
+    assert manifest.shape.source_vocabulary != manifest.shape.target_vocabulary

@@ -81,6 +81,8 @@ class Runtime:
             # Key and value of each row's last source position, [planes, slots, 1, d_model].
             self.last = allocate((planes, slots, 1, shape.d_model), dtype, self.device)
 
+        self._encoded = [self._place(name) for name in manifest.graphs.encoder.outputs]
+
         self.tokens: NDArray[np.int64] = np.zeros((slots, 1), np.int64)
         self.positions: NDArray[np.int32] = np.zeros(slots, np.int32)
         self.source_lengths: NDArray[np.int32] = np.ones(slots, np.int32)
@@ -114,12 +116,8 @@ class Runtime:
         if self._encodes_in_place:
             self._encode_in_place(feed, row, count)
         else:
-            for name, values in zip(
-                self.manifest.graphs.encoder.outputs,
-                self._encoder.run(self.manifest.graphs.encoder.outputs, feed),
-                strict=True,
-            ):
-                memory, plane = self._place(name)
+            outputs = self._encoder.run(self.manifest.graphs.encoder.outputs, feed)
+            for (memory, plane), values in zip(self._encoded, outputs, strict=True):
                 memory.write(plane, row, values)
         rows = slice(row, row + count)
         self.tokens[rows, 0] = self.manifest.tokens.begin
@@ -132,8 +130,7 @@ class Runtime:
         binding = self._encoder.io_binding()
         for name, values in feed.items():
             binding.bind_cpu_input(name, values)
-        for name in self.manifest.graphs.encoder.outputs:
-            memory, plane = self._place(name)
+        for name, (memory, plane) in zip(self.manifest.graphs.encoder.outputs, self._encoded, strict=True):
             shape = (count, *memory.shape[2:])
             binding.bind_output(
                 name, self.device.kind, self.device.index, memory.dtype, shape, memory.address(plane, row)

@@ -96,7 +96,7 @@ async def _load(config: ServerConfig, metrics: ServerMetrics, service: Generatio
         raise StartError(f"there is not enough memory for --max-rows {config.max_rows}") from None
     device = str(pool.device)
     # Twice what the engines can run: they never wait for a batch, and what it has in the queue is gone in a moment.
-    slots = options.max_rows * layout(options, pool.device)[0]
+    slots = options.max_rows * layout(options, pool.device, manifest.shape.parameters)[0]
     window = max(1, min(2 * slots, options.queue_size // 2))
     service.serve([ServedModel(bundle, pool, device, window)])
     # What is there now stays: the garbage collector need not look through it, which takes tens of milliseconds.

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from server.engine.engine import Engine, Queue
-from server.engine.pool import EngineOptions, EnginePool
+from server.engine.pool import EngineOptions, EnginePool, layout
 from server.engine.requests import (
     DeadlineExpiredError,
     EngineUnavailableError,
@@ -23,6 +23,7 @@ from server.engine.requests import (
     QueueFullError,
 )
 from server.engine.scheduler import Scheduler
+from server.runtime.device import Device
 
 END = 3
 
@@ -330,3 +331,30 @@ def test_engine_thread_ends_when_asked_while_idle() -> None:
         queue.changed.notify_all()
     engine.join(2)
     assert not engine._thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("cores", "parameters", "chosen", "expected"),
+    [
+        (2, 5_000_000, {}, (2, 1)),
+        (1, 5_000_000, {}, (1, 1)),
+        (2, 77_000_000, {}, (1, 2)),
+        (1, 77_000_000, {}, (1, 1)),
+        (16, 77_000_000, {}, (2, 8)),
+        (12, 77_000_000, {}, (1, 8)),
+        (8, 5_000_000, {"engines": 2}, (2, 4)),
+        (8, 77_000_000, {"threads_per_engine": 2}, (4, 2)),
+        (2, 5_000_000, {"engines": 4}, (4, 1)),
+        (2, 5_000_000, {"threads_per_engine": 4}, (1, 4)),
+        (2, 5_000_000, {"engines": 1, "threads_per_engine": 3}, (1, 3)),
+    ],
+)
+def test_cores_are_shared_out_by_the_size_of_the_model(
+    cores: int, parameters: int, chosen: dict[str, int], expected: tuple[int, int]
+) -> None:
+    options = EngineOptions(cores=cores, **chosen)  # type: ignore[arg-type]
+    assert layout(options, Device("cpu"), parameters) == expected
+
+
+def test_one_engine_feeds_a_gpu() -> None:
+    assert layout(EngineOptions(cores=16), Device("cuda"), 77_000_000) == (1, 1)

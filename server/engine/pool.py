@@ -245,8 +245,8 @@ def layout(options: EngineOptions, device: Device, parameters: int) -> tuple[int
 
     On a GPU one engine feeds the device. On a CPU it depends on the model (both measured on two cores): threads of one
     engine meet after every operator, so that a small model (5 million parameters) decodes up to twice as fast in one
-    engine per core; a large one (77 million) is a third faster at 8 rows in one engine whose threads share the reading of
-    the weights, and no slower at 64.
+    engine per core; a large one (77 million) is a third faster at 8 rows in one engine whose threads share the reading
+    of the weights, and no slower at 64.
 
     Args:
         parameters: of the model.

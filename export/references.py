@@ -1,5 +1,6 @@
 """What the cached step is compared with: the trained model, or the bundle's own teacher-forced graph."""
 
+import copy
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -39,34 +40,52 @@ class Reference(Protocol):
             [rows, steps, vocabulary] if whole, else [rows, steps, 1]: for each place of `targets` given those before.
         """
 
+    def rounding(self, sources: Sequence[Sequence[int]], targets: NDArray[np.int64], exact: Floats) -> float:
+        """How far an uncached pass in single precision is from `exact`, what `log_probabilities` gave, in nats."""
+
 
 class TorchReference:
-    """The trained model."""
+    """The trained model, in double precision: a difference is then the graphs' rounding, not the sum of two.
+
+    Attributes:
+        trained: the model as it was trained, in single precision.
+        precise: the same in double precision.
+    """
 
     name = "PyTorch, uncached"
     whole = True
 
     def __init__(self, model: Transformer, tokens: SpecialTokens) -> None:
-        self.model = model
+        self.trained = model
+        self.precise = copy.deepcopy(model).double()
         self.tokens = tokens
 
-    @torch.inference_mode()
     def log_probabilities(self, sources: Sequence[Sequence[int]], targets: NDArray[np.int64]) -> Floats:
+        return self._forward(self.precise, sources, targets)
+
+    def rounding(self, sources: Sequence[Sequence[int]], targets: NDArray[np.int64], exact: Floats) -> float:
+        return float(np.abs(self._forward(self.trained, sources, targets) - exact).max())
+
+    @torch.inference_mode()
+    def _forward(self, model: Transformer, sources: Sequence[Sequence[int]], targets: NDArray[np.int64]) -> Floats:
         inputs = np.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=self.tokens.begin)
-        logits = self.model(pad(sources, self.model.pad), torch.from_numpy(inputs))
-        result: Floats = logits.log_softmax(-1).numpy()
+        logits = model(pad(sources, self.tokens.pad), torch.from_numpy(inputs))
+        result: Floats = logits.log_softmax(-1).float().numpy()
         return result
 
     @torch.inference_mode()
-    def scores(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> tuple[Floats, Floats]:
-        """What the scorer graph should say: see its outputs."""
-        source = pad(sources, self.model.pad)
+    def scores(
+        self, model: Transformer, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+    ) -> tuple[Floats, Floats]:
+        """What the scorer graph should say, see its outputs, by `trained` or `precise`."""
+        source = pad(sources, self.tokens.pad)
         inputs = pad([[self.tokens.begin, *row] for row in targets], self.tokens.pad)
         labels = pad([[*row, self.tokens.end] for row in targets], self.tokens.pad)
-        scores = self.model(source, inputs).log_softmax(-1).gather(-1, labels[..., None])[..., 0]
+        scores = model(source, inputs).log_softmax(-1).gather(-1, labels[..., None])[..., 0]
         lengths = torch.tensor([len(row) + 1 for row in targets])
         scores[torch.arange(scores.shape[1]) >= lengths[:, None]] = 0
-        return scores.numpy(), torch.stack(self.model.attention(source, inputs), 1).numpy()
+        attention = torch.stack(model.attention(source, inputs), 1)
+        return scores.float().numpy(), attention.float().numpy()
 
 
 class ScorerGraph:
@@ -77,6 +96,7 @@ class ScorerGraph:
 
     def __init__(self, bundle: Bundle, device: Device, threads: int) -> None:
         self.tokens = bundle.manifest.tokens
+        self.recorded_rounding: float = bundle.manifest.parity.get("largest_rounding", 0.0)
         self.session: ort.InferenceSession = open_session(bundle.scorer, device, threads)
 
     def scores(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> tuple[Floats, Floats]:
@@ -98,3 +118,7 @@ class ScorerGraph:
 
     def log_probabilities(self, sources: Sequence[Sequence[int]], targets: NDArray[np.int64]) -> Floats:
         return self.scores(sources, targets.tolist())[0][:, :-1, None]
+
+    def rounding(self, sources: Sequence[Sequence[int]], targets: NDArray[np.int64], exact: Floats) -> float:
+        """The largest that was found when the bundle was made: there is no model here to tell that of these rows."""
+        return self.recorded_rounding

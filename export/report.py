@@ -10,10 +10,11 @@ def print_report(report: Report, console: Console) -> None:
     """Prints differences and timings, what was not checked, and what failed."""
     document = report.document
     table = Table(title=f"cached step against {document['reference']}, on {document['device']}", title_justify="left")
-    for column in ("rows", "longest source", "steps", "log-probabilities", "largest difference (nats)"):
+    for column in ("rows", "longest source", "steps", "log-probabilities", "largest difference (nats)", "allowed"):
         table.add_column(column, justify="right")
     for found in report.walks:
-        good = found.difference <= document["tolerance"]
+        allowed = found.limit(document["tolerance"])
+        good = found.difference <= allowed
         style = None if good else "bold red"
         table.add_row(
             str(found.rows),
@@ -21,10 +22,14 @@ def print_report(report: Report, console: Console) -> None:
             str(found.steps),
             f"{found.compared:,}",
             f"{found.difference:.1e}",
+            f"{allowed:.1e}",
             style=style,
         )
     console.print(table)
-    console.print(f"tolerance {document['tolerance']:g}; largest difference {document['largest_difference']:.1e}")
+    console.print(
+        f"tolerance {document['tolerance']:g}; largest difference {document['largest_difference']:.1e}; "
+        f"of PyTorch's own single precision {document['largest_rounding']:.1e}"
+    )
     for name, difference in document.get("scorer", {}).items():
         console.print(f"scorer, {name.replace('_', ' ')}: largest difference {difference:.1e}")
     greedy = document["greedy"]

@@ -25,6 +25,7 @@ from export.errors import CheckFailedError, ExportError
 from export.generate import greedy
 from export.graphs import folded
 from export.onnx_files import WEIGHTS_FILE
+from export.walk import limit
 from server.bundle.load import load_bundle
 from server.bundle.manifest import MANIFEST_FILE
 from server.runtime.device import CPU
@@ -77,6 +78,7 @@ def assert_passed(bundle: Path) -> None:
     for case in document["cases"]:
         assert case["compared"] == case["rows"] * shape.max_target_tokens * vocabulary, "every step to the maximum"
         assert case["difference"] <= document["tolerance"] == 1e-4
+        assert 0 < case["rounding"] < 1e-4
     assert all(difference <= 1e-4 for difference in document["scorer"].values())
     assert document["greedy"]["equal"] == document["greedy"]["sources"] > 0
     assert not document["not_checked"]
@@ -236,6 +238,12 @@ def test_graph_that_can_not_be_run_is_named_in_a_sentence(bundle: Path, run: Pat
     broken = damaged(bundle, tmp_path, edit("decoder.onnx", beyond_the_cache))
     with pytest.raises(ExportError, match=f"the graphs of {broken} can't be run: "):
         failures(broken, load_run(run).model)
+
+
+def test_more_is_allowed_only_where_the_model_itself_rounds_more() -> None:
+    assert limit(1e-4, 3e-6) == 1e-4
+    assert limit(1e-4, 2e-4) == pytest.approx(6e-4)
+    assert limit(1e-4, float("nan")) == 1e-4
 
 
 def test_sources_beyond_the_limit_are_not_a_comparison(bundle: Path, run: Path) -> None:

@@ -13,6 +13,7 @@ from onnx import numpy_helper
 from export.assemble import DECODER, ENCODER, SCORER, model_shape, trace_graphs
 from export.graphs import DecoderStep, folded
 from export.graphs.interface import DTYPES, decoder_interface
+from export.graphs.packing import Packing
 from export.onnx_files import WEIGHTS_FILE, operators, save, trace
 from server.bundle.manifest import Attention, Precision, Shape
 from tests.untrained import small_run
@@ -241,3 +242,16 @@ def test_a_weight_that_is_also_an_embedding_keeps_its_layout(run: Run, ort_graph
     assert len(tables) == 1
     expected = run.model.decoder.embedding.tokens.weight.detach().numpy() * np.sqrt(shape.d_model)
     np.testing.assert_allclose(tables[0], expected, rtol=1e-6)
+
+
+def test_packing_drops_padding_and_puts_it_back() -> None:
+    lengths = torch.tensor([2, 4, 1])
+    padded = torch.arange(12).reshape(3, 4, 1)
+    packing = Packing(lengths, 4)
+    packed = packing.pack(padded)
+    assert packed.flatten().tolist() == [0, 1, 4, 5, 6, 7, 8]
+    assert packing.last(packed).flatten().tolist() == [1, 7, 8]
+    again = packing.pad(packed)
+    assert again.shape == padded.shape
+    for row, length in enumerate(lengths.tolist()):
+        assert torch.equal(again[row, :length], padded[row, :length])

@@ -56,6 +56,8 @@ def load_bundle(path: Path) -> Bundle:
         root = path.resolve(strict=True)
     except OSError as error:
         raise BundleError(f"bundle {path} can't be opened: {error.strerror or error}") from None
+    except RuntimeError:  # Python before 3.13
+        raise BundleError(f"bundle {path} can't be opened: its links go round in a circle") from None
     if not root.is_dir():
         raise BundleError(f"bundle {path} is not a directory")
     manifest = _read_manifest(root)
@@ -79,7 +81,7 @@ def _read_manifest(root: Path) -> Manifest:
         raise BundleError(f"{root} is not a bundle: it has no {MANIFEST_FILE}") from None
     except OSError as error:
         raise BundleError(f"{path} can't be read: {error.strerror or error}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BundleError(f"{path} is not valid JSON: {error}") from None
     version = document.get("format_version") if isinstance(document, dict) else None
     if version != FORMAT_VERSION:
@@ -94,7 +96,7 @@ def _read_manifest(root: Path) -> Manifest:
 
 def _check_file(root: Path, name: str, sha256: str, size: int) -> None:
     path = root / name
-    if Path(name).name != name:
+    if Path(name).name != name or "\0" in name:
         raise BundleError(f"{root / MANIFEST_FILE}: files: {name!r} is not a plain file name")
     try:
         actual = path.stat().st_size

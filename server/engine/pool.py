@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from server.bundle.load import Bundle
+from server.bundle.load import Bundle, BundleError
 from server.engine.engine import Engine, Event, Queue
 from server.engine.metrics import EngineMetrics
 from server.engine.requests import EngineUnavailableError, Finished, GenerationRequest, Progress
@@ -123,6 +123,7 @@ class EnginePool:
         """Loads the graphs, allocates the caches, and runs every engine's first step.
 
         Raises:
+            BundleError: the graphs are not what the manifest says.
             DeviceError: the device asked for can't run the model.
             MemoryError: the caches do not fit.
         """
@@ -150,13 +151,27 @@ class EnginePool:
         runtimes = []
         for index in range(engines):
             sessions = shared or Sessions(self.bundle, self.device, threads)
-            runtime = Runtime(sessions, self.options.max_rows)
-            # Warm up: the first run of a session allocates and chooses kernels.
-            runtime.encode([[self.bundle.manifest.tokens.end]], 0)
-            runtime.step(1, 1)
+            runtime = self._runtime(sessions)
             self._metrics.cache(index, runtime.cache_bytes)
             runtimes.append(runtime)
         return runtimes
+
+    def _runtime(self, sessions: Sessions) -> Runtime:
+        """A runtime that has run.
+
+        Raises:
+            BundleError: the graphs are not what the manifest says.
+            MemoryError: the caches do not fit.
+        """
+        try:
+            runtime = Runtime(sessions, self.options.max_rows)
+            runtime.warm_up()
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever ONNX Runtime raises where shapes disagree
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise BundleError(f"{self.bundle.path}: the graphs do not run as the manifest says: {reason}") from None
+        return runtime
 
     def submit(self, request: GenerationRequest) -> Generation:
         """Puts a request into the queue.

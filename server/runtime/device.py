@@ -1,6 +1,7 @@
 """Where a model runs, and the ONNX Runtime sessions that run it there."""
 
 from dataclasses import dataclass
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,7 +48,7 @@ def open_session(path: Path, device: Device, threads: int) -> ort.InferenceSessi
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # errors are raised; ONNX Runtime need not print them as well
     # Idle threads that spin would steal the core of the event loop and of other engines.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     providers: list[Any] = ["CPUExecutionProvider"]
@@ -56,6 +57,9 @@ def open_session(path: Path, device: Device, threads: int) -> ort.InferenceSessi
         settings = {"device_id": str(device.index), "arena_extend_strategy": "kSameAsRequested"}
         providers.insert(0, ("CUDAExecutionProvider", settings))
     try:
+        if linked := _linked_elsewhere(path):
+            names, contents = list(linked), list(linked.values())
+            options.add_external_initializers_from_files_in_memory(names, contents, [len(each) for each in contents])
         session = ort.InferenceSession(str(path), options, providers=providers)
     except Exception as error:  # ONNX Runtime's own exceptions have no common base
         raise DeviceError(f"{path} can't be loaded on {device}: {_first_line(error)}") from None
@@ -89,6 +93,20 @@ def choose_device(choice: DeviceChoice, probe: Path) -> Device:
             raise
         return Device("cpu", fallback=str(error))
     return cuda
+
+
+def _linked_elsewhere(graph: Path) -> dict[str, mmap]:
+    """Files beside a graph that lie in another directory than it does once links are followed, as in blob stores.
+
+    ONNX Runtime reads a graph's weights from the graph's own directory only, but takes the contents of such files.
+    """
+    home = graph.resolve().parent
+    linked = {}
+    for file in graph.parent.iterdir():
+        if file.is_file() and file.stat().st_size and not file.resolve().is_relative_to(home):
+            with file.open("rb") as opened:
+                linked[file.name] = mmap(opened.fileno(), 0, access=ACCESS_READ)
+    return linked
 
 
 def _first_line(error: Exception) -> str:

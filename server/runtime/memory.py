@@ -44,7 +44,10 @@ class HostMemory:
     """Memory of the CPU: a NumPy array."""
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self.array: Array = np.zeros(shape, dtype)
+        try:
+            self.array: Array = np.zeros(shape, dtype)
+        except (ValueError, OverflowError) as error:  # more than there are addresses
+            raise MemoryError(str(error)) from None
         self.shape, self.dtype, self.nbytes = shape, dtype, self.array.nbytes
         self._base = self.array.ctypes.data
 

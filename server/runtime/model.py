@@ -97,6 +97,16 @@ class Runtime:
     def cache_bytes(self) -> int:
         return self.self_cache.nbytes + self.cross_cache.nbytes + (self.last.nbytes if self.last else 0)
 
+    def warm_up(self) -> None:
+        """Encodes the longest source and decodes the last position.
+
+        So the first request need not wait while memory is allocated and kernels are chosen, and graphs that are not
+        what the manifest says fail here, not under somebody's request.
+        """
+        self.encode([[self.manifest.tokens.end] * self.source_capacity], 0)
+        self.positions[0] = self.target_capacity - 1
+        self.step(1, 1)
+
     def encode(self, sources: Sequence[Sequence[int]], row: int) -> int:
         """Encodes sources into rows `row`, `row` + 1, ... and makes them ready for their first step.
 
@@ -168,7 +178,7 @@ class Runtime:
         """The buffer and the plane of a cache input or encoder output such as "cross_value_3"."""
         buffer, part, layer = name.removesuffix("_out").rsplit("_", 2)
         memory = {"self": self.self_cache, "cross": self.cross_cache, "last": self.last}[buffer]
-        assert memory is not None
+        assert memory is not None, f"there is no cache for {name}"
         return memory, 2 * int(layer) + ("key", "value").index(part)
 
 

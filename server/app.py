@@ -32,6 +32,7 @@ log = structlog.get_logger()
 # 4 MiB hold a batch of 1,000 texts of 4,000 characters. gRPC refuses a larger request with RESOURCE_EXHAUSTED before it
 # is in memory.
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
+LEAST_PING_MILLISECONDS = 1000
 POLL_SECONDS = 0.02
 
 
@@ -40,7 +41,7 @@ class StartError(Exception):
 
 
 async def run(config: ServerConfig) -> int:
-    """Serves until SIGTERM or SIGINT, then drains; a second signal ends the process at once.
+    """Serves until SIGTERM or SIGINT, then drains; a second signal, or one while it loads, ends the process at once.
 
     Returns:
         the exit status: 0 after a signal, 1 after an engine has failed.
@@ -59,14 +60,22 @@ async def run(config: ServerConfig) -> int:
     await server.start()
     # Calls get UNAVAILABLE, and health NOT_SERVING, until the model is ready.
     log.info("listening", host=config.host, port=port, metrics_port=metrics_port)
+    stopping = asyncio.create_task(stop.wait())
+    loading = asyncio.create_task(_load(config, metrics, service))
+    await asyncio.wait([stopping, loading], return_when=asyncio.FIRST_COMPLETED)
+    if stop.is_set():
+        await server.stop(None)
+        log.info("stopped", loaded=False)
+        # NOTE: threads that load can't be interrupted, and an ordinary end would wait for them.
+        os._exit(0)
     try:
-        pool = await _load(config, metrics, service)
-    except StartError:
+        pool = loading.result()
+    except BaseException:
         await server.stop(None)
         raise
     health.set_serving(True)
-    ends = [asyncio.create_task(event.wait()) for event in (stop, pool.failed)]
-    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    failing = asyncio.create_task(pool.failed.wait())
+    await asyncio.wait([stopping, failing], return_when=asyncio.FIRST_COMPLETED)
     health.set_serving(False)
     await _drain(config, metrics, service, pool)
     health.end()
@@ -130,6 +139,10 @@ def _listen(
     options = [
         ("grpc.so_reuseport", 0),  # else a second server would share the port, and the calls, without a word
         ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
+        # Clients ping to notice a server that vanished. Where a call waits for minutes gRPC's defaults take that for an
+        # attack, and end the connection with all its calls.
+        ("grpc.http2.min_ping_interval_without_data_ms", LEAST_PING_MILLISECONDS),
+        ("grpc.keepalive_permit_without_calls", 1),
     ]
     server = grpc.aio.server(interceptors=[CallInterceptor(metrics)], options=options)
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, server)
@@ -158,8 +171,9 @@ def _check_port(host: str, port: int, option: str) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
             probe.listen()
-    except socket.gaierror as error:
-        raise StartError(f"--host {host} is not an address of this machine: {error.strerror}") from None
+    except (socket.gaierror, UnicodeError) as error:  # the latter for what can't be a host name at all
+        reason = error.strerror if isinstance(error, socket.gaierror) else "not a host name"
+        raise StartError(f"--host {host} is not an address of this machine: {reason}") from None
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise StartError(f"port {port} of {host} is in use; choose another with {option}") from None

@@ -1,5 +1,6 @@
 """Errors that a client sees: a gRPC status code, one sentence, and google.rpc details."""
 
+import asyncio
 from enum import StrEnum
 from typing import NoReturn
 
@@ -91,7 +92,10 @@ def from_engine(error: QueueFullError | DeadlineExpiredError | EngineUnavailable
 async def abort(context: grpc.aio.ServicerContext[object, object], error: ApiError) -> NoReturn:
     """Ends the call with the error's status."""
     details = ((DETAILS_KEY, error.status().SerializeToString()),)
-    await context.abort(error.code, error.message, details)
+    try:
+        await context.abort(error.code, error.message, details)
+    except grpc.aio.InternalError:  # gRPC can't send it: the client left at this very moment
+        raise asyncio.CancelledError from None
 
 
 def _retry_after(seconds: float) -> error_details_pb2.RetryInfo:

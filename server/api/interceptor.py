@@ -117,6 +117,8 @@ class _Call:
         """What the client gets for an exception."""
         if isinstance(error, QueueFullError | DeadlineExpiredError | EngineUnavailableError):
             error = from_engine(error)
+        elif isinstance(error, DecodeError):  # a later message of a call whose requests stream
+            error = malformed()
         elif not isinstance(error, ApiError):
             log.error("call failed", method=self._method, exc_info=error)
             error = ApiError(grpc.StatusCode.INTERNAL, "the server failed at this; its log says why")

@@ -1,6 +1,7 @@
 """Source text to token ids, refusing what the model can't read. Nothing is ever truncated."""
 
 import asyncio
+import unicodedata
 from collections.abc import Sequence
 
 from tokenizers import Encoding, Tokenizer
@@ -123,6 +124,8 @@ class SourceEncoder:
             raise self._too_long(len(ids), field)
         if self._unknown in ids:
             start, end = encoding.offsets[ids.index(self._unknown)]
+            while end < len(text) and unicodedata.combining(text[end]):  # normalised into one character with it
+                end += 1
             where = f"at position {start} (counted from 0)"
             raise invalid(field, f"has {_describe(text[start:end])} {where}, which the model has never seen")
         if len(ids) == 1:

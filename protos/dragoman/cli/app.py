@@ -181,10 +181,13 @@ def _reported() -> "Iterator[None]":
         raise typer.Exit(FAILED) from None
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
-    except BrokenPipeError:
+    except OSError as error:
         # Python flushes standard output once more at its end; give that flush somewhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(BROKEN_PIPE) from None
+        if isinstance(error, BrokenPipeError):
+            raise typer.Exit(BROKEN_PIPE) from None
+        typer.echo(f"dragoman: {error.strerror or error}", err=True)
+        raise typer.Exit(FAILED) from None
 
 
 def main() -> None:

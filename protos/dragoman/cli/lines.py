@@ -14,13 +14,18 @@ async def stdin_lines() -> AsyncIterator[str]:
     """The lines of standard input without their line ends (LF or CRLF), as they come.
 
     Bytes that are not UTF-8 become the surrogates of os.fsdecode, which the client refuses by text and position.
+
+    Raises:
+        OSError: it can't be read, or not to its end.
     """
-    rest = b""
+    parts: list[bytes] = []  # of a line whose end has not come; joined once, however long it is
     async for chunk in _chunks(STDIN):
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            yield _decoded(line)
-    if rest:
+        first, *others = chunk.split(b"\n")
+        parts.append(first)
+        for other in others:
+            yield _decoded(b"".join(parts))
+            parts = [other]
+    if rest := b"".join(parts):
         yield _decoded(rest)
 
 
@@ -31,17 +36,17 @@ async def _chunks(descriptor: int) -> AsyncIterator[bytes]:
     the interpreter from ending.
     """
     loop = asyncio.get_running_loop()
-    queue: asyncio.Queue[bytes] = asyncio.Queue()
+    queue: asyncio.Queue[bytes | OSError] = asyncio.Queue()
     room = threading.Semaphore(_CHUNKS_AHEAD)
 
     def read() -> None:
-        chunk = b"more"
-        while chunk:
+        chunk: bytes | OSError = b"more"
+        while chunk and not isinstance(chunk, OSError):
             room.acquire()
             try:
                 chunk = os.read(descriptor, _CHUNK_BYTES)
-            except OSError:
-                chunk = b""
+            except OSError as error:
+                chunk = OSError(error.errno, f"standard input can't be read: {error.strerror}")
             try:
                 loop.call_soon_threadsafe(queue.put_nowait, chunk)
             except RuntimeError:  # the loop is closed: nobody reads any more
@@ -49,6 +54,8 @@ async def _chunks(descriptor: int) -> AsyncIterator[bytes]:
 
     threading.Thread(target=read, name="stdin", daemon=True).start()
     while chunk := await queue.get():
+        if isinstance(chunk, OSError):
+            raise chunk
         room.release()
         yield chunk
 

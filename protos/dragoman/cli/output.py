@@ -72,6 +72,7 @@ def show_models(models: Sequence[ModelInfo]) -> None:
     from rich.text import Text
 
     console = Console(highlight=False)
+    console.begin_capture()  # rich has its own way to end a program whose reader went away
     for model in models:
         table = Table.grid(padding=(0, 2))
         rows = {
@@ -90,6 +91,7 @@ def show_models(models: Sequence[ModelInfo]) -> None:
                 table.add_row(Text(f"  {name}", style="dim"), Text(value))
         console.print(Text(model.name, style="bold"))
         console.print(table)
+    write(console.end_capture())
 
 
 def _shown(token: Token) -> str:

@@ -34,6 +34,7 @@ log = structlog.get_logger()
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
 LEAST_PING_MILLISECONDS = 1000
 POLL_SECONDS = 0.02
+QUIET_SECONDS, LATECOMER_SECONDS = 0.1, 5.0
 
 
 class StartError(Exception):
@@ -128,7 +129,20 @@ async def _drain(config: ServerConfig, metrics: ServerMetrics, service: Generati
     if unfinished := metrics.calls.running(SERVICE):
         log.warning("calls were not finished in time and end with UNAVAILABLE", calls=unfinished)
     await pool.close()
+    await _refuse_latecomers(metrics, min(deadline, time.monotonic() + LATECOMER_SECONDS))
     log.info("stopped")
+
+
+async def _refuse_latecomers(metrics: ServerMetrics, deadline: float) -> None:
+    """Waits until no call has come for a moment, or for the deadline.
+
+    A gRPC server that stops ends the calls it has received and not yet handed over with CANCELLED, which tells a client
+    nothing; as long as it runs they are refused with UNAVAILABLE.
+    """
+    before = -1
+    while (ended := sum(metrics.calls.requests.values())) != before and time.monotonic() < deadline:
+        before = ended
+        await asyncio.sleep(QUIET_SECONDS)
 
 
 def _listen(

@@ -3,6 +3,7 @@
 import json
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dragoman.local import LocalServer, serve_command
+from dragoman.v1 import generation_pb2 as pb
+from dragoman.v1 import generation_pb2_grpc
+from tests.conftest import StartServer
 
 
 def test_sigterm_while_loading_ends_without_having_been_ready(tiny_bundle: Path) -> None:
@@ -42,3 +46,21 @@ def test_bytes_that_are_no_message_of_a_stream_are_refused(tiny_server: LocalSer
         with pytest.raises(grpc.RpcError) as refused:
             list(ask(iter([b"\xff\xff"])))
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_calls_that_come_while_the_server_ends_are_told_to_go_elsewhere(
+    start_server: StartServer, tiny_bundle: Path
+) -> None:
+    server = start_server("--bundle", str(tiny_bundle))
+    with grpc.insecure_channel(server.address) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        request = pb.GenerateRequest(input=pb.Input(text="4207"))
+        calls = [stub.Generate.future(request) for _ in range(500)]
+        server.process.send_signal(signal.SIGTERM)
+        for _ in range(3):
+            calls += [stub.Generate.future(request) for _ in range(500)]
+            time.sleep(0.02)
+        codes = [call.code() for call in calls]
+        assert server.process.wait(30) == 0
+    assert set(codes) <= {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
+    assert grpc.StatusCode.UNAVAILABLE in codes

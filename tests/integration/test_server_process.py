@@ -194,10 +194,11 @@ def test_clients_that_leave_give_their_rows_back(start_server: StartServer, tiny
             call.cancel()
         stub.Generate(request, timeout=5)  # would wait seconds for the batch, were it not gone
     metrics = server.metrics()
-    reason = "expired" if leave == "deadline" else "cancelled"
-    drops = [f'dragoman_drops_total{{model="tiny",phase="{p}",reason="{reason}"}}' for p in ("waiting", "running")]
-    assert sum(metrics[name] for name in drops)
-    assert metrics['dragoman_requests_waiting{model="tiny"}'] == 0
+    # At a deadline the client's clock may be the first, and then the server sees it leave.
+    reasons = ["expired", "cancelled"] if leave == "deadline" else ["cancelled"]
+    drops = [name for name in metrics if name.startswith("dragoman_drops_total")]
+    assert sum(metrics[name] for name in drops if any(f'reason="{reason}"' in name for reason in reasons))
+    assert [value for name, value in metrics.items() if name.startswith("dragoman_requests_waiting")] == [0]
     answered = sum(value for name, value in metrics.items() if name.startswith("dragoman_finishes_total"))
     assert answered < len(LARGE.inputs) / 2
 

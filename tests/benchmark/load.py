@@ -48,15 +48,15 @@ class LoadGenerator:
         """Keeps `concurrency` calls in flight; the next starts when one ends.
 
         The clock starts when as many calls as are in flight have ended, and stops after at least `seconds` when a
-        multiple of that number has ended since: calls of equal length run in lockstep, and a wave counts whole or not
-        at all.
+        multiple of that number (one at least) has ended since: calls of equal length run in lockstep, and a wave counts
+        whole or not at all.
         """
         with _Flight(self.target, min(CONNECTIONS, concurrency)) as flight:
             for request in islice(self.turn, concurrency):
                 flight.start(request, time.perf_counter())
             ended, clock = 0, None
             calls: list[Call] = []
-            while clock is None or clock.seconds < seconds or len(calls) % concurrency:
+            while clock is None or clock.seconds < seconds or not calls or len(calls) % concurrency:
                 for call in flight.wait(PATIENCE):
                     ended += 1
                     if clock is not None:

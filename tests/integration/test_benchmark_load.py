@@ -37,6 +37,13 @@ def test_a_batch_is_counted_by_its_inputs(tiny_server: LocalServer, size: int) -
     assert sample.tokens > sample.sequences
 
 
+def test_a_closed_loop_counts_a_wave_even_where_one_takes_longer_than_the_sample(tiny_server: LocalServer) -> None:
+    sample = generator(tiny_server, "Generate", unary(TEXTS)).closed(concurrency=16, seconds=0.0)
+    assert sample.failed == 0
+    assert len(sample.latencies) > 0
+    assert len(sample.latencies) % 16 == 0
+
+
 def test_an_open_loop_sends_what_was_due(tiny_server: LocalServer) -> None:
     sample = generator(tiny_server, "Generate", unary(TEXTS)).open(rate=100, seconds=0.5, seed=1)
     assert 25 < sample.sequences < 85  # 50 expected

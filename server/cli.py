@@ -11,6 +11,7 @@ from server.config import ServerConfig
 from server.logs import LogFormat, configure_logs
 from server.runtime.device import DeviceChoice
 
+MOST_THREADS = 256  # more are a slip of the finger, and would keep the machine busy making them
 DEFAULT = ServerConfig()
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -28,10 +29,12 @@ def serve(
         int, typer.Option(min=0, max=65535, help="HTTP port of /metrics; 0 takes a free one.")
     ] = DEFAULT.metrics_port,
     engines: Annotated[
-        int | None, typer.Option(min=1, help="Step loops side by side.", show_default="what suits the device")
+        int | None,
+        typer.Option(min=1, max=MOST_THREADS, help="Step loops side by side.", show_default="what suits the device"),
     ] = DEFAULT.engines,
     threads_per_engine: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads of each.", show_default="what suits the device")
+        int | None,
+        typer.Option(min=1, max=MOST_THREADS, help="CPU threads of each.", show_default="what suits the device"),
     ] = DEFAULT.threads_per_engine,
     max_rows: Annotated[
         int, typer.Option(min=1, help="Hypotheses that an engine decodes at once; each has a row of its cache.")

@@ -84,7 +84,7 @@ def _read_manifest(root: Path) -> Manifest:
     except (ValueError, RecursionError) as error:
         raise BundleError(f"{path} is not valid JSON: {error}") from None
     version = document.get("format_version") if isinstance(document, dict) else None
-    if version != FORMAT_VERSION:
+    if type(version) is not int or version != FORMAT_VERSION:  # 1.0 and true are equal to 1, too
         raise BundleError(f"{path}: format_version is {version!r}, but this server reads version {FORMAT_VERSION}")
     try:
         return Manifest.model_validate(document)

@@ -135,7 +135,7 @@ def test_changed_file(bundle: Path) -> None:
     assert "encoder.onnx was changed" in message
 
 
-@pytest.mark.parametrize("version", [2, 0, "1", None])
+@pytest.mark.parametrize("version", [2, 0, "1", None, True, 1.0])
 def test_other_format_version(bundle: Path, version: object) -> None:
     edit(bundle, lambda d: d.update(format_version=version))
     message = refused(bundle)

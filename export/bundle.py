@@ -51,6 +51,9 @@ def export_run(
         reason = unusable(loaded.source_tokenizer, text, loaded.recipe.model.max_source_length, UNKNOWN_ID)
         if reason:
             raise ExportError(f"--example {text!r} {reason}")
+    if not loaded.provenance["finished"]:
+        steps = ", ".join(map(str, loaded.provenance["steps_averaged"]))
+        say(f"{run} has not come to its end; the bundle is made of what was saved at step {steps}")
     data = evaluation_data(loaded, say)
     sources = [pair.source for pairs in data.values() for pair in pairs]
     if not sources:

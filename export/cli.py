@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from training.errors import lacking
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -59,10 +61,14 @@ def export(
     # Imported here because PyTorch takes seconds, and `--help` should not.
     from rich.console import Console
 
-    from export.bundle import Options, export_run
-    from export.bundle import check as check_again
-    from export.errors import CheckFailedError, ExportError
-    from export.report import print_report
+    try:
+        from export.bundle import Options, export_run
+        from export.bundle import check as check_again
+        from export.errors import CheckFailedError, ExportError
+        from export.report import print_report
+    except ModuleNotFoundError as error:
+        print(f"error: {lacking(error, 'export')}", file=sys.stderr)
+        raise typer.Exit(1) from None
 
     def stop(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)  # not at once: what was begun is removed first

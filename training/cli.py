@@ -1,5 +1,6 @@
 """`dragoman-train`: trains a model as a recipe says."""
 
+import os
 import signal
 import sys
 import threading
@@ -9,6 +10,8 @@ from types import FrameType
 from typing import Annotated
 
 import typer
+
+from training.errors import TrainingError, lacking
 
 STOPPED = 75  # EX_TEMPFAIL: saved, not finished, to be resumed
 
@@ -38,9 +41,12 @@ def run(
 ) -> None:
     """Trains a model as RECIPE says; everything it leaves stands in the run's directory."""
     # Imported here because PyTorch takes seconds, and `--help` should not.
-    from training.errors import TrainingError
-    from training.recipe import find_recipe, load_recipe
-    from training.trainer import train
+    try:
+        from training.recipe import find_recipe, load_recipe
+        from training.trainer import train
+    except ModuleNotFoundError as error:
+        print(f"error: {lacking(error, 'training')}", file=sys.stderr)
+        raise typer.Exit(1) from None
 
     stop = threading.Event()
 
@@ -70,6 +76,9 @@ def run(
 
 def main() -> None:
     """The entry point of `dragoman-train`."""
+    # NOTE: read when PyTorch is first imported. Its threads wait for each other by spinning, which beside other work on
+    # the same cores makes the steps of a small model a hundred times slower. What they compute is the same.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     app()
 
 

@@ -5,6 +5,18 @@ class TrainingError(Exception):
     """What the command line prints without a traceback."""
 
 
+def lacking(error: ModuleNotFoundError, extra: str) -> str:
+    """What to tell a person whose installation lacks what an extra brings.
+
+    Raises:
+        ModuleNotFoundError: the same, where it is our own module that is missing.
+    """
+    package = (error.name or "").partition(".")[0]
+    if package in ("training", "export", "server", ""):
+        raise error
+    return f"{package} is not installed; `pip install '.[{extra}]'` in a clone of Dragoman brings it"
+
+
 class RecipeError(TrainingError):
     """A recipe that cannot be read or does not hold together."""
 

@@ -177,6 +177,10 @@ _Loader.add_implicit_resolver(
 def _parse(text: str, where: str) -> Any:
     try:
         return yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise RecipeError(f"{where} is not valid YAML: {place}{error.problem or error.context}") from None
     except yaml.YAMLError as error:
         raise RecipeError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from None
 

@@ -123,7 +123,7 @@ def _claim(recipe: Recipe, run: Path, resume: bool) -> None:
         before, now = (_flat(r.model_dump(mode="json")) for r in (load_recipe(saved), recipe))
         changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
         if changed:
-            raise TrainingError(f"{run} was started with another recipe: {', '.join(changed)} changed")
+            raise TrainingError(f"{run} was started with another recipe, {saved}: {', '.join(changed)} changed")
         return
     if resume and saved.exists() and load_recipe(saved) == recipe:
         return  # killed before its first checkpoint; its tokenizers stay, since to train unigram again gives others

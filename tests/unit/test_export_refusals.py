@@ -13,6 +13,7 @@ from export.errors import ExportError
 from server.bundle.manifest import MANIFEST_FILE
 from tests.benchmark.base_model import symbol_tokenizer
 from tests.untrained import small_run
+from training.checkpoint import checkpoint_path, load_state, save_state
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,18 @@ def test_run_without_checkpoints(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, empty)
     (empty / "model.pt").unlink()
     assert "no model.pt and no checkpoint" in refused(empty, tmp_path / "bundle", OPTIONS)
+
+
+def test_run_that_has_not_ended_is_said_to_be_one(run: Path, tmp_path: Path) -> None:
+    begun = tmp_path / "run"
+    shutil.copytree(run, begun)
+    save_state(checkpoint_path(begun, 120), load_state(begun / "model.pt"))
+    for name in ("model.pt", "dev.tsv"):  # without data it ends before any work is done
+        (begun / name).unlink()
+    said: list[str] = []
+    with pytest.raises(ExportError):
+        export_run(begun, tmp_path / "bundle", OPTIONS, said.append)
+    assert said[0] == f"{begun} has not come to its end; the bundle is made of what was saved at step 120"
 
 
 def test_run_with_truncated_model(run: Path, tmp_path: Path) -> None:

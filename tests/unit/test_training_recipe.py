@@ -61,7 +61,7 @@ def test_the_manual_explains_every_key() -> None:
         ("evaluation.choose_by=bleu", "evaluation: choose_by (bleu) must be loss or one of metrics"),
         ("training.steps", "--set training.steps: expected key=value, for example training.steps=1000"),
         ("seed.value=3", "--set seed.value=3: seed holds a value, not keys"),
-        ("seed=[", "--set seed=[ is not valid YAML"),
+        ("seed=[", "--set seed=[ is not valid YAML: line 1, column 2: "),
     ],
 )
 def test_refused_with_a_sentence(override: str, sentence: str) -> None:
@@ -91,7 +91,8 @@ def test_overrides_in_order_and_yaml_numbers() -> None:
         ("seed: 1\nseed: 2\n", "line 2: the key seed stands twice"),
         ("- 1\n", "expected a mapping with the keys seed, data"),
         ("", "expected a mapping with the keys seed, data"),
-        ("seed: [", "is not valid YAML"),
+        ("seed: [", "is not valid YAML: line 1, column 8: expected the node content, but found '<stream end>'"),
+        ("seed: 1\n  data: 2\n", "is not valid YAML: line 2, column 7: mapping values are not allowed here"),
         ("seed: 1\n", "the key data is missing"),
     ],
 )

@@ -242,7 +242,7 @@ def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
     go(recipe, run)
     with pytest.raises(TrainingError, match="already holds a run; give --resume"):
         go(recipe, run)
-    with pytest.raises(TrainingError, match=r"started with another recipe: seed, training\.steps changed"):
+    with pytest.raises(TrainingError, match=r"another recipe, .*recipe\.yaml: seed, training\.steps changed"):
         go(small("training.steps=20", "seed=2"), run, resume=True)
     outcome, _ = go(recipe, run, resume=True)
     assert outcome.finished

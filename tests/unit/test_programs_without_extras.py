@@ -1,0 +1,52 @@
+"""`dragoman-train` and `dragoman-export` where only the client is installed, and how their threads wait."""
+
+import os
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import export.cli
+import training.cli
+from training.errors import lacking
+
+
+@pytest.mark.parametrize(
+    ("package", "program", "arguments", "extra"),
+    [
+        ("yaml", "training.cli", ["tiny"], "training"),
+        ("torch", "training.cli", ["tiny"], "training"),
+        ("onnx", "export.cli", ["--check", "bundle"], "export"),
+        ("torch", "export.cli", ["run", "bundle"], "export"),
+    ],
+)
+def test_what_is_not_installed_is_named_with_its_extra(
+    package: str, program: str, arguments: list[str], extra: str
+) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; from {program} import app; app({arguments!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert (
+        done.stderr
+        == f"error: {package} is not installed; `pip install '.[{extra}]'` in a clone of Dragoman brings it\n"
+    )
+
+
+def test_a_missing_module_of_ours_is_a_defect() -> None:
+    with pytest.raises(ModuleNotFoundError):
+        lacking(ModuleNotFoundError("No module named 'training.gone'", name="training.gone"), "training")
+
+
+@pytest.mark.parametrize("program", [training.cli, export.cli], ids=["train", "export"])
+@pytest.mark.parametrize(("wish", "policy"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_threads_wait_without_spinning_unless_told_to(
+    program: ModuleType, wish: str | None, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", wish or "")
+    if wish is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    found: list[str | None] = []
+    monkeypatch.setattr(program, "app", lambda: found.append(os.environ.get("OMP_WAIT_POLICY")))
+    program.main()
+    assert found == [policy]

@@ -1,5 +1,6 @@
 """Fixtures that several tiers share."""
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +12,10 @@ from dragoman.local import LocalServer
 
 ROOT = Path(__file__).parent.parent
 StartServer = Callable[..., LocalServer]
+
+# A shell lets what it starts in the background ignore Ctrl-C. Programs under test would inherit that, and wait forever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

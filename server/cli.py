@@ -82,7 +82,3 @@ def serve(
         print(f"dragoman-serve: {error}", file=sys.stderr)
         status = 1
     raise SystemExit(status)
-
-
-def main() -> None:
-    app()

@@ -47,7 +47,9 @@ def serve_command() -> str:
     beside = Path(sys.executable).with_name("dragoman-serve")
     found = str(beside) if beside.exists() else shutil.which("dragoman-serve")
     if found is None:
-        raise ServerStartError("dragoman-serve is not installed; install dragoman[server]")
+        raise ServerStartError(
+            "dragoman-serve is not installed; `pip install '.[server]'` in a clone of Dragoman brings it"
+        )
     return found
 
 

@@ -82,7 +82,9 @@ def choose_device(choice: DeviceChoice, probe: Path) -> Device:
         return CPU
     if "CUDAExecutionProvider" not in ort.get_available_providers():
         if choice == "cuda":
-            raise DeviceError("device cuda: this ONNX Runtime has no CUDA provider; install dragoman[server-gpu]")
+            raise DeviceError(
+                "device cuda: this ONNX Runtime has no CUDA provider; `pip install '.[server-gpu]'` brings one"
+            )
         return CPU
     ort.preload_dlls()  # CUDA and cuDNN from their Python packages
     cuda = Device("cuda")

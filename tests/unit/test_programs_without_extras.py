@@ -1,4 +1,4 @@
-"""`dragoman-train` and `dragoman-export` where only the client is installed, and how their threads wait."""
+"""The programs where only the client is installed, and how the threads of training wait."""
 
 import os
 import subprocess
@@ -31,6 +31,15 @@ def test_what_is_not_installed_is_named_with_its_extra(
         done.stderr
         == f"error: {package} is not installed; `pip install '.[{extra}]'` in a clone of Dragoman brings it\n"
     )
+
+
+@pytest.mark.parametrize("package", ["tokenizers", "onnxruntime", "pydantic"])
+def test_the_server_names_what_it_lacks(package: str) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; from server.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    sentence = f"{package} is not installed; `pip install '.[server]'` in a clone of Dragoman brings it"
+    assert done.stderr == f"dragoman-serve: {sentence}\n"
 
 
 def test_a_missing_module_of_ours_is_a_defect() -> None:

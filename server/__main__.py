@@ -1,0 +1,21 @@
+"""The entrance of `dragoman-serve`, which must speak even where only the client is installed."""
+
+import sys
+
+
+def main() -> None:
+    """Runs the command line; an installation that lacks the server's libraries is told which extra brings them."""
+    try:
+        from server.cli import app
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("server", ""):
+            raise
+        sentence = f"{package} is not installed; `pip install '.[server]'` in a clone of Dragoman brings it"
+        print(f"dragoman-serve: {sentence}", file=sys.stderr)
+        raise SystemExit(1) from None
+    app()
+
+
+if __name__ == "__main__":
+    main()

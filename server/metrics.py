@@ -271,7 +271,7 @@ _MODEL_FAMILIES = [
     _numbers(
         CounterMetricFamily,
         "dragoman_padding_tokens",
-        "Padding that the encoder computed",
+        "Padding in encoder batches, for which attention alone computes anything",
         (),
         lambda m: [((), m.padding_tokens)],
     ),

@@ -11,7 +11,7 @@ Dimension = int | str  # a number, or the name of a dimension that differs from 
 
 # Sizes to trace with: all different, none 0 or 1, which the exporter would take for constants.
 EXAMPLE_SIZES = {"rows": 2, "source": 5, "target": 7, "self_positions": 11, "cross_positions": 13, "k": 3}
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ FORMAT_VERSION = 1
 MANIFEST_FILE = "manifest.json"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
-Precision = Literal["fp32", "fp16", "bf16"]
+Precision = Literal["fp32", "fp16"]
 Attention = Literal["ort", "standard"]
 
 

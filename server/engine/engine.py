@@ -112,14 +112,16 @@ class Engine:
         for job in admission.out_of_time:
             job.search.stop(FinishReason.TIME_LIMIT)
             events.append((job, self._finish(job, now)))
-        self._evict(now, events)
-        if admission.admitted:
-            self._admit(admission.admitted, now)
-        self._metrics.state(self._index, waiting, table.used, table.slots)
-        if table.used:
-            self._step(events)
-        if events:
-            self._deliver(events)
+        try:
+            self._evict(now, events)
+            if admission.admitted:
+                self._admit(admission.admitted, now)
+            self._metrics.state(self._index, waiting, table.used, table.slots)
+            if table.used:
+                self._step(events)
+        finally:  # those who have their answer get it even where the runtime fails the others
+            if events:
+                self._deliver(events)
         return True
 
     def _admit(self, jobs: list[Job], now: float) -> None:
@@ -157,10 +159,12 @@ class Engine:
                 self._metrics.first_token(now - job.arrived)
             if tokens is None:
                 done.append(job)
-                if not job.cancelled:
-                    if job.request.streaming and (progress := job.search.progress()):
-                        events.append((job, progress))
-                    events.append((job, self._finish(job, now)))
+                if job.cancelled:
+                    self._metrics.dropped("cancelled", "running")
+                    continue
+                if job.request.streaming and (progress := job.search.progress()):
+                    events.append((job, progress))
+                events.append((job, self._finish(job, now)))
                 continue
             for row, token in zip(owned, tokens, strict=True):
                 next_tokens[row] = token
@@ -204,11 +208,13 @@ class Engine:
 
     def _fail(self, message: str) -> None:
         """Ends all that runs here with an error, and all that waits where nobody else would take it."""
-        jobs = list(self._table.rows)
+        running = list(self._table.rows)
         with self._queue.changed:
             self._queue.stopping = True
             self._queue.changed.notify_all()
-            jobs += self._queue.scheduler.drop_all()
-        for _ in jobs:
+            waiting = self._queue.scheduler.drop_all()
+        for _ in running:
             self._metrics.dropped("failed", "running")
-        self._deliver([(job, EngineUnavailableError(message)) for job in jobs])
+        for _ in waiting:
+            self._metrics.dropped("failed", "waiting")
+        self._deliver([(job, EngineUnavailableError(message)) for job in running + waiting])

@@ -102,7 +102,7 @@ class Generation:
 class EnginePool:
     """One model's engines, which take from one queue.
 
-    `submit`, `drain` and `close` belong to the event loop on which `start` was awaited. `failed` is set when an engine
+    `submit` and `close` belong to the event loop on which `start` was awaited. `failed` is set when an engine
     has failed; the pool then refuses all work.
     """
 
@@ -114,9 +114,6 @@ class EnginePool:
         self._engines: list[Engine] = []
         self._queue: Queue | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._unanswered = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
         self.failed = asyncio.Event()
 
     async def start(self) -> None:
@@ -191,8 +188,6 @@ class EnginePool:
                 raise EngineUnavailableError("the model is stopping")
             self._queue.scheduler.submit(job)
             self._queue.changed.notify()
-        self._unanswered += 1
-        self._idle.clear()
         return generation
 
     def cancel(self, job: Job) -> None:
@@ -202,15 +197,6 @@ class EnginePool:
             waited = self._queue.scheduler.cancel(job)
         if waited:
             self._metrics.dropped("cancelled", "waiting")
-        self._answered(1)
-
-    async def drain(self, seconds: float) -> bool:
-        """Waits until everything that was accepted has been answered; False where that took longer than `seconds`."""
-        try:
-            await asyncio.wait_for(self._idle.wait(), seconds)
-        except TimeoutError:
-            return False
-        return True
 
     async def close(self) -> None:
         """Stops the engines; what is still unanswered ends with EngineUnavailableError."""
@@ -235,19 +221,11 @@ class EnginePool:
             self._loop.call_soon_threadsafe(self._dispatch, events)
 
     def _dispatch(self, events: list[tuple[Job, Event]]) -> None:
-        answered = 0
         for job, event in events:
             handle = job.handle
             assert isinstance(handle, Generation)
             if not job.cancelled:
                 handle.deliver(event)
-                answered += not isinstance(event, Progress)
-        self._answered(answered)
-
-    def _answered(self, count: int) -> None:
-        self._unanswered -= count
-        if self._unanswered == 0:
-            self._idle.set()
 
 
 # From this size on the operators of a step are large enough for several threads to compute one of them together.
@@ -259,9 +237,9 @@ def layout(options: EngineOptions, device: Device, parameters: int) -> tuple[int
     """How many engines, and threads in each, where the options leave it open.
 
     On a GPU one engine feeds the device. On a CPU it depends on the model (both measured on two cores): threads of one
-    engine meet after every operator, so that a small model (5 million parameters) decodes up to twice as fast in one
-    engine per core; a large one (77 million) is a third faster at 8 rows in one engine whose threads share the reading
-    of the weights, and no slower at 64.
+    engine meet after every operator, so that a small model (5 million parameters) is served about a tenth faster with
+    one engine per core, alone and at 64 requests; a large one (77 million) is a third faster at 8 rows in one engine
+    whose threads share the reading of the weights, and no slower at 64.
 
     Args:
         parameters: of the model.

@@ -70,8 +70,7 @@ class Runtime:
         # where padding costs time, its outputs are copied.
         self._encodes_in_place = sessions.device.kind == "cuda"
 
-        types = {node.name: _DTYPES.get(node.type) for node in self._decoder.get_inputs()}
-        dtype = types["self_key_0"] or np.dtype(np.float32)
+        dtype = _DTYPES[next(node.type for node in self._decoder.get_inputs() if node.name == "self_key_0")]
         planes, heads, head = 2 * shape.decoder_layers, shape.heads, shape.d_head
         # [planes, slots, heads, positions, d_head]; planes are keys of layer 0, values of layer 0, keys of layer 1, ...
         self.self_cache = allocate((planes, slots, heads, self.target_capacity, head), dtype, self.device)
@@ -184,8 +183,6 @@ class Runtime:
 
 class _StepInputs:
     """The per-row inputs of a step, where the graph reads them: the arrays themselves, or copies on the GPU."""
-
-    NAMES = ("token_ids", "positions", "source_lengths")
 
     def __init__(self, runtime: Runtime) -> None:
         self.host: dict[str, Array] = {

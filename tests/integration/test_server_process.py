@@ -112,7 +112,7 @@ def test_a_gpu_that_is_not_there_is_told(tiny_bundle: Path) -> None:
     import onnxruntime
 
     if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
-        pytest.skip("there may be one")
+        pytest.skip("is about machines without a GPU, and this ONNX Runtime may find one")
     assert "cuda" in refuses_to_start("--bundle", tiny_bundle, "--device", "cuda")
 
 

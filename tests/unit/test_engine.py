@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from server.engine.engine import Engine, Queue
+from server.engine.engine import Engine, Event, Queue
 from server.engine.pool import EngineOptions, EnginePool, layout
 from server.engine.requests import (
     DeadlineExpiredError,
@@ -22,8 +22,9 @@ from server.engine.requests import (
     Progress,
     QueueFullError,
 )
-from server.engine.scheduler import Scheduler
+from server.engine.scheduler import Job, Scheduler
 from server.runtime.device import Device
+from server.search import GreedySearch
 
 END = 3
 
@@ -45,6 +46,8 @@ class CountingRuntime:
         self.broken = False
 
     def encode(self, sources: Sequence[Sequence[int]], row: int) -> int:
+        if self.broken:
+            raise RuntimeError("device lost")
         for i, source in enumerate(sources):
             self.memory[row + i] = list(source)
             self.encoded.append(list(source))
@@ -129,6 +132,13 @@ def request(*ids: int, limit: int = 50, **more: Any) -> GenerationRequest:
     return GenerationRequest([*ids, END], limit, **more)
 
 
+def at_rest(pool: EnginePool) -> bool:
+    """Whether nothing waits and every row has been given back."""
+    assert pool._queue is not None
+    with pool._queue.changed:
+        return pool._queue.scheduler.waiting == pool._queue.scheduler.running == 0
+
+
 async def until(condition: Any) -> None:
     for _ in range(2000):
         if condition():
@@ -142,7 +152,7 @@ async def test_answers_do_not_depend_on_batch_mates() -> None:
     sources = [tuple(range(10, 10 + 1 + i % 13)) for i in range(300)]
     async with pool_of(*runtimes) as pool:
         answers = await asyncio.gather(*(pool.submit(request(*source)).result() for source in sources))
-        assert await pool.drain(1)
+        await until(lambda: at_rest(pool))
     for source, answer in zip(sources, answers, strict=True):
         (hypothesis,) = answer.hypotheses
         assert hypothesis.ids == list(reversed(source))
@@ -183,7 +193,7 @@ async def test_cancelled_running_request_frees_its_row_at_the_next_step() -> Non
         assert (await waiting.result()).hypotheses[0].ids == [7]
         assert runtime.steps - steps <= 4, "one step for the cancelled one, two for the other"
         assert metrics.drops == [("cancelled", "running")]
-        assert await pool.drain(1)
+        await until(lambda: at_rest(pool))
 
 
 async def test_cancelling_the_task_that_waits_is_not_enough_but_cancel_afterwards_is() -> None:
@@ -199,7 +209,7 @@ async def test_cancelling_the_task_that_waits_is_not_enough_but_cancel_afterward
         generation.cancel()
         generation.cancel()
         runtime.gate.set()
-        assert await pool.drain(1)
+        await until(lambda: at_rest(pool))
 
 
 async def test_cancelled_waiting_request_is_never_encoded() -> None:
@@ -212,7 +222,7 @@ async def test_cancelled_waiting_request_is_never_encoded() -> None:
         second.cancel()
         runtime.gate.set()
         await first.result()
-        assert await pool.drain(1)
+        await until(lambda: at_rest(pool))
     assert runtime.encoded == [[5, END]]
     assert metrics.drops == [("cancelled", "waiting")]
 
@@ -313,13 +323,31 @@ async def test_close_ends_what_is_unanswered() -> None:
     async with pool_of(runtime) as pool:
         generation = pool.submit(request(*range(10, 60)))
         await until(lambda: runtime.encoded)
-        assert not await pool.drain(0.01)
         closing = asyncio.ensure_future(pool.close())
         await asyncio.sleep(0.01)
         runtime.gate.set()
         await closing
         with pytest.raises(EngineUnavailableError):
             await generation.result()
+
+
+def test_whoever_has_an_answer_gets_it_where_the_runtime_fails_the_others() -> None:
+    """Both are taken from the queue in the same turn, in which the runtime fails."""
+    queue, metrics, runtime = Queue(Scheduler(1, 10, 0.0, 0.0, 100)), Metrics(), CountingRuntime(2)
+    runtime.broken = True
+    late, healthy = (
+        Job(each, GreedySearch(END, 5), time.monotonic()) for each in (request(5, time_limit=0.0), request(6))
+    )
+    delivered: list[tuple[Job, Event]] = []
+    failures: list[BaseException] = []
+    for job in (late, healthy):
+        queue.scheduler.submit(job)
+    engine = Engine(0, runtime, queue, metrics, delivered.extend, failures.append)
+    engine.start()
+    engine.join(2)
+    assert [(job, type(event)) for job, event in delivered] == [(late, Finished), (healthy, EngineUnavailableError)]
+    assert metrics.drops == [("failed", "running")]
+    assert len(failures) == 1
 
 
 def test_engine_thread_ends_when_asked_while_idle() -> None:

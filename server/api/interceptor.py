@@ -18,6 +18,7 @@ log = structlog.get_logger()
 
 # Stands for a request that could not be parsed; gRPC would answer it with UNKNOWN, and log a traceback.
 MALFORMED = object()
+TRANSIT_SECONDS = 0.05  # that a call may have been on its way
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in the type stubs alone
@@ -108,9 +109,11 @@ class _Call:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and issubclass(kind, asyncio.CancelledError | GeneratorExit):
-            # The client left, or its deadline passed, or the server stops.
+            # The client left, or its deadline passed, or the server stops. The client's clock runs out a little before
+            # ours, which started when the call arrived.
             remaining = self._context.time_remaining()
-            self._code = "CANCELLED" if remaining is None or remaining > 0 else "DEADLINE_EXCEEDED"
+            late = remaining is not None and remaining <= TRANSIT_SECONDS
+            self._code = "DEADLINE_EXCEEDED" if late else "CANCELLED"
         self._metrics.calls.end(self._method, self._code, time.perf_counter() - self._started)
 
     def failed(self, error: Exception) -> ApiError:

@@ -24,7 +24,8 @@ from tests.conftest import StartServer
 
 SERVICE = "dragoman.v1.GenerationService"
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
-# Enough for seconds of work.
+# Seconds of work, on a fast machine for a server that is made slow.
+SLOW = ("--engines", "1", "--max-rows", "2")
 LARGE = pb.GenerateBatchRequest(inputs=[pb.Input(text=str(number % 1000)) for number in range(10_000)])
 
 
@@ -220,7 +221,7 @@ def test_health_answers_while_the_engines_are_saturated(tiny_server: LocalServer
 
 
 def test_sigterm_finishes_what_runs_and_refuses_what_comes(start_server: StartServer, tiny_bundle: Path) -> None:
-    server = start_server("--bundle", str(tiny_bundle))
+    server = start_server("--bundle", str(tiny_bundle), *SLOW)
     channel, stub = stubs(server)
     with channel:
         health = health_pb2_grpc.HealthStub(channel)
@@ -241,7 +242,7 @@ def test_sigterm_finishes_what_runs_and_refuses_what_comes(start_server: StartSe
 
 
 def test_what_is_not_finished_in_time_is_unavailable(start_server: StartServer, tiny_bundle: Path) -> None:
-    server = start_server("--bundle", str(tiny_bundle), "--drain-seconds", "0")
+    server = start_server("--bundle", str(tiny_bundle), *SLOW, "--drain-seconds", "0")
     channel, stub = stubs(server)
     with channel:
         batch = stub.GenerateBatch.future(LARGE)
@@ -254,7 +255,7 @@ def test_what_is_not_finished_in_time_is_unavailable(start_server: StartServer, 
 
 
 def test_a_second_signal_ends_at_once(start_server: StartServer, tiny_bundle: Path) -> None:
-    server = start_server("--bundle", str(tiny_bundle))
+    server = start_server("--bundle", str(tiny_bundle), *SLOW)
     channel, stub = stubs(server)
     with channel:
         batch = stub.GenerateBatch.future(LARGE)

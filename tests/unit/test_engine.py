@@ -151,7 +151,13 @@ async def test_answers_do_not_depend_on_batch_mates() -> None:
     runtimes = CountingRuntime(8), CountingRuntime(8)
     sources = [tuple(range(10, 10 + 1 + i % 13)) for i in range(300)]
     async with pool_of(*runtimes) as pool:
-        answers = await asyncio.gather(*(pool.submit(request(*source)).result() for source in sources))
+        for runtime in runtimes:
+            runtime.gate.clear()
+        pending = [pool.submit(request(*source)) for source in sources]
+        await until(lambda: all(runtime.encoded for runtime in runtimes))
+        for runtime in runtimes:
+            runtime.gate.set()
+        answers = await asyncio.gather(*(generation.result() for generation in pending))
         await until(lambda: at_rest(pool))
     for source, answer in zip(sources, answers, strict=True):
         (hypothesis,) = answer.hypotheses

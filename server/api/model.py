@@ -5,10 +5,10 @@ from typing import Protocol
 
 from dragoman.v1 import generation_pb2 as pb
 from server.api.errors import invalid
-from server.api.stream import TargetDecoder
 from server.api.text import SourceEncoder
 from server.bundle.load import Bundle
 from server.engine.requests import Finished, FinishReason, GenerationRequest, HypothesisResult, Progress
+from server.text.stream import TargetDecoder
 
 FINISH_REASONS = {reason: getattr(pb, f"FINISH_REASON_{reason.name}") for reason in FinishReason}
 

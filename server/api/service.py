@@ -13,8 +13,8 @@ from server.api.batch import Batch
 from server.api.errors import Rejection, invalid, unavailable, unknown_model
 from server.api.model import ServedModel
 from server.api.options import max_new_tokens, time_limit
-from server.api.stream import TextStream
 from server.engine.requests import GenerationRequest, Progress
+from server.text.stream import TextStream
 
 SERVICE = "dragoman.v1.GenerationService"
 MAX_DETOKENIZE = 65_536  # ids

@@ -11,6 +11,13 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class LengthNormalization(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LENGTH_NORMALIZATION_UNSPECIFIED: _ClassVar[LengthNormalization]
+    LENGTH_NORMALIZATION_LENGTH: _ClassVar[LengthNormalization]
+    LENGTH_NORMALIZATION_GNMT: _ClassVar[LengthNormalization]
+    LENGTH_NORMALIZATION_NONE: _ClassVar[LengthNormalization]
+
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
@@ -19,18 +26,24 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_STOP_SEQUENCE: _ClassVar[FinishReason]
     FINISH_REASON_TIME_LIMIT: _ClassVar[FinishReason]
     FINISH_REASON_CANCELLED: _ClassVar[FinishReason]
+    FINISH_REASON_DEAD_END: _ClassVar[FinishReason]
 
 class Side(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     SIDE_UNSPECIFIED: _ClassVar[Side]
     SIDE_SOURCE: _ClassVar[Side]
     SIDE_TARGET: _ClassVar[Side]
+LENGTH_NORMALIZATION_UNSPECIFIED: LengthNormalization
+LENGTH_NORMALIZATION_LENGTH: LengthNormalization
+LENGTH_NORMALIZATION_GNMT: LengthNormalization
+LENGTH_NORMALIZATION_NONE: LengthNormalization
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_EOS: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_STOP_SEQUENCE: FinishReason
 FINISH_REASON_TIME_LIMIT: FinishReason
 FINISH_REASON_CANCELLED: FinishReason
+FINISH_REASON_DEAD_END: FinishReason
 SIDE_UNSPECIFIED: Side
 SIDE_SOURCE: Side
 SIDE_TARGET: Side
@@ -50,44 +63,126 @@ class Input(_message.Message):
     def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ...) -> None: ...
 
 class GenerationOptions(_message.Message):
-    __slots__ = ("max_new_tokens", "time_limit")
+    __slots__ = ("max_new_tokens", "time_limit", "min_new_tokens", "num_hypotheses", "beam_size", "length_normalization", "length_penalty", "coverage_penalty", "early_stopping", "patience", "beam_groups", "diversity_penalty", "sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "prefix", "prefix_bias", "suppressed_tokens", "suppressed_sequences", "repetition_penalty", "no_repeat_ngram_size", "stop_sequences", "include_stop_sequence", "vocabulary", "alternatives")
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TIME_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    MIN_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_HYPOTHESES_FIELD_NUMBER: _ClassVar[int]
+    BEAM_SIZE_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_NORMALIZATION_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    COVERAGE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    EARLY_STOPPING_FIELD_NUMBER: _ClassVar[int]
+    PATIENCE_FIELD_NUMBER: _ClassVar[int]
+    BEAM_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    DIVERSITY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    TYPICAL_P_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_BIAS_FIELD_NUMBER: _ClassVar[int]
+    SUPPRESSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SUPPRESSED_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    NO_REPEAT_NGRAM_SIZE_FIELD_NUMBER: _ClassVar[int]
+    STOP_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_STOP_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_FIELD_NUMBER: _ClassVar[int]
+    ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
     max_new_tokens: int
     time_limit: _duration_pb2.Duration
-    def __init__(self, max_new_tokens: _Optional[int] = ..., time_limit: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    min_new_tokens: int
+    num_hypotheses: int
+    beam_size: int
+    length_normalization: LengthNormalization
+    length_penalty: float
+    coverage_penalty: float
+    early_stopping: bool
+    patience: float
+    beam_groups: int
+    diversity_penalty: float
+    sample: bool
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    typical_p: float
+    seed: int
+    prefix: Input
+    prefix_bias: float
+    suppressed_tokens: _containers.RepeatedScalarFieldContainer[int]
+    suppressed_sequences: _containers.RepeatedCompositeFieldContainer[Input]
+    repetition_penalty: float
+    no_repeat_ngram_size: int
+    stop_sequences: _containers.RepeatedScalarFieldContainer[str]
+    include_stop_sequence: bool
+    vocabulary: TokenIds
+    alternatives: bool
+    def __init__(self, max_new_tokens: _Optional[int] = ..., time_limit: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., min_new_tokens: _Optional[int] = ..., num_hypotheses: _Optional[int] = ..., beam_size: _Optional[int] = ..., length_normalization: _Optional[_Union[LengthNormalization, str]] = ..., length_penalty: _Optional[float] = ..., coverage_penalty: _Optional[float] = ..., early_stopping: _Optional[bool] = ..., patience: _Optional[float] = ..., beam_groups: _Optional[int] = ..., diversity_penalty: _Optional[float] = ..., sample: _Optional[bool] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., typical_p: _Optional[float] = ..., seed: _Optional[int] = ..., prefix: _Optional[_Union[Input, _Mapping]] = ..., prefix_bias: _Optional[float] = ..., suppressed_tokens: _Optional[_Iterable[int]] = ..., suppressed_sequences: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., repetition_penalty: _Optional[float] = ..., no_repeat_ngram_size: _Optional[int] = ..., stop_sequences: _Optional[_Iterable[str]] = ..., include_stop_sequence: _Optional[bool] = ..., vocabulary: _Optional[_Union[TokenIds, _Mapping]] = ..., alternatives: _Optional[bool] = ...) -> None: ...
 
 class Details(_message.Message):
-    __slots__ = ("tokens", "log_probabilities")
+    __slots__ = ("tokens", "log_probabilities", "top_tokens", "alignment", "attention")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
+    TOP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ALIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_FIELD_NUMBER: _ClassVar[int]
     tokens: bool
     log_probabilities: bool
-    def __init__(self, tokens: _Optional[bool] = ..., log_probabilities: _Optional[bool] = ...) -> None: ...
+    top_tokens: int
+    alignment: bool
+    attention: bool
+    def __init__(self, tokens: _Optional[bool] = ..., log_probabilities: _Optional[bool] = ..., top_tokens: _Optional[int] = ..., alignment: _Optional[bool] = ..., attention: _Optional[bool] = ...) -> None: ...
 
 class Token(_message.Message):
-    __slots__ = ("id", "text", "log_probability")
+    __slots__ = ("id", "text", "log_probability", "alternatives")
     ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     LOG_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
+    ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
     id: int
     text: str
     log_probability: float
-    def __init__(self, id: _Optional[int] = ..., text: _Optional[str] = ..., log_probability: _Optional[float] = ...) -> None: ...
+    alternatives: _containers.RepeatedCompositeFieldContainer[Token]
+    def __init__(self, id: _Optional[int] = ..., text: _Optional[str] = ..., log_probability: _Optional[float] = ..., alternatives: _Optional[_Iterable[_Union[Token, _Mapping]]] = ...) -> None: ...
+
+class Attention(_message.Message):
+    __slots__ = ("layers", "heads", "target_tokens", "source_tokens", "weights")
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    HEADS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    layers: int
+    heads: int
+    target_tokens: int
+    source_tokens: int
+    weights: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, layers: _Optional[int] = ..., heads: _Optional[int] = ..., target_tokens: _Optional[int] = ..., source_tokens: _Optional[int] = ..., weights: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Hypothesis(_message.Message):
-    __slots__ = ("text", "finish_reason", "target_tokens", "tokens", "log_probability")
+    __slots__ = ("text", "finish_reason", "target_tokens", "tokens", "log_probability", "score", "alignment", "attention")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     TARGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOG_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    ALIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_FIELD_NUMBER: _ClassVar[int]
     text: str
     finish_reason: FinishReason
     target_tokens: int
     tokens: _containers.RepeatedCompositeFieldContainer[Token]
     log_probability: float
-    def __init__(self, text: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., target_tokens: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., log_probability: _Optional[float] = ...) -> None: ...
+    score: float
+    alignment: _containers.RepeatedScalarFieldContainer[int]
+    attention: Attention
+    def __init__(self, text: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., target_tokens: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., log_probability: _Optional[float] = ..., score: _Optional[float] = ..., alignment: _Optional[_Iterable[int]] = ..., attention: _Optional[_Union[Attention, _Mapping]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ("model", "input", "options", "details")
@@ -102,24 +197,42 @@ class GenerateRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., input: _Optional[_Union[Input, _Mapping]] = ..., options: _Optional[_Union[GenerationOptions, _Mapping]] = ..., details: _Optional[_Union[Details, _Mapping]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("hypotheses", "source_tokens", "model")
+    __slots__ = ("hypotheses", "source_tokens", "model", "seed", "source")
     HYPOTHESES_FIELD_NUMBER: _ClassVar[int]
     SOURCE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     hypotheses: _containers.RepeatedCompositeFieldContainer[Hypothesis]
     source_tokens: int
     model: str
-    def __init__(self, hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ..., source_tokens: _Optional[int] = ..., model: _Optional[str] = ...) -> None: ...
+    seed: int
+    source: _containers.RepeatedCompositeFieldContainer[Token]
+    def __init__(self, hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ..., source_tokens: _Optional[int] = ..., model: _Optional[str] = ..., seed: _Optional[int] = ..., source: _Optional[_Iterable[_Union[Token, _Mapping]]] = ...) -> None: ...
 
 class GenerateStreamResponse(_message.Message):
-    __slots__ = ("text", "tokens", "final")
+    __slots__ = ("text", "tokens", "final", "hypothesis", "progress")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINAL_FIELD_NUMBER: _ClassVar[int]
+    HYPOTHESIS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     text: str
     tokens: _containers.RepeatedCompositeFieldContainer[Token]
     final: GenerateResponse
-    def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., final: _Optional[_Union[GenerateResponse, _Mapping]] = ...) -> None: ...
+    hypothesis: int
+    progress: BeamProgress
+    def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., final: _Optional[_Union[GenerateResponse, _Mapping]] = ..., hypothesis: _Optional[int] = ..., progress: _Optional[_Union[BeamProgress, _Mapping]] = ...) -> None: ...
+
+class BeamProgress(_message.Message):
+    __slots__ = ("tokens", "running", "finished")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    running: int
+    finished: int
+    def __init__(self, tokens: _Optional[int] = ..., running: _Optional[int] = ..., finished: _Optional[int] = ...) -> None: ...
 
 class GenerateBatchRequest(_message.Message):
     __slots__ = ("model", "inputs", "options", "details")
@@ -146,6 +259,42 @@ class GenerateBatchResponse(_message.Message):
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     items: _containers.RepeatedCompositeFieldContainer[BatchItem]
     def __init__(self, items: _Optional[_Iterable[_Union[BatchItem, _Mapping]]] = ...) -> None: ...
+
+class ScoreRequest(_message.Message):
+    __slots__ = ("model", "input", "targets", "alignment", "attention")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    INPUT_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
+    ALIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    input: Input
+    targets: _containers.RepeatedCompositeFieldContainer[Input]
+    alignment: bool
+    attention: bool
+    def __init__(self, model: _Optional[str] = ..., input: _Optional[_Union[Input, _Mapping]] = ..., targets: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., alignment: _Optional[bool] = ..., attention: _Optional[bool] = ...) -> None: ...
+
+class TargetScore(_message.Message):
+    __slots__ = ("log_probability", "tokens", "alignment", "attention")
+    LOG_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ALIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_FIELD_NUMBER: _ClassVar[int]
+    log_probability: float
+    tokens: _containers.RepeatedCompositeFieldContainer[Token]
+    alignment: _containers.RepeatedScalarFieldContainer[int]
+    attention: Attention
+    def __init__(self, log_probability: _Optional[float] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., alignment: _Optional[_Iterable[int]] = ..., attention: _Optional[_Union[Attention, _Mapping]] = ...) -> None: ...
+
+class ScoreResponse(_message.Message):
+    __slots__ = ("scores", "source", "model")
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    scores: _containers.RepeatedCompositeFieldContainer[TargetScore]
+    source: _containers.RepeatedCompositeFieldContainer[Token]
+    model: str
+    def __init__(self, scores: _Optional[_Iterable[_Union[TargetScore, _Mapping]]] = ..., source: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., model: _Optional[str] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("model", "text", "side")
@@ -202,7 +351,7 @@ class GetModelResponse(_message.Message):
     def __init__(self, model: _Optional[_Union[Model, _Mapping]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "version", "description", "license", "precision", "device", "max_source_tokens", "max_target_tokens", "source_vocabulary_size", "target_vocabulary_size", "parameters", "quality", "examples")
+    __slots__ = ("name", "version", "description", "license", "precision", "device", "max_source_tokens", "max_target_tokens", "source_vocabulary_size", "target_vocabulary_size", "parameters", "quality", "examples", "decoder_layers", "heads", "limits")
     class QualityEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -223,6 +372,9 @@ class Model(_message.Message):
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     QUALITY_FIELD_NUMBER: _ClassVar[int]
     EXAMPLES_FIELD_NUMBER: _ClassVar[int]
+    DECODER_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    HEADS_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     description: str
@@ -236,4 +388,27 @@ class Model(_message.Message):
     parameters: int
     quality: _containers.ScalarMap[str, float]
     examples: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., description: _Optional[str] = ..., license: _Optional[str] = ..., precision: _Optional[str] = ..., device: _Optional[str] = ..., max_source_tokens: _Optional[int] = ..., max_target_tokens: _Optional[int] = ..., source_vocabulary_size: _Optional[int] = ..., target_vocabulary_size: _Optional[int] = ..., parameters: _Optional[int] = ..., quality: _Optional[_Mapping[str, float]] = ..., examples: _Optional[_Iterable[str]] = ...) -> None: ...
+    decoder_layers: int
+    heads: int
+    limits: Limits
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., description: _Optional[str] = ..., license: _Optional[str] = ..., precision: _Optional[str] = ..., device: _Optional[str] = ..., max_source_tokens: _Optional[int] = ..., max_target_tokens: _Optional[int] = ..., source_vocabulary_size: _Optional[int] = ..., target_vocabulary_size: _Optional[int] = ..., parameters: _Optional[int] = ..., quality: _Optional[_Mapping[str, float]] = ..., examples: _Optional[_Iterable[str]] = ..., decoder_layers: _Optional[int] = ..., heads: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ...) -> None: ...
+
+class Limits(_message.Message):
+    __slots__ = ("beam_size", "hypotheses", "top_tokens", "stop_sequences", "stop_sequence_characters", "suppressed_sequences", "batch_items", "score_targets")
+    BEAM_SIZE_FIELD_NUMBER: _ClassVar[int]
+    HYPOTHESES_FIELD_NUMBER: _ClassVar[int]
+    TOP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STOP_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    STOP_SEQUENCE_CHARACTERS_FIELD_NUMBER: _ClassVar[int]
+    SUPPRESSED_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    BATCH_ITEMS_FIELD_NUMBER: _ClassVar[int]
+    SCORE_TARGETS_FIELD_NUMBER: _ClassVar[int]
+    beam_size: int
+    hypotheses: int
+    top_tokens: int
+    stop_sequences: int
+    stop_sequence_characters: int
+    suppressed_sequences: int
+    batch_items: int
+    score_targets: int
+    def __init__(self, beam_size: _Optional[int] = ..., hypotheses: _Optional[int] = ..., top_tokens: _Optional[int] = ..., stop_sequences: _Optional[int] = ..., stop_sequence_characters: _Optional[int] = ..., suppressed_sequences: _Optional[int] = ..., batch_items: _Optional[int] = ..., score_targets: _Optional[int] = ...) -> None: ...

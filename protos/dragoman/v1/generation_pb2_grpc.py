@@ -49,6 +49,11 @@ class GenerationServiceStub:
                 request_serializer=dragoman_dot_v1_dot_generation__pb2.GenerateBatchRequest.SerializeToString,
                 response_deserializer=dragoman_dot_v1_dot_generation__pb2.GenerateBatchResponse.FromString,
                 _registered_method=True)
+        self.Score = channel.unary_unary(
+                '/dragoman.v1.GenerationService/Score',
+                request_serializer=dragoman_dot_v1_dot_generation__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=dragoman_dot_v1_dot_generation__pb2.ScoreResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/dragoman.v1.GenerationService/Tokenize',
                 request_serializer=dragoman_dot_v1_dot_generation__pb2.TokenizeRequest.SerializeToString,
@@ -83,6 +88,7 @@ class GenerationServiceServicer:
 
     def GenerateStream(self, request, context):
         """Generates from one input and sends text as it is decided. The pieces, joined, are the text that Generate returns.
+        Beam search decides at the end only: its text comes with the last message, counts of its progress before.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -90,6 +96,13 @@ class GenerationServiceServicer:
 
     def GenerateBatch(self, request, context):
         """Generates from many inputs. Each item has its own answer or error; the call fails only where the request as a whole is wrong.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Score(self, request, context):
+        """How likely given targets are, and where their tokens look in the input.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -140,6 +153,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.GenerateBatch,
                     request_deserializer=dragoman_dot_v1_dot_generation__pb2.GenerateBatchRequest.FromString,
                     response_serializer=dragoman_dot_v1_dot_generation__pb2.GenerateBatchResponse.SerializeToString,
+            ),
+            'Score': grpc.unary_unary_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=dragoman_dot_v1_dot_generation__pb2.ScoreRequest.FromString,
+                    response_serializer=dragoman_dot_v1_dot_generation__pb2.ScoreResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -243,6 +261,33 @@ class GenerationService:
             '/dragoman.v1.GenerationService/GenerateBatch',
             dragoman_dot_v1_dot_generation__pb2.GenerateBatchRequest.SerializeToString,
             dragoman_dot_v1_dot_generation__pb2.GenerateBatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dragoman.v1.GenerationService/Score',
+            dragoman_dot_v1_dot_generation__pb2.ScoreRequest.SerializeToString,
+            dragoman_dot_v1_dot_generation__pb2.ScoreResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models
 
-from server.api.stream import REPLACEMENT, TargetDecoder, TextStream
+from server.text.stream import REPLACEMENT, TargetDecoder, TextStream
 
 SPECIAL = ["<pad>", "<unk>", "<s>", "</s>"]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]

@@ -1,0 +1,1 @@
+"""Between tokens and the text that people see."""

@@ -60,6 +60,13 @@ class TextStream:
         self._decided = 0  # tokens whose text has been sent
         self._sent = ""  # the text of [anchor, decided), and what more of the window has been sent
 
+    def copy(self) -> "TextStream":
+        """For another hypothesis that has begun in the same way."""
+        other = TextStream(self._decoder)
+        other._ids = self._ids.copy()
+        other._anchor, other._decided, other._sent = self._anchor, self._decided, self._sent
+        return other
+
     def push(self, ids: list[int]) -> str:
         """The text that is certain with these tokens and was not before; may be empty."""
         ids = [index for index in ids if index not in self._decoder.silent]

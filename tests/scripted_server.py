@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import zip_longest
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,6 +20,7 @@ from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc as pb_grpc
 
 THREADS = 64
+END = "$"
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,23 @@ class Slow:
     seconds: float
 
 
+def _text(source: pb.Input) -> str:
+    return source.text if source.HasField("text") else "".join(map(chr, source.token_ids.ids))
+
+
+def _tokens(text: str) -> list[pb.Token]:
+    return [pb.Token(id=ord(each), text=each) for each in text]
+
+
+def _attention(targets: int, sources: int) -> pb.Attention:
+    """Of 2 layers with 3 heads. The h-th head looks at the h-th source token alone."""
+    attention = pb.Attention(layers=2, heads=3, target_tokens=targets, source_tokens=sources)
+    for head in [*range(3)] * 2:
+        row = [float(place == head % sources) for place in range(sources)]
+        attention.weights.extend(row * targets)
+    return attention
+
+
 UNAVAILABLE = Fail(grpc.StatusCode.UNAVAILABLE, "the server is draining")
 
 
@@ -65,8 +84,8 @@ class ScriptedServer(pb_grpc.GenerationServiceServicer):
     """Answers a text with its capitals, one token for each character, after doing what `script` has next.
 
     A text that starts with "bad" is refused; one that starts with "slow" takes 50 ms; the answer to one that
-    starts with "long" lacks its last character. With `capacity`, calls beyond so
-    many at once are refused with a retry delay.
+    starts with "long" lacks its last character. Its n-th hypothesis beside the first has n exclamation marks more.
+    With `capacity`, calls beyond so many at once are refused with a retry delay.
     """
 
     def __init__(self) -> None:
@@ -108,10 +127,19 @@ class ScriptedServer(pb_grpc.GenerationServiceServicer):
         context.add_callback(self.stream_ended.set)
         broken = self._follow("GenerateStream", request, context)
         answer = self._answer(request.input, request, context)
-        for count, character in enumerate(answer.hypotheses[0].text):
-            if broken and count == broken.after:
-                broken.abort(context)
-            yield pb.GenerateStreamResponse(text=character)
+        if request.options.HasField("beam_size"):
+            for count in range(len(answer.hypotheses[0].text)):
+                yield pb.GenerateStreamResponse(progress=pb.BeamProgress(tokens=count + 1, running=2, finished=count))
+            yield pb.GenerateStreamResponse(text=answer.hypotheses[0].text, final=answer)
+            return
+        count = 0
+        for characters in zip_longest(*(each.text for each in answer.hypotheses)):
+            for index, character in enumerate(characters):
+                if broken and count == broken.after:
+                    broken.abort(context)
+                if character:
+                    yield pb.GenerateStreamResponse(text=character, hypothesis=index)
+                count += 1
         if self.finals:
             yield pb.GenerateStreamResponse(final=answer)
 
@@ -126,9 +154,25 @@ class ScriptedServer(pb_grpc.GenerationServiceServicer):
                 items.append(pb.BatchItem(response=self._answer(each, request, context)))
         return pb.GenerateBatchResponse(items=items)
 
+    def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreResponse:
+        """A target's tokens are as likely as they are far down it; the model has 2 layers of 3 heads."""
+        self._follow("Score", request, context)
+        source = _text(request.input)
+        response = pb.ScoreResponse(source=_tokens(source + END), model="capitals")
+        for each in request.targets:
+            tokens = _tokens(_text(each) + END)
+            for place, token in enumerate(tokens):
+                token.log_probability = -0.25 * place
+            score = response.scores.add(tokens=tokens, log_probability=sum(each.log_probability for each in tokens))
+            if request.alignment:
+                score.alignment.extend(min(place, len(source)) for place in range(len(tokens)))
+            if request.attention:
+                score.attention.CopyFrom(_attention(len(tokens), len(source) + 1))
+        return response
+
     def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
         self._follow("Tokenize", request, context)
-        return pb.TokenizeResponse(tokens=[pb.Token(id=ord(each), text=each) for each in request.text])
+        return pb.TokenizeResponse(tokens=_tokens(request.text))
 
     def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:
         self._follow("Detokenize", request, context)
@@ -156,7 +200,7 @@ class ScriptedServer(pb_grpc.GenerationServiceServicer):
         return action if isinstance(action, Fail) else None
 
     def _answer(self, source: pb.Input, request: Any, context: Any) -> pb.GenerateResponse:
-        text = source.text if source.HasField("text") else "".join(map(chr, source.token_ids.ids))
+        text = _text(source)
         if text.startswith("bad"):
             Fail(grpc.StatusCode.INVALID_ARGUMENT, "is bad", field="input.text").abort(context)
         if text.startswith("slow"):
@@ -164,17 +208,34 @@ class ScriptedServer(pb_grpc.GenerationServiceServicer):
         limit = len(text) - text.startswith("long")
         if request.options.HasField("max_new_tokens"):
             limit = request.options.max_new_tokens
-        answer = text.upper()[:limit]
-        hypothesis = pb.Hypothesis(text=answer, finish_reason=pb.FINISH_REASON_EOS, target_tokens=len(answer))
-        if limit < len(text):
-            hypothesis.finish_reason = pb.FINISH_REASON_LENGTH
-        if request.details.tokens or request.details.log_probabilities:
-            hypothesis.tokens.extend(pb.Token(id=ord(each), text=each) for each in answer)
-        if request.details.log_probabilities:
-            hypothesis.log_probability = -0.5 * len(answer)
-            for token in hypothesis.tokens:
+        response = pb.GenerateResponse(source_tokens=len(text) + 1, model="capitals")
+        for index in range(max(1, request.options.num_hypotheses)):
+            prefix, answer = _text(request.options.prefix), text.upper()[:limit] + "!" * index
+            hypothesis = response.hypotheses.add(text=prefix + answer, target_tokens=len(prefix + answer))
+            hypothesis.finish_reason = pb.FINISH_REASON_LENGTH if limit < len(text) else pb.FINISH_REASON_EOS
+            self._detail(hypothesis, len(prefix), len(text) + 1, request.details)
+        if request.options.sample:
+            response.seed = request.options.seed if request.options.HasField("seed") else 2**64 - 1
+        if request.details.alignment or request.details.attention:
+            response.source.extend(_tokens(text + END))
+        return response
+
+    def _detail(self, hypothesis: pb.Hypothesis, prefix: int, sources: int, details: pb.Details) -> None:
+        """Adds what was asked for. Each token has the probability e^-0.5, and the alternatives are the next ones."""
+        log_probabilities = details.log_probabilities or details.top_tokens
+        if log_probabilities or details.tokens or details.alignment or details.attention:
+            hypothesis.tokens.extend(_tokens(hypothesis.text))
+        if log_probabilities:
+            hypothesis.log_probability = -0.5 * (len(hypothesis.text) - prefix)
+            hypothesis.score = -0.5
+            for token in hypothesis.tokens[prefix:]:
                 token.log_probability = -0.5
-        return pb.GenerateResponse(hypotheses=[hypothesis], source_tokens=len(text) + 1, model="capitals")
+                for rank in range(details.top_tokens):
+                    token.alternatives.add(id=token.id + rank, text=chr(token.id + rank), log_probability=-0.5 - rank)
+        if details.alignment:
+            hypothesis.alignment.extend(min(place, sources - 1) for place in range(len(hypothesis.text)))
+        if details.attention:
+            hypothesis.attention.CopyFrom(_attention(len(hypothesis.text) + 1, sources))
 
     def _model(self) -> pb.Model:
         return pb.Model(
@@ -185,6 +246,9 @@ class ScriptedServer(pb_grpc.GenerationServiceServicer):
             max_target_tokens=47,
             quality={"test word error rate (%)": 20.5},
             examples=["dragoman"],
+            decoder_layers=2,
+            heads=3,
+            limits=pb.Limits(beam_size=16, hypotheses=8, top_tokens=20, score_targets=64),
         )
 
     def __enter__(self) -> Self:

@@ -26,8 +26,22 @@ if TYPE_CHECKING:
         ServerError,
         UnavailableError,
     )
-    from dragoman.messages import GenerateOptions, Source
-    from dragoman.results import FinishReason, HealthStatus, ModelInfo, Piece, Result, Token
+    from dragoman.fields import Source, Target
+    from dragoman.options import GenerateOptions
+    from dragoman.results import (
+        Attention,
+        BeamProgress,
+        FinishReason,
+        HealthStatus,
+        Hypothesis,
+        Limits,
+        ModelInfo,
+        Piece,
+        Result,
+        ScoreResult,
+        TargetScore,
+        Token,
+    )
     from dragoman.retry import RetryPolicy
 
 _HOMES = {
@@ -45,8 +59,22 @@ _HOMES = {
         "ServerError",
         "UnavailableError",
     ),
-    "dragoman.messages": ("GenerateOptions", "Source"),
-    "dragoman.results": ("FinishReason", "HealthStatus", "ModelInfo", "Piece", "Result", "Token"),
+    "dragoman.fields": ("Source", "Target"),
+    "dragoman.options": ("GenerateOptions",),
+    "dragoman.results": (
+        "Attention",
+        "BeamProgress",
+        "FinishReason",
+        "HealthStatus",
+        "Hypothesis",
+        "Limits",
+        "ModelInfo",
+        "Piece",
+        "Result",
+        "ScoreResult",
+        "TargetScore",
+        "Token",
+    ),
     "dragoman.retry": ("RetryPolicy",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
@@ -54,6 +82,8 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [
     "AsyncClient",
     "AsyncGenerationStream",
+    "Attention",
+    "BeamProgress",
     "CallCancelledError",
     "Client",
     "DeadlineExceededError",
@@ -63,16 +93,21 @@ __all__ = [
     "GenerateOptions",
     "GenerationStream",
     "HealthStatus",
+    "Hypothesis",
     "InvalidArgumentError",
     "ItemError",
+    "Limits",
     "ModelInfo",
     "NotFoundError",
     "Piece",
     "ResourceExhaustedError",
     "Result",
     "RetryPolicy",
+    "ScoreResult",
     "ServerError",
     "Source",
+    "Target",
+    "TargetScore",
     "Token",
     "UnavailableError",
 ]

@@ -12,9 +12,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from dragoman import messages
 from dragoman.channel import CHANNEL_OPTIONS, DEFAULT_ADDRESS, target
 from dragoman.errors import CallCancelledError, DragomanError, ItemError, NotFoundError, ServerError, from_rpc_error
-from dragoman.messages import Call, GenerateOptions, Side, Source
+from dragoman.fields import Side, Source, Target
+from dragoman.messages import Call
+from dragoman.options import GenerateOptions
 from dragoman.pipeline import DEFAULT_IN_FLIGHT, Job, Pipeline
-from dragoman.results import HealthStatus, ModelInfo, Piece, Result, Token
+from dragoman.results import HealthStatus, ModelInfo, Piece, Result, ScoreResult, Token
 from dragoman.retry import NO_RETRY, Attempts, RetryPolicy
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1.generation_pb2_grpc import GenerationServiceStub
@@ -73,6 +75,20 @@ class AsyncClient:
         """As Client.generate_many; iterate with `async for`. Sources that are waited for come as an AsyncIterable."""
         make_call = messages.generate_many(**options)
         return self._many(sources, Pipeline(make_call, self._retry, self._seconds(timeout), max_in_flight))
+
+    async def score(
+        self,
+        source: Source,
+        targets: Iterable[Target],
+        *,
+        model: str = "",
+        alignment: bool = False,
+        attention: bool = False,
+        timeout: float | None = None,
+    ) -> ScoreResult:
+        """As Client.score."""
+        call = messages.score(source, targets, model=model, alignment=alignment, attention=attention)
+        return await self._run(call, timeout)
 
     async def tokenize(
         self, text: str, *, model: str = "", side: Side = "source", timeout: float | None = None

@@ -12,9 +12,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from dragoman import messages
 from dragoman.channel import CHANNEL_OPTIONS, DEFAULT_ADDRESS, target
 from dragoman.errors import DragomanError, ItemError, NotFoundError, ServerError, from_rpc_error
-from dragoman.messages import Call, GenerateOptions, Side, Source
+from dragoman.fields import Side, Source, Target
+from dragoman.messages import Call
+from dragoman.options import GenerateOptions
 from dragoman.pipeline import DEFAULT_IN_FLIGHT, Job, Pipeline
-from dragoman.results import HealthStatus, ModelInfo, Piece, Result, Token
+from dragoman.results import HealthStatus, ModelInfo, Piece, Result, ScoreResult, Token
 from dragoman.retry import NO_RETRY, Attempts, RetryPolicy
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1.generation_pb2_grpc import GenerationServiceStub
@@ -56,7 +58,11 @@ class Client:
     def generate_stream(
         self, source: Source, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
     ) -> "GenerationStream":
-        """The answer piece by piece. The call is sent here and may be retried until its first piece has come."""
+        """The answer piece by piece. The call is sent here and may be retried until its first piece has come.
+
+        The pieces, joined, are the text of the result. A beam search gives its text with the last piece, and before it
+        pieces that tell its progress. Several samples come mixed; `Piece.hypothesis` tells them apart.
+        """
         call = messages.generate_stream(source, **options)
         return GenerationStream(self._stub.GenerateStream, call, self._attempts(timeout), self._address)
 
@@ -92,6 +98,26 @@ class Client:
         """
         make_call = messages.generate_many(**options)
         return self._many(sources, Pipeline(make_call, self._retry, self._seconds(timeout), max_in_flight))
+
+    def score(
+        self,
+        source: Source,
+        targets: Iterable[Target],
+        *,
+        model: str = "",
+        alignment: bool = False,
+        attention: bool = False,
+        timeout: float | None = None,
+    ) -> ScoreResult:
+        """How likely the model thinks each of the targets (texts, or target token ids), token by token.
+
+        Args:
+            alignment: say for each target token at which source token it looks most.
+            attention: return all attention, of every layer and head.
+        """
+        return self._run(
+            messages.score(source, targets, model=model, alignment=alignment, attention=attention), timeout
+        )
 
     def tokenize(
         self, text: str, *, model: str = "", side: Side = "source", timeout: float | None = None

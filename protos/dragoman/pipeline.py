@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dragoman.errors import DragomanError, ItemError, ResourceExhaustedError, concerns_one_input
-from dragoman.messages import Call, Source, input_or_error
+from dragoman.fields import Source
+from dragoman.messages import Call, input_or_error
 from dragoman.results import Result
 from dragoman.retry import Attempts, RetryPolicy
 

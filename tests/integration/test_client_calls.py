@@ -11,14 +11,17 @@ import pytest
 
 from dragoman import (
     AsyncClient,
+    BeamProgress,
     CallCancelledError,
     Client,
     DeadlineExceededError,
     FinishReason,
     HealthStatus,
+    Hypothesis,
     InvalidArgumentError,
     ItemError,
     NotFoundError,
+    Piece,
     ResourceExhaustedError,
     Result,
     RetryPolicy,
@@ -112,7 +115,8 @@ def client(connect: Callable[..., Any], scripted: ScriptedServer) -> Any:
 
 
 def test_generate(client: Any, scripted: ScriptedServer) -> None:
-    assert client.generate("abc") == Result("ABC", FinishReason.EOS, source_tokens=4, target_tokens=3, model="capitals")
+    best = Hypothesis("ABC", FinishReason.EOS, target_tokens=3)
+    assert client.generate("abc") == Result((best,), source_tokens=4, model="capitals")
     detailed = client.generate([97], log_probabilities=True)
     assert detailed.tokens == (Token(65, "A", -0.5),)
     assert detailed.log_probability == -0.5
@@ -140,6 +144,50 @@ def test_a_stream_is_its_pieces_and_a_result(client: Any) -> None:
     assert [piece.text for piece in stream] == ["A", "B", "C", ""]
     assert stream.result() == client.generate("abc")
     assert client.generate_stream("xyz").result().text == "XYZ"
+
+
+def test_several_answers_and_all_that_can_be_known_of_them(client: Any) -> None:
+    answer = client.generate("ab", num_hypotheses=3, beam_size=3, prefix="x", top_tokens=2, alignment=True)
+    assert [each.text for each in answer.hypotheses] == ["xAB", "xAB!", "xAB!!"]
+    assert (answer.text, answer.score, answer.log_probability) == ("xAB", -0.5, -1.0)
+    assert answer.tokens[0] == Token(ord("x"), "x")
+    assert answer.tokens[1].alternatives == (Token(65, "A", -0.5), Token(66, "B", -1.5))
+    assert answer.alignment == (0, 1, 2)
+    assert [each.text for each in answer.source] == ["a", "b", "$"]
+    assert (answer.attention, answer.seed) == (None, None)
+    assert client.generate("ab", sample=True).seed == 2**64 - 1
+    assert client.generate("ab", sample=True, seed=5).seed == 5
+
+
+def test_samples_come_mixed_and_a_beam_search_tells_its_progress(client: Any) -> None:
+    stream = client.generate_stream("ab", num_hypotheses=2, sample=True)
+    texts = ["", ""]
+    for piece in stream:
+        texts[piece.hypothesis] += piece.text
+    assert texts == [each.text for each in stream.result().hypotheses] == ["AB", "AB!"]
+    *progress, last = client.generate_stream("ab", beam_size=2)
+    assert progress == [Piece("", progress=BeamProgress(1, 2, 0)), Piece("", progress=BeamProgress(2, 2, 1))]
+    assert last == Piece("AB")
+
+
+def test_given_targets_are_scored(client: Any, scripted: ScriptedServer) -> None:
+    found = client.score("ab", ["abc", [65], ""], alignment=True, attention=True, model="m")
+    first, second, third = found.scores
+    assert (first.log_probability, first.alignment) == (-1.5, (0, 1, 2, 2))
+    assert second.tokens == (Token(65, "A", 0.0), Token(ord("$"), "$", -0.25))
+    assert third.attention.shape == (2, 3, 1, 3)
+    assert third.attention.matrix(1, 2) == [[0.0, 0.0, 1.0]]
+    assert ([each.text for each in found.source], found.model) == (["a", "b", "$"], "capitals")
+    assert scripted.calls[-1][1].model == "m"
+    assert client.score("ab", ["abc"]).scores[0].attention is None
+    with pytest.raises(TypeError, match="targets: expected several texts"):
+        client.score("ab", "abc")
+
+
+def test_all_attention_of_long_texts_comes_through(client: Any) -> None:
+    attention = client.generate("x" * 1500, attention=True).attention
+    assert attention.shape == (2, 3, 1501, 1501)  # 54 MB
+    assert attention.weights[-1501:].tolist() == [0.0, 0.0, 1.0] + [0.0] * 1498
 
 
 def test_a_batch_has_an_outcome_for_each_input(client: Any, scripted: ScriptedServer) -> None:

@@ -1,6 +1,7 @@
 """Requests, responses, addresses and errors of the client, without a server."""
 
 import math
+from array import array
 from typing import Any
 
 import grpc
@@ -11,7 +12,8 @@ import dragoman
 from dragoman import messages
 from dragoman.channel import target
 from dragoman.errors import ItemError, NotFoundError, ServerError, concerns_one_input, from_status
-from dragoman.results import FinishReason, Token
+from dragoman.options import GenerateOptions
+from dragoman.results import Attention, FinishReason, Limits, Token
 from dragoman.v1 import generation_pb2 as pb
 from tests.scripted_server import Fail
 
@@ -33,8 +35,101 @@ def test_a_text_and_its_options_become_a_request() -> None:
     )
 
 
+EVERY_OPTION: GenerateOptions = {
+    "max_new_tokens": 9,
+    "time_limit": 1.5,
+    "min_new_tokens": 2,
+    "num_hypotheses": 3,
+    "beam_size": 6,
+    "length_normalization": "gnmt",
+    "length_penalty": -0.5,
+    "coverage_penalty": 0.25,
+    "early_stopping": True,
+    "patience": 2.0,
+    "beam_groups": 2,
+    "diversity_penalty": 0.75,
+    "sample": True,
+    "temperature": 0.5,
+    "top_k": 40,
+    "top_p": 0.875,
+    "min_p": 0.125,
+    "typical_p": 0.25,
+    "seed": 2**64 - 1,
+    "prefix": [5, 6],
+    "prefix_bias": 0.5,
+    "suppressed_tokens": [7, 8],
+    "suppressed_sequences": ["ab", (1, 2)],
+    "repetition_penalty": 1.25,
+    "no_repeat_ngram_size": 3,
+    "stop_sequences": ["\n", "."],
+    "include_stop_sequence": True,
+    "vocabulary": range(4, 7),
+    "alternatives": True,
+    "tokens": True,
+    "log_probabilities": True,
+    "top_tokens": 4,
+    "alignment": True,
+    "attention": True,
+}
+
+
+def test_every_option_of_the_api_has_its_name_and_is_sent() -> None:
+    fields = {*pb.GenerationOptions.DESCRIPTOR.fields_by_name, *pb.Details.DESCRIPTOR.fields_by_name}
+    assert set(GenerateOptions.__annotations__) == {"model", *fields}
+    assert set(EVERY_OPTION) == fields
+    request = messages.generate("a", **EVERY_OPTION).request
+    assert request.options == pb.GenerationOptions(
+        max_new_tokens=9,
+        time_limit=duration_pb2.Duration(seconds=1, nanos=500_000_000),
+        min_new_tokens=2,
+        num_hypotheses=3,
+        beam_size=6,
+        length_normalization=pb.LENGTH_NORMALIZATION_GNMT,
+        length_penalty=-0.5,
+        coverage_penalty=0.25,
+        early_stopping=True,
+        patience=2,
+        beam_groups=2,
+        diversity_penalty=0.75,
+        sample=True,
+        temperature=0.5,
+        top_k=40,
+        top_p=0.875,
+        min_p=0.125,
+        typical_p=0.25,
+        seed=2**64 - 1,
+        prefix=pb.Input(token_ids=pb.TokenIds(ids=[5, 6])),
+        prefix_bias=0.5,
+        suppressed_tokens=[7, 8],
+        suppressed_sequences=[pb.Input(text="ab"), pb.Input(token_ids=pb.TokenIds(ids=[1, 2]))],
+        repetition_penalty=1.25,
+        no_repeat_ngram_size=3,
+        stop_sequences=["\n", "."],
+        include_stop_sequence=True,
+        vocabulary=pb.TokenIds(ids=[4, 5, 6]),
+        alternatives=True,
+    )
+    assert request.details == pb.Details(
+        tokens=True, log_probabilities=True, top_tokens=4, alignment=True, attention=True
+    )
+
+
+def test_every_call_that_generates_takes_the_options() -> None:
+    expected = messages.generate("a", model="m", **EVERY_OPTION).request
+    assert messages.generate_stream("a", model="m", **EVERY_OPTION).request == expected
+    assert messages.generate_many(model="m", **EVERY_OPTION)(pb.Input(text="a")).request == expected
+    batch = messages.generate_batch(["a"], model="m", **EVERY_OPTION).request
+    assert (batch.model, batch.options, batch.details) == (expected.model, expected.options, expected.details)
+
+
+def test_what_is_zero_is_sent() -> None:
+    zeros = {"temperature": 0, "seed": 0, "top_k": 0, "min_new_tokens": 0, "prefix": "", "vocabulary": []}
+    sent = messages.generate("a", **zeros).request.options
+    assert {field.name for field, _ in sent.ListFields()} == set(zeros)
+
+
 def test_what_is_not_given_is_not_sent() -> None:
-    request = messages.generate([5, 6, 3]).request
+    request = messages.generate([5, 6, 3], **dict.fromkeys(EVERY_OPTION)).request
     assert list(request.input.token_ids.ids) == [5, 6, 3]
     assert not request.input.HasField("text")
     assert not request.options.ListFields()
@@ -74,11 +169,38 @@ def test_a_lone_surrogate_is_named_with_its_place(text: str, says: str) -> None:
         ("a", {"time_limit": math.inf}, ValueError),
         ("a", {"model": "\ud800"}, ValueError),
         ("a", {"temprature": 1}, TypeError),
+        ("a", {"temperature": math.nan}, ValueError),
+        ("a", {"temperature": 1e39}, ValueError),
+        ("a", {"temperature": "1"}, TypeError),
+        ("a", {"seed": -1}, ValueError),
+        ("a", {"seed": 2**64}, ValueError),
+        ("a", {"seed": 1.0}, TypeError),
+        ("a", {"sample": "yes"}, TypeError),
+        ("a", {"length_normalization": "wu"}, ValueError),
+        ("a", {"prefix": "\ud800"}, ValueError),
+        ("a", {"prefix": 5}, TypeError),
+        ("a", {"suppressed_tokens": [1, 2**31]}, ValueError),
+        ("a", {"suppressed_tokens": 5}, TypeError),
+        ("a", {"suppressed_sequences": "ab"}, TypeError),
+        ("a", {"stop_sequences": "ab"}, TypeError),
+        ("a", {"stop_sequences": [5]}, TypeError),
+        ("a", {"vocabulary": "ab"}, TypeError),
     ],
 )
 def test_what_cannot_be_sent_is_refused(source: Any, options: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         messages.generate(source, **options)
+
+
+def test_a_refusal_names_the_option() -> None:
+    with pytest.raises(ValueError, match=r"^stop_sequences\[1\]: .* has the lone surrogate"):
+        messages.generate("a", stop_sequences=["b", "\ud800"])
+    with pytest.raises(TypeError, match=r"^suppressed_sequences\[0\]\[1\]: expected an integer, got 'b'"):
+        messages.generate("a", suppressed_sequences=[[1, "b"]])
+    with pytest.raises(ValueError, match=r'^length_normalization: expected "length", "gnmt" or "none", got'):
+        messages.generate("a", length_normalization="")
+    with pytest.raises(TypeError, match=r"^source: expected a text or token ids, got NoneType"):
+        messages.generate(None)  # type: ignore[arg-type]
 
 
 def test_a_side_is_one_of_two() -> None:
@@ -93,6 +215,80 @@ def test_an_answer_is_read() -> None:
     assert (answer.text, answer.finish_reason, answer.model) == ("A", FinishReason.TIME_LIMIT, "m")
     assert (answer.source_tokens, answer.target_tokens, answer.log_probability) == (2, 1, None)
     assert answer.tokens == (Token(4, "a", 0.0),)
+    assert (answer.score, answer.seed, answer.alignment, answer.attention, answer.source) == (None, None, (), None, ())
+
+
+def test_all_hypotheses_are_read_the_best_first() -> None:
+    response = pb.GenerateResponse(source_tokens=2, model="m", seed=0)
+    for text in ("A", "B"):
+        response.hypotheses.add(text=text, finish_reason=pb.FINISH_REASON_DEAD_END, log_probability=0, score=-0.0)
+    response.hypotheses[1].attention.CopyFrom(
+        pb.Attention(layers=1, heads=2, target_tokens=1, source_tokens=2, weights=[0.25, 0.75, 1, 0])
+    )
+    response.hypotheses[1].alignment.extend([0])
+    response.source.add(id=3, text="</s>")
+    answer = messages.generate("a").parse(response)
+    assert [each.text for each in answer.hypotheses] == ["A", "B"]
+    assert answer.best is answer.hypotheses[0]
+    assert (answer.finish_reason, answer.log_probability, answer.score, answer.seed) == (
+        FinishReason.DEAD_END,
+        0.0,
+        0.0,
+        0,
+    )
+    assert answer.source == (Token(3, "</s>"),)
+    second = answer.hypotheses[1]
+    assert second.alignment == (0,)
+    assert second.attention is not None
+    assert second.attention.tolist() == [[[[0.25, 0.75]], [[1.0, 0.0]]]]
+
+
+def attention(layers: int, heads: int, targets: int, sources: int) -> Attention:
+    weights = array("f", range(layers * heads * targets * sources))
+    return Attention(layers, heads, targets, sources, weights)
+
+
+def test_attention_is_read_by_layer_and_head() -> None:
+    found = attention(2, 3, 4, 5)
+    assert found.shape == (2, 3, 4, 5)
+    assert found.matrix(1, 2) == [[100.0 + 5 * target + source for source in range(5)] for target in range(4)]
+    assert found.matrix(-1, -1) == found.matrix(1, 2)
+    assert found.tolist()[0][1] == found.matrix(0, 1)
+    for layer, head in ((2, 0), (-3, 0), (0, 3), (0, -4)):
+        with pytest.raises(IndexError):
+            found.matrix(layer, head)
+    assert repr(found) == "Attention(shape=(2, 3, 4, 5))"
+
+
+def test_the_mean_of_attention_is_over_what_is_not_named() -> None:
+    found = attention(2, 3, 2, 2)
+    assert found.mean(1, 2) == found.matrix(1, 2)
+    assert found.mean(layer=0) == [[4.0, 5.0], [6.0, 7.0]]  # matrices start at 0, 4, 8
+    assert found.mean(head=1) == [[10.0, 11.0], [12.0, 13.0]]  # at 4 and 16
+    assert found.mean() == [[10.0, 11.0], [12.0, 13.0]]
+
+
+def test_attention_that_is_not_whole_is_the_server_s_error() -> None:
+    message = pb.Attention(layers=1, heads=1, target_tokens=1, source_tokens=2, weights=[1])
+    with pytest.raises(ServerError, match=r"attention: expected \(1, 1, 1, 2\) weights, got 1"):
+        messages.generate("a").parse(pb.GenerateResponse(hypotheses=[pb.Hypothesis(attention=message)]))
+
+
+def test_as_many_targets_are_scored_as_were_given() -> None:
+    call = messages.score("a", ["b", [4]], model="m", alignment=True, attention=False)
+    targets = [pb.Input(text="b"), pb.Input(token_ids=pb.TokenIds(ids=[4]))]
+    assert call.request == pb.ScoreRequest(model="m", input=pb.Input(text="a"), targets=targets, alignment=True)
+    with pytest.raises(ServerError, match="scored 1 of 2 targets"):
+        call.parse(pb.ScoreResponse(scores=[pb.TargetScore()]))
+
+
+def test_a_model_tells_its_limits() -> None:
+    call = messages.model("m")
+    told = call.parse(pb.GetModelResponse(model=pb.Model(decoder_layers=3, heads=4, limits=pb.Limits(beam_size=8))))
+    assert (told.decoder_layers, told.heads, told.limits) == (3, 4, Limits(beam_size=8))
+    for field in pb.Limits.DESCRIPTOR.fields_by_name:
+        told = call.parse(pb.GetModelResponse(model=pb.Model(limits=pb.Limits(**{field: 7}))))
+        assert told.limits == Limits(**{field: 7})
 
 
 def test_a_finish_reason_of_a_later_server_does_no_harm() -> None:

@@ -15,7 +15,7 @@ from dragoman.errors import (
     UnavailableError,
 )
 from dragoman.pipeline import Job, Pipeline, Window
-from dragoman.results import FinishReason, Result
+from dragoman.results import FinishReason, Hypothesis, Result
 from dragoman.retry import RetryPolicy
 
 POLICY = RetryPolicy(attempts=3, initial_delay=0.1, jitter=0)
@@ -41,7 +41,7 @@ def pipeline(clock: Clock) -> Pipeline:
 
 
 def result(text: str) -> Result:
-    return Result(text, FinishReason.EOS, 1, 1, "m")
+    return Result((Hypothesis(text, FinishReason.EOS, 1),), 1, "m")
 
 
 def fill(pipeline: Pipeline, sources: deque[str]) -> list[Job]:

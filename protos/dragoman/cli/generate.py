@@ -9,7 +9,8 @@ from dragoman.aio import AsyncClient
 from dragoman.cli.lines import STDIN, stdin_lines
 from dragoman.cli.output import columns, complain, one_line, result_object, token_objects, write, write_json
 from dragoman.errors import DragomanError, ItemError, concerns_one_input
-from dragoman.messages import GenerateOptions, input_or_error
+from dragoman.messages import input_or_error
+from dragoman.options import GenerateOptions
 from dragoman.results import FinishReason, Piece, Result
 
 

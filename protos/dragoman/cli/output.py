@@ -62,7 +62,16 @@ def result_object(result: Result, *, tokens: bool, log_probabilities: bool) -> d
 
 
 def token_objects(tokens: Sequence[Token]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in asdict(token).items() if value is not None} for token in tokens]
+    """Tokens as JSON shows them."""
+    return [
+        {
+            "id": token.id,
+            "text": token.text,
+            **({} if token.log_probability is None else {"log_probability": token.log_probability}),
+            **({"alternatives": token_objects(token.alternatives)} if token.alternatives else {}),
+        }
+        for token in tokens
+    ]
 
 
 def show_models(models: Sequence[ModelInfo]) -> None:

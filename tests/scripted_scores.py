@@ -1,0 +1,248 @@
+"""An engine for one search over a model that is a function. It checks that the search keeps to the protocol."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from server.engine.requests import BeamProgress, FinishReason, HypothesisResult, Progress
+from server.search.base import Continuation, Demand, Search
+
+Script = Callable[[tuple[int, ...]], ArrayLike]
+"""Tokens so far, without the begin token, to the probabilities of the next one, [vocabulary]: above 0, any sum."""
+
+BEGIN, GARBAGE = -1, -2
+FOREIGN_ROWS = 3  # of other requests, before those of the search
+
+
+def log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    """-inf everywhere where it is so already."""
+    best = logits.max()
+    if best == -np.inf:
+        return logits
+    shifted: NDArray[np.float64] = logits - best
+    with np.errstate(divide="ignore"):
+        normalised: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
+    return normalised
+
+
+def edited_logits(probabilities: ArrayLike, demand: Demand) -> NDArray[np.float64]:
+    """Their logarithms, changed as the demand says; -inf outside its vocabulary. [vocabulary]"""
+    with np.errstate(divide="ignore"):
+        logits = np.log(np.asarray(probabilities, dtype=np.float64))
+    if demand.edits is not None:
+        for token, penalty, offset in zip(demand.edits.ids, demand.edits.penalties, demand.edits.offsets, strict=True):
+            x = logits[token]
+            logits[token] = (x / penalty if x > 0 else x * penalty) + offset
+    if demand.vocabulary is not None:
+        outside = np.ones(len(logits), dtype=bool)
+        outside[list(demand.vocabulary)] = False
+        logits[outside] = -np.inf
+    return logits
+
+
+@dataclass
+class ScriptedRow:
+    """One row's step."""
+
+    probabilities: ArrayLike
+    demand: Demand
+    shares: ArrayLike | None = None
+
+    @cached_property
+    def plain(self) -> NDArray[np.float32]:
+        """At temperature 1. [vocabulary]"""
+        return log_softmax(edited_logits(self.probabilities, self.demand)).astype(np.float32)
+
+    @cached_property
+    def tempered(self) -> NDArray[np.float32]:
+        """[vocabulary]"""
+        logits = edited_logits(self.probabilities, self.demand) / self.demand.temperature
+        return log_softmax(logits).astype(np.float32)
+
+    @cached_property
+    def order(self) -> NDArray[np.int64]:
+        """The tokens that may be asked for, best first, the lowest id first where several are equal."""
+        ids = np.arange(len(self.tempered)) if self.demand.vocabulary is None else np.array(self.demand.vocabulary)
+        return ids[np.argsort(-self.tempered[ids], kind="stable")]
+
+
+class ScriptedScores:
+    """Scores of rows whose tokens so far are known. Refuses to tell what was not demanded.
+
+    Args:
+        rows: by place.
+        delivered: candidates of every row, as if other rows of the step wanted so many; at least those demanded.
+    """
+
+    def __init__(self, rows: dict[int, ScriptedRow], delivered: int = 0) -> None:
+        self._rows = rows
+        self._delivered = max([delivered, *(row.demand.candidates for row in rows.values())])
+
+    def best(self, row: int) -> tuple[int, float]:
+        ids, values = self.top(row)
+        return ids[0], values[0]
+
+    def top(self, row: int) -> tuple[list[int], list[float]]:
+        step = self._rows[row]
+        assert step.demand.candidates, "no candidates were demanded"
+        ids = step.order[: self._delivered]
+        return ids.tolist(), step.tempered[ids].tolist()
+
+    def plain(self, row: int) -> list[float]:
+        step = self._rows[row]
+        assert step.demand.plain, "log-probabilities at temperature 1 were not demanded"
+        values: list[float] = step.plain[step.order[: self._delivered]].tolist()
+        return values
+
+    def edited(self, row: int) -> list[float]:
+        step = self._rows[row]
+        assert step.demand.edits is not None, "there were no edits"
+        ids = list(step.demand.edits.ids)
+        assert len(set(ids)) == len(ids)
+        assert step.demand.vocabulary is None or set(ids) <= set(step.demand.vocabulary), "a token without a logit"
+        values: list[float] = step.tempered[ids].tolist()
+        return values
+
+    def attention(self, row: int) -> NDArray[np.float32]:
+        step = self._rows[row]
+        assert step.demand.attention, "attention was not demanded"
+        assert step.shares is not None, "the script has no attention"
+        return np.asarray(step.shares, dtype=np.float32)
+
+
+@dataclass
+class Run:
+    """What a search did.
+
+    Attributes:
+        hypotheses: its answer.
+        events: its progress, by step; the last is what it told after its end.
+        steps: steps that were decoded, those that were repeated for more candidates counted once.
+        repeated: how often a step was repeated.
+        rows: rows that it had at each step.
+        demands: what it demanded, by step, then by row; of a repeated step the last.
+        copied: positions of the cache copied from row to row.
+    """
+
+    hypotheses: list[HypothesisResult] = field(default_factory=list)
+    events: list[list[Progress | BeamProgress]] = field(default_factory=list)
+    steps: int = 0
+    repeated: int = 0
+    rows: list[int] = field(default_factory=list)
+    demands: list[list[Demand]] = field(default_factory=list)
+    copied: int = 0
+
+    @property
+    def hypothesis(self) -> HypothesisResult:
+        """The only one."""
+        (only,) = self.hypotheses
+        return only
+
+
+def run(
+    search: Search,
+    script: Script,
+    *,
+    attention: Script | None = None,
+    delivered: int = 0,
+    stop_after: int | None = None,
+    reason: FinishReason = FinishReason.TIME_LIMIT,
+    limit: int = 1000,
+) -> Run:
+    """Plays the engine until the search is over, and checks that it keeps to the protocol of searches.
+
+    Args:
+        attention: tokens so far to shares over the source, [source].
+        delivered: see ScriptedScores.
+        stop_after: steps after which the search is stopped from outside.
+        reason: why.
+        limit: steps that it may take.
+    """
+    made = Run()
+    inputs = [BEGIN]  # of the next step, by row
+    cache: list[list[int]] = [[]]  # decoder inputs whose keys and values each row holds
+    most = search.rows
+    continuations: Sequence[Continuation] | None = []
+    while continuations is not None:
+        if made.steps == stop_after:
+            search.stop(reason)
+            break
+        assert made.steps < limit, "the search does not end"
+        assert len(inputs) <= search.rows <= most, "the search has more rows than it said it would want"
+        most = search.rows
+        made.steps += 1
+        made.rows.append(len(inputs))
+        for row, token in enumerate(inputs):
+            cache[row].append(token)
+        places = [FOREIGN_ROWS + len(inputs) - 1 - row for row in range(len(inputs))]
+        demands = list(search.demands())
+        while True:
+            assert len(demands) == len(inputs)
+            made.demands.append(demands)
+            scores = _scores(script, attention, cache, demands, places, delivered)
+            if not search.lacking(scores, places):
+                break
+            before = demands
+            demands = list(search.demands())
+            made.repeated += 1
+            made.demands.pop()
+            assert any(now.candidates > old.candidates for now, old in zip(demands, before, strict=True)), (
+                "the search wants to see the same again"
+            )
+        continuations = search.advance(scores, places)
+        made.events.append(list(search.progress()))
+        if continuations is not None:
+            made.copied += _copy(cache, continuations)
+            inputs = [continuation.token for continuation in continuations]
+    made.events.append(list(search.progress()))
+    made.hypotheses = search.hypotheses()
+    assert made.hypotheses
+    return made
+
+
+def _scores(
+    script: Script,
+    attention: Script | None,
+    cache: list[list[int]],
+    demands: Sequence[Demand],
+    places: Sequence[int],
+    delivered: int,
+) -> ScriptedScores:
+    rows: dict[int, ScriptedRow] = {}
+    for held, demand, place in zip(cache, demands, places, strict=True):
+        ids = tuple(held[1:])
+        probabilities = np.asarray(script(ids), dtype=np.float64)
+        shares = attention(ids) if attention is not None and demand.attention else None
+        size = len(probabilities)
+        assert 0 <= demand.candidates <= size, "more candidates than there are tokens"
+        if demand.vocabulary is not None:
+            assert list(demand.vocabulary) == sorted(set(demand.vocabulary))
+        rows[place] = ScriptedRow(probabilities, demand, shares)
+    assert len({demand.vocabulary for demand in demands if demand.candidates}) <= 1
+    return ScriptedScores(rows, delivered)
+
+
+def _copy(cache: list[list[int]], continuations: Sequence[Continuation]) -> int:
+    """Moves what rows hold as the continuations say, in place, and returns how many positions were copied."""
+    rows, length = len(cache), len(cache[0])
+    assert continuations, "a search without rows is over"
+    assert all(0 <= continuation.parent < rows for continuation in continuations)
+    held = [row.copy() for row in cache]
+    parents = {continuation.parent for continuation in continuations}
+    cache += [[GARBAGE] * length for _ in range(len(continuations) - rows)]
+    copied = 0
+    for row, (parent, _, shared) in enumerate(continuations):
+        if parent == row:
+            continue
+        assert row not in parents, "a row that others continue is overwritten"
+        equal = next((n for n in range(length) if row >= rows or held[row][n] != held[parent][n]), length)
+        assert shared == equal, f"{equal} positions are equal, not {shared}"
+        cache[row][shared:] = cache[parent][shared:]
+        copied += length - shared
+    del cache[len(continuations) :]
+    for row, continuation in enumerate(continuations):
+        assert cache[row] == held[continuation.parent]
+    return copied

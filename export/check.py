@@ -228,7 +228,7 @@ def _timings(runtime: Runtime) -> dict[str, Any]:
         result["encode"][str(rows)] = _median_milliseconds(lambda rows=rows: runtime.encode(sources[:rows], 0), 10)
     runtime.positions[:] = runtime.target_capacity // 2
     for rows in TIMED_ROWS:
-        result["step"][str(rows)] = _median_milliseconds(lambda rows=rows: runtime.step(rows, 1), 30)
+        result["step"][str(rows)] = _median_milliseconds(lambda rows=rows: runtime.top(rows, 1), 30)
     return result
 
 

@@ -29,7 +29,7 @@ def greedy(runtime: Runtime, sources: Sequence[Sequence[int]]) -> list[list[int]
             joining, waiting = waiting[:free], waiting[free:]
             runtime.encode([sources[i] for i in joining], len(running))
             running += joining
-        ids, _ = runtime.step(len(running), 1)
+        ids = runtime.top(len(running), 1).ids
         for row in reversed(range(len(running))):
             token, result = int(ids[row, 0]), results[running[row]]
             if token != end:

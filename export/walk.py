@@ -84,13 +84,13 @@ def walk(runtime: Runtime, reference: Reference, rows: int, longest: int) -> Wal
             running += joining
         n = len(running)
         before = _snapshot(runtime) if tick in inspected else None
-        ids, values = runtime.step(n, vocabulary)
+        scores = runtime.top(n, vocabulary)
         if before is not None:
             found.stray += _stray(runtime, n, before)
         for row in reversed(range(n)):
             i, position = running[row], int(runtime.positions[row])
             distribution = np.empty(vocabulary, np.float32)
-            distribution[ids[row]] = values[row]
+            distribution[scores.ids[row]] = scores.log_probabilities[row]
             actual = distribution if reference.whole else distribution[targets[i, position], None]
             difference = float(np.abs(actual - expected[i, position]).max())
             # NaN compares as not larger, and must not pass for none.

@@ -70,6 +70,8 @@ class ModelMetrics:
         self.generation_seconds = Histogram(REQUEST_SECONDS)
         self.source_length = Histogram(TOKENS)
         self.target_length = Histogram(TOKENS)
+        self.branch_seconds = 0.0
+        self.branch_rows = 0
         self.encoded_tokens = 0
         self.padding_tokens = 0
         self.finishes = dict.fromkeys(FinishReason, 0)
@@ -93,6 +95,11 @@ class ModelMetrics:
             self.step_rows.observe(rows)
             if gap_seconds is not None:
                 self.inter_token_seconds.observe(gap_seconds, rows)
+
+    def branched(self, seconds: float, rows: int) -> None:
+        with self.lock:
+            self.branch_seconds += seconds
+            self.branch_rows += rows
 
     def admitted(self, queue_seconds: float) -> None:
         with self.lock:
@@ -252,6 +259,20 @@ _MODEL_FAMILIES = [
     _histogram("dragoman_encode_rows", "Rows of an encoder run", lambda m: m.encode_rows),
     _histogram("dragoman_step_seconds", "One decode step", lambda m: m.step_seconds),
     _histogram("dragoman_step_rows", "Rows of a decode step", lambda m: m.step_rows),
+    _numbers(
+        CounterMetricFamily,
+        "dragoman_branch_seconds",
+        "Copying of cache rows between steps, where hypotheses branch",
+        (),
+        lambda m: [((), m.branch_seconds)],
+    ),
+    _numbers(
+        CounterMetricFamily,
+        "dragoman_branch_rows",
+        "Cache rows copied where hypotheses branch",
+        (),
+        lambda m: [((), m.branch_rows)],
+    ),
     _histogram("dragoman_source_length_tokens", "Source tokens of an answered request", lambda m: m.source_length),
     _histogram("dragoman_target_length_tokens", "Target tokens of an answered request", lambda m: m.target_length),
     _numbers(

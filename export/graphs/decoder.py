@@ -7,7 +7,8 @@ from typing import cast
 from torch import Tensor, nn
 
 from export.graphs.folding import FusedSelfAttention
-from export.graphs.operators import attention, group_query_attention, tensor_scatter, top_k
+from export.graphs.head import Choice, choose, look
+from export.graphs.operators import attention, group_query_attention, tensor_scatter
 from server.bundle.manifest import Attention
 from training.model import Transformer
 from training.model.attention import MultiHeadAttention
@@ -31,6 +32,7 @@ class OrtAttention:
         self.self_last, self.cross_last = positions, source_lengths - 1
         self.self_capacity, self.cross_capacity = self_capacity, cross_capacity
         self.written: list[Tensor] = []
+        self.query: Tensor | None = None  # of the source, last asked for: [rows, d_model]
 
     def to_target(self, trained: FusedSelfAttention, cache: Sequence[Tensor], y: Tensor) -> Tensor:
         """[rows, d_model] -> the same, over the target so far."""
@@ -44,9 +46,16 @@ class OrtAttention:
     def to_source(self, trained: MultiHeadAttention, cache: Sequence[Tensor], y: Tensor) -> Tensor:
         """[rows, d_model] -> the same, over the source."""
         keys, values, last_key, last_value = cache[2:]
-        query = trained.query(y).unsqueeze(1)
+        self.query = trained.query(y)
         y, *written = group_query_attention(
-            query, last_key, last_value, keys, values, self.cross_last, self.cross_capacity, trained.heads
+            self.query.unsqueeze(1),
+            last_key,
+            last_value,
+            keys,
+            values,
+            self.cross_last,
+            self.cross_capacity,
+            trained.heads,
         )
         self.written += written
         return trained.output(y.squeeze(1))  # type: ignore[no-any-return]
@@ -63,6 +72,7 @@ class StandardAttention:
         self.index, self.source_lengths = positions.long(), source_lengths.long()
         self.lengths = self.index + 1
         self.written: list[Tensor] = []
+        self.query: Tensor | None = None  # of the source, last asked for: [rows, d_model]
 
     def to_target(self, trained: FusedSelfAttention, cache: Sequence[Tensor], y: Tensor) -> Tensor:
         """[rows, d_model] -> the same, over the target so far."""
@@ -73,7 +83,8 @@ class StandardAttention:
 
     def to_source(self, trained: MultiHeadAttention, cache: Sequence[Tensor], y: Tensor) -> Tensor:
         """[rows, d_model] -> the same, over the source."""
-        query = _one_position(trained.query(y), trained.heads)
+        self.query = trained.query(y)
+        query = _one_position(self.query, trained.heads)
         return self._attend(trained, query, cache[2], cache[3], self.source_lengths)
 
     def _attend(
@@ -104,7 +115,26 @@ class DecoderStep(nn.Module):
         self.attention = OrtAttention if form == "ort" else StandardAttention
 
     def forward(
-        self, token_ids: Tensor, positions: Tensor, source_lengths: Tensor, k: Tensor, *state: Tensor
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        source_lengths: Tensor,
+        rows: Tensor,
+        scales: Tensor,
+        k: Tensor,
+        edit_ids: Tensor,
+        edit_penalties: Tensor,
+        edit_offsets: Tensor,
+        short_list: Tensor,
+        short_mask: Tensor,
+        short_rows: Tensor,
+        short_scales: Tensor,
+        short_k: Tensor,
+        short_edit_ids: Tensor,
+        short_edit_penalties: Tensor,
+        short_edit_offsets: Tensor,
+        attention_rows: Tensor,
+        *state: Tensor,
     ) -> list[Tensor]:
         """Decodes one token of each row.
 
@@ -112,14 +142,19 @@ class DecoderStep(nn.Module):
             token_ids: int64 [rows, 1]
             positions: int32 [rows], tokens already in the row's cache
             source_lengths: int32 [rows]
-            k: int64 [1], how many candidates to give
+            rows, scales, k, edit_ids, edit_penalties, edit_offsets: of the rows that choose from the whole vocabulary,
+                see Choice
+            short_list: int64 [listed], distinct token ids
+            short_mask: float32 [short, listed], -inf where one of the list is not for a row
+            short_rows, ...: of the rows that choose from the short list; ids are places in it
+            attention_rows: int64 [attended], rows of which to tell where they look in the source
             state: for GQA first the lengths of the self and cross caches, int32 scalars; then of each layer self keys,
                 self values, cross keys, cross values, [rows, heads, capacity, d_head], and for GQA also last key and
                 last value of the source [rows, 1, d_model].
 
         Returns:
-            log-probabilities float32 [rows, k] and ids int64 [rows, k], best first, then the caches that were written,
-            in the order of the inputs.
+            what `choose` gives for the whole vocabulary and for the short list, what `look` gives, then the caches that
+            were written, in the order of the inputs.
         """
         capacities, caches = (state[:2], state[2:]) if self.attention is OrtAttention else ((), state)
         step = self.attention(positions, source_lengths, *capacities)
@@ -132,5 +167,14 @@ class DecoderStep(nn.Module):
             x = layer.residuals[0](x, partial(step.to_target, fused, cache))
             x = layer.residuals[1](x, partial(step.to_source, layer.cross_attention, cache))
             x = layer.residuals[2](x, layer.feed_forward)
-        logits = self.decoder.projection(self.decoder.norm(x))  # [rows, vocabulary]
-        return [*top_k(logits.float().log_softmax(-1), k), *step.written]
+        x = self.decoder.norm(x)
+        assert step.query is not None
+        projection = self.decoder.projection.weight  # [vocabulary, d_model]
+        whole = Choice(rows, scales, k, edit_ids, edit_penalties, edit_offsets)
+        short = Choice(short_rows, short_scales, short_k, short_edit_ids, short_edit_penalties, short_edit_offsets)
+        return [
+            *choose(x, projection, whole),
+            *choose(x, projection.index_select(0, short_list), short, short_mask),
+            look(step.query, cache[2], source_lengths, attention_rows),
+            *step.written,
+        ]

@@ -10,7 +10,21 @@ from server.bundle.manifest import Attention, Precision, Shape
 Dimension = int | str  # a number, or the name of a dimension that differs from call to call
 
 # Sizes to trace with: all different, none 0 or 1, which the exporter would take for constants.
-EXAMPLE_SIZES = {"rows": 2, "source": 5, "target": 7, "self_positions": 11, "cross_positions": 13, "k": 3}
+EXAMPLE_SIZES = {
+    "rows": 2,
+    "source": 5,
+    "target": 7,
+    "self_positions": 11,
+    "cross_positions": 13,
+    "scored": 4,
+    "k": 3,
+    "edits": 6,
+    "listed": 9,
+    "short": 8,
+    "short_k": 10,
+    "short_edits": 12,
+    "attended": 14,
+}
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 
 
@@ -55,9 +69,17 @@ def decoder_interface(shape: Shape, precision: Precision, attention: Attention) 
         Port("token_ids", torch.int64, ("rows", 1)),
         Port("positions", torch.int32, ("rows",)),
         Port("source_lengths", torch.int32, ("rows",)),
-        Port("top_k", torch.int64, (1,)),
+        *_choice("", "scored"),
+        Port("short_list", torch.int64, ("listed",)),
+        Port("short_mask", torch.float32, ("short", "listed")),
+        *_choice("short_", "short"),
+        Port("attention_rows", torch.int64, ("attended",)),
     ]
-    outputs = [Port("log_probabilities", torch.float32, ("rows", "k")), Port("ids", torch.int64, ("rows", "k"))]
+    outputs = [
+        *_chosen("", "scored"),
+        *_chosen("short_", "short"),
+        Port("attention", torch.float32, ("attended", "cross_positions")),
+    ]
     if attention == "ort":
         inputs += [Port("self_capacity", torch.int32, ()), Port("cross_capacity", torch.int32, ())]
     for layer in range(shape.decoder_layers):
@@ -86,6 +108,27 @@ def scorer_interface(shape: Shape) -> Interface:
 
 def _source() -> list[Port]:
     return [Port("source_ids", torch.int64, ("rows", "source")), Port("source_lengths", torch.int32, ("rows",))]
+
+
+def _choice(prefix: str, rows: str) -> list[Port]:
+    """Inputs that say what is to be known of some rows, see export.graphs.head.Choice."""
+    edits = (rows, f"{prefix}edits")
+    return [
+        Port(f"{prefix}rows", torch.int64, (rows,)),
+        Port(f"{prefix}scales", torch.float32, (rows, 1)),
+        Port(f"{prefix}k", torch.int64, (1,)),
+        Port(f"{prefix}edit_ids", torch.int64, edits),
+        Port(f"{prefix}edit_penalties", torch.float32, edits),
+        Port(f"{prefix}edit_offsets", torch.float32, edits),
+    ]
+
+
+def _chosen(prefix: str, rows: str) -> list[Port]:
+    return [
+        Port(f"{prefix}log_probabilities", torch.float32, (rows, f"{prefix}k")),
+        Port(f"{prefix}ids", torch.int64, (rows, f"{prefix}k")),
+        Port(f"{prefix}edited", torch.float32, (rows, f"{prefix}edits")),
+    ]
 
 
 def _cache(shape: Shape, precision: Precision, which: str, layer: int, positions: str) -> list[Port]:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from server.engine.metrics import EngineMetrics
 from server.engine.requests import (
+    BeamProgress,
     DeadlineExpiredError,
     EngineUnavailableError,
     Finished,
@@ -18,9 +19,12 @@ from server.engine.requests import (
 )
 from server.engine.rows import RowTable
 from server.engine.scheduler import Job, Scheduler
+from server.search.base import Continuation, Demand, Scores
 
-Event = Progress | Finished | DeadlineExpiredError | EngineUnavailableError
+Event = Progress | BeamProgress | Finished | DeadlineExpiredError | EngineUnavailableError
 Deliver = Callable[[list[tuple[Job, Event]]], None]
+
+NOTHING = Demand(0)
 
 
 class StepRuntime(Protocol):
@@ -32,7 +36,9 @@ class StepRuntime(Protocol):
 
     def encode(self, sources: Sequence[Sequence[int]], row: int) -> int: ...
 
-    def step(self, rows: int, candidates: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]: ...
+    def step(self, demands: Sequence[Demand]) -> Scores: ...
+
+    def copy_target(self, source: int, target: int, start: int) -> None: ...
 
     def move_row(self, source: int, target: int) -> None: ...
 
@@ -104,7 +110,7 @@ class Engine:
             if queue.stopping:
                 return False
             now = time.monotonic()
-            admission = queue.scheduler.take(self._index, table.free, now)
+            admission = queue.scheduler.take(self._index, table.slots - table.reserved, now)
             waiting = queue.scheduler.waiting
         for job in admission.expired:
             self._metrics.dropped("expired", "waiting")
@@ -125,12 +131,12 @@ class Engine:
         return True
 
     def _admit(self, jobs: list[Job], now: float) -> None:
-        """Encodes newcomers into the next free rows."""
+        """Encodes newcomers into the next free rows, one each."""
         first = self._table.used
-        sources: list[list[int]] = []
         for job in jobs:
             self._metrics.admitted(now - job.arrived)
-            sources += [job.request.source_ids] * len(self._table.add(job))
+            self._table.add(job)
+        sources = [job.request.source_ids for job in jobs]
         started = time.perf_counter()
         padding = self._runtime.encode(sources, first)
         tokens = sum(map(len, sources))
@@ -138,41 +144,86 @@ class Engine:
 
     def _step(self, events: list[tuple[Job, Event]]) -> None:
         """One decode step for all rows, and what follows from it for each job."""
-        table, runtime = self._table, self._runtime
-        rows = table.used
-        candidates = max(job.search.candidates for job in table.rows)
-        started = time.perf_counter()
-        step_ids, step_log_probabilities = runtime.step(rows, candidates)
-        ended = time.perf_counter()
-        gap = None if self._step_ended is None else ended - self._step_ended
-        self._metrics.stepped(ended - started, rows, gap)
-        self._step_ended = ended
-
+        table, rows = self._table, self._table.used
+        scores = self._score(rows)
+        self._runtime.positions[:rows] += 1
         now = time.monotonic()
-        ids, log_probabilities = step_ids.tolist(), step_log_probabilities.tolist()
-        next_tokens: list[int] = [0] * rows
+        tokens: list[int] = [0] * rows
         done: list[Job] = []
+        branching: list[tuple[Job, Sequence[Continuation]]] = []
         for job, owned in table.rows.items():
-            tokens = job.search.advance([ids[r] for r in owned], [log_probabilities[r] for r in owned])
+            continuations = job.search.advance(scores, owned)
             if not job.first_token_seen:
                 job.first_token_seen = True
                 self._metrics.first_token(now - job.arrived)
-            if tokens is None:
+            if continuations is None:
                 done.append(job)
                 if job.cancelled:
                     self._metrics.dropped("cancelled", "running")
                     continue
-                if job.request.streaming and (progress := job.search.progress()):
-                    events.append((job, progress))
+                self._report(job, events)
                 events.append((job, self._finish(job, now)))
                 continue
-            for row, token in zip(owned, tokens, strict=True):
-                next_tokens[row] = token
-            if job.request.streaming and (progress := job.search.progress()):
-                events.append((job, progress))
-        runtime.tokens[:rows, 0] = next_tokens
-        runtime.positions[:rows] += 1
-        self._remove(done, now, finished=len(done))
+            self._report(job, events)
+            if len(owned) == len(continuations) == 1:
+                tokens[owned[0]] = continuations[0].token
+            else:
+                branching.append((job, continuations))
+        self._runtime.tokens[:rows, 0] = tokens
+        surplus = self._branch(branching) if branching else []
+        if done or branching:
+            self._remove(done, now, len(done), surplus)
+
+    def _score(self, rows: int) -> Scores:
+        """Steps, until every search knows enough."""
+        started = time.perf_counter()
+        while True:
+            demands: list[Demand] = [NOTHING] * rows
+            for job, owned in self._table.rows.items():
+                for row, demand in zip(owned, job.search.demands(), strict=True):
+                    demands[row] = demand
+            scores = self._runtime.step(demands)
+            # All are asked before the step is repeated, since each has its next demands ready then.
+            lacking = [job.search.lacking(scores, owned) for job, owned in self._table.rows.items()]
+            if not any(lacking):
+                break
+        ended = time.perf_counter()
+        gap = None if self._step_ended is None else ended - self._step_ended
+        self._metrics.stepped(ended - started, rows, gap)
+        self._step_ended = ended
+        return scores
+
+    def _branch(self, branching: list[tuple[Job, Sequence[Continuation]]]) -> list[int]:
+        """Brings hypotheses to the rows where they go on.
+
+        Returns:
+            rows that are not needed any more.
+        """
+        runtime, table = self._runtime, self._table
+        started = time.perf_counter()
+        surplus: list[int] = []
+        copied = 0
+        for job, continuations in branching:
+            owned = table.rows[job]
+            before = list(owned)
+            for place, (parent, token, shared) in enumerate(continuations):
+                if place >= len(before):
+                    row = table.grow(job)
+                    runtime.move_row(before[parent], row)
+                    copied += 1
+                else:
+                    row = before[place]
+                    if parent != place:
+                        runtime.copy_target(before[parent], row, shared)
+                        copied += 1
+                runtime.tokens[row, 0] = token
+            surplus += before[len(continuations) :]
+        self._metrics.branched(time.perf_counter() - started, copied)
+        return surplus
+
+    def _report(self, job: Job, events: list[tuple[Job, Event]]) -> None:
+        if job.request.streaming:
+            events += [(job, progress) for progress in job.search.progress()]
 
     def _evict(self, now: float, events: list[tuple[Job, Event]]) -> None:
         """Takes out what nobody waits for any more, and what has used its time."""
@@ -189,16 +240,17 @@ class Engine:
             else:
                 continue
             gone.append(job)
-        self._remove(gone, now)
+        if gone:
+            self._remove(gone, now)
 
-    def _remove(self, jobs: list[Job], now: float, finished: int = 0) -> None:
-        if not jobs:
-            return
-        before = self._table.used
-        for source, target in self._table.remove(jobs):
+    def _remove(self, jobs: list[Job], now: float, finished: int = 0, rows: Sequence[int] = ()) -> None:
+        """Takes out jobs, and single rows of others."""
+        table = self._table
+        for source, target in table.remove(jobs, rows):
             self._runtime.move_row(source, target)
-        with self._queue.changed:
-            self._queue.scheduler.release(self._index, before - self._table.used, now, finished)
+        if freed := table.settle():
+            with self._queue.changed:
+                self._queue.scheduler.release(self._index, freed, now, finished)
 
     def _finish(self, job: Job, now: float) -> Finished:
         hypotheses = job.search.hypotheses()

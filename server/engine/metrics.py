@@ -17,6 +17,9 @@ class EngineMetrics(Protocol):
     def stepped(self, seconds: float, rows: int, gap_seconds: float | None) -> None:
         """One decode step; `gap_seconds` since the step before ended, the time between two tokens of each row."""
 
+    def branched(self, seconds: float, rows: int) -> None:
+        """Rows were copied after a step, so that hypotheses go on where they branch."""
+
     def admitted(self, queue_seconds: float) -> None:
         """A request got its rows."""
 

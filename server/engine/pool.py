@@ -10,11 +10,12 @@ import structlog
 from server.bundle.load import Bundle, BundleError
 from server.engine.engine import Engine, Event, Queue
 from server.engine.metrics import EngineMetrics
-from server.engine.requests import EngineUnavailableError, Finished, GenerationRequest, Progress
+from server.engine.requests import BeamProgress, EngineUnavailableError, Finished, GenerationRequest, Progress
 from server.engine.scheduler import Job, Scheduler
 from server.runtime.device import Device, DeviceChoice, choose_device
 from server.runtime.model import Runtime, Sessions
-from server.search import GreedySearch
+from server.search.factory import make_search
+from server.text.stream import TargetDecoder
 
 log = structlog.get_logger()
 
@@ -52,7 +53,9 @@ class Generation:
         self._job = job
         self._answer: asyncio.Future[Finished] = loop.create_future()
         self._ended = False  # answered or cancelled; the future alone can't tell, a cancelled waiter cancels it too
-        self._progress: asyncio.Queue[Progress | None] | None = asyncio.Queue() if job.request.streaming else None
+        self._progress: asyncio.Queue[Progress | BeamProgress | None] | None = (
+            asyncio.Queue() if job.request.streaming else None
+        )
 
     async def result(self) -> Finished:
         """Waits for the answer.
@@ -63,7 +66,7 @@ class Generation:
         """
         return await self._answer
 
-    async def events(self) -> AsyncIterator[Progress | Finished]:
+    async def events(self) -> AsyncIterator[Progress | BeamProgress | Finished]:
         """Progress as it comes, then the answer. Only for a request with `streaming`. Raises as `result`."""
         assert self._progress is not None, "the request was not made for streaming"
         while (progress := await self._progress.get()) is not None:
@@ -82,7 +85,7 @@ class Generation:
 
     def deliver(self, event: Event) -> None:
         """Takes an event from the engine."""
-        if isinstance(event, Progress):
+        if isinstance(event, Progress | BeamProgress):
             assert self._progress is not None
             self._progress.put_nowait(event)
             return
@@ -111,6 +114,7 @@ class EnginePool:
         self.options = options
         self.device: Device = Device("cpu")
         self._metrics = metrics
+        self._text = TargetDecoder(bundle.target_tokenizer)
         self._engines: list[Engine] = []
         self._queue: Queue | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -179,7 +183,8 @@ class EnginePool:
         """
         if self._queue is None or self._loop is None:
             raise EngineUnavailableError("the model is loading")
-        search = GreedySearch(self.bundle.manifest.tokens.end, request.max_new_tokens)
+        manifest = self.bundle.manifest
+        search = make_search(request.search, manifest.tokens, manifest.shape.target_vocabulary, self._text)
         job = Job(request, search, time.monotonic())
         generation = Generation(self, job, self._loop)
         job.handle = generation

@@ -74,8 +74,8 @@ class Progress:
     """Tokens decided since the last event of a streaming request (never the end token).
 
     Attributes:
-        ids, log_probabilities, alternatives: as in HypothesisResult. Those of a prefix come without the latter two, in an
-            event of their own.
+        ids, log_probabilities, alternatives: as in HypothesisResult. Those of a prefix come without the latter two, in
+            an event of their own.
         hypothesis: which of the answer's, where several samples are drawn.
     """
 

@@ -1,10 +1,14 @@
 """Which job owns which cache row. Pure logic, without ONNX Runtime."""
 
+from collections.abc import Sequence
+
 from server.engine.scheduler import Job
 
 
 class RowTable:
     """Rows 0 .. used-1 are in use. A job owns as many as its search has hypotheses; those need not be neighbours.
+
+    A job starts with one row and has as many in reserve as its search may want.
 
     Args:
         slots: rows there are.
@@ -13,31 +17,39 @@ class RowTable:
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self.owners: list[Job] = []  # by row
-        self.rows: dict[Job, list[int]] = {}  # in the order of their start
+        self.rows: dict[Job, list[int]] = {}  # in the order of their start; its rows in the order of its search
+        self._reserved: dict[Job, int] = {}
+        self.reserved = 0  # rows in use, and those that jobs may come to use
 
     @property
     def used(self) -> int:
         return len(self.owners)
 
-    @property
-    def free(self) -> int:
-        return self.slots - len(self.owners)
+    def add(self, job: Job) -> int:
+        """Gives a job its first row, the next free one."""
+        self._reserved[job] = job.search.rows
+        self.reserved += job.search.rows
+        assert self.reserved <= self.slots, "the scheduler admits no more than there is room for"
+        self.rows[job] = []
+        return self.grow(job)
 
-    def add(self, job: Job) -> list[int]:
-        """Gives a job the next free rows."""
-        first = len(self.owners)
-        assert job.search.rows <= self.free, "the scheduler admits no more than there is room for"
-        self.owners.extend([job] * job.search.rows)
-        self.rows[job] = rows = list(range(first, first + job.search.rows))
-        return rows
+    def grow(self, job: Job) -> int:
+        """Gives a job one more row, the next free one."""
+        assert len(self.rows[job]) < self._reserved[job], "the search wants more rows than it said"
+        row = len(self.owners)
+        self.owners.append(job)
+        self.rows[job].append(row)
+        return row
 
-    def remove(self, jobs: list[Job]) -> list[tuple[int, int]]:
-        """Takes jobs out and closes the holes.
+    def remove(self, jobs: Sequence[Job] = (), rows: Sequence[int] = ()) -> list[tuple[int, int]]:
+        """Takes out jobs with all their rows, and single rows of others, and closes the holes.
 
         Returns:
             moves (from row, to row) to carry out in this order; afterwards the rows in use are the first again.
         """
-        holes = sorted(row for job in jobs for row in self.rows.pop(job))
+        for row in rows:
+            self.rows[self.owners[row]].remove(row)
+        holes = sorted([*rows, *(row for job in jobs for row in self.rows.pop(job))])
         gone = set(holes)
         moves = []
         for hole in holes:
@@ -49,9 +61,20 @@ class RowTable:
             owner = self.owners.pop()
             self.owners[hole] = owner
             gone.discard(hole)
-            rows = self.rows[owner]
-            rows[rows.index(last)] = hole
+            owned = self.rows[owner]
+            owned[owned.index(last)] = hole
             moves.append((last, hole))
         while self.owners and len(self.owners) - 1 in gone:
             self.owners.pop()
         return moves
+
+    def settle(self) -> int:
+        """Gives back what was in reserve for jobs that are gone, or whose searches do not want it any more.
+
+        Returns:
+            how many rows that is.
+        """
+        before = self.reserved
+        self._reserved = {job: job.search.rows for job in self.rows}
+        self.reserved = sum(self._reserved.values())
+        return before - self.reserved

@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from server.engine.requests import GenerationRequest, QueueFullError
-from server.search import Search
+from server.search.base import Search
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +81,7 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """Rows in use in all engines."""
+        """Rows in use or in reserve in all engines."""
         return sum(self._running)
 
     def submit(self, job: Job) -> None:
@@ -110,7 +110,7 @@ class Scheduler:
 
         Args:
             engine: the engine that asks; it counts the rows of what it gets as its own until it gives them back.
-            free_rows: it has room for.
+            free_rows: neither in use nor in reserve there.
             now: time.monotonic().
         """
         admission = Admission()
@@ -130,10 +130,13 @@ class Scheduler:
         while self._waiting:
             job = self._waiting[0]
             longest = max(longest, len(job.request.source_ids))
-            too_much = (len(admission.admitted) + 1) * longest > self._encode_tokens and admission.admitted
-            if job.search.rows > room or too_much:
+            too_much = (len(admission.admitted) + 1) * longest > self._encode_tokens
+            # One that is larger than the share must start somewhere.
+            wanted = min(room, free_rows) if admission.admitted or share <= 0 else free_rows
+            if job.search.rows > wanted or (too_much and admission.admitted):
                 break
             room -= job.search.rows
+            free_rows -= job.search.rows
             job.engine = engine
             self._running[engine] += job.search.rows
             self._waiting_rows -= job.search.rows

@@ -26,11 +26,10 @@ class Memory(Protocol):
     def address(self, plane: int, row: int = 0) -> int:
         """Device address of a row."""
 
-    def move_row(self, source: int, target: int, length: int | None) -> None:
-        """Copies a row in every plane.
+    def copy_row(self, source: int, target: int, start: int, stop: int) -> None:
+        """Copies positions start .. stop-1 (of the second-last dimension) of a row in every plane.
 
-        Args:
-            length: positions of the second-last dimension that are in use; a hint, more may be copied.
+        Others may be copied too: a caller must not care what the target has there.
         """
 
     def write(self, plane: int, row: int, values: Array) -> None:
@@ -54,8 +53,8 @@ class HostMemory:
     def address(self, plane: int, row: int = 0) -> int:
         return self._base + plane * self.array.strides[0] + row * self.array.strides[1]
 
-    def move_row(self, source: int, target: int, length: int | None) -> None:
-        self.array[:, target, ..., :length, :] = self.array[:, source, ..., :length, :]
+    def copy_row(self, source: int, target: int, start: int, stop: int) -> None:
+        self.array[:, target, ..., start:stop, :] = self.array[:, source, ..., start:stop, :]
 
     def write(self, plane: int, row: int, values: Array) -> None:
         self.array[plane, row : row + len(values), ..., : values.shape[-2], :] = values
@@ -92,8 +91,9 @@ class CudaMemory:
     def address(self, plane: int, row: int = 0) -> int:
         return self._base + plane * self._plane_bytes + row * self._row_bytes
 
-    def move_row(self, source: int, target: int, length: int | None) -> None:
-        # One two-dimensional copy: a line for each plane, the whole row each.
+    def copy_row(self, source: int, target: int, start: int, stop: int) -> None:
+        # One two-dimensional copy: a line for each plane, the whole row each. Less would be a copy for each plane, and
+        # a GPU copies some megabytes in the time that it takes to tell it to.
         pitch = ctypes.c_size_t(self._plane_bytes)
         width, height = ctypes.c_size_t(self._row_bytes), ctypes.c_size_t(self.shape[0])
         to, from_ = ctypes.c_void_p(self.address(0, target)), ctypes.c_void_p(self.address(0, source))

@@ -1,6 +1,6 @@
 """A model on a device: encodes sources into cache rows, and steps all rows that are in use."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,8 +9,12 @@ from numpy.typing import NDArray
 
 from server.bundle.load import Bundle, BundleError
 from server.bundle.manifest import Graph
+from server.runtime.choice import ShortList
 from server.runtime.device import Device, open_session
 from server.runtime.memory import Array, Memory, allocate
+from server.runtime.scores import PlainScores
+from server.runtime.step import Step, all_plain
+from server.search.base import Demand, Scores
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),
@@ -65,12 +69,12 @@ class Runtime:
         self.manifest = manifest
         self.source_capacity = limits.max_source_tokens
         self.target_capacity = limits.max_target_tokens
-        self._encoder, self._decoder = sessions.encoder, sessions.decoder
+        self._encoder, self.decoder = sessions.encoder, sessions.decoder
         # On a GPU the encoder writes into the cache itself, for which sources are padded to the capacity; on a CPU,
         # where padding costs time, its outputs are copied.
         self._encodes_in_place = sessions.device.kind == "cuda"
 
-        dtype = _DTYPES[next(node.type for node in self._decoder.get_inputs() if node.name == "self_key_0")]
+        dtype = _DTYPES[next(node.type for node in self.decoder.get_inputs() if node.name == "self_key_0")]
         planes, heads, head = 2 * shape.decoder_layers, shape.heads, shape.d_head
         # [planes, slots, heads, positions, d_head]; planes are keys of layer 0, values of layer 0, keys of layer 1, ...
         self.self_cache = allocate((planes, slots, heads, self.target_capacity, head), dtype, self.device)
@@ -85,12 +89,16 @@ class Runtime:
         self.tokens: NDArray[np.int64] = np.zeros((slots, 1), np.int64)
         self.positions: NDArray[np.int32] = np.zeros(slots, np.int32)
         self.source_lengths: NDArray[np.int32] = np.ones(slots, np.int32)
-        self._capacities = {
+        self.capacities = {
             "self_capacity": np.array(self.target_capacity, np.int32),
             "cross_capacity": np.array(self.source_capacity, np.int32),
         }
-        self._inputs = _StepInputs(self)
-        self._bindings: dict[tuple[int, int], _Binding] = {}
+        self._on_device: dict[str, Memory] = {}
+        if self.device.kind != "cpu":
+            for name, array in self._row_arrays().items():
+                self._on_device[name] = allocate((1, *array.shape), array.dtype, self.device)
+        self._steps: dict[int, Step] = {}
+        self._lists = ShortList()
 
     @property
     def cache_bytes(self) -> int:
@@ -104,7 +112,7 @@ class Runtime:
         """
         self.encode([[self.manifest.tokens.end] * self.source_capacity], 0)
         self.positions[0] = self.target_capacity - 1
-        self.step(1, 1)
+        self.top(1, 1)
 
     def encode(self, sources: Sequence[Sequence[int]], row: int) -> int:
         """Encodes sources into rows `row`, `row` + 1, ... and makes them ready for their first step.
@@ -146,32 +154,71 @@ class Runtime:
             )
         self._encoder.run_with_iobinding(binding)
 
-    def step(self, rows: int, candidates: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Decodes one token further in rows 0 .. rows-1, from what stands in `tokens` and `positions`.
+    def step(self, demands: Sequence[Demand]) -> Scores:
+        """Decodes one token further in rows 0 .. n-1, from what stands in `tokens` and `positions`.
+
+        Doing it again changes nothing: so it can be repeated with other demands.
 
         Args:
-            rows: how many rows are in use, 1 to `slots`.
-            candidates: how many best continuations to return for each.
+            demands: what is to be known of each row in use, 1 to `slots`.
 
         Returns:
-            ids and log-probabilities [rows, candidates], best first: views that the next step overwrites.
+            views that the next step overwrites.
         """
-        binding = self._bindings.get((rows, candidates))
-        if binding is None:
-            binding = self._bindings[rows, candidates] = _Binding(self, rows, candidates)
-        self._inputs.upload(rows)
-        self._decoder.run_with_iobinding(binding.binding)
-        return binding.ids, binding.log_probabilities
+        candidates = all_plain(demands)
+        if candidates:
+            return self.top(len(demands), candidates)
+        return self._step(len(demands)).mixed(demands, self._lists)
+
+    def top(self, rows: int, candidates: int) -> PlainScores:
+        """As `step`, for the most probable tokens of every row and no more."""
+        return self._step(rows).top(candidates)
+
+    def _step(self, rows: int) -> Step:
+        step = self._steps.get(rows)
+        if step is None:
+            step = self._steps[rows] = Step(self, rows)
+        return step
+
+    def copy_target(self, source: int, target: int, start: int) -> None:
+        """Copies what one row has decoded to another of the same source.
+
+        Args:
+            start: positions from the start that both have in common already.
+        """
+        self.self_cache.copy_row(source, target, start, int(self.positions[source]))
 
     def move_row(self, source: int, target: int) -> None:
         """Copies all that belongs to a row."""
-        self.self_cache.move_row(source, target, int(self.positions[source]))
-        self.cross_cache.move_row(source, target, int(self.source_lengths[source]))
+        self.self_cache.copy_row(source, target, 0, int(self.positions[source]))
+        self.cross_cache.copy_row(source, target, 0, int(self.source_lengths[source]))
         if self.last is not None:
-            self.last.move_row(source, target, None)
+            self.last.copy_row(source, target, 0, 1)
         self.tokens[target] = self.tokens[source]
         self.positions[target] = self.positions[source]
         self.source_lengths[target] = self.source_lengths[source]
+
+    def row_inputs(self) -> dict[str, tuple[Array, int]]:
+        """The per-row inputs of a step, and the address where the graph reads each."""
+        return {
+            name: (array, self._on_device[name].address(0) if self._on_device else array.ctypes.data)
+            for name, array in self._row_arrays().items()
+        }
+
+    def upload(self, rows: int) -> None:
+        """Brings the per-row inputs to where the graph reads them."""
+        if self._on_device:
+            for name, array in self._row_arrays().items():
+                self._on_device[name].write(0, 0, array[:rows])
+
+    def bind_cache(self, bind: Callable[..., None], name: str, rows: int) -> None:
+        """Binds a cache input or output of the decoder to the first rows of its buffer."""
+        memory, plane = self._place(name)
+        shape = (rows, *memory.shape[2:])
+        bind(name, self.device.kind, self.device.index, memory.dtype.type, shape, memory.address(plane))
+
+    def _row_arrays(self) -> dict[str, Array]:
+        return {"token_ids": self.tokens, "positions": self.positions, "source_lengths": self.source_lengths}
 
     def _place(self, name: str) -> tuple[Memory, int]:
         """The buffer and the plane of a cache input or encoder output such as "cross_value_3"."""
@@ -179,61 +226,3 @@ class Runtime:
         memory = {"self": self.self_cache, "cross": self.cross_cache, "last": self.last}[buffer]
         assert memory is not None, f"there is no cache for {name}"
         return memory, 2 * int(layer) + ("key", "value").index(part)
-
-
-class _StepInputs:
-    """The per-row inputs of a step, where the graph reads them: the arrays themselves, or copies on the GPU."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self.host: dict[str, Array] = {
-            "token_ids": runtime.tokens,
-            "positions": runtime.positions,
-            "source_lengths": runtime.source_lengths,
-        }
-        self.on_device: dict[str, Memory] = {}
-        if runtime.device.kind != "cpu":
-            for name, array in self.host.items():
-                self.on_device[name] = allocate((1, *array.shape), array.dtype, runtime.device)
-
-    def address(self, name: str) -> int:
-        return self.on_device[name].address(0) if self.on_device else self.host[name].ctypes.data
-
-    def upload(self, rows: int) -> None:
-        for name, memory in self.on_device.items():
-            memory.write(0, 0, self.host[name][:rows])
-
-
-class _Binding:
-    """What a step of a given number of rows reads and writes: addresses are fixed, so it is bound once."""
-
-    def __init__(self, runtime: Runtime, rows: int, candidates: int) -> None:
-        device, graph = runtime.device, runtime.manifest.graphs.decoder
-        self.binding: ort.IOBinding = runtime._decoder.io_binding()
-        self.log_probabilities: NDArray[np.float32] = np.empty((rows, candidates), np.float32)
-        self.ids: NDArray[np.int64] = np.empty((rows, candidates), np.int64)
-        self._on_host: dict[str, Array] = {"top_k": np.array([candidates], np.int64), **runtime._capacities}
-        outputs: dict[str, Array] = {"log_probabilities": self.log_probabilities, "ids": self.ids}
-        for name in graph.inputs:
-            if name in runtime._inputs.host:
-                array = runtime._inputs.host[name]
-                address = runtime._inputs.address(name)
-                self.binding.bind_input(
-                    name, device.kind, device.index, array.dtype.type, (rows, *array.shape[1:]), address
-                )
-            elif name in self._on_host:
-                array = self._on_host[name]
-                self.binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-            else:
-                self._bind_cache(runtime, self.binding.bind_input, name, rows)
-        for name in graph.outputs:
-            if name in outputs:
-                array = outputs[name]
-                self.binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-            else:
-                self._bind_cache(runtime, self.binding.bind_output, name, rows)
-
-    @staticmethod
-    def _bind_cache(runtime: Runtime, bind: Any, name: str, rows: int) -> None:
-        memory, plane = runtime._place(name)
-        shape = (rows, *memory.shape[2:])
-        bind(name, runtime.device.kind, runtime.device.index, memory.dtype.type, shape, memory.address(plane))

@@ -37,7 +37,7 @@ class Demand:
         temperature: divides the logits (after the edits); the candidates' log-probabilities are those of this
             temperature.
         plain: whether their log-probabilities at temperature 1 are wanted as well.
-        vocabulary: sorted ids of the only tokens that may be chosen, one and the same tuple at every step; None for all.
+        vocabulary: sorted ids of the only tokens that may be chosen, the same tuple at every step; None for all.
         attention: whether to tell where the row looks in the source.
     """
 
@@ -50,10 +50,10 @@ class Demand:
 
 
 class Scores(Protocol):
-    """What a step found out, by row of the cache. Log-probabilities are natural, of the distribution after the edits."""
+    """What a step found out, by row of the cache. Log-probabilities are natural, of the distribution after edits."""
 
     def best(self, row: int) -> tuple[int, float]:
-        """The most probable token and its log-probability; the lowest id where several are. -inf if all are forbidden."""
+        """The most probable token (the lowest id of several) and its log-probability, -inf if all are forbidden."""
 
     def top(self, row: int) -> tuple[list[int], list[float]]:
         """The most probable tokens, best first, and their log-probabilities, which may be -inf.
@@ -89,11 +89,11 @@ class Continuation(NamedTuple):
 class Search(Protocol):
     """Decides, step by step, how the hypotheses of one request go on.
 
-    A search starts with one row, whose first decoder input is the begin token. The engine asks for its `demands`, steps,
-    asks with `lacking` whether that was enough (if not, it asks again for the demands and repeats the step, which changes
-    nothing), and then calls `advance`. It answers with the continuations of the next step: the i-th goes to the search's
-    i-th row. There may be more of them than before (new rows are added at the end) or fewer (the last rows are given
-    back), but never more than `rows`.
+    A search starts with one row, whose first decoder input is the begin token. The engine asks for its `demands`,
+    steps, asks with `lacking` whether that was enough (if not, it asks again for the demands and repeats the step,
+    which changes nothing), and then calls `advance`. It answers with the continuations of the next step: the i-th goes
+    to the search's i-th row. There may be more of them than before (new rows are added at the end) or fewer (the last
+    rows are given back), but never more than `rows`.
 
     NOTE: rows are copied in place. A search keeps one child of a hypothesis in its row, so that a row is either the
     parent of its own continuation or nobody's parent.

@@ -75,10 +75,11 @@ class SearchOptions:
     """All of it, validated: no combination here makes no sense. Greedy where neither `beam` nor `sampling` is given.
 
     Attributes:
-        max_new_tokens: 1 or more, the end token and a forced prefix not counted; with the prefix within the model's limit.
+        max_new_tokens: 1 or more, the end token and a forced prefix not counted; with the prefix within the model's
+        limit.
         num_hypotheses: hypotheses to answer with.
-        alternatives: the hypotheses are the best tokens at the first place after the prefix, each completed, greedily or
-            by a beam search of its own.
+        alternatives: the hypotheses are the best tokens at the first place after the prefix, each completed, greedily
+            or by a beam search of its own.
         log_probabilities: whether those of tokens are wanted; where not, they may be missing.
         top_tokens: alternatives to report at each place.
     """

@@ -97,6 +97,6 @@ class RawLoop:
 
     @staticmethod
     def _step(runtime: Runtime, rows: int) -> None:
-        ids, _ = runtime.step(rows, 1)
+        ids = runtime.top(rows, 1).ids
         runtime.tokens[:rows, 0] = ids[:, 0]
         runtime.positions[:rows] += 1

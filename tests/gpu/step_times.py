@@ -40,7 +40,7 @@ def main(
             runtime.encode(ids[:rows], 0)
             encoded = time.perf_counter()
             for _ in range(steps):
-                tokens, _ = runtime.step(rows, 1)
+                tokens = runtime.top(rows, 1).ids
                 runtime.tokens[:rows] = tokens
                 runtime.positions[:rows] += 1
             if round_:  # the first one warms up

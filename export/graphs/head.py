@@ -1,0 +1,83 @@
+"""The end of a decode step: from hidden states to the most probable tokens, and where the last layer looked.
+
+All three parts work on rows that are named to them, and may be given none: a part that has no rows costs nothing. So
+one graph serves rows that choose from the whole vocabulary and rows that choose from a short list, without an `If`.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from export.graphs.operators import top_k
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is to be known of some rows, each of which may be named more than once.
+
+    Attributes:
+        rows: int64 [n]
+        scales: [n, 1], inverse temperatures.
+        k: int64 [1], how many candidates to give.
+        edit_ids: int64 [n, edits], columns of the logits to change; where one is named twice, in the same way.
+        edit_penalties: [n, edits]; a logit x becomes x / penalty if it is positive, else x * penalty (Keskar et al.
+            2019, section 4.1),
+        edit_offsets: [n, edits], and this is added: -inf forbids a token.
+    """
+
+    rows: Tensor
+    scales: Tensor
+    k: Tensor
+    edit_ids: Tensor
+    edit_penalties: Tensor
+    edit_offsets: Tensor
+
+
+def choose(x: Tensor, projection: Tensor, choice: Choice, mask: Tensor | None = None) -> list[Tensor]:
+    """The most probable tokens of some rows.
+
+    Edits come before the softmax, so what they forbid gives its probability to the rest: exact for the whole
+    vocabulary, of which no more than the candidates leaves the device.
+
+    Args:
+        x: hidden states [rows, d_model]
+        projection: of hidden states to logits [vocabulary, d_model]
+        mask: added to the logits [n, vocabulary]
+
+    Returns:
+        log-probabilities float32 [n, k] and ids int64 [n, k], best first, and log-probabilities float32 [n, edits] of
+        the edited tokens.
+    """
+    # A temperature divides all logits, for which it is enough to divide the far fewer numbers that they are products
+    # of.
+    scaled = x.index_select(0, choice.rows) * choice.scales.to(x.dtype)
+    logits = functional.linear(scaled, projection).float()  # [n, vocabulary]
+    if mask is not None:
+        logits = logits + mask
+    before = logits.gather(1, choice.edit_ids)
+    penalties = choice.edit_penalties
+    after = torch.where(before > 0, before / penalties, before * penalties) + choice.edit_offsets
+    log_probabilities = logits.scatter(1, choice.edit_ids, after).log_softmax(-1)
+    return [*top_k(log_probabilities, choice.k), log_probabilities.gather(1, choice.edit_ids)]
+
+
+def look(query: Tensor, keys: Tensor, lengths: Tensor, rows: Tensor) -> Tensor:
+    """Where some rows look in the source, mean over the heads.
+
+    Args:
+        query: [rows, d_model]
+        keys: [rows, heads, capacity, d_head]
+        lengths: int32 [rows], of the sources
+        rows: int64 [n]
+
+    Returns:
+        shares of attention float32 [n, capacity], 0 beyond the source.
+    """
+    heads, capacity, d_head = keys.shape[1:]
+    chosen = query.index_select(0, rows).reshape(-1, heads, 1, d_head)
+    scores = chosen @ keys.index_select(0, rows).transpose(-2, -1) / math.sqrt(d_head)  # [n, heads, 1, capacity]
+    beyond = torch.arange(capacity) >= lengths.index_select(0, rows)[:, None, None, None]
+    return scores.float().masked_fill(beyond, -torch.inf).softmax(-1).mean((1, 2))

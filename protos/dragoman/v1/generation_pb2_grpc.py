@@ -88,14 +88,15 @@ class GenerationServiceServicer:
 
     def GenerateStream(self, request, context):
         """Generates from one input and sends text as it is decided. The pieces, joined, are the text that Generate returns.
-        Beam search decides at the end only: its text comes with the last message, counts of its progress before.
+        Beam search decides at the end only: its text comes as a whole then, and counts of its progress before.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GenerateBatch(self, request, context):
-        """Generates from many inputs. Each item has its own answer or error; the call fails only where the request as a whole is wrong.
+        """Generates from many inputs. Each item has its own answer or error; the call fails only where the request as a whole
+        is wrong.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -11,6 +11,7 @@ import onnxruntime as ort
 import torch
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
+from export.choices import check_choices
 from export.errors import ExportError
 from export.generate import greedy, within_limit
 from export.references import Reference, ScorerGraph, TorchReference
@@ -27,6 +28,7 @@ TOLERANCE = {"fp32": 1e-4, "fp16": 1e-1}  # nats
 BATCHES = (1, 2, 3, 17)
 SOURCES = (1, 2, 5)  # and the longest there may be
 TIMED_ROWS = (1, 8, 32)
+CHOICE_ALLOWANCE = 4  # times the tolerance: a penalty or a low temperature multiplies the rounding
 UNUSED = 2  # rows that no step may touch
 GREEDY_ROWS = max(TIMED_ROWS)
 KEPT_ANSWERS = 32  # greedy answers that the manifest holds, for a check without the model
@@ -106,6 +108,7 @@ def _check(bundle: Bundle, model: Transformer | None, texts: Sequence[str], devi
     runtime = Runtime(sessions, GREEDY_ROWS)
     if trained is not None:
         document["scorer"] = _check_scorer(runtime, scorer, trained, tolerance, report.failures)
+        document["choices"] = _check_choices(runtime, trained, tolerance, report.failures)
         document["greedy"] = _compare_greedy(bundle, runtime, trained, texts, tolerance, report.failures)
     else:
         document["greedy"] = _repeat_greedy(bundle, runtime, report.failures)
@@ -149,6 +152,17 @@ def _check_scorer(
         if not difference <= allowed:
             failures.append(f"{name} of the scorer and PyTorch differ by {difference:.2g}, more than {allowed:.2g}")
     return worst
+
+
+def _check_choices(
+    runtime: Runtime, trained: TorchReference, tolerance: float, failures: list[str]
+) -> dict[str, float]:
+    """Edits, temperatures, vocabularies and attention of a step."""
+    found = check_choices(runtime, trained)
+    for name, difference in found.items():
+        if not difference <= tolerance * (1 if name == "attention" else CHOICE_ALLOWANCE):
+            failures.append(f"{name} of rows with edits or a vocabulary and PyTorch differ by {difference:.2g}")
+    return found
 
 
 def _compare_greedy(

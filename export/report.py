@@ -32,6 +32,8 @@ def print_report(report: Report, console: Console) -> None:
     )
     for name, difference in document.get("scorer", {}).items():
         console.print(f"scorer, {name.replace('_', ' ')}: largest difference {difference:.1e}")
+    for name, difference in document.get("choices", {}).items():
+        console.print(f"edited rows, {name.replace('_', ' ')}: largest difference {difference:.1e}")
     greedy = document["greedy"]
     line = f"greedy answers equal: {greedy['equal']} of {greedy['sources']}"
     if greedy.get("ties"):

@@ -7,7 +7,7 @@ from typing import cast
 from torch import Tensor, nn
 
 from export.graphs.folding import FusedSelfAttention
-from export.graphs.head import Choice, choose, look
+from export.graphs.head import Choice, ShortList, choose, look
 from export.graphs.operators import attention, group_query_attention, tensor_scatter
 from server.bundle.manifest import Attention
 from training.model import Transformer
@@ -126,6 +126,7 @@ class DecoderStep(nn.Module):
         edit_penalties: Tensor,
         edit_offsets: Tensor,
         short_list: Tensor,
+        short_columns: Tensor,
         short_mask: Tensor,
         short_rows: Tensor,
         short_scales: Tensor,
@@ -144,9 +145,8 @@ class DecoderStep(nn.Module):
             source_lengths: int32 [rows]
             rows, scales, k, edit_ids, edit_penalties, edit_offsets: of the rows that choose from the whole vocabulary,
                 see Choice
-            short_list: int64 [listed], distinct token ids
-            short_mask: float32 [short, listed], -inf where one of the list is not for a row
-            short_rows, ...: of the rows that choose from the short list; ids are places in it
+            short_list, short_columns, short_mask: see ShortList
+            short_rows, ...: of the rows that choose from a short list
             attention_rows: int64 [attended], rows of which to tell where they look in the source
             state: for GQA first the lengths of the self and cross caches, int32 scalars; then of each layer self keys,
                 self values, cross keys, cross values, [rows, heads, capacity, d_head], and for GQA also last key and
@@ -174,7 +174,7 @@ class DecoderStep(nn.Module):
         short = Choice(short_rows, short_scales, short_k, short_edit_ids, short_edit_penalties, short_edit_offsets)
         return [
             *choose(x, projection, whole),
-            *choose(x, projection.index_select(0, short_list), short, short_mask),
+            *choose(x, projection, short, ShortList(short_list, short_columns, short_mask)),
             look(step.query, cache[2], source_lengths, attention_rows),
             *step.written,
         ]

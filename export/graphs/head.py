@@ -36,7 +36,23 @@ class Choice:
     edit_offsets: Tensor
 
 
-def choose(x: Tensor, projection: Tensor, choice: Choice, mask: Tensor | None = None) -> list[Tensor]:
+@dataclass(frozen=True)
+class ShortList:
+    """The only tokens that some rows may choose.
+
+    Attributes:
+        tokens: int64 [listed], token ids: those of all rows together.
+        columns: int64 [n, own], for each row its places in `tokens`, in an order of its own: so the sums of its softmax
+            are the same, to the last bit, whatever other rows may choose.
+        mask: [n, own], added to the logits: -inf where a row's list is shorter.
+    """
+
+    tokens: Tensor
+    columns: Tensor
+    mask: Tensor
+
+
+def choose(x: Tensor, projection: Tensor, choice: Choice, short: ShortList | None = None) -> list[Tensor]:
     """The most probable tokens of some rows.
 
     Edits come before the softmax, so what they forbid gives its probability to the rest: exact for the whole
@@ -45,7 +61,7 @@ def choose(x: Tensor, projection: Tensor, choice: Choice, mask: Tensor | None = 
     Args:
         x: hidden states [rows, d_model]
         projection: of hidden states to logits [vocabulary, d_model]
-        mask: added to the logits [n, vocabulary]
+        short: None for the whole vocabulary; else ids, edited ones too, are places in a row's own list.
 
     Returns:
         log-probabilities float32 [n, k] and ids int64 [n, k], best first, and log-probabilities float32 [n, edits] of
@@ -54,9 +70,11 @@ def choose(x: Tensor, projection: Tensor, choice: Choice, mask: Tensor | None = 
     # A temperature divides all logits, for which it is enough to divide the far fewer numbers that they are products
     # of.
     scaled = x.index_select(0, choice.rows) * choice.scales.to(x.dtype)
-    logits = functional.linear(scaled, projection).float()  # [n, vocabulary]
-    if mask is not None:
-        logits = logits + mask
+    if short is None:
+        logits = functional.linear(scaled, projection).float()  # [n, vocabulary]
+    else:
+        logits = functional.linear(scaled, projection.index_select(0, short.tokens)).float()  # [n, listed]
+        logits = logits.gather(1, short.columns) + short.mask  # [n, own]
     before = logits.gather(1, choice.edit_ids)
     penalties = choice.edit_penalties
     after = torch.where(before > 0, before / penalties, before * penalties) + choice.edit_offsets

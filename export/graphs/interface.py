@@ -20,6 +20,7 @@ EXAMPLE_SIZES = {
     "k": 3,
     "edits": 6,
     "listed": 9,
+    "own": 15,
     "short": 8,
     "short_k": 10,
     "short_edits": 12,
@@ -71,7 +72,8 @@ def decoder_interface(shape: Shape, precision: Precision, attention: Attention) 
         Port("source_lengths", torch.int32, ("rows",)),
         *_choice("", "scored"),
         Port("short_list", torch.int64, ("listed",)),
-        Port("short_mask", torch.float32, ("short", "listed")),
+        Port("short_columns", torch.int64, ("short", "own")),
+        Port("short_mask", torch.float32, ("short", "own")),
         *_choice("short_", "short"),
         Port("attention_rows", torch.int64, ("attended",)),
     ]

@@ -1,5 +1,6 @@
 """The inputs of a step that say what is to be known of each row."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -8,6 +9,8 @@ from numpy.typing import NDArray
 
 from server.runtime.memory import Array
 from server.search.base import Demand
+
+COLUMNS = 128  # numbers that the kernels of ONNX Runtime's CPU provider sum in one go, in a product and in a softmax
 
 
 def is_plain(demand: Demand) -> bool:
@@ -26,11 +29,11 @@ class HeadRows:
     """The rows of one head: export.graphs.head.Choice says what they mean.
 
     Attributes:
-        places: of each row of the cache.
-        plain: where its candidates at temperature 1 are, by row.
+        rows, demands, scales: of each row of the head.
+        places: where a row of the cache is among them.
+        plain: where its candidates at temperature 1 are, by row of the cache.
     """
 
-    columns: NDArray[np.int64] | None  # sorted ids of the tokens it chooses from; None for all
     rows: list[int] = field(default_factory=list)
     demands: list[Demand] = field(default_factory=list)
     scales: list[float] = field(default_factory=list)
@@ -59,18 +62,16 @@ class HeadRows:
         count = len(self.rows) + missing
         width = _rounded(max((len(d.edits.ids) for d in self.demands if d.edits), default=0))
         edit_ids = np.zeros((count, width), np.int64)
-        penalties, offsets = np.ones((2, count, width), np.float32)
-        offsets[:] = 0
+        penalties, offsets = np.ones((count, width), np.float32), np.zeros((count, width), np.float32)
         for place, demand in enumerate(self.demands):
             edits = demand.edits
             if edits is None or not edits.ids:
                 continue
             used = len(edits.ids)
-            for array, values in ((edit_ids, edits.ids), (penalties, edits.penalties), (offsets, edits.offsets)):
+            ids = edits.ids if demand.vocabulary is None else places_in(demand.vocabulary, edits.ids)
+            for array, values in ((edit_ids, ids), (penalties, edits.penalties), (offsets, edits.offsets)):
                 array[place, :used] = values
                 array[place, used:] = array[place, 0]  # an edit that is made twice is the same
-        if self.columns is not None and width:
-            edit_ids = self._columns_of(edit_ids, penalties, offsets)
         k = min(max((d.candidates for d in self.demands), default=1), size)
         return {
             "rows": np.array(self.rows + [0] * missing, np.int64),
@@ -81,31 +82,36 @@ class HeadRows:
             "edit_offsets": offsets,
         }
 
-    def _columns_of(self, ids: NDArray[np.int64], penalties: Array, offsets: Array) -> NDArray[np.int64]:
-        """Places in the list instead of token ids. Edits of tokens that are not in it go to a column of their own."""
-        assert self.columns is not None
-        places = np.searchsorted(self.columns, ids)
-        places = np.minimum(places, len(self.columns) - 1)
-        absent = self.columns[places] != ids
-        # The list ends with a column that no row may choose, for these: see ShortList.
-        places[absent] = len(self.columns)
-        penalties[absent], offsets[absent] = 1, 0
-        return places.astype(np.int64)
+
+def places_in(vocabulary: tuple[int, ...], ids: Sequence[int]) -> list[int]:
+    """Where token ids are in a sorted vocabulary; behind its end, where every list has room, those that are not."""
+    end = len(vocabulary)
+    places = [bisect_left(vocabulary, token) for token in ids]
+    return [p if p < end and vocabulary[p] == token else end for p, token in zip(places, ids, strict=True)]
 
 
-class ShortList:
-    """The union of the vocabularies of a step's rows, kept as long as they stay the same.
+class ShortLists:
+    """The vocabularies of a step's rows, kept as long as they stay the same.
+
+    Sums are bit-equal whatever other rows may choose. For that, every row's list has a place of its own, filled up to
+    whole registers, and the product with the hidden states has columns enough that the kernel that computes it never
+    splits its sums in another way.
+
+    Args:
+        threads: that compute a product together.
 
     Attributes:
-        columns: sorted token ids of the union.
-        ids: the same and one token more, whose column is masked for all: edits of tokens that are not in the list go
-            there.
+        tokens: token ids of all lists, [listed].
+        width: columns of a row's own list, more than any list has tokens.
     """
 
-    def __init__(self) -> None:
-        self.columns: NDArray[np.int64] = np.zeros(0, np.int64)
-        self.ids: NDArray[np.int64] = np.zeros(0, np.int64)
-        self._masks: dict[int, NDArray[np.float32]] = {}  # by id of the vocabulary
+    def __init__(self, threads: int) -> None:
+        self.tokens: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.width = 0
+        self._columns_of_thread = COLUMNS * threads
+        self._columns: dict[int, NDArray[np.int64]] = {}  # by id of the vocabulary
+        self._masks: dict[int, NDArray[np.float32]] = {}
+        self._ids: dict[int, NDArray[np.int64]] = {}
         self._vocabularies: dict[int, tuple[int, ...]] = {}
 
     def use(self, vocabularies: Sequence[tuple[int, ...]]) -> None:
@@ -115,20 +121,32 @@ class ShortList:
             return
         self._vocabularies = distinct  # which keeps them alive, so that no other gets one of these ids
         arrays = {key: np.array(vocabulary, np.int64) for key, vocabulary in distinct.items()}
-        self.columns = np.unique(np.concatenate([np.zeros(0, np.int64), *arrays.values()]))
-        self.ids = np.append(self.columns, 0)
-        self._masks = {}
+        union = np.unique(np.concatenate([np.zeros(0, np.int64), *arrays.values()]))
+        self.tokens = np.append(union, np.zeros(-len(union) % self._columns_of_thread, np.int64))
+        longest = max(map(len, distinct.values()), default=-1) + 1
+        self.width = longest + -longest % COLUMNS
+        self._columns, self._masks, self._ids = {}, {}, {}
         for key, array in arrays.items():
-            mask = np.full(len(self.ids), -np.inf, np.float32)
-            mask[np.searchsorted(self.columns, array)] = 0
-            self._masks[key] = mask
+            columns = self._columns[key] = np.zeros(self.width, np.int64)
+            columns[: len(array)] = np.searchsorted(union, array)
+            mask = self._masks[key] = np.full(self.width, -np.inf, np.float32)
+            mask[: len(array)] = 0
+            ids = self._ids[key] = np.zeros(self.width, np.int64)
+            ids[: len(array)] = array
 
-    def masks(self, demands: Sequence[Demand], rows: int) -> NDArray[np.float32]:
-        """0 where a row may choose, -inf elsewhere: [rows, ids]; rows beyond the demands may choose nothing."""
-        mask = np.full((rows, len(self.ids)), -np.inf, np.float32)
+    def inputs(self, demands: Sequence[Demand], rows: int) -> dict[str, Array]:
+        """The graph's inputs; rows beyond the demands may choose nothing."""
+        columns = np.zeros((rows, self.width), np.int64)
+        mask = np.full((rows, self.width), -np.inf, np.float32)
         for place, demand in enumerate(demands):
-            mask[place] = self._masks[id(demand.vocabulary)]
-        return mask
+            key = id(demand.vocabulary)
+            columns[place], mask[place] = self._columns[key], self._masks[key]
+        return {"short_list": self.tokens, "short_columns": columns, "short_mask": mask}
+
+    def ids(self, demands: Sequence[Demand], places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Token ids, where the graph gave places in each row's own list [rows, k]."""
+        ids = [self._ids[id(demand.vocabulary)][places[row]] for row, demand in enumerate(demands)]
+        return np.stack(ids)
 
 
 def _rounded(width: int) -> int:

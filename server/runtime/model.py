@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from server.bundle.load import Bundle, BundleError
 from server.bundle.manifest import Graph
-from server.runtime.choice import ShortList
+from server.runtime.choice import ShortLists
 from server.runtime.device import Device, open_session
 from server.runtime.memory import Array, Memory, allocate
 from server.runtime.scores import PlainScores
@@ -32,6 +32,7 @@ class Sessions:
     def __init__(self, bundle: Bundle, device: Device, threads: int) -> None:
         self.bundle = bundle
         self.device = device
+        self.threads = threads
         self.encoder = open_session(bundle.encoder, device, threads)
         self.decoder = open_session(bundle.decoder, device, threads)
         graphs = bundle.manifest.graphs
@@ -98,7 +99,9 @@ class Runtime:
             for name, array in self._row_arrays().items():
                 self._on_device[name] = allocate((1, *array.shape), array.dtype, self.device)
         self._steps: dict[int, Step] = {}
-        self._lists = ShortList()
+        self._lists, self.no_lists = ShortLists(sessions.threads), ShortLists(sessions.threads)
+        if self.device.kind != "cpu":  # see Step: there must be something to choose from
+            self.no_lists.use([(manifest.tokens.end,)])
 
     @property
     def cache_bytes(self) -> int:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime as ort
 
-from server.runtime.choice import HeadRows, ShortList, is_plain
+from server.runtime.choice import HeadRows, ShortLists, is_plain
 from server.runtime.memory import Array
 from server.runtime.scores import HeadScores, MixedScores, PlainScores
 from server.search.base import Demand
@@ -52,26 +52,26 @@ class Step:
 
     def top(self, candidates: int) -> PlainScores:
         """The most probable tokens of every row."""
-        vocabulary = self._runtime.manifest.shape.target_vocabulary
-        k = min(candidates, vocabulary)
+        runtime = self._runtime
+        k = min(candidates, runtime.manifest.shape.target_vocabulary)
         if self._plain_k != k:
-            whole, short = HeadRows(None), HeadRows(np.zeros(0, np.int64))
+            whole, short = HeadRows(), HeadRows()
             demand = Demand(k)
             for row in range(self._rows):
                 whole.add(row, demand)
-            self._bind_choices(whole, short, [], ShortList())
+            self._bind_choices(whole, short, [], runtime.no_lists)
             self._plain_k = k
         self._run()
         return PlainScores(self._bound["ids"], self._bound["log_probabilities"])
 
-    def mixed(self, demands: Sequence[Demand], lists: ShortList) -> MixedScores:
+    def mixed(self, demands: Sequence[Demand], lists: ShortLists) -> MixedScores:
         """What each row asked for.
 
         Args:
             lists: kept from step to step.
         """
         lists.use([demand.vocabulary for demand in demands if demand.candidates and demand.vocabulary is not None])
-        whole, short = HeadRows(None), HeadRows(lists.columns)
+        whole, short = HeadRows(), HeadRows()
         looking: list[int] = []
         for row, demand in enumerate(demands):
             if demand.candidates:
@@ -83,7 +83,7 @@ class Step:
         self._run()
         outputs = {prefix: self._head_scores(prefix) for prefix, head in ((WHOLE, whole), (SHORT, short)) if head.rows}
         if short.rows:
-            outputs[SHORT].ids = lists.ids[outputs[SHORT].ids]
+            outputs[SHORT].ids = lists.ids(short.demands, outputs[SHORT].ids)
         heads: list[tuple[HeadScores, int] | None] = [None] * len(demands)
         for prefix, head in ((WHOLE, whole), (SHORT, short)):
             for row, place in head.places.items():
@@ -93,14 +93,13 @@ class Step:
         attention = {row: self._bound["attention"][place, : lengths[row]] for place, row in enumerate(looking)}
         return MixedScores(heads, whole.plain | short.plain, edits, attention)
 
-    def _bind_choices(self, whole: HeadRows, short: HeadRows, looking: list[int], lists: ShortList) -> None:
-        listed = lists.ids if len(lists.ids) or not self._least else np.zeros(1, np.int64)
+    def _bind_choices(self, whole: HeadRows, short: HeadRows, looking: list[int], lists: ShortLists) -> None:
         vocabulary = self._runtime.manifest.shape.target_vocabulary
         # A product of one row takes another kernel, with other rounding, and must not depend on who else is there.
         least = max(self._least, 2 if len(short.rows) == 1 else 0)
         for prefix, head, size, at_least in (
             (WHOLE, whole, vocabulary, self._least),
-            (SHORT, short, len(listed), least),
+            (SHORT, short, lists.width, least),
         ):
             inputs = head.inputs(size, at_least)
             for name, array in inputs.items():
@@ -109,10 +108,8 @@ class Step:
             self._bind_output(f"{prefix}log_probabilities", (count, k), _FLOAT)
             self._bind_output(f"{prefix}ids", (count, k), _INT64)
             self._bind_output(f"{prefix}edited", (count, width), _FLOAT)
-        self._bind_input("short_list", listed)
-        rows = len(self._bound["short_rows"])
-        mask = lists.masks(short.demands, rows) if len(lists.ids) else np.zeros((rows, len(listed)), np.float32)
-        self._bind_input("short_mask", mask)
+        for name, array in lists.inputs(short.demands, len(self._bound["short_rows"])).items():
+            self._bind_input(name, array)
         looking = looking or [0] * self._least
         self._bind_input("attention_rows", np.array(looking, np.int64))
         self._bind_output("attention", (len(looking), self._runtime.source_capacity), _FLOAT)

@@ -23,13 +23,14 @@ class TokenRules:
 
     Attributes:
         prefix: the forced prefix; empty where it is soft.
+        soft: there is a soft prefix.
         trivial: there are never edits, nor a bias.
     """
 
     def __init__(self, constraints: Constraints, end: int) -> None:
-        soft = constraints.prefix_bias is not None
-        self.prefix: tuple[int, ...] = () if soft else constraints.prefix
-        self._preferred: tuple[int, ...] = constraints.prefix if soft else ()
+        self.soft = constraints.prefix_bias is not None
+        self.prefix: tuple[int, ...] = () if self.soft else constraints.prefix
+        self._preferred: tuple[int, ...] = constraints.prefix if self.soft else ()
         self._bias = constraints.prefix_bias or 0.0
         self._end = end
         self._allowed = None if constraints.vocabulary is None else frozenset(constraints.vocabulary)
@@ -47,6 +48,14 @@ class TokenRules:
         """The only token that may stand at this place; None beyond the forced prefix."""
         return self.prefix[place] if place < len(self.prefix) else None
 
+    def preferred(self, ids: Sequence[int]) -> int | None:
+        """The next token of a soft prefix that the hypothesis has followed so far, where it may be chosen at all."""
+        place = len(ids)
+        if place >= len(self._preferred) or tuple(ids) != self._preferred[:place]:
+            return None
+        token = self._preferred[place]
+        return token if self._allowed is None or token in self._allowed else None
+
     def edits(self, ids: Sequence[int]) -> Edits | None:
         """What to change for the step behind these ids, a forced prefix among them."""
         early = len(ids) < self._first_end
@@ -63,8 +72,8 @@ class TokenRules:
         edits |= self._always
         if early:
             edits[self._end] = FORBIDDEN
-        if (preferred := self._preference(ids)) is not None:
-            edits.setdefault(preferred, UNCHANGED)  # its probability is needed, be it among the candidates or not
+        if (next_token := self.preferred(ids)) is not None:
+            edits.setdefault(next_token, UNCHANGED)  # its probability is needed, be it among the candidates or not
         return self._edits(edits)
 
     def biased(
@@ -83,7 +92,7 @@ class TokenRules:
             candidates, best first, and their log-probabilities: as many as were given or, where the next token is now
             better than one of them and was not among them, one more. `top` itself where there is no bias.
         """
-        token = self._preference(ids)
+        token = self.preferred(ids)
         if token is None or edits is None:
             return top
         log_probability = edited[list(edits.ids).index(token)]
@@ -97,14 +106,6 @@ class TokenRules:
         if place < len(others) or len(others) < len(top[0]):
             others.insert(place, (token, preferred))
         return [candidate for candidate, _ in others], [value for _, value in others]
-
-    def _preference(self, ids: Sequence[int]) -> int | None:
-        """The next token of a soft prefix that the hypothesis has followed so far, where it may be chosen at all."""
-        place = len(ids)
-        if place >= len(self._preferred) or tuple(ids) != self._preferred[:place]:
-            return None
-        token = self._preferred[place]
-        return token if self._allowed is None or token in self._allowed else None
 
     def _repeating(self, ids: Sequence[int]) -> list[int]:
         """Tokens that would complete an n-gram that stands there already."""

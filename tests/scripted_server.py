@@ -85,6 +85,7 @@ class ScriptedServer(pb_grpc.GenerationServiceServicer):
 
     A text that starts with "bad" is refused; one that starts with "slow" takes 50 ms; the answer to one that
     starts with "long" lacks its last character. Its n-th hypothesis beside the first has n exclamation marks more.
+    Where all its tokens are suppressed it is a dead end.
     With `capacity`, calls beyond so many at once are refused with a retry delay.
     """
 
@@ -211,8 +212,12 @@ class ScriptedServer(pb_grpc.GenerationServiceServicer):
         response = pb.GenerateResponse(source_tokens=len(text) + 1, model="capitals")
         for index in range(max(1, request.options.num_hypotheses)):
             prefix, answer = _text(request.options.prefix), text.upper()[:limit] + "!" * index
+            dead = bool(answer) and all(ord(each) in request.options.suppressed_tokens for each in answer)
+            answer = "" if dead else answer
             hypothesis = response.hypotheses.add(text=prefix + answer, target_tokens=len(prefix + answer))
             hypothesis.finish_reason = pb.FINISH_REASON_LENGTH if limit < len(text) else pb.FINISH_REASON_EOS
+            if dead:
+                hypothesis.finish_reason = pb.FINISH_REASON_DEAD_END
             self._detail(hypothesis, len(prefix), len(text) + 1, request.details)
         if request.options.sample:
             response.seed = request.options.seed if request.options.HasField("seed") else 2**64 - 1

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
-from dragoman.results import ModelInfo, Result, Token
+from dragoman.results import Limits, ModelInfo
 
 
 def write(text: str) -> None:
@@ -35,45 +35,6 @@ def one_line(text: str) -> str:
     return text.replace("\r", "\\r").replace("\n", "\\n")
 
 
-def columns(result: Result, *, tokens: bool, log_probabilities: bool) -> str:
-    """What follows the answer on its line: a tab and the log-probability, a tab and the tokens, as asked for."""
-    parts = [""]
-    if log_probabilities and result.log_probability is not None:
-        parts.append(f"{result.log_probability:.4f}")
-    if tokens or log_probabilities:
-        parts.append(" ".join(map(_shown, result.tokens)))
-    return one_line("\t".join(parts))
-
-
-def result_object(result: Result, *, tokens: bool, log_probabilities: bool) -> dict[str, Any]:
-    """The result as JSON shows it: what was not asked for is left out."""
-    shown: dict[str, Any] = {
-        "text": result.text,
-        "finish_reason": result.finish_reason.value,
-        "source_tokens": result.source_tokens,
-        "target_tokens": result.target_tokens,
-        "model": result.model,
-    }
-    if log_probabilities:
-        shown["log_probability"] = result.log_probability
-    if tokens or log_probabilities:
-        shown["tokens"] = token_objects(result.tokens)
-    return shown
-
-
-def token_objects(tokens: Sequence[Token]) -> list[dict[str, Any]]:
-    """Tokens as JSON shows them."""
-    return [
-        {
-            "id": token.id,
-            "text": token.text,
-            **({} if token.log_probability is None else {"log_probability": token.log_probability}),
-            **({"alternatives": token_objects(token.alternatives)} if token.alternatives else {}),
-        }
-        for token in tokens
-    ]
-
-
 def show_models(models: Sequence[ModelInfo]) -> None:
     """One block for each model."""
     from rich.console import Console
@@ -91,6 +52,8 @@ def show_models(models: Sequence[ModelInfo]) -> None:
             "runs on": f"{model.device}, {model.precision}, {model.parameters:,} parameters",
             "reads": f"up to {model.max_source_tokens} tokens of {model.source_vocabulary_size:,}",
             "writes": f"up to {model.max_target_tokens} tokens of {model.target_vocabulary_size:,}",
+            "decoder": f"{model.decoder_layers} layers of {model.heads} heads",
+            "at most": _limits(model.limits),
             **{name: f"{value:g}" for name, value in sorted(model.quality.items())},
             "for example": ", ".join(model.examples),
         }
@@ -103,8 +66,17 @@ def show_models(models: Sequence[ModelInfo]) -> None:
     write(console.end_capture())
 
 
-def _shown(token: Token) -> str:
-    return token.text if token.log_probability is None else f"{token.text}({token.log_probability:.4f})"
+def _limits(limits: Limits) -> str:
+    said = {
+        "hypotheses in a beam": limits.beam_size,
+        "samples or alternatives": limits.hypotheses,
+        "top tokens at a place": limits.top_tokens,
+        f"stop sequences of {limits.stop_sequence_characters} characters": limits.stop_sequences,
+        "suppressed sequences": limits.suppressed_sequences,
+        "texts in a batch": limits.batch_items,
+        "targets to score": limits.score_targets,
+    }
+    return ", ".join(f"{most:,} {what}" for what, most in said.items() if most)
 
 
 def _plain(value: Any) -> Any:

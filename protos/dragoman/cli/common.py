@@ -1,0 +1,72 @@
+"""What the commands share. What they need to run is imported when they run, so that --help is instant."""
+
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import contextmanager
+
+    from dragoman.client import Client
+else:
+    from contextlib import contextmanager
+
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+FAILED = 1
+INTERRUPTED = 130  # 128 + SIGINT
+BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+SERVER = "Server"
+
+Address = Annotated[
+    str,
+    typer.Option(
+        envvar="DRAGOMAN_ADDRESS",
+        metavar="HOST:PORT",
+        help="The server; several with commas take turns.",
+        rich_help_panel=SERVER,
+    ),
+]
+Timeout = Annotated[
+    float, typer.Option(metavar="SECONDS", min=0.001, help="For each call, retries included.", rich_help_panel=SERVER)
+]
+Model = Annotated[
+    str,
+    typer.Option(metavar="NAME", help="Which model. Default: the server's.", rich_help_panel=SERVER),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@contextmanager
+def connected(address: str, timeout: float) -> "Iterator[Client]":
+    """A client, and what `reported` does."""
+    with reported():
+        from dragoman.client import Client
+
+        with Client(address, timeout=timeout) as client:
+            yield client
+
+
+@contextmanager
+def reported() -> "Iterator[None]":
+    """Turns what can go wrong outside our hands into one sentence and an exit status."""
+    from dragoman.errors import DragomanError
+
+    try:
+        yield
+        sys.stdout.flush()
+    except (DragomanError, ValueError) as error:
+        typer.echo(f"dragoman: {error}", err=True)
+        raise typer.Exit(FAILED) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except OSError as error:
+        # Python flushes standard output once more at its end; give that flush somewhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise typer.Exit(BROKEN_PIPE) from None
+        typer.echo(f"dragoman: {error.strerror or error}", err=True)
+        raise typer.Exit(FAILED) from None

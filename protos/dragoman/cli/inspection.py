@@ -1,0 +1,57 @@
+"""`dragoman models`, `dragoman tokenize` and `dragoman health`: what a server has, sees and says of itself."""
+
+from typing import Annotated, Literal
+
+import typer
+
+from dragoman.cli.common import DEFAULT_ADDRESS, FAILED, Address, Json, Model, Timeout, connected
+
+
+def models(address: Address = DEFAULT_ADDRESS, timeout: Timeout = 10.0, as_json: Json = False) -> None:
+    """Show the models that the server answers for, and what may be asked of them."""
+    from dragoman.cli.output import show_models, write_json
+
+    with connected(address, timeout) as client:
+        found = client.models()
+        if as_json:
+            write_json(found)
+        else:
+            show_models(found)
+
+
+def tokenize(
+    text: Annotated[str, typer.Argument(metavar="TEXT", show_default=False)],
+    side: Annotated[
+        Literal["source", "target"], typer.Option(help="Which of the model's two vocabularies.")
+    ] = "source",
+    as_json: Json = False,
+    model: Model = "",
+    address: Address = DEFAULT_ADDRESS,
+    timeout: Timeout = 10.0,
+) -> None:
+    """Show the tokens that the model sees: id and token, one a line."""
+    from dragoman.cli.layout import token_objects
+    from dragoman.cli.output import write_json, write_line
+
+    with connected(address, timeout) as client:
+        found = client.tokenize(text, model=model, side=side)
+        if as_json:
+            write_json(token_objects(found))
+        else:
+            for token in found:
+                write_line(f"{token.id}\t{token.text}")
+
+
+def health(
+    service: Annotated[str, typer.Option(metavar="NAME", help="A service of the server; by default the whole.")] = "",
+    address: Address = DEFAULT_ADDRESS,
+    timeout: Timeout = 5.0,
+) -> None:
+    """Print the server's health; the exit status is 0 only when it is SERVING."""
+    from dragoman.cli.output import write_line
+
+    with connected(address, timeout) as client:
+        status = client.health(service)
+        write_line(status.value)
+    if status.value != "SERVING":
+        raise typer.Exit(FAILED)

@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import time
+from functools import partial
 
 import grpc
 import structlog
@@ -18,14 +19,17 @@ from prometheus_client import start_http_server
 from dragoman.v1 import generation_pb2_grpc
 from server.api.health import Health
 from server.api.interceptor import CallInterceptor
+from server.api.limits import request_limits
 from server.api.model import ServedModel
 from server.api.service import SERVICE, GenerationService
 from server.bundle.load import BundleError, load_bundle
 from server.config import ServerConfig
 from server.cpu import usable_cpus
 from server.engine.pool import EngineOptions, EnginePool, layout
+from server.engine.scorer import Scorer
 from server.metrics import ServerMetrics
 from server.runtime.device import DeviceError
+from server.runtime.scorer import ScorerRuntime
 
 log = structlog.get_logger()
 
@@ -70,7 +74,7 @@ async def run(config: ServerConfig) -> int:
         # NOTE: threads that load can't be interrupted, and an ordinary end would wait for them.
         os._exit(0)
     try:
-        pool = loading.result()
+        pool, scorer = loading.result()
     except BaseException:
         await server.stop(None)
         raise
@@ -78,13 +82,13 @@ async def run(config: ServerConfig) -> int:
     failing = asyncio.create_task(pool.failed.wait())
     await asyncio.wait([stopping, failing], return_when=asyncio.FIRST_COMPLETED)
     health.set_serving(False)
-    await _drain(config, metrics, service, pool)
+    await _drain(config, metrics, service, pool, scorer)
     health.end()
     await server.stop(1)
     return 1 if pool.failed.is_set() else 0
 
 
-async def _load(config: ServerConfig, metrics: ServerMetrics, service: GenerationService) -> EnginePool:
+async def _load(config: ServerConfig, metrics: ServerMetrics, service: GenerationService) -> tuple[EnginePool, Scorer]:
     """Brings the model up, and the service to answer for it."""
     started = time.monotonic()
     options = EngineOptions(
@@ -106,20 +110,25 @@ async def _load(config: ServerConfig, metrics: ServerMetrics, service: Generatio
         raise StartError(f"there is not enough memory for --max-rows {config.max_rows}") from None
     device = str(pool.device)
     # Twice what the engines can run: they never wait for a batch, and what it has in the queue is gone in a moment.
-    slots = options.max_rows * layout(options, pool.device, manifest.shape.parameters)[0]
-    window = max(1, min(2 * slots, options.queue_size // 2))
-    service.serve([ServedModel(bundle, pool, device, window)])
+    engines, threads = layout(options, pool.device, manifest.shape.parameters)
+    window = max(1, min(2 * options.max_rows * engines, options.queue_size // 2))
+    load_scorer = partial(ScorerRuntime, bundle, pool.device, threads)
+    scorer = Scorer(load_scorer, manifest.shape, options.queue_size, metrics.model(manifest.name))
+    limits = request_limits(config.max_beam_size, config.max_hypotheses, options.max_rows, manifest.shape)
+    service.serve([ServedModel(bundle, pool, scorer, device, window, limits)])
     # What is there now stays: the garbage collector need not look through it, which takes tens of milliseconds.
     gc.collect()
     gc.freeze()
     seconds = time.monotonic() - started
     metrics.loaded(manifest.name, seconds, device, manifest.precision, pool.device.fallback is not None)
     log.info("ready", model=manifest.name, version=manifest.version, device=device, load_seconds=round(seconds, 3))
-    return pool
+    return pool, scorer
 
 
-async def _drain(config: ServerConfig, metrics: ServerMetrics, service: GenerationService, pool: EnginePool) -> None:
-    """Refuses new calls, waits for those that run, and stops the engines."""
+async def _drain(
+    config: ServerConfig, metrics: ServerMetrics, service: GenerationService, pool: EnginePool, scorer: Scorer
+) -> None:
+    """Refuses new calls, waits for those that run, and stops the engines and the scorer."""
     service.refuse("the server is shutting down")
     deadline = time.monotonic() + config.drain_seconds
     log.info("draining", calls=metrics.calls.running(SERVICE), at_most_seconds=config.drain_seconds)
@@ -129,6 +138,7 @@ async def _drain(config: ServerConfig, metrics: ServerMetrics, service: Generati
     if unfinished := metrics.calls.running(SERVICE):
         log.warning("calls were not finished in time and end with UNAVAILABLE", calls=unfinished)
     await pool.close()
+    await scorer.close()
     await _refuse_latecomers(metrics, min(deadline, time.monotonic() + LATECOMER_SECONDS))
     log.info("stopped")
 

@@ -39,6 +39,12 @@ def serve(
     max_rows: Annotated[
         int, typer.Option(min=1, help="Hypotheses that an engine decodes at once; each has a row of its cache.")
     ] = DEFAULT.max_rows,
+    max_beam_size: Annotated[
+        int, typer.Option(min=1, help="Widest beam of a request, or --max-rows where that is less.")
+    ] = DEFAULT.max_beam_size,
+    max_hypotheses: Annotated[
+        int, typer.Option(min=1, help="Most samples or alternatives of a request, or --max-rows where that is less.")
+    ] = DEFAULT.max_hypotheses,
     queue_size: Annotated[
         int, typer.Option(min=1, help="Requests that may wait; one more is refused.")
     ] = DEFAULT.queue_size,
@@ -62,6 +68,8 @@ def serve(
         engines=engines,
         threads_per_engine=threads_per_engine,
         max_rows=max_rows,
+        max_beam_size=max_beam_size,
+        max_hypotheses=max_hypotheses,
         queue_size=queue_size,
         drain_seconds=drain_seconds,
         log_format=log_format,

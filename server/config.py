@@ -23,6 +23,8 @@ class ServerConfig(BaseModel):
     engines: int | None = Field(default=None, ge=1)
     threads_per_engine: int | None = Field(default=None, ge=1)
     max_rows: int = Field(default=64, ge=1)
+    max_beam_size: int = Field(default=16, ge=1)
+    max_hypotheses: int = Field(default=32, ge=1)
     queue_size: int = Field(default=1024, ge=1)
     drain_seconds: float = Field(default=30.0, ge=0)
     log_format: LogFormat = "auto"

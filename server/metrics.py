@@ -56,7 +56,7 @@ class Histogram:
 
 
 class ModelMetrics:
-    """What the engines of one model report (server.engine.metrics.EngineMetrics); for use from any thread."""
+    """What engines (server.engine.metrics.EngineMetrics) and scorer of one model report; for use from any thread."""
 
     def __init__(self) -> None:
         self.lock = Lock()
@@ -70,6 +70,9 @@ class ModelMetrics:
         self.generation_seconds = Histogram(REQUEST_SECONDS)
         self.source_length = Histogram(TOKENS)
         self.target_length = Histogram(TOKENS)
+        self.score_seconds = Histogram(STEP_SECONDS)
+        self.score_rows = Histogram(ROWS)
+        self.scored_tokens = 0
         self.branch_seconds = 0.0
         self.branch_rows = 0
         self.encoded_tokens = 0
@@ -115,6 +118,12 @@ class ModelMetrics:
             self.source_length.observe(source_tokens)
             self.target_length.observe(target_tokens)
             self.generation_seconds.observe(seconds)
+
+    def scored(self, seconds: float, rows: int, target_tokens: int) -> None:
+        with self.lock:
+            self.score_seconds.observe(seconds)
+            self.score_rows.observe(rows)
+            self.scored_tokens += target_tokens
 
     def dropped(self, reason: DropReason, phase: Phase) -> None:
         with self.lock:
@@ -273,6 +282,8 @@ _MODEL_FAMILIES = [
         (),
         lambda m: [((), m.branch_rows)],
     ),
+    _histogram("dragoman_score_seconds", "One run of the scorer", lambda m: m.score_seconds),
+    _histogram("dragoman_score_rows", "Targets of a scorer run", lambda m: m.score_rows),
     _histogram("dragoman_source_length_tokens", "Source tokens of an answered request", lambda m: m.source_length),
     _histogram("dragoman_target_length_tokens", "Target tokens of an answered request", lambda m: m.target_length),
     _numbers(
@@ -288,6 +299,13 @@ _MODEL_FAMILIES = [
         "Target tokens of answered requests",
         (),
         lambda m: [((), m.target_length.sum)],
+    ),
+    _numbers(
+        CounterMetricFamily,
+        "dragoman_scored_tokens",
+        "Target tokens scored, end tokens included, padding not counted",
+        (),
+        lambda m: [((), m.scored_tokens)],
     ),
     _numbers(
         CounterMetricFamily,

@@ -1,24 +1,28 @@
 """The server's gRPC face over engines without a model: an answer is the source backwards, a letter a token."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 from grpc_health.v1 import health_pb2_grpc
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from dragoman.v1 import generation_pb2_grpc
 from server.api.health import Health
 from server.api.interceptor import CallInterceptor
+from server.api.limits import request_limits
 from server.api.model import ServedModel
 from server.api.service import SERVICE, GenerationService
 from server.bundle.load import Bundle
 from server.bundle.manifest import Graph, Graphs, Limits, Manifest, Shape, SpecialTokens, Tokenizers
 from server.engine.requests import (
+    BeamProgress,
     EngineUnavailableError,
     Finished,
     FinishReason,
@@ -26,8 +30,13 @@ from server.engine.requests import (
     HypothesisResult,
     Progress,
     QueueFullError,
+    TokenChoice,
 )
+from server.engine.scorer import Scorer
 from server.metrics import ServerMetrics
+from server.runtime.scorer import Scores
+from server.search.stopping import StopTracker
+from server.text.stream import TargetDecoder
 
 SPECIAL = ["<pad>", "<unk>", "<s>", "</s>"]
 LETTERS = "abcdefghijklmnopqrstuvwxyz' é"
@@ -56,11 +65,11 @@ def letters_bundle() -> Bundle:
         attention="standard",
         shape=Shape(
             d_model=8,
-            heads=1,
-            d_head=8,
+            heads=2,
+            d_head=4,
             d_ff=8,
             encoder_layers=1,
-            decoder_layers=1,
+            decoder_layers=2,
             source_vocabulary=size,
             target_vocabulary=size,
             parameters=123,
@@ -76,6 +85,59 @@ def letters_bundle() -> Bundle:
     return Bundle(Path("nowhere"), manifest, letters(), letters())
 
 
+DECODER = TargetDecoder(letters())
+
+
+def backwards(request: GenerationRequest) -> list[HypothesisResult]:
+    """The source backwards, behind the prefix; each further hypothesis leaves out one more of the first letters.
+
+    Every token has the log-probability -0.5, the end token -0.25, and the score is the number of the hypothesis, less
+    than zero. The best token of each place is the chosen one, the others are the next in the vocabulary.
+    """
+    search = request.search
+    constraints = search.constraints
+    results = []
+    for index in range(search.num_hypotheses):
+        stops = StopTracker(DECODER, constraints) if constraints.stop_sequences else None
+        if stops:
+            for token in constraints.prefix:
+                stops.push(token)
+        letters_left = request.source_ids[-2 - index :: -1] if index < len(request.source_ids) - 1 else []
+        reason, characters, ids = FinishReason.EOS, None, list(constraints.prefix)
+        for count, token in enumerate(letters_left, 1):
+            ids.append(token)
+            if stops and (characters := stops.push(token)) is not None:
+                reason = FinishReason.STOP_SEQUENCE
+                break
+            if count == search.max_new_tokens < len(letters_left):
+                reason = FinishReason.LENGTH
+                break
+        prefix = len(constraints.prefix)
+        log_probabilities = [-0.5] * (len(ids) - prefix) + [-0.25] * (reason is FinishReason.EOS)
+        others = [[TokenChoice(id_ + n, -0.5 - n) for n in range(search.top_tokens)] for id_ in [*ids[prefix:], 3]]
+        alternatives = others[: len(log_probabilities)] if search.top_tokens else []
+        results.append(
+            HypothesisResult(ids, log_probabilities, reason, -float(index), prefix, alternatives, characters)
+        )
+    return results
+
+
+def events(request: GenerationRequest, results: list[HypothesisResult]) -> list[Progress | BeamProgress]:
+    """What a streaming request hears before its answer: token by token, the hypotheses by turns."""
+    if beam := request.search.beam:
+        return [BeamProgress(step, beam.beam_size, 0) for step in range(1, len(results[0].ids) + 1)]
+    heard: list[Progress | BeamProgress] = []
+    for place in range(max(len(result.ids) for result in results)):
+        for index, result in enumerate(results):
+            at = place - result.prefix
+            if place == 0 and result.prefix:
+                heard.append(Progress(result.ids[: result.prefix], [], [], index))
+            if at >= 0 and place < len(result.ids):
+                told = result.log_probabilities[at : at + 1], result.alternatives[at : at + 1]
+                heard.append(Progress([result.ids[place]], *told, index))
+    return heard
+
+
 class FakeGeneration:
     """One request at the fake engines."""
 
@@ -84,12 +146,12 @@ class FakeGeneration:
         self.cancelled = False
         self._engines = engines
         self._answer: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
-        self._progress: asyncio.Queue[Progress | None] = asyncio.Queue()
+        self._progress: asyncio.Queue[Progress | BeamProgress | None] = asyncio.Queue()
 
     async def result(self) -> Finished:
         return await asyncio.shield(self._answer)
 
-    async def events(self) -> AsyncIterator[Progress | Finished]:
+    async def events(self) -> AsyncIterator[Progress | BeamProgress | Finished]:
         while (progress := await self._progress.get()) is not None:
             yield progress
         yield await self._answer
@@ -109,15 +171,10 @@ class FakeGeneration:
             self._answer.set_exception(error)
             self._answer.exception()
         else:
-            backwards = self.request.source_ids[-2::-1]
-            ids = backwards[: self.request.max_new_tokens]
-            log_probabilities = [-0.5] * len(ids)
-            for token in ids:
-                self._progress.put_nowait(Progress([token], [-0.5]))
-            reason = FinishReason.EOS if len(ids) == len(backwards) else FinishReason.LENGTH
-            if reason is FinishReason.EOS:
-                log_probabilities.append(-0.25)
-            self._answer.set_result(Finished([HypothesisResult(ids, log_probabilities, reason)]))
+            results = self._engines.results(self.request)
+            for event in events(self.request, results):
+                self._progress.put_nowait(event)
+            self._answer.set_result(Finished(results))
         self._progress.put_nowait(None)
 
 
@@ -131,11 +188,18 @@ class FakeEngines:
         running: those that are not answered.
         most: that were ever open at the same time.
         stopped: refuse everything.
+        results: the hypotheses that answer a request.
     """
 
-    def __init__(self, automatic: bool = True, room: int = 1000) -> None:
+    def __init__(
+        self,
+        automatic: bool = True,
+        room: int = 1000,
+        results: Callable[[GenerationRequest], list[HypothesisResult]] = backwards,
+    ) -> None:
         self.automatic = automatic
         self.room = room
+        self.results = results
         self.accepted: list[FakeGeneration] = []
         self.running: list[FakeGeneration] = []
         self.most = 0
@@ -161,11 +225,54 @@ class FakeEngines:
                 await asyncio.sleep(0.002)
 
 
+class FakeScoring:
+    """Stands for a ScorerRuntime: the token in place j has log-probability -(j + 1) / 4, and looks where an answer that
+    turns the source around comes from, in the layer but last; in the last it looks everywhere alike.
+
+    Attributes:
+        gate: no run goes on before it is set.
+        started: a run has come as far as the gate.
+        runs: source and target lengths of each run's rows, and whether attention was asked for.
+        loads: how often it was loaded.
+        error: what the next run raises.
+    """
+
+    def __init__(self) -> None:
+        self.gate, self.started = threading.Event(), threading.Event()
+        self.gate.set()
+        self.runs: list[tuple[list[tuple[int, int]], bool]] = []
+        self.loads = 0
+        self.error: Exception | None = None
+
+    def load(self) -> "FakeScoring":
+        self.loads += 1
+        return self
+
+    def run(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], attention: bool) -> Scores:
+        self.started.set()
+        assert self.gate.wait(10)
+        lengths = [(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
+        self.runs.append((lengths, attention))
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+        source, target = max(s for s, _ in lengths), max(t for _, t in lengths) + 1
+        places = np.arange(target, dtype=np.float32)
+        log_probabilities = np.tile(-(places + 1) / np.float32(4), (len(lengths), 1))
+        weights = np.zeros((len(lengths), 2, 2, target, source), np.float32)
+        for row, (length, _) in enumerate(lengths):
+            for place in range(target):
+                weights[row, 0, :, place, max(length - 2 - place, 0)] = 1
+            weights[row, 1, :, :, :length] = 1 / length
+        return log_probabilities, weights if attention else None
+
+
 @dataclass
 class Face:
     """A running gRPC server over fake engines, and a client's view of it."""
 
     engines: FakeEngines
+    scoring: FakeScoring
     service: GenerationService
     health: Health
     metrics: ServerMetrics
@@ -183,9 +290,11 @@ class Face:
 
 
 @asynccontextmanager
-async def serve_fake(engines: FakeEngines | None = None, *, window: int = 8, ready: bool = True) -> AsyncIterator[Face]:
+async def serve_fake(
+    engines: FakeEngines | None = None, *, window: int = 8, ready: bool = True, score_queue: int = 100
+) -> AsyncIterator[Face]:
     """A server on a free port of the loopback interface."""
-    engines = engines or FakeEngines()
+    engines, scoring = engines or FakeEngines(), FakeScoring()
     metrics, health = ServerMetrics(), Health([SERVICE])
     service = GenerationService(metrics.rejected)
     server = grpc.aio.server(interceptors=[CallInterceptor(metrics)])
@@ -193,11 +302,16 @@ async def serve_fake(engines: FakeEngines | None = None, *, window: int = 8, rea
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
+    bundle = letters_bundle()
+    scorer = Scorer(scoring.load, bundle.manifest.shape, score_queue, metrics.model(MODEL))
     if ready:
-        service.serve([ServedModel(letters_bundle(), engines, "cpu", window)])
+        limits = request_limits(max_beam_size=6, max_hypotheses=8, max_rows=64, shape=bundle.manifest.shape)
+        service.serve([ServedModel(bundle, engines, scorer, "cpu", window, limits)])
         health.set_serving(True)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
         health_stub = health_pb2_grpc.HealthStub(channel)
-        yield Face(engines, service, health, metrics, channel, stub, health_stub)
+        yield Face(engines, scoring, service, health, metrics, channel, stub, health_stub)
     await server.stop(None)
+    scoring.gate.set()
+    await scorer.close()

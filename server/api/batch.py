@@ -7,9 +7,15 @@ from dataclasses import replace
 from dragoman.v1 import generation_pb2 as pb
 from server.api.errors import ApiError, Rejection, from_engine, invalid
 from server.api.model import PendingAnswer, ServedModel
-from server.engine.requests import DeadlineExpiredError, EngineUnavailableError, GenerationRequest, QueueFullError
+from server.api.options import Wanted, reseeded
+from server.engine.requests import (
+    DeadlineExpiredError,
+    EngineUnavailableError,
+    Finished,
+    GenerationRequest,
+    QueueFullError,
+)
 
-MAX_ITEMS = 10_000
 ROOM_SECONDS = 0.02  # how often an item that found the queue full looks again
 
 
@@ -23,32 +29,42 @@ class Batch:
     Args:
         model: the model.
         request: what all items share; its `source_ids` are replaced by each item's.
-        details: what to return beside the text.
+        wanted: what to return beside the text.
         reject: counts an item that is refused.
+        own_seeds: each item that samples has a seed of its own, so that equal inputs may have different answers.
     """
 
     def __init__(
-        self, model: ServedModel, request: GenerationRequest, details: pb.Details, reject: Callable[[Rejection], None]
+        self,
+        model: ServedModel,
+        request: GenerationRequest,
+        wanted: Wanted,
+        reject: Callable[[Rejection], None],
+        own_seeds: bool,
     ) -> None:
         self._model = model
         self._request = request
-        self._details = details
+        self._wanted = wanted
         self._reject = reject
+        self._own_seeds = own_seeds
         self._admitted = False
 
     async def run(self, inputs: Sequence[pb.Input]) -> list[pb.BatchItem]:
         """Answers every input, in order.
 
         Raises:
-            ApiError: there are no inputs, or too many.
+            ApiError: there are no inputs, or too many, or too many weights of attention might be in the answer.
             QueueFullError: there was no room for even the first.
             DeadlineExpiredError: the call's deadline passed.
         """
         if not inputs:
             raise invalid("inputs", "is empty")
-        if len(inputs) > MAX_ITEMS:
-            raise invalid("inputs", f"has {len(inputs)} items, but a batch may have at most {MAX_ITEMS}")
+        most = self._model.limits.batch_items
+        if len(inputs) > most:
+            raise invalid("inputs", f"has {len(inputs)} items, but a batch may have at most {most}")
         sources = await self._encode(inputs)
+        source_tokens = sum(len(source) for source in sources if not isinstance(source, ApiError))
+        self._model.check_attention(self._wanted, self._request.search, source_tokens)
         items: list[pb.BatchItem | None] = [None] * len(inputs)
         work = iter(enumerate(sources))
         try:
@@ -90,16 +106,18 @@ class Batch:
                 items[index] = pb.BatchItem(response=answer)
 
     async def _answer(self, source: list[int]) -> pb.GenerateResponse | ApiError:
+        search = reseeded(self._request.search) if self._own_seeds else self._request.search
+        request = replace(self._request, source_ids=source, search=search)
         generation: PendingAnswer | None = None
         try:
-            generation = await self._submit(replace(self._request, source_ids=source))
+            generation = await self._submit(request)
             finished = await generation.result()
+            return await self._write(request, finished)
         except EngineUnavailableError as error:
             return from_engine(error)
         finally:
             if generation is not None:
                 generation.cancel()
-        return self._model.response(finished, len(source), self._details)
 
     async def _submit(self, request: GenerationRequest) -> PendingAnswer:
         while True:
@@ -112,3 +130,10 @@ class Batch:
             else:
                 self._admitted = True
                 return generation
+
+    async def _write(self, request: GenerationRequest, finished: Finished) -> pb.GenerateResponse:
+        while True:
+            try:
+                return await self._model.answer(request, finished, self._wanted)
+            except QueueFullError:  # of the scorer
+                await asyncio.sleep(ROOM_SECONDS)

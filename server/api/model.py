@@ -1,16 +1,18 @@
-"""A model as the service sees it: text or ids to a request for its engines, and their answer to a message."""
+"""A model as the service sees it: what clients send becomes requests for its engines, and their answers messages."""
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from dragoman.v1 import generation_pb2 as pb
+from server.api.answers import AnswerWriter
 from server.api.errors import invalid
-from server.api.text import SourceEncoder
+from server.api.options import Wanted, read_details, read_options
+from server.api.text import SourceEncoder, TargetEncoder, TargetKind, is_text
 from server.bundle.load import Bundle
-from server.engine.requests import Finished, FinishReason, GenerationRequest, HypothesisResult, Progress
+from server.engine.requests import BeamProgress, Finished, GenerationRequest, Progress
+from server.engine.scorer import Scored, Target
+from server.search.options import SearchOptions
 from server.text.stream import TargetDecoder
-
-FINISH_REASONS = {reason: getattr(pb, f"FINISH_REASON_{reason.name}") for reason in FinishReason}
 
 
 class PendingAnswer(Protocol):
@@ -18,7 +20,7 @@ class PendingAnswer(Protocol):
 
     async def result(self) -> Finished: ...
 
-    def events(self) -> AsyncIterator[Progress | Finished]: ...
+    def events(self) -> AsyncIterator[Progress | BeamProgress | Finished]: ...
 
     def cancel(self) -> None: ...
 
@@ -30,27 +32,41 @@ class Engines(Protocol):
         """Raises QueueFullError or EngineUnavailableError."""
 
 
+class Scorer(Protocol):
+    """What the service needs of server.engine.scorer.Scorer."""
+
+    async def score(self, targets: Sequence[Target], deadline: float | None) -> list[Scored]:
+        """Raises QueueFullError, DeadlineExpiredError or EngineUnavailableError."""
+
+
 class ServedModel:
-    """A bundle and the engines that run it.
+    """A bundle and what runs it.
 
     Args:
         bundle: the bundle.
         engines: started.
+        scorer: of the same bundle.
         device: where they run, "cpu" or "cuda:0".
         batch_window: items of one batch that may wait or run at the same time.
+        limits: what one request may ask for.
     """
 
-    def __init__(self, bundle: Bundle, engines: Engines, device: str, batch_window: int) -> None:
+    def __init__(
+        self, bundle: Bundle, engines: Engines, scorer: Scorer, device: str, batch_window: int, limits: pb.Limits
+    ) -> None:
         manifest = bundle.manifest
         self.name = manifest.name
-        self.max_target_tokens = manifest.limits.max_target_tokens
         self.batch_window = batch_window
+        self.limits = limits
         self.encoder = SourceEncoder(bundle.source_tokenizer, manifest.tokens, manifest.limits.max_source_tokens)
+        self.target = TargetEncoder(bundle.target_tokenizer, manifest.tokens, manifest.limits.max_target_tokens)
         self.decoder = TargetDecoder(bundle.target_tokenizer)
+        self.writer = AnswerWriter(bundle, self.decoder)
         self.tokenizers = {pb.SIDE_SOURCE: bundle.source_tokenizer, pb.SIDE_TARGET: bundle.target_tokenizer}
-        self.info = _info(bundle, device)
-        self._target_text = bundle.target_tokenizer.id_to_token
+        self.info = _info(bundle, device, limits)
         self.submit = engines.submit
+        self._planes = manifest.shape.decoder_layers * manifest.shape.heads
+        self._scorer = scorer
 
     async def source_ids(self, source: pb.Input, field: str) -> list[int]:
         """The checked ids of an input.
@@ -71,45 +87,80 @@ class ServedModel:
         Raises:
             ApiError: the ids are wrong, or the input is both or neither.
         """
-        has_text, has_ids = source.HasField("text"), source.HasField("token_ids")
-        if has_text and has_ids:
-            raise invalid(field, "has both text and token_ids, but must have exactly one")
-        if has_ids:
-            return self.encoder.check_ids(source.token_ids.ids, f"{field}.token_ids.ids")
-        if not has_text:
-            raise invalid(field, "has neither text nor token_ids, but must have exactly one")
-        return None
+        if is_text(source, field):
+            return None
+        return self.encoder.check_ids(source.token_ids.ids, f"{field}.token_ids.ids")
 
-    def response(self, finished: Finished, source_tokens: int, details: pb.Details) -> pb.GenerateResponse:
-        """The whole answer."""
-        hypotheses = [self._hypothesis(hypothesis, details) for hypothesis in finished.hypotheses]
-        return pb.GenerateResponse(hypotheses=hypotheses, source_tokens=source_tokens, model=self.name)
+    async def plan(self, options: pb.GenerationOptions, details: pb.Details) -> tuple[SearchOptions, Wanted]:
+        """What to search for, and what to tell of it.
 
-    def tokens(self, ids: list[int], log_probabilities: Iterable[float], details: pb.Details) -> list[pb.Token] | None:
-        """Tokens as the details ask for them, None where they don't.
+        Raises:
+            ApiError: the options or the details make no sense.
+        """
+        wanted = read_details(details, self.limits)
+        return await read_options(options, wanted, self.target, self.limits), wanted
+
+    def check_attention(self, wanted: Wanted, search: SearchOptions, source_tokens: int) -> None:
+        """Refuses what might have too many weights for one response.
 
         Args:
-            log_probabilities: of the ids; more are ignored.
+            source_tokens: of all inputs together.
+
+        Raises:
+            ApiError: it might.
         """
-        if details.log_probabilities:
-            pairs = zip(ids, log_probabilities, strict=False)
-            return [pb.Token(id=i, text=self._target_text(i), log_probability=p) for i, p in pairs]
-        if details.tokens:
-            return [pb.Token(id=i, text=self._target_text(i)) for i in ids]
-        return None
+        if wanted.attention:
+            prefix = len(search.constraints.prefix)
+            target_tokens = search.num_hypotheses * (prefix + search.max_new_tokens + 1)
+            remedy = "lower max_new_tokens or num_hypotheses, or ask for less at once"
+            self._check_weights(target_tokens * source_tokens, "details.attention", remedy)
 
-    def _hypothesis(self, result: HypothesisResult, details: pb.Details) -> pb.Hypothesis:
-        ids = result.ids
-        return pb.Hypothesis(
-            text=self.decoder.decode(ids),
-            finish_reason=FINISH_REASONS[result.reason],
-            target_tokens=len(ids),
-            tokens=self.tokens(ids, result.log_probabilities, details),
-            log_probability=sum(result.log_probabilities) if details.log_probabilities else None,
-        )
+    async def answer(self, request: GenerationRequest, finished: Finished, wanted: Wanted) -> pb.GenerateResponse:
+        """The whole answer.
+
+        Raises:
+            QueueFullError, DeadlineExpiredError, EngineUnavailableError: as the scorer does, if it is needed.
+        """
+        looks = None
+        if wanted.look:
+            targets = [
+                Target(request.source_ids, result.ids, wanted.alignment, wanted.attention)
+                for result in finished.hypotheses
+            ]
+            looks = await self._scorer.score(targets, request.deadline)
+        return self.writer.response(request, finished, wanted, looks)
+
+    async def score(self, request: pb.ScoreRequest, deadline: float | None) -> pb.ScoreResponse:
+        """Raises:
+        ApiError: the request is wrong.
+        QueueFullError, DeadlineExpiredError, EngineUnavailableError: as the scorer does.
+        """
+        count, most = len(request.targets), self.limits.score_targets
+        if not count:
+            raise invalid("targets", "is empty")
+        if count > most:
+            raise invalid("targets", f"has {count} targets, but at most {most} are scored at once")
+        source_ids = await self.source_ids(request.input, "input")
+        names = [f"targets[{index}]" for index in range(count)]
+        parts = await self.target.encode(request.targets, names, TargetKind(whole=True, special=True))
+        if request.attention:
+            weights = len(source_ids) * sum(len(ids) + 1 for ids in parts)
+            self._check_weights(weights, "attention", "ask for fewer targets at once")
+        targets = [Target(source_ids, ids, request.alignment, request.attention) for ids in parts]
+        found = await self._scorer.score(targets, deadline)
+        return self.writer.score(source_ids, targets, found)
+
+    def _check_weights(self, weights: int, field: str, remedy: str) -> None:
+        """Args:
+        weights: of one head of one layer.
+        """
+        weights *= self._planes
+        if weights > self.limits.attention_weights:
+            most = self.limits.attention_weights
+            raise invalid(field, f"could have {weights} weights, but a response has room for {most}; {remedy}")
 
 
-def _info(bundle: Bundle, device: str) -> pb.Model:
+def _info(bundle: Bundle, device: str, limits: pb.Limits) -> pb.Model:
     manifest = bundle.manifest
     return pb.Model(
         name=manifest.name,
@@ -125,4 +176,7 @@ def _info(bundle: Bundle, device: str) -> pb.Model:
         parameters=manifest.shape.parameters,
         quality=manifest.quality,
         examples=manifest.examples,
+        decoder_layers=manifest.shape.decoder_layers,
+        heads=manifest.shape.heads,
+        limits=limits,
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -12,9 +13,9 @@ from dragoman.v1 import generation_pb2_grpc
 from server.api.batch import Batch
 from server.api.errors import Rejection, invalid, unavailable, unknown_model
 from server.api.model import ServedModel
-from server.api.options import max_new_tokens, time_limit
-from server.engine.requests import GenerationRequest, Progress
-from server.text.stream import TextStream
+from server.api.options import Wanted, read_time_limit
+from server.api.streaming import HypothesisStream
+from server.engine.requests import BeamProgress, GenerationRequest, Progress
 
 SERVICE = "dragoman.v1.GenerationService"
 MAX_DETOKENIZE = 65_536  # ids
@@ -45,46 +46,60 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         self._refusal = reason
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
-        arrival = time.monotonic()
         model = self._model(request.model)
-        limit, stop = max_new_tokens(request.options, model.max_target_tokens), time_limit(request.options, arrival)
-        source_ids = await model.source_ids(request.input, "input")
-        generation = model.submit(GenerationRequest(source_ids, limit, _deadline(context, arrival), stop))
+        generation_request, wanted = await _prepare(model, request, context)
+        generation = model.submit(generation_request)
         try:
             finished = await generation.result()
         finally:
             generation.cancel()
-        return model.response(finished, len(source_ids), request.details)
+        return await model.answer(generation_request, finished, wanted)
 
     async def GenerateStream(
         self, request: pb.GenerateRequest, context: Context
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
-        arrival = time.monotonic()
         model = self._model(request.model)
-        limit, stop = max_new_tokens(request.options, model.max_target_tokens), time_limit(request.options, arrival)
-        source_ids = await model.source_ids(request.input, "input")
-        generation = model.submit(GenerationRequest(source_ids, limit, _deadline(context, arrival), stop, True))
-        stream = TextStream(model.decoder)
+        generation_request, wanted = await _prepare(model, request, context, streaming=True)
+        generation = model.submit(generation_request)
+        streams: dict[int, HypothesisStream] = defaultdict(
+            lambda: HypothesisStream(model.decoder, generation_request.search.constraints)
+        )
         try:
             async for event in generation.events():
                 if isinstance(event, Progress):
-                    text = stream.push(event.ids)
-                    tokens = model.tokens(event.ids, event.log_probabilities, request.details)
+                    text = streams[event.hypothesis].push(event.ids)
+                    tokens = model.writer.progress(event, wanted)
                     if text or tokens:
-                        yield pb.GenerateStreamResponse(text=text, tokens=tokens)
+                        yield pb.GenerateStreamResponse(text=text, tokens=tokens, hypothesis=event.hypothesis)
+                elif isinstance(event, BeamProgress):
+                    progress = pb.BeamProgress(tokens=event.tokens, running=event.running, finished=event.finished)
+                    yield pb.GenerateStreamResponse(progress=progress)
                 else:
-                    final = model.response(event, len(source_ids), request.details)
-                    yield pb.GenerateStreamResponse(text=stream.finish(), final=final)
+                    final = await model.answer(generation_request, event, wanted)
+                    # The first comes last, together with the whole.
+                    for index, hypothesis in reversed(list(enumerate(final.hypotheses))):
+                        stream = streams[index]
+                        text, tokens = stream.rest(hypothesis.text), hypothesis.tokens[stream.tokens :]
+                        message = pb.GenerateStreamResponse(text=text, tokens=tokens, hypothesis=index)
+                        if index == 0:
+                            message.final.CopyFrom(final)
+                        if text or tokens or index == 0:
+                            yield message
         finally:
             generation.cancel()
 
     async def GenerateBatch(self, request: pb.GenerateBatchRequest, context: Context) -> pb.GenerateBatchResponse:
         arrival = time.monotonic()
         model = self._model(request.model)
-        limit, stop = max_new_tokens(request.options, model.max_target_tokens), time_limit(request.options, arrival)
-        shared = GenerationRequest([], limit, _deadline(context, arrival), stop)
-        items = await Batch(model, shared, request.details, self._reject).run(request.inputs)
-        return pb.GenerateBatchResponse(items=items)
+        search, wanted = await model.plan(request.options, request.details)
+        stop = read_time_limit(request.options, arrival)
+        shared = GenerationRequest([], search, _deadline(context, arrival), stop)
+        batch = Batch(model, shared, wanted, self._reject, own_seeds=not request.options.HasField("seed"))
+        return pb.GenerateBatchResponse(items=await batch.run(request.inputs))
+
+    async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
+        model = self._model(request.model)
+        return await model.score(request, _deadline(context, time.monotonic()))
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         model = self._model(request.model)
@@ -126,6 +141,22 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         if model is None:
             raise unknown_model(name, [known for known in self._models if known])
         return model
+
+
+async def _prepare(
+    model: ServedModel, request: pb.GenerateRequest, context: Context, streaming: bool = False
+) -> tuple[GenerationRequest, Wanted]:
+    """What to ask the engines for, and what to tell of it.
+
+    Raises:
+        ApiError: the request is wrong.
+    """
+    arrival = time.monotonic()
+    search, wanted = await model.plan(request.options, request.details)
+    stop = read_time_limit(request.options, arrival)
+    source_ids = await model.source_ids(request.input, "input")
+    model.check_attention(wanted, search, len(source_ids))
+    return GenerationRequest(source_ids, search, _deadline(context, arrival), stop, streaming), wanted
 
 
 def _deadline(context: Context, now: float) -> float | None:

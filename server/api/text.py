@@ -1,11 +1,13 @@
-"""Source text to token ids, refusing what the model can't read. Nothing is ever truncated."""
+"""Text to token ids, refusing what the model can't read or write. Nothing is ever truncated."""
 
 import asyncio
 import unicodedata
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tokenizers import Encoding, Tokenizer
 
+from dragoman.v1 import generation_pb2 as pb
 from server.api.errors import ApiError, invalid
 from server.bundle.manifest import SpecialTokens
 
@@ -18,13 +20,30 @@ LEAST_CHARACTERS = 4096
 CHUNK_TEXTS, CHUNK_CHARACTERS = 256, 65536
 
 
-class SourceEncoder:
-    """Checks and encodes what a model shall read.
+def is_text(given: pb.Input, field: str) -> bool:
+    """Whether an input comes as text, or else as ids.
 
     Args:
-        tokenizer: of the source; text that looks like a special token is from now on read as plain text.
+        field: the input's field, for the error.
+
+    Raises:
+        ApiError: it is both or neither.
+    """
+    has_text, has_ids = given.HasField("text"), given.HasField("token_ids")
+    if has_text and has_ids:
+        raise invalid(field, "has both text and token_ids, but must have exactly one")
+    if not has_text and not has_ids:
+        raise invalid(field, "has neither text nor token_ids, but must have exactly one")
+    return has_text
+
+
+class TextEncoder:
+    """What source and target have in common.
+
+    Args:
+        tokenizer: text that looks like a special token is from now on read as plain text.
         tokens: the special tokens.
-        max_tokens: the model's limit, the end token included.
+        max_tokens: the model's limit.
     """
 
     def __init__(self, tokenizer: Tokenizer, tokens: SpecialTokens, max_tokens: int) -> None:
@@ -34,9 +53,31 @@ class SourceEncoder:
         self.max_tokens = max_tokens
         self.max_characters = max(LEAST_CHARACTERS, SHRINKING * longest * max_tokens)
         self.vocabulary_size = len(vocabulary)
+        self.end = tokens.end
+        self.special = {tokens.pad: "<pad>", tokens.unknown: "<unk>", tokens.begin: "<s>", tokens.end: "</s>"}
         self._tokenizer = tokenizer
-        self._unknown, self._end = tokens.unknown, tokens.end
-        self._misplaced = {tokens.pad: "<pad>", tokens.unknown: "<unk>", tokens.begin: "<s>", tokens.end: "</s>"}
+        self._unknown = tokens.unknown
+
+    async def _tokenize(self, texts: Sequence[str], with_end: bool) -> list[Encoding]:
+        """Args:
+        with_end: whether the end token is added.
+        """
+        if sum(map(len, texts)) <= INLINE_CHARACTERS:
+            return self._tokenizer.encode_batch(texts, add_special_tokens=with_end)
+        return await asyncio.to_thread(self._tokenizer.encode_batch, texts, add_special_tokens=with_end)
+
+    def _check_known(self, encoding: Encoding, text: str, field: str) -> None:
+        """Raises ApiError where a part of the text has no token."""
+        if self._unknown in encoding.ids:
+            start, end = encoding.offsets[encoding.ids.index(self._unknown)]
+            while end < len(text) and unicodedata.combining(text[end]):  # normalised into one character with it
+                end += 1
+            where = f"at position {start} (counted from 0)"
+            raise invalid(field, f"has {_describe(text[start:end])} {where}, which the model has never seen")
+
+
+class SourceEncoder(TextEncoder):
+    """Checks and encodes what a model shall read. Its limit counts the end token."""
 
     async def encode(self, text: str, field: str) -> list[int]:
         """Token ids of a text, the end token included.
@@ -48,9 +89,8 @@ class SourceEncoder:
             ApiError: the text is empty, too long, or has a character that the model has never seen.
         """
         self.check_size(text, field)
-        if len(text) <= INLINE_CHARACTERS:
-            return self._check(self._tokenizer.encode(text), text, field)
-        return self._check((await asyncio.to_thread(self._tokenizer.encode_batch, [text]))[0], text, field)
+        [encoding] = await self._tokenize([text], with_end=True)
+        return self._check(encoding, text, field)
 
     async def encode_batch(self, texts: Sequence[str], fields: Sequence[str]) -> list[list[int] | ApiError]:
         """As `encode`, for many texts: the ids or the error of each."""
@@ -62,11 +102,9 @@ class SourceEncoder:
     async def _encode_chunk(self, texts: Sequence[str], fields: Sequence[str]) -> list[list[int] | ApiError]:
         # A text that is refused for its size is not looked at: an empty one takes its place in the tokenizer's batch.
         errors = [self._size_error(text, field) for text, field in zip(texts, fields, strict=True)]
-        checked = ["" if error else text for text, error in zip(texts, errors, strict=True)]
-        if sum(map(len, checked)) <= INLINE_CHARACTERS:
-            encodings = self._tokenizer.encode_batch(checked)
-        else:
-            encodings = await asyncio.to_thread(self._tokenizer.encode_batch, checked)
+        encodings = await self._tokenize(
+            ["" if error else text for text, error in zip(texts, errors, strict=True)], with_end=True
+        )
         answers: list[list[int] | ApiError] = []
         for encoding, text, field, error in zip(encodings, texts, fields, errors, strict=True):
             try:
@@ -84,7 +122,7 @@ class SourceEncoder:
         if len(ids) > self.max_tokens:
             raise self._too_long(len(ids), field)
         checked = list(ids)
-        if checked and checked[-1] == self._end:
+        if checked and checked[-1] == self.end:
             checked.pop()
         if not checked:
             raise invalid(field, "is empty")
@@ -92,9 +130,9 @@ class SourceEncoder:
             if not 0 <= token < self.vocabulary_size:
                 problem = f"is {token}, but the source vocabulary has ids 0 to {self.vocabulary_size - 1}"
                 raise invalid(f"{field}[{index}]", problem)
-            if token in self._misplaced:
-                raise invalid(f"{field}[{index}]", f"is {token}, the special token {self._misplaced[token]}")
-        checked.append(self._end)
+            if token in self.special:
+                raise invalid(f"{field}[{index}]", f"is {token}, the special token {self.special[token]}")
+        checked.append(self.end)
         if len(checked) > self.max_tokens:
             raise self._too_long(len(checked), field)
         return checked
@@ -122,12 +160,7 @@ class SourceEncoder:
         ids: list[int] = encoding.ids
         if len(ids) > self.max_tokens:
             raise self._too_long(len(ids), field)
-        if self._unknown in ids:
-            start, end = encoding.offsets[ids.index(self._unknown)]
-            while end < len(text) and unicodedata.combining(text[end]):  # normalised into one character with it
-                end += 1
-            where = f"at position {start} (counted from 0)"
-            raise invalid(field, f"has {_describe(text[start:end])} {where}, which the model has never seen")
+        self._check_known(encoding, text, field)
         if len(ids) == 1:
             raise invalid(field, "is empty once it is normalised")
         return ids
@@ -136,6 +169,79 @@ class SourceEncoder:
         return invalid(
             field, f"has {tokens} tokens, the end token included, but the model reads at most {self.max_tokens}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class TargetKind:
+    """What a part of a target is given for.
+
+    Attributes:
+        whole: it may be nothing, and may have its end token.
+        special: it may have other special tokens, as what a model writes may.
+    """
+
+    whole: bool = False
+    special: bool = False
+
+
+class TargetEncoder(TextEncoder):
+    """Checks and encodes what a model has written, shall write or shall not. Its limit does not count the end token."""
+
+    async def encode(
+        self, inputs: Sequence[pb.Input], fields: Sequence[str], kind: TargetKind
+    ) -> list[tuple[int, ...]]:
+        """Token ids of each input, without end token.
+
+        Args:
+            fields: the inputs' fields, for the error.
+
+        Raises:
+            ApiError: one of them is not something that the model can write.
+        """
+        texts = [index for index, given in enumerate(inputs) if is_text(given, fields[index])]
+        for index in texts:
+            if len(inputs[index].text) > self.max_characters:
+                raise self._too_long(f"{len(inputs[index].text)} characters", f"{fields[index]}.text")
+        encodings = dict(
+            zip(texts, await self._tokenize([inputs[index].text for index in texts], with_end=False), strict=True)
+        )
+        parts = []
+        for index, (given, field) in enumerate(zip(inputs, fields, strict=True)):
+            if encoding := encodings.get(index):
+                field, ids = f"{field}.text", encoding.ids
+                self._check_known(encoding, given.text, field)
+            else:
+                field, ids = f"{field}.token_ids.ids", list(given.token_ids.ids)
+                if len(ids) > self.max_tokens + kind.whole:  # before each is looked at
+                    raise self._too_long(f"{len(ids)} tokens", field)
+                self._check_ids(ids, field, kind)
+                if kind.whole and ids and ids[-1] == self.end:
+                    ids.pop()
+            if not ids and not kind.whole:
+                raise invalid(field, "is empty")
+            if len(ids) > self.max_tokens:
+                raise self._too_long(f"{len(ids)} tokens", field)
+            parts.append(tuple(ids))
+        return parts
+
+    def check_id(self, token: int, field: str) -> None:
+        """Raises ApiError where there is no such token."""
+        if not 0 <= token < self.vocabulary_size:
+            raise invalid(field, f"is {token}, but the target vocabulary has ids 0 to {self.vocabulary_size - 1}")
+
+    def _check_ids(self, ids: Sequence[int], field: str, kind: TargetKind) -> None:
+        last = len(ids) - 1
+        for index, token in enumerate(ids):
+            self.check_id(token, f"{field}[{index}]")
+            if token == self.end:
+                misplaced = not kind.whole or index < last
+            else:
+                misplaced = token in self.special and not kind.special
+            if misplaced:
+                raise invalid(f"{field}[{index}]", f"is {token}, the special token {self.special[token]}")
+
+    def _too_long(self, size: str, field: str) -> ApiError:
+        return invalid(field, f"has {size}, but the model writes at most {self.max_tokens} tokens")
 
 
 def _describe(text: str) -> str:

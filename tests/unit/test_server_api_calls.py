@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 
 from dragoman.v1 import generation_pb2 as pb
 from server.engine.requests import DeadlineExpiredError, EngineUnavailableError, GenerationRequest
+from server.search.options import SearchOptions
 from tests.fake_engines import MAX_TARGET, MODEL, Face, FakeEngines, serve_fake
 
 
@@ -48,7 +49,7 @@ async def test_text_is_answered_with_text(face: Face) -> None:
     assert answer == pb.GenerateResponse(hypotheses=[expected], source_tokens=7, model=MODEL)
     request: GenerationRequest = face.engines.accepted[0].request
     assert request.source_ids == [7, 21, 4, 26, 8, 21, 3]
-    assert request.max_new_tokens == MAX_TARGET
+    assert request.search == SearchOptions(max_new_tokens=MAX_TARGET)
     assert (request.deadline, request.time_limit, request.streaming) == (None, None, False)
 
 
@@ -250,6 +251,20 @@ async def test_models_tell_their_limits_and_where_they_come_from(face: Face) -> 
         parameters=123,
         quality={"test accuracy (%)": 99.5},
         examples=["drawer"],
+        decoder_layers=2,
+        heads=2,
+        limits=pb.Limits(
+            beam_size=6,
+            hypotheses=8,
+            top_tokens=20,
+            stop_sequences=16,
+            stop_sequence_characters=256,
+            suppressed_sequences=256,
+            suppressed_tokens=1024,
+            batch_items=10_000,
+            score_targets=64,
+            attention_weights=2**22,
+        ),
     )
     assert (await face.stub.ListModels(pb.ListModelsRequest())).models == [model]
     assert (await face.stub.GetModel(pb.GetModelRequest())).model == model

@@ -37,10 +37,6 @@ _SYMBOL_PACKAGE = "fonts-symbola"
 _OTHER_PACKAGE = "fonts-noto-core"
 
 
-class MissingFontWarning(UserWarning):
-    """No installed font has some characters of the labels; they are drawn by their numbers."""
-
-
 @dataclass(frozen=True, slots=True)
 class Fonts:
     """Font families in the order in which they are tried for each character, and the characters that none has."""

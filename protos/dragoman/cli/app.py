@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from dragoman.cli.attention import ATTENTION_HELP, attention
 from dragoman.cli.generate import GENERATE_HELP, generate
 from dragoman.cli.inspection import health, models, tokenize
 from dragoman.cli.score import SCORE_HELP, score
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 app.command(help=GENERATE_HELP)(generate)
 app.command(help=SCORE_HELP)(score)
+app.command(help=ATTENTION_HELP)(attention)
 app.command()(models)
 app.command()(tokenize)
 app.command()(health)

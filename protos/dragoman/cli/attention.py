@@ -1,0 +1,71 @@
+"""`dragoman attention`: a picture of where an answer looks in its source."""
+
+import warnings
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from dragoman.cli.common import DEFAULT_ADDRESS, FAILED, Address, Model, Timeout, connected
+
+ATTENTION_HELP = """Draw the cross-attention of TARGET, or of the model's own answer, as an answer to SOURCE.
+
+A row for each token of the target, a column for each of the source: how much of its attention the model gave to the \
+one when it chose the other. Without --grid the mean of all layers and heads, or of those chosen.
+
+Needs matplotlib, which the extra `attention` brings.
+"""
+
+
+def attention(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", show_default=False)],
+    target: Annotated[str | None, typer.Argument(metavar="TARGET", show_default=False)] = None,
+    *,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The picture, as .png, .svg or .pdf.")],
+    layer: Annotated[
+        int | None, typer.Option(metavar="N", help="This layer only; the first is 0, the last is -1. Default: all.")
+    ] = None,
+    head: Annotated[
+        int | None, typer.Option(metavar="N", help="This head only; the first is 0, the last is -1. Default: all.")
+    ] = None,
+    grid: Annotated[
+        bool, typer.Option("--grid", help="Draw each of the layers and heads, instead of the mean.")
+    ] = False,
+    theme: Annotated[
+        Literal["light", "dark", "auto"],
+        typer.Option(help="auto: an SVG follows its viewer's settings, the others are light."),
+    ] = "auto",
+    model: Model = "",
+    address: Address = DEFAULT_ADDRESS,
+    timeout: Timeout = 60.0,
+) -> None:
+    from dragoman.attention import MissingExtraError, check_format, check_installed, draw
+    from dragoman.cli.output import complain
+    from dragoman.results import Hypothesis, TargetScore
+
+    with connected(address, timeout) as client:
+        try:
+            check_installed()
+        except MissingExtraError as error:
+            complain(str(error))
+            raise typer.Exit(FAILED) from None
+        kind = check_format(output)
+        answer: Hypothesis | TargetScore
+        if target is None:
+            result = client.generate(source, model=model, attention=True)
+            answer, tokens = result.best, result.source
+        else:
+            scored = client.score(source, [target], model=model, attention=True)
+            answer, tokens = scored.scores[0], scored.source
+        if answer.attention is None:
+            raise ValueError("the server returned no attention")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            picture = draw(answer.attention, tokens, answer.tokens, layer=layer, head=head, grid=grid, theme=theme)
+            content = picture.render(kind)
+        for warning in caught:
+            complain(str(warning.message))
+        try:
+            output.write_bytes(content)
+        except OSError as error:
+            raise OSError(error.errno, f"{output} can't be written: {error.strerror}") from None

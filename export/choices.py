@@ -81,10 +81,15 @@ def _difference(scores: Scores, row: int, demand: Demand, logits: NDArray[np.flo
         a, b = np.asarray(actual, np.float64), np.asarray(wanted, np.float64)
         if (np.isfinite(a) != np.isfinite(b)).any():
             return float("inf")
-        largest = max(largest, float(np.abs(a - b, where=np.isfinite(b), out=np.zeros_like(b)).max(initial=0.0)))
+        largest = max(largest, _largest_of_possible(a, b))
     best = np.sort(expected)[::-1][: len(ids)]
-    order = np.abs(np.asarray(log_probabilities) - best, where=np.isfinite(best), out=np.zeros_like(best))
-    return max(largest, float(order.max(initial=0.0)))
+    return max(largest, _largest_of_possible(np.asarray(log_probabilities), best))
+
+
+def _largest_of_possible(actual: NDArray[np.float64], wanted: NDArray[np.float64]) -> float:
+    """The largest difference where what is wanted is not -inf."""
+    possible = np.isfinite(wanted)
+    return float(np.abs(actual[possible] - wanted[possible]).max(initial=0.0))
 
 
 def _expected(demand: Demand, logits: NDArray[np.float64], temperature: float) -> NDArray[np.float64]:

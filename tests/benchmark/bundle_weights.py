@@ -2,6 +2,7 @@
 
 Initializers of equal content share a name in the graphs, and bias vectors of zeros are left out, so weights are found
 by where they are used: the nodes that hold some, in the order of computation, are the modules in the same order.
+The projection to a short list of tokens holds none of its own.
 """
 
 from collections.abc import Iterator
@@ -167,7 +168,7 @@ def read_holders(graph: onnx.GraphProto) -> Holders:
             holders.norms.append((array(node.input[1]), bias))
         elif node.op_type == "Gather" and node.input[0] in tensors:
             holders.tables[origin.get(node.input[1], "")] = array(node.input[0])
-        elif node.op_type == "Gemm":
+        elif node.op_type == "Gemm" and node.input[1] in tensors:
             transposed = any(a.name == "transB" and a.i for a in node.attribute)
             weight = array(node.input[1])
             bias_ = array(node.input[2]) if len(node.input) > 2 and node.input[2] else None

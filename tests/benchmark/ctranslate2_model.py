@@ -46,6 +46,7 @@ def convert(model: Transformer, source_tokenizer: Tokenizer, target_tokenizer: T
         config.heads,
         pre_norm=config.norm == "pre",
         activation=ACTIVATIONS[config.activation],
+        alignment_heads=config.heads,  # what it tells of attention is the mean over the last layer's heads
         ffn_glu=config.activation == "swiglu",
     )
     for ours, theirs in ((model.encoder, spec.encoder), (model.decoder, spec.decoder)):

@@ -1,0 +1,124 @@
+"""Our Transformer as a Hugging Face `transformers` model: the same weights under other names.
+
+mBART is the pre-norm shape with a final norm, Marian the post-norm one. What mBART has beyond ours, a norm behind the
+embeddings, becomes the identity; position tables are overwritten with ours; source and target keep tables of their own.
+"""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is fetched; without it some calls try to
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    GenerationConfig,
+    MarianConfig,
+    MarianMTModel,
+    MBartConfig,
+    MBartForConditionalGeneration,
+    PreTrainedModel,
+)
+
+from server.bundle.manifest import SpecialTokens
+from tests.benchmark.parts import decoder_layers, encoder_layers, norms
+from training.model import Transformer
+from training.model.attention import MultiHeadAttention
+from training.model.layers import DecoderLayer, EncoderLayer
+
+MBART_OFFSET = 2  # positions that mBART's table has before the first
+
+
+@torch.no_grad()
+def convert(model: Transformer, tokens: SpecialTokens) -> PreTrainedModel:
+    """The model in evaluation mode, ready for `generate`, with no option of generation set.
+
+    Args:
+        model: any Transformer of ours without SwiGLU.
+        tokens: the begin token becomes the decoder's start token.
+
+    Raises:
+        ValueError: there is no such shape.
+    """
+    config = model.config
+    if config.activation == "swiglu":
+        raise ValueError("no encoder-decoder model of transformers has these norms and SwiGLU")
+    target_vocabulary, source_vocabulary = (
+        len(model.decoder.projection.weight),
+        len(model.encoder.embedding.tokens.weight),
+    )
+    shape: dict[str, Any] = {
+        "vocab_size": target_vocabulary,
+        "max_position_embeddings": max(config.max_source_length, config.max_target_length + 1),
+        "d_model": config.d_model,
+        "encoder_layers": config.encoder_layers,
+        "decoder_layers": config.decoder_layers,
+        "encoder_attention_heads": config.heads,
+        "decoder_attention_heads": config.heads,
+        "encoder_ffn_dim": config.d_ff,
+        "decoder_ffn_dim": config.d_ff,
+        "activation_function": config.activation,
+        "scale_embedding": True,
+        "tie_word_embeddings": False,
+        "pad_token_id": tokens.pad,
+        "bos_token_id": tokens.begin,
+        "eos_token_id": tokens.end,
+        "decoder_start_token_id": tokens.begin,
+    }
+    theirs: PreTrainedModel
+    if config.norm == "pre":
+        theirs = MBartForConditionalGeneration(MBartConfig(**shape))
+        scale: float = theirs.model.encoder.embed_tokens.embed_scale
+        theirs.model.encoder.embed_tokens = type(theirs.model.encoder.embed_tokens)(
+            source_vocabulary, config.d_model, tokens.pad, scale
+        )
+    else:
+        shape |= {"vocab_size": source_vocabulary, "decoder_vocab_size": target_vocabulary}
+        theirs = MarianMTModel(MarianConfig(**shape, share_encoder_decoder_embeddings=False))
+    theirs.final_logits_bias.zero_()
+    offset = MBART_OFFSET if config.norm == "pre" else 0
+    for half, ours in ((theirs.model.encoder, model.encoder), (theirs.model.decoder, model.decoder)):
+        half.embed_tokens.weight.copy_(ours.embedding.tokens.weight)
+        half.embed_positions.weight[offset : offset + len(ours.embedding.positions)] = ours.embedding.positions
+        if isinstance(ours.norm, nn.LayerNorm):
+            half.layernorm_embedding = nn.Identity()
+            half.layer_norm.load_state_dict(ours.norm.state_dict())
+    for theirs_layer, layer in zip(theirs.model.encoder.layers, encoder_layers(model), strict=True):
+        _layer(theirs_layer, layer)
+    for theirs_layer, decoder_layer in zip(theirs.model.decoder.layers, decoder_layers(model), strict=True):
+        _layer(theirs_layer, decoder_layer)
+    theirs.lm_head.weight.copy_(model.decoder.projection.weight)
+    theirs.generation_config = GenerationConfig(
+        pad_token_id=tokens.pad,
+        bos_token_id=tokens.begin,
+        eos_token_id=tokens.end,
+        decoder_start_token_id=tokens.begin,
+    )
+    return theirs.eval()
+
+
+def _layer(theirs: Any, ours: EncoderLayer | DecoderLayer) -> None:
+    _attention(theirs.self_attn, ours.self_attention)
+    theirs_norms = [theirs.self_attn_layer_norm]
+    if isinstance(ours, DecoderLayer):
+        _attention(theirs.encoder_attn, ours.cross_attention)
+        theirs_norms.append(theirs.encoder_attn_layer_norm)
+    _copy(theirs.fc1, ours.feed_forward.expand.weight, ours.feed_forward.expand.bias)
+    _copy(theirs.fc2, ours.feed_forward.contract.weight, ours.feed_forward.contract.bias)
+    for theirs_norm, norm in zip([*theirs_norms, theirs.final_layer_norm], norms(ours), strict=True):
+        _copy(theirs_norm, norm.weight, norm.bias)
+
+
+def _attention(theirs: Any, ours: MultiHeadAttention) -> None:
+    _copy(theirs.q_proj, ours.query.weight, ours.query.bias)
+    for part, weight, bias in zip(
+        (theirs.k_proj, theirs.v_proj), ours.key_value.weight.chunk(2), ours.key_value.bias.chunk(2), strict=True
+    ):
+        _copy(part, weight, bias)
+    _copy(theirs.out_proj, ours.output.weight, ours.output.bias)
+
+
+def _copy(module: Any, weight: Tensor, bias: Tensor) -> None:
+    module.weight.copy_(weight)
+    module.bias.copy_(bias)

@@ -113,8 +113,10 @@ def model(message: pb.Model) -> ModelInfo:
             stop_sequences=limits.stop_sequences,
             stop_sequence_characters=limits.stop_sequence_characters,
             suppressed_sequences=limits.suppressed_sequences,
+            suppressed_tokens=limits.suppressed_tokens,
             batch_items=limits.batch_items,
             score_targets=limits.score_targets,
+            attention_weights=limits.attention_weights,
         ),
     )
 

@@ -60,8 +60,8 @@ class Client:
     ) -> "GenerationStream":
         """The answer piece by piece. The call is sent here and may be retried until its first piece has come.
 
-        The pieces, joined, are the text of the result. A beam search gives its text with the last piece, and before it
-        pieces that tell its progress. Several samples come mixed; `Piece.hypothesis` tells them apart.
+        The pieces, joined, are the text of the result. A beam search gives its text at the end, and before it pieces
+        that tell its progress. Several hypotheses come mixed; `Piece.hypothesis` tells them apart.
         """
         call = messages.generate_stream(source, **options)
         return GenerationStream(self._stub.GenerateStream, call, self._attempts(timeout), self._address)

@@ -11,6 +11,8 @@ from dragoman.v1 import generation_pb2 as pb
 class GenerateOptions(TypedDict, total=False):
     """The options of every kind of generation; None or absent for the server's default. Greedy search without any.
 
+    What each does exactly, its range and what it needs: protos/decoding.md in the repository.
+
     The model:
         model: the one to ask; "" for the server's default.
 

@@ -202,7 +202,7 @@ class Piece:
     Attributes:
         text: what to append to the text of the hypothesis; may be empty. A beam search's comes whole, at the end.
         tokens: those decided since the last piece, where they were asked for.
-        hypothesis: which one it belongs to, where several samples are drawn; the result has them in this order.
+        hypothesis: which one it belongs to, where there are several; the result has them in this order.
         progress: of a beam search that still runs.
     """
 
@@ -250,10 +250,11 @@ class Limits:
 
     Attributes:
         beam_size: hypotheses of a beam search at a time, which are the most that it returns.
-        hypotheses: `num_hypotheses` of sampling and of alternatives.
+        hypotheses: `num_hypotheses` of sampling and of alternatives, times `beam_size` for alternatives by beam search.
         stop_sequence_characters: of each.
         batch_items: sources of one `generate_batch`.
         score_targets: targets of one `score`.
+        attention_weights: in one answer, all its attention together.
     """
 
     beam_size: int = 0
@@ -262,8 +263,10 @@ class Limits:
     stop_sequences: int = 0
     stop_sequence_characters: int = 0
     suppressed_sequences: int = 0
+    suppressed_tokens: int = 0
     batch_items: int = 0
     score_targets: int = 0
+    attention_weights: int = 0
 
 
 @dataclass(frozen=True, slots=True)

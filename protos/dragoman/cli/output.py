@@ -72,9 +72,11 @@ def _limits(limits: Limits) -> str:
         "samples or alternatives": limits.hypotheses,
         "top tokens at a place": limits.top_tokens,
         f"stop sequences of {limits.stop_sequence_characters} characters": limits.stop_sequences,
+        "suppressed tokens": limits.suppressed_tokens,
         "suppressed sequences": limits.suppressed_sequences,
         "texts in a batch": limits.batch_items,
         "targets to score": limits.score_targets,
+        "weights of attention in an answer": limits.attention_weights,
     }
     return ", ".join(f"{most:,} {what}" for what, most in said.items() if most)
 

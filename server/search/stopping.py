@@ -7,9 +7,8 @@ from server.text.stream import REPLACEMENT, TargetDecoder, TextStream
 class StopTracker:
     """Looks for the stop sequences in the text of one hypothesis, whose tokens are all pushed, a forced prefix's too.
 
-    The first sequence that is complete, character by character, counts; of those complete at once, the longest. So the
-    place of the cut follows from the text alone, not from the borders of tokens. A sequence may begin in the forced
-    prefix but must end behind it.
+    The first token that completes a sequence ends the text; of several that it completes, the one that begins first
+    counts, and of those the longest. A sequence may begin in the forced prefix but must end behind it.
 
     Text that a later token may still change (bytes of an incomplete character, say) is not looked at before it is
     certain, as in a stream.
@@ -50,16 +49,16 @@ class StopTracker:
         return self._cut(self._stream.copy().finish())
 
     def _cut(self, piece: str) -> int | None:
-        """Where to cut the text for the first sequence that ends within the piece that comes next."""
+        """Where to cut the text for a sequence that ends within the piece that comes next."""
         text = self._tail + piece
         first = self._characters - len(self._tail)  # place of `text` in the whole
         behind = max(self._characters, self._given) - first + 1  # where a match may end at the earliest
         matches = [
-            (start + len(sequence), start)
+            (start, -len(sequence))
             for sequence in self._sequences
             if (start := text.find(sequence, max(0, behind - len(sequence)))) >= 0
         ]
         if not matches:
             return None
-        end, start = min(matches)
-        return first + (end if self._include else start)
+        start, minus_length = min(matches)
+        return first + (start - minus_length if self._include else start)

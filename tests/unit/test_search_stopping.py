@@ -1,6 +1,7 @@
 """Stop sequences are found in the text, wherever tokens begin and end."""
 
 import json
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +10,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 from server.search.options import Constraints
 from server.search.stopping import StopTracker
-from server.text.stream import BYTE_TOKEN, REPLACEMENT, TargetDecoder
+from server.text.stream import BYTE_TOKEN, REPLACEMENT, TargetDecoder, TextStream
 
 CORPUS = [
     "the cat sat on the mat, and the hat was flat. stop here, stop there, full stop!",
@@ -95,12 +96,12 @@ def generate(tokenizer: Tokenizer, ids: list[int], made: StopTracker) -> tuple[i
     return len(ids), made.finish()
 
 
-def first_match(text: str, sequences: list[str], behind: int = 0) -> tuple[int, int] | None:
-    """Start and end of the match that is complete first, the longest of several; by trying every end."""
-    for end in range(behind + 1, len(text) + 1):
-        starts = [end - len(sequence) for sequence in sequences if text[:end].endswith(sequence)]
-        if starts:
-            return min(starts), end
+def first_match(text: str, sequences: Sequence[str], known: int = 0) -> tuple[int, int] | None:
+    """Start and end of the match that counts where the text behind `known` comes all at once; by trying every place."""
+    for start in range(len(text)):
+        ends = [start + len(sequence) for sequence in sequences if text.startswith(sequence, start)]
+        if any(end > known for end in ends):
+            return start, max(ends)
     return None
 
 
@@ -136,11 +137,18 @@ def test_any_tokens_any_sequences(kind: str, data: st.DataObject) -> None:
     found = [text[start : start + length] for start, length in data.draw(st.lists(spans, max_size=3))]
     others = data.draw(st.lists(st.sampled_from(["the", "e", " ", "\u0301", "好", "😀", "ab", "\n\n"]), max_size=2))
     sequences = [sequence for sequence in [*found, *others] if sequence and REPLACEMENT not in sequence]
-    tokens, cut = generate(tokenizer, ids, tracker(tokenizer, *sequences))
-    match = first_match(text, sequences)
-    assert cut == (None if match is None else match[0])
-    if cut is not None:
-        assert tokenizer.decode(ids[:tokens])[:cut] == text[:cut]
+    decoder = TargetDecoder(tokenizer)
+    made, stream = tracker(tokenizer, *sequences), TextStream(decoder)
+    known = ""
+    for token in [*ids, None]:
+        cut = made.finish() if token is None else made.push(token)
+        piece = stream.finish() if token is None else stream.push([token])
+        match = first_match(known + piece, sequences, len(known))
+        assert cut == (None if match is None else match[0])
+        if cut is not None:
+            assert text[:cut] == known[:cut] + piece[: max(cut - len(known), 0)]
+            break
+        known += piece
 
 
 def test_a_match_across_the_borders_of_tokens() -> None:
@@ -161,21 +169,27 @@ def test_a_cut_inside_a_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "sequences", "match"),
+    ("text", "sequences", "by_character", "at_once"),
     [
-        ("abcd", ("b", "abc"), (1, 2)),  # complete first, although it begins later
-        ("abcd", ("bc", "abc", "c"), (0, 3)),  # complete at once: the longest
-        ("aaab", ("aab", "aa"), (0, 2)),
-        ("ababac", ("abac",), (2, 6)),  # a false start
-        ("xab", ("ab", "ab"), (1, 3)),
-        ("abc", ("d", "bcd"), None),
+        ("abcd", ("b", "abc"), (1, 2), (0, 3)),  # complete first, although it begins later
+        ("abcd", ("bc", "abc", "c"), (0, 3), (0, 3)),
+        ("abcd", ("ab", "abc", "a"), (0, 1), (0, 3)),
+        ("aaab", ("aab", "aa"), (0, 2), (0, 2)),
+        ("ababac", ("abac",), (2, 6), (2, 6)),  # a false start
+        ("xab", ("ab", "ab"), (1, 3), (1, 3)),
+        ("abc", ("d", "bcd"), None, None),
     ],
 )
 @pytest.mark.parametrize("whole", [False, True])
 def test_which_of_overlapping_sequences_counts(
-    text: str, sequences: tuple[str, ...], match: tuple[int, int] | None, whole: bool
+    text: str,
+    sequences: tuple[str, ...],
+    by_character: tuple[int, int] | None,
+    at_once: tuple[int, int] | None,
+    whole: bool,
 ) -> None:
-    """It is the same whether the text comes as one token or one for each character."""
+    """The text comes as one token, or one for each character."""
+    match = at_once if whole else by_character
     tokenizer = Tokenizer(models.WordLevel({token: n for n, token in enumerate(["<unk>", *"abcdx", text])}, "<unk>"))
     tokenizer.decoder = decoders.Fuse()
     vocabulary = tokenizer.get_vocab()

@@ -1,0 +1,38 @@
+"""From what a request wants to the search that finds it."""
+
+from dataclasses import replace
+
+from server.bundle.manifest import SpecialTokens
+from server.search.base import Search
+from server.search.beam import BeamSearch
+from server.search.constraints import TokenRules
+from server.search.fork import Fork
+from server.search.options import SearchOptions
+from server.search.sequence import SequenceSearch
+from server.search.stopping import StopTracker
+from server.text.stream import TargetDecoder
+
+
+def make_search(options: SearchOptions, tokens: SpecialTokens, vocabulary_size: int, decoder: TargetDecoder) -> Search:
+    """A new search.
+
+    Args:
+        vocabulary_size: of the target.
+        decoder: makes the text in which stop sequences are looked for.
+    """
+    several = options.num_hypotheses if options.sampling is not None or options.alternatives else 1
+    if several > 1:
+        searches = [_make_one(options, tokens.end, vocabulary_size, decoder, index) for index in range(several)]
+        return Fork(searches, options.alternatives)
+    return _make_one(options, tokens.end, vocabulary_size, decoder, 0)
+
+
+def _make_one(options: SearchOptions, end: int, vocabulary_size: int, decoder: TargetDecoder, index: int) -> Search:
+    """Of the samples or alternatives, that of this index; without such, the only one."""
+    rules = TokenRules(options.constraints, end)
+    stops = StopTracker(decoder, options.constraints) if options.constraints.stop_sequences else None
+    if options.beam is None:
+        return SequenceSearch(options, end, vocabulary_size, rules, stops, index)
+    if options.alternatives:
+        options = replace(options, num_hypotheses=1)
+    return BeamSearch(options, end, vocabulary_size, rules, stops, index)

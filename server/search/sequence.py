@@ -152,7 +152,7 @@ class SequenceSearch:
                 self._ids,
                 self._log_probabilities,
                 self._reason,
-                sum(self._log_probabilities),
+                sum(self._log_probabilities, 0.0),
                 self._prefix,
                 self._alternatives,
                 self._characters,

@@ -82,11 +82,10 @@ class BeamSearch:
         self._end = end
         self._max_new_tokens = options.max_new_tokens
         self._rules = rules
-        self._soft_prefix = len(constraints.prefix) if constraints.prefix_bias is not None else 0
         self._rank = rank if options.alternatives else None
         self._top_tokens = options.top_tokens
         self._covers = beam.coverage_penalty != 0
-        self._inspects = bool(self._soft_prefix or self._covers or options.top_tokens or options.alternatives)
+        self._inspects = bool(rules.soft or self._covers or options.top_tokens or options.alternatives)
 
         self._wanted = 1 if options.alternatives else options.num_hypotheses
         self._width = beam.beam_size // beam.groups
@@ -95,18 +94,14 @@ class BeamSearch:
         if beam.early_stopping:
             self._quota = max(math.floor(beam.patience * self._width + 0.5), self._kept)
         self._diversity = beam.diversity_penalty
-        # The end token comes behind min_new_tokens others, but a stop sequence may end anywhere.
-        shortest = 1 if stops is not None else min(constraints.min_new_tokens + 1, options.max_new_tokens)
-        self._scoring = Scoring(beam, shortest, options.max_new_tokens)
+        self._scoring = Scoring(beam, options.max_new_tokens)  # with the end token there are no more, nor without
 
         # Of one hypothesis's best tokens, those that earlier groups chose may fall behind all others.
         self._breadth = 2 * self._width + (beam.beam_size - self._width)
-        size = vocabulary_size if constraints.vocabulary is None else min(vocabulary_size, len(constraints.vocabulary))
-        self._demand = Demand(
-            min(max(self._breadth, options.top_tokens, rank + 1), size),
-            vocabulary=constraints.vocabulary,
-            attention=self._covers,
-        )
+        choosable = vocabulary_size if constraints.vocabulary is None else len(constraints.vocabulary)
+        candidates = min(max(self._breadth, options.top_tokens), choosable)
+        self._demand = Demand(candidates, vocabulary=constraints.vocabulary, attention=self._covers)
+        self._first_demand = replace(self._demand, candidates=max(candidates, min(rank + 1, choosable)))
         self._unscored = Demand(0, vocabulary=constraints.vocabulary)
 
         root = Hypothesis(None, -1, 0.0, 0.0)
@@ -125,13 +120,14 @@ class BeamSearch:
     def demands(self) -> Sequence[Demand]:
         if self._forced is not None:
             return [self._unscored]
+        demand = self._demand if self._generated else self._first_demand
         if self._rules.trivial:
-            return [self._demand] * len(self._running)
+            return [demand] * len(self._running)
         demands: list[Demand] = []
         for hypothesis in self._running:
             assert hypothesis.ids is not None
             hypothesis.edits = self._rules.edits(hypothesis.ids)
-            demands.append(replace(self._demand, edits=hypothesis.edits) if hypothesis.edits else self._demand)
+            demands.append(demand if hypothesis.edits is None else replace(demand, edits=hypothesis.edits))
         return demands
 
     def lacking(self, scores: Scores, rows: Sequence[int]) -> bool:
@@ -149,6 +145,8 @@ class BeamSearch:
             if group.running:
                 self._extend(group, self._candidates(group, found, children))
                 children += group.running
+        if len(self._groups) > 1 and self._beaten(children, self._finished(), self._wanted, self._generated + 1):
+            children = []
         if not children:
             self._end_with(self._finished() or self._unfinished(FinishReason.DEAD_END))
             return None
@@ -158,6 +156,10 @@ class BeamSearch:
 
     def stop(self, reason: FinishReason) -> None:
         """Answers with what has finished and, where that does not suffice, the best of what runs."""
+        if self._answer is not None:
+            return
+        while self._forced is not None:  # a forced prefix is part of every answer
+            self._follow_prefix(self._forced)
         self._end_with(self._finished() + self._unfinished(reason))
 
     def progress(self) -> Sequence[BeamProgress]:
@@ -191,15 +193,15 @@ class BeamSearch:
             attention = scores.attention(row).astype(np.float64)
             covered = None if parent is None else parent.coverage
             hypothesis.coverage = attention if covered is None else covered + attention
-        if self._generated < self._soft_prefix:
-            assert hypothesis.ids is not None
-            top = self._rules.biased(hypothesis.ids, top, hypothesis.edits, scores.edited(row))
+        ids = hypothesis.ids
+        if ids is not None and self._rules.preferred(ids) is not None:
+            top = self._rules.biased(ids, top, hypothesis.edits, scores.edited(row))
+        tokens, log_probabilities = top
         if self._top_tokens:
-            ids, log_probabilities = top
-            hypothesis.top = ids[: self._top_tokens], log_probabilities[: self._top_tokens]
+            hypothesis.top = tokens[: self._top_tokens], log_probabilities[: self._top_tokens]
         if self._rank is not None and self._generated == 0:
-            ids, log_probabilities = top
-            top = ids[self._rank : self._rank + 1], log_probabilities[self._rank : self._rank + 1]
+            only = slice(self._rank, self._rank + 1)
+            return tokens[only], log_probabilities[only]
         return top
 
     def _candidates(self, group: Group, found: Sequence[Found], earlier: Sequence[Hypothesis]) -> list[Candidate]:
@@ -252,7 +254,7 @@ class BeamSearch:
                 group.running.append(child)
                 if len(group.running) == self._width:
                     break
-        if self._settled(group, length):
+        if group.count >= self._quota or self._beaten(group.running, group.finished, self._kept, length):
             group.running = []
         if not group.running:
             self.rows -= self._width
@@ -283,20 +285,25 @@ class BeamSearch:
     def _judged(
         self, hypothesis: Hypothesis, length: int, reason: FinishReason, characters: int | None = None
     ) -> Finished:
-        """With its score, and with what the end of its text decides."""
-        coverage = None if hypothesis.parent is None else hypothesis.parent.coverage
+        """With its score. Where text that is certain only at the end completes a stop sequence, an end token is no
+        part of the hypothesis, which yet keeps the score with it.
+        """
+        parent = hypothesis.parent
+        score = self._scoring.score(hypothesis.total, length, None if parent is None else parent.coverage)
         if characters is None and hypothesis.stops is not None:
             characters = hypothesis.stops.finish()
-        return Finished(self._scoring.score(hypothesis.total, length, coverage), hypothesis, reason, characters)
+            if characters is not None:
+                if reason is FinishReason.EOS and parent is not None:
+                    hypothesis = parent
+                reason = FinishReason.STOP_SEQUENCE
+        return Finished(score, hypothesis, reason, characters)
 
-    def _settled(self, group: Group, length: int) -> bool:
-        """Whether nothing that runs can change a group's part of the answer, or it shall not any more."""
-        if group.count >= self._quota:
-            return True
-        if len(group.finished) < self._kept:
+    def _beaten(self, running: Sequence[Hypothesis], finished: Sequence[Finished], count: int, length: int) -> bool:
+        """Whether none that runs, with so many tokens, can get among the `count` best of those that have finished."""
+        if len(finished) < count:
             return False
-        worst = group.finished[-1].score
-        for hypothesis in group.running:
+        worst = finished[count - 1].score
+        for hypothesis in running:
             assert hypothesis.parent is not None
             if self._scoring.bound(hypothesis.total, length, hypothesis.parent.coverage) > worst:
                 return False
@@ -310,7 +317,7 @@ class BeamSearch:
         """What ran last, best first, as if it ended there."""
         judged = [self._judged(hypothesis, self._generated, reason) for hypothesis in self._running]
         judged.sort(key=itemgetter(0), reverse=True)
-        return list({tuple(one.ids()): one for one in reversed(judged)}.values())[::-1]
+        return list({tuple(one.ids()): one for one in judged}.values())  # groups may run the same ones
 
     def _end_with(self, answer: list[Finished]) -> None:
         self._answer = answer[: self._wanted]

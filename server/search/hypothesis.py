@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -71,7 +72,7 @@ class Finished(NamedTuple):
 
         Args:
             prefix: how many of its tokens were forced.
-            top_tokens: alternatives to tell at each place.
+            top_tokens: alternatives to tell at each place, those that may not be chosen left out.
         """
         generated = self.hypothesis.path()[prefix:]
         alternatives: list[list[TokenChoice]] = []
@@ -79,7 +80,8 @@ class Finished(NamedTuple):
             for hypothesis in generated:
                 assert hypothesis.parent is not None
                 assert hypothesis.parent.top is not None
-                alternatives.append([TokenChoice(*choice) for choice in zip(*hypothesis.parent.top, strict=True)])
+                choices = zip(*hypothesis.parent.top, strict=True)
+                alternatives.append([TokenChoice(*choice) for choice in choices if choice[1] > -math.inf])
         return HypothesisResult(
             self.ids(),
             [hypothesis.log_probability for hypothesis in generated],

@@ -19,16 +19,13 @@ class Scoring:
 
     Args:
         options: of the beam search.
-        shortest: the least |Y| that a hypothesis can end with, 1 or more.
-        longest: the greatest.
+        longest: the greatest |Y| there can be.
     """
 
-    def __init__(self, options: BeamOptions, shortest: int, longest: int) -> None:
+    def __init__(self, options: BeamOptions, longest: int) -> None:
         self._normalization = options.length_normalization
         self._exponent = options.length_penalty
         self._coverage_penalty = options.coverage_penalty
-        self._shortest = shortest
-        self._longest = longest
         # Sums are at most 0, so the greater its divisor the better a hypothesis.
         self._longer_is_better = options.length_penalty > 0
         self._best_divisor = self.divisor(longest)
@@ -70,7 +67,7 @@ class Scoring:
         if self._longer_is_better:
             best = total / self._best_divisor
         else:
-            best = total / self.divisor(max(length + 1, self._shortest))
+            best = total / self.divisor(length + 1)
         return best + self._covered(coverage) if self._coverage_penalty < 0 else best
 
     def _covered(self, coverage: NDArray[np.float64] | None) -> float:

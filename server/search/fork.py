@@ -28,11 +28,15 @@ class Fork:
             candidates.
         alternatives: whether to leave out of the answer, but for the first, those for which there was no token to begin
             with.
+
+    Attributes:
+        searches: as given.
+        rows: see Search.
     """
 
     def __init__(self, searches: Sequence[Search], alternatives: bool = False) -> None:
         root = Hypothesis(None, 0, 0.0, 0.0)
-        self._searches = list(searches)
+        self.searches = list(searches)
         self._alternatives = alternatives
         self._branches = [Branch(list(searches), [root])]
         self._rows = [root]
@@ -87,7 +91,7 @@ class Fork:
     def progress(self) -> Sequence[Progress | BeamProgress]:
         events: list[Progress | BeamProgress] = []
         counted = False
-        for search in self._searches:
+        for search in self.searches:
             for event in search.progress():
                 if isinstance(event, BeamProgress):
                     self._beams[search] = event
@@ -106,7 +110,7 @@ class Fork:
         return events
 
     def hypotheses(self) -> list[HypothesisResult]:
-        answers = [search.hypotheses()[0] for search in self._searches]
+        answers = [search.hypotheses()[0] for search in self.searches]
         if self._alternatives:
             return answers[:1] + [
                 one for one in answers[1:] if one.reason is not FinishReason.DEAD_END or one.log_probabilities

@@ -85,6 +85,12 @@ def letters_bundle() -> Bundle:
     return Bundle(Path("nowhere"), manifest, letters(), letters())
 
 
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not true():  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
+
 DECODER = TargetDecoder(letters())
 
 
@@ -220,9 +226,7 @@ class FakeEngines:
 
     async def until(self, running: int) -> None:
         """Waits until so many requests are open."""
-        async with asyncio.timeout(5):
-            while len(self.running) != running:  # noqa: ASYNC110
-                await asyncio.sleep(0.002)
+        await until(lambda: len(self.running) == running)
 
 
 class FakeScoring:
@@ -273,6 +277,7 @@ class Face:
 
     engines: FakeEngines
     scoring: FakeScoring
+    scorer: Scorer
     service: GenerationService
     health: Health
     metrics: ServerMetrics
@@ -311,7 +316,7 @@ async def serve_fake(
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
         health_stub = health_pb2_grpc.HealthStub(channel)
-        yield Face(engines, scoring, service, health, metrics, channel, stub, health_stub)
+        yield Face(engines, scoring, scorer, service, health, metrics, channel, stub, health_stub)
     await server.stop(None)
     scoring.gate.set()
     await scorer.close()

@@ -207,7 +207,7 @@ class TargetEncoder(TextEncoder):
         )
         parts = []
         for index, (given, field) in enumerate(zip(inputs, fields, strict=True)):
-            if encoding := encodings.get(index):
+            if (encoding := encodings.get(index)) is not None:  # an empty one is false
                 field, ids = f"{field}.text", encoding.ids
                 self._check_known(encoding, given.text, field)
             else:

@@ -122,9 +122,9 @@ class Scorer:
         self._submit(jobs)
         try:
             return await asyncio.gather(*(job.answer for job in jobs))
-        finally:
-            if not all(job.answer.done() for job in jobs):
-                self._cancel(jobs)
+        except BaseException:  # the caller has left, or one of them has failed
+            self._cancel(jobs)
+            raise
 
     async def close(self) -> None:
         """Ends the thread; what is still unanswered ends with EngineUnavailableError."""

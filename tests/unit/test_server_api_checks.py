@@ -1,17 +1,17 @@
 """What the service refuses: status, field and words, one row for each kind of bad request."""
 
 from collections.abc import AsyncIterator
-from typing import Any, cast
+from typing import Any
 
 import grpc
 import pytest
 import pytest_asyncio
 from google.protobuf import duration_pb2
 from google.rpc import error_details_pb2
-from grpc_status import rpc_status
 
 from dragoman.v1 import generation_pb2 as pb
 from tests.fake_engines import Face, serve_fake
+from tests.refusals import assert_refused, detail
 
 Text = pb.Input
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -33,17 +33,6 @@ def limit(number: int) -> pb.GenerationOptions:
 
 def time(seconds: int, nanos: int = 0) -> pb.GenerationOptions:
     return pb.GenerationOptions(time_limit=duration_pb2.Duration(seconds=seconds, nanos=nanos))
-
-
-def detail(error: grpc.aio.AioRpcError, kind: type[Any]) -> Any:
-    """The error's only google.rpc detail, which must be of this kind."""
-    status = rpc_status.from_call(cast("grpc.Call", error))
-    assert status is not None
-    assert (status.code, status.message) == (error.code().value[0], error.details())
-    [packed] = status.details
-    unpacked = kind()
-    assert packed.Unpack(unpacked)
-    return unpacked
 
 
 BAD_INPUTS = {
@@ -85,14 +74,6 @@ BAD_OPTIONS = {
     "mixed signs": (time(1, -1), "options.time_limit", "is not a valid duration"),
     "more than 10,000 years": (time(315_576_000_001), "options.time_limit", "is not a valid duration"),
 }
-
-
-def assert_refused(error: grpc.aio.AioRpcError, field: str, words: str) -> None:
-    assert error.code() is INVALID
-    [violation] = detail(error, error_details_pb2.BadRequest).field_violations
-    assert violation.field == field
-    assert words in violation.description
-    assert error.details() == f"{field} {violation.description}"
 
 
 @pytest.mark.parametrize("case", BAD_INPUTS)

@@ -7,56 +7,9 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Regex, Tokenizer, decoders, models
 
 from server.text.stream import REPLACEMENT, TargetDecoder, TextStream
-
-SPECIAL = ["<pad>", "<unk>", "<s>", "</s>"]
-BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
-
-
-def tokenizer(tokens: list[str], decoder: decoders.Decoder | None) -> Tokenizer:
-    """A tokenizer good for decoding: what it would make of a text is of no interest here."""
-    made = Tokenizer(models.WordLevel({token: index for index, token in enumerate([*SPECIAL, *tokens])}, "<unk>"))
-    made.decoder = decoder
-    made.add_special_tokens(SPECIAL)
-    return made
-
-
-# The alphabet of byte-level BPE: bytes that can be seen stand for themselves.
-VISIBLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-HIDDEN = [byte for byte in range(256) if byte not in VISIBLE]
-ALPHABET = {byte: chr(byte) for byte in VISIBLE} | {byte: chr(256 + n) for n, byte in enumerate(HIDDEN)}
-
-
-def byte_level() -> Tokenizer:
-    """Every byte as a token, and a few of several bytes."""
-    words = [" the", "é", "€", " 😀", "\u05d0", "a\u0301"]
-    spelled = ["".join(ALPHABET[byte] for byte in word.encode()) for word in words]
-    return tokenizer([*ALPHABET.values(), *spelled], decoders.ByteLevel())
-
-
-PIECES = ["▁", "▁▁", "▁a", "b", "▁é", "€", " ", REPLACEMENT, "'s", "."]
-TOKENIZERS = {
-    "characters": tokenizer(list("ABC 'é\u0301\u05d0"), decoders.Fuse()),
-    "symbols": tokenizer(["AH0", "K", "S", "TH"], None),
-    "byte-level BPE": byte_level(),
-    "BPE with byte fallback": tokenizer(
-        [*PIECES, *BYTES],
-        decoders.Sequence(
-            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-        ),
-    ),
-    "unigram with byte fallback": tokenizer(
-        [*PIECES, *BYTES], decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
-    ),
-    "unigram": tokenizer(PIECES, decoders.Metaspace()),
-    "BPE with word ends": tokenizer(["a", "b</w>", "</w>", "é</w>"], decoders.BPEDecoder()),
-    "word pieces": tokenizer(["don", "##'t", "'", "##ing", ".", "n't"], decoders.WordPiece()),
-    "replaced across tokens": tokenizer(
-        ["a", "b", "c"], decoders.Sequence([decoders.Fuse(), decoders.Replace(Regex("ab+"), "x")])
-    ),
-}
+from tests.target_tokenizers import ALPHABET, BYTES, TOKENIZERS
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)

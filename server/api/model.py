@@ -1,7 +1,8 @@
 """A model as the service sees it: what clients send becomes requests for its engines, and their answers messages."""
 
-from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Protocol, TypeVar
 
 from dragoman.v1 import generation_pb2 as pb
 from server.api.answers import AnswerWriter
@@ -13,6 +14,11 @@ from server.engine.requests import BeamProgress, Finished, GenerationRequest, Pr
 from server.engine.scorer import Scored, Target
 from server.search.options import SearchOptions
 from server.text.stream import TargetDecoder
+
+# Messages of up to so many tokens are written on the event loop, in a few milliseconds; larger ones in a thread.
+INLINE_TOKENS = 1024
+
+Message = TypeVar("Message", pb.GenerateResponse, pb.ScoreResponse)
 
 
 class PendingAnswer(Protocol):
@@ -128,7 +134,10 @@ class ServedModel:
                 for result in finished.hypotheses
             ]
             looks = await self._scorer.score(targets, request.deadline)
-        return self.writer.response(request, finished, wanted, looks)
+        tokens = (
+            sum(len(result.ids) for result in finished.hypotheses) * (1 + wanted.top_tokens) if wanted.tokens else 0
+        )
+        return await _write(tokens, lambda: self.writer.response(request, finished, wanted, looks))
 
     async def score(self, request: pb.ScoreRequest, deadline: float | None) -> pb.ScoreResponse:
         """Raises:
@@ -148,7 +157,8 @@ class ServedModel:
             self._check_weights(weights, "attention", "ask for fewer targets at once")
         targets = [Target(source_ids, ids, request.alignment, request.attention) for ids in parts]
         found = await self._scorer.score(targets, deadline)
-        return self.writer.score(source_ids, targets, found)
+        tokens = sum(len(ids) + 1 for ids in parts)
+        return await _write(tokens, lambda: self.writer.score(source_ids, targets, found))
 
     def _check_weights(self, weights: int, field: str, remedy: str) -> None:
         """Args:
@@ -158,6 +168,10 @@ class ServedModel:
         if weights > self.limits.attention_weights:
             most = self.limits.attention_weights
             raise invalid(field, f"could have {weights} weights, but a response has room for {most}; {remedy}")
+
+
+async def _write(tokens: int, write: Callable[[], Message]) -> Message:
+    return write() if tokens <= INLINE_TOKENS else await asyncio.to_thread(write)
 
 
 def _info(bundle: Bundle, device: str, limits: pb.Limits) -> pb.Model:

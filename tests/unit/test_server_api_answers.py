@@ -1,5 +1,7 @@
 """What comes back on request, over engines that turn words around."""
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -47,6 +49,28 @@ async def test_alternatives_stand_at_every_place_behind_the_prefix(face: Face) -
     assert not first.alternatives
     assert [(token.text, token.log_probability) for token in second.alternatives] == [("b", -0.5), ("c", -1.5)]
     assert [(token.id, token.text) for token in third.alternatives] == [(A, "a"), (B, "b")]
+
+
+async def test_a_large_answer_is_written_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the same, and others have their turn meanwhile."""
+
+    def long(request: GenerationRequest) -> list[HypothesisResult]:
+        choices = [[TokenChoice(A + n, -1.0 - n) for n in range(20)]] * 500
+        return [HypothesisResult([A] * 500, [-1.0] * 500, FinishReason.LENGTH, alternatives=choices)] * 8
+
+    async with serve_fake(FakeEngines(results=long)) as face:
+        request = ask("ab", pb.Details(top_tokens=20), sample=True, seed=1, num_hypotheses=8)
+        call = asyncio.ensure_future(face.stub.Generate(request))
+        turns = []
+        while not call.done():
+            before = time.thread_time()  # not the clock's time: other processes may have the CPU
+            await asyncio.sleep(0)
+            turns.append(time.thread_time() - before)
+        large = await call
+        assert max(turns) < 0.1  # to write it takes several times as long
+        monkeypatch.setattr("server.api.model.INLINE_TOKENS", 10**6)
+        assert await face.stub.Generate(request) == large
+        assert len(large.hypotheses[7].tokens[499].alternatives) == 20
 
 
 async def test_what_is_not_possible_is_no_alternative() -> None:

@@ -223,6 +223,7 @@ async def test_calls_are_unavailable_before_and_after_serving() -> None:
                 face.stub.Generate(ask("a")),
                 face.stub.GenerateStream(ask("a")).read(),
                 face.stub.GenerateBatch(batch("a")),
+                face.stub.Score(pb.ScoreRequest()),
                 face.stub.Tokenize(pb.TokenizeRequest(text="a")),
                 face.stub.Detokenize(pb.DetokenizeRequest()),
                 face.stub.ListModels(pb.ListModelsRequest()),
@@ -233,7 +234,7 @@ async def test_calls_are_unavailable_before_and_after_serving() -> None:
                 assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
                 assert refused.value.details() == reason
                 assert retry_seconds(refused.value) == 1
-        assert face.metric("dragoman_rejections_total", reason="unavailable") == 14
+        assert face.metric("dragoman_rejections_total", reason="unavailable") == 16
 
 
 async def test_models_tell_their_limits_and_where_they_come_from(face: Face) -> None:

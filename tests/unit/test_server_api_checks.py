@@ -64,7 +64,8 @@ BAD_INPUTS = {
     "no room for the end": (ids(*[4] * 16), ".token_ids.ids", "has 17 tokens"),
 }
 
-BAD_OPTIONS = {
+# All others: test_server_api_options.py.
+BAD_OPTIONS: dict[str, tuple[pb.GenerationOptions | pb.Details, str, str]] = {
     "no tokens": (limit(0), "options.max_new_tokens", "is 0, but must be in 1 to 12"),
     "negative tokens": (limit(-1), "options.max_new_tokens", "is -1, but must be in 1 to 12"),
     "more tokens than the model has": (limit(13), "options.max_new_tokens", "is 13, but must be in 1 to 12"),
@@ -73,6 +74,8 @@ BAD_OPTIONS = {
     "nanoseconds out of range": (time(1, 1_000_000_000), "options.time_limit", "is not a valid duration"),
     "mixed signs": (time(1, -1), "options.time_limit", "is not a valid duration"),
     "more than 10,000 years": (time(315_576_000_001), "options.time_limit", "is not a valid duration"),
+    "beams and samples": (pb.GenerationOptions(beam_size=2, sample=True), "options.beam_size", "combined with sample"),
+    "too much detail": (pb.Details(top_tokens=21), "details.top_tokens", "is 21, but must be in 0 to 20"),
 }
 
 
@@ -99,13 +102,13 @@ async def test_a_bad_input_is_refused_alone_streamed_and_in_a_batch(face: Face, 
 
 @pytest.mark.parametrize("case", BAD_OPTIONS)
 async def test_bad_options_are_refused(face: Face, case: str) -> None:
-    options, field, words = BAD_OPTIONS[case]
-    for call, request in (
-        (face.stub.Generate, pb.GenerateRequest(input=pb.Input(text="a"), options=options)),
-        (face.stub.GenerateBatch, pb.GenerateBatchRequest(inputs=[pb.Input(text="a")], options=options)),
-    ):
+    given, field, words = BAD_OPTIONS[case]
+    options, details = (given, None) if isinstance(given, pb.GenerationOptions) else (None, given)
+    one = pb.GenerateRequest(input=pb.Input(text="a"), options=options, details=details)
+    several = pb.GenerateBatchRequest(inputs=[pb.Input(text="a")], options=options, details=details)
+    for call in (face.stub.Generate(one), face.stub.GenerateStream(one).read(), face.stub.GenerateBatch(several)):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await call(request)
+            await call
         assert_refused(refused.value, field, words)
     assert not face.engines.accepted
 
@@ -134,13 +137,14 @@ async def test_a_batch_of_none_or_of_too_many_is_refused(face: Face, count: int)
 
 
 @pytest.mark.parametrize(
-    "method", ["Generate", "GenerateStream", "GenerateBatch", "GetModel", "Tokenize", "Detokenize"]
+    "method", ["Generate", "GenerateStream", "GenerateBatch", "Score", "GetModel", "Tokenize", "Detokenize"]
 )
 async def test_a_model_that_is_not_there_is_not_found(face: Face, method: str) -> None:
     requests: dict[str, Any] = {
         "Generate": pb.GenerateRequest,
         "GenerateStream": pb.GenerateRequest,
         "GenerateBatch": pb.GenerateBatchRequest,
+        "Score": pb.ScoreRequest,
         "GetModel": pb.GetModelRequest,
         "Tokenize": pb.TokenizeRequest,
         "Detokenize": pb.DetokenizeRequest,

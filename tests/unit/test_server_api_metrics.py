@@ -44,6 +44,7 @@ def test_engine_reports_are_exposed() -> None:
     engine.finished(FinishReason.EOS, 5, 7, 0.01)
     engine.finished(FinishReason.LENGTH, 4, 8, 0.02)
     engine.dropped("expired", "waiting")
+    metrics.model("m").scored(0.001, rows=3, target_tokens=21)
     engine.state(0, waiting=4, running=2, slots=32)
     engine.state(1, waiting=5, running=1, slots=32)
     engine.cache(0, 1024)
@@ -63,6 +64,9 @@ def test_engine_reports_are_exposed() -> None:
     assert value(metrics, "dragoman_finishes_total", reason="time_limit") == 0
     assert value(metrics, "dragoman_drops_total", reason="expired", phase="waiting") == 1
     assert value(metrics, "dragoman_requests_waiting") == 5
+    assert value(metrics, "dragoman_score_seconds_count") == 1
+    assert value(metrics, "dragoman_score_rows_sum") == 3
+    assert value(metrics, "dragoman_scored_tokens_total") == 21
     assert value(metrics, "dragoman_rows_running", engine="0") == 2
     assert value(metrics, "dragoman_rows", engine="1") == 32
     assert value(metrics, "dragoman_cache_bytes", engine="0") == 1024

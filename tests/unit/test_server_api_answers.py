@@ -67,7 +67,7 @@ async def test_a_large_answer_is_written_beside_the_event_loop(monkeypatch: pyte
             await asyncio.sleep(0)
             turns.append(time.thread_time() - before)
         large = await call
-        assert max(turns) < 0.1  # to write it takes several times as long
+        assert max(turns) < 0.03  # to write it takes several times as long
         monkeypatch.setattr("server.api.model.INLINE_TOKENS", 10**6)
         assert await face.stub.Generate(request) == large
         assert len(large.hypotheses[7].tokens[499].alternatives) == 20

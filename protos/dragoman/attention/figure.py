@@ -1,6 +1,7 @@
 """The drawing itself, with Matplotlib. Lengths are in inches, sizes of letters in points."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil
 from typing import Any
 
@@ -22,8 +23,9 @@ STYLE: list[Any] = ["default", {"svg.fonttype": "path", "svg.hashsalt": "dragoma
 _POINTS = 72
 _MARGIN = 0.2
 _WIDEST = 40.0  # all panels together
-# From one label to the next at least, in heights of letters; the same for labels that stand at 45 degrees.
-_LINE, _SLANTED_LINE = 1.15, 1.7
+# In heights of letters: from one label to the one below at least, the same for labels at 45 degrees, and between labels
+# side by side.
+_LINE, _SLANTED_LINE, _SPACE = 1.15, 1.7, 0.3
 _SMALLEST_PARTED_CELL = 0.12
 _BAR_WIDTH, _BAR_HEIGHT, _BAR_GAP = 0.11, 1.8, 0.2
 
@@ -100,7 +102,7 @@ class _Builder:
 
     def _heat_map(self, x: int, y: int, axes: Axes) -> None:
         panels, sources, targets = self._plan.panels, len(self._plan.source), len(self._plan.target)
-        axes.imshow(panels.rows[y][x], self._shades, self._range, aspect="auto", interpolation="nearest")
+        axes.imshow(panels.rows[y][x], self._shades, self._range, aspect="auto", interpolation="auto")
         if min(self._pitches) >= _SMALLEST_PARTED_CELL:
             style: dict[str, Any] = {"colors": self._palette.ground, "linewidth": 0.7}
             axes.vlines([each - 0.5 for each in range(1, sources)], -0.5, targets - 0.5, **style)
@@ -124,7 +126,8 @@ class _Builder:
         every = ceil(_LINE * letters / pitch)
         labels = self._plan.source[::every]
         turned: dict[str, Any] = {"rotation": 90}
-        if self._widest(labels) <= 0.9 * pitch * every:
+        widths = self._widths(labels)
+        if all((one + other) / 2 + _SPACE * letters <= pitch * every for one, other in pairwise([*widths, widths[0]])):
             turned = {}
         elif pitch * every >= _SLANTED_LINE * letters:
             turned = {"rotation": 45, "ha": "left", "va": "baseline", "rotation_mode": "anchor"}
@@ -140,12 +143,12 @@ class _Builder:
         # A token may hold dollar signs, which Matplotlib would read as mathematics.
         return {"family": self._plan.families, "fontsize": self._sizes.letters, "parse_math": False}
 
-    def _widest(self, labels: list[str]) -> float:
+    def _widths(self, labels: list[str]) -> list[float]:
         texts = [self.figure.text(0, 0, label, **self._letters) for label in labels]
         widths = [text.get_window_extent(self._renderer).width / DPI for text in texts]
         for text in texts:
             text.remove()
-        return max(widths)
+        return widths
 
     def _colour_bar(self, axes: Axes) -> None:
         bar = self.figure.colorbar(ScalarMappable(self._range, self._shades), cax=axes)

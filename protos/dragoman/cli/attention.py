@@ -35,6 +35,10 @@ def attention(
         Literal["light", "dark", "auto"],
         typer.Option(help="auto: an SVG follows its viewer's settings, the others are light."),
     ] = "auto",
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Without TARGET: draw at most N tokens. Default: the model's limit."),
+    ] = None,
     model: Model = "",
     address: Address = DEFAULT_ADDRESS,
     timeout: Timeout = 60.0,
@@ -52,7 +56,7 @@ def attention(
         kind = check_format(output)
         answer: Hypothesis | TargetScore
         if target is None:
-            result = client.generate(source, model=model, attention=True)
+            result = client.generate(source, model=model, max_new_tokens=max_new_tokens, attention=True)
             answer, tokens = result.best, result.source
         else:
             scored = client.score(source, [target], model=model, attention=True)

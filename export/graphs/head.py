@@ -98,4 +98,6 @@ def look(query: Tensor, keys: Tensor, lengths: Tensor, rows: Tensor) -> Tensor:
     chosen = query.index_select(0, rows).reshape(-1, heads, 1, d_head)
     scores = chosen @ keys.index_select(0, rows).transpose(-2, -1) / math.sqrt(d_head)  # [n, heads, 1, capacity]
     beyond = torch.arange(capacity) >= lengths.index_select(0, rows)[:, None, None, None]
-    return scores.float().masked_fill(beyond, -torch.inf).softmax(-1).mean((1, 2))
+    weights = scores.float().masked_fill(beyond, -torch.inf).softmax(-1).squeeze(2)  # [n, heads, capacity]
+    # A product, since ONNX Runtime's ReduceMean sums in another order where there is one row only.
+    return (torch.full((1, heads), 1 / heads) @ weights).squeeze(1)

@@ -128,6 +128,7 @@ class ScriptedServer(pb_grpc.GenerationServiceServicer):
         context.add_callback(self.stream_ended.set)
         broken = self._follow("GenerateStream", request, context)
         answer = self._answer(request.input, request, context)
+        tokens = bool(answer.hypotheses[0].tokens)
         if request.options.HasField("beam_size"):
             for count in range(len(answer.hypotheses[0].text)):
                 yield pb.GenerateStreamResponse(progress=pb.BeamProgress(tokens=count + 1, running=2, finished=count))
@@ -139,7 +140,9 @@ class ScriptedServer(pb_grpc.GenerationServiceServicer):
                 if broken and count == broken.after:
                     broken.abort(context)
                 if character:
-                    yield pb.GenerateStreamResponse(text=character, hypothesis=index)
+                    yield pb.GenerateStreamResponse(
+                        text=character, hypothesis=index, tokens=_tokens(character) if tokens else None
+                    )
                 count += 1
         if self.finals:
             yield pb.GenerateStreamResponse(final=answer)

@@ -160,6 +160,8 @@ def test_streams_of_samples_and_beams(scripted: ScriptedServer) -> None:
         {"piece": "", "hypothesis": 0},
     ]
     assert [each["text"] for each in last["hypotheses"]] == ["A", "A!"]
+    first, *_ = map(json.loads, printed("generate", "--stream", "--json", "--tokens", "a").splitlines())
+    assert first == {"piece": "A", "tokens": [{"id": 65, "text": "A"}]}
     first, second, last = map(
         json.loads, printed("generate", "--stream", "--json", "--beam-size", "2", "a").splitlines()
     )

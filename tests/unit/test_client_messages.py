@@ -2,6 +2,7 @@
 
 import math
 from array import array
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -112,6 +113,12 @@ def test_every_option_of_the_api_has_its_name_and_is_sent() -> None:
     assert request.details == pb.Details(
         tokens=True, log_probabilities=True, top_tokens=4, alignment=True, attention=True
     )
+
+
+def test_the_page_tells_of_every_option() -> None:
+    page = (Path(__file__).parents[2] / "protos" / "decoding.md").read_text()
+    untold = [name for name in EVERY_OPTION if f"`{name}`" not in page]
+    assert untold == []
 
 
 def test_every_call_that_generates_takes_the_options() -> None:

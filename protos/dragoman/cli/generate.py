@@ -15,8 +15,9 @@ Greedy, unless --beam-size or --sample says otherwise. Line breaks inside an ans
 What is asked for beside the text follows it, behind tabs: the log-probability; the tokens, with spaces between them, \
 as in A(-0.1250), or with --top-tokens A(-0.1250)|B(-2.5000)|C(-4.0000); the alignment.
 
-With --num-hypotheses over 1 each text has a line for every answer, best first: its index, which starts at 1 with each \
-text, its score, the text, and what else is asked for. With --json each text has one object, with "hypotheses".
+With --num-hypotheses over 1 each text has a line for every answer, the best first and samples as they were drawn: its \
+index, which starts at 1 with each text, its score, the text, and what else is asked for. With --json each text has \
+one object, with "hypotheses".
 
 A text that fails gives an empty line (with --json, an object with "error"), so that lines stay aligned; \
 why it failed stands on standard error, and the exit status is 1.

@@ -76,7 +76,7 @@ class Layout:
         shown: dict[str, Any] = {"piece": piece.text}
         if self.several:
             shown["hypothesis"] = piece.hypothesis
-        if piece.tokens:
+        if piece.tokens and (self.tokens or self.log_probabilities):
             shown["tokens"] = self._tokens(piece.tokens)
         return shown
 

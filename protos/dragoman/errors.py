@@ -126,7 +126,10 @@ _CODES_OF_ONE_INPUT = {"RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "CANCELLED", "
 def concerns_one_input(error: DragomanError) -> bool:
     """Whether, of many inputs with the same options, the error may concern this one only."""
     if isinstance(error, InvalidArgumentError):
-        return not error.violations or any(each.field.startswith("input") for each in error.violations)
+        # Whether there is room for all attention depends on the input's length.
+        return not error.violations or any(
+            each.field.startswith("input") or each.field == "details.attention" for each in error.violations
+        )
     return error.code in _CODES_OF_ONE_INPUT
 
 

@@ -352,7 +352,9 @@ def test_a_wrong_option_concerns_every_input() -> None:
 
     assert refusal("input.text")
     assert refusal(None)
+    assert refusal("details.attention")  # of too long an input
     assert not refusal("options.max_new_tokens")
+    assert not refusal("details.top_tokens")
     assert not concerns_one_input(NotFoundError("no such model"))
 
 

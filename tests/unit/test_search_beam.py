@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 from tokenizers import Tokenizer, decoders, models
@@ -31,10 +32,10 @@ def table(rows: Mapping[tuple[int, ...], Mapping[int, float]], otherwise: Mappin
     return probabilities
 
 
-def decoder() -> TargetDecoder:
+def decoder(*after: decoders.Decoder) -> TargetDecoder:
     """A, B and C are a letter each."""
     tokenizer = Tokenizer(models.WordLevel({"<pad>": PAD, "</s>": END, "a": A, "b": B, "c": C}, "<pad>"))
-    tokenizer.decoder = decoders.Fuse()
+    tokenizer.decoder = decoders.Sequence([decoders.Fuse(), *after])
     tokenizer.add_special_tokens(["<pad>", "</s>"])
     return TargetDecoder(tokenizer)
 
@@ -248,10 +249,40 @@ def test_a_stop_sequence_behind_the_first_ones_is_dropped() -> None:
     assert made.events[0] == [BeamProgress(1, 2, 1)]
     made = run(search(SearchOptions(6, 1, BeamOptions(1), constraints=constraints)), script)
     assert made.events[0] == [BeamProgress(1, 1, 0)]
-    # Only the best 2 * beam_size count: where most of those end, few go on.
-    constraints = Constraints(stop_sequences=("a", "b"))
-    made = run(search(SearchOptions(6, 1, BeamOptions(1), constraints=constraints)), script)
-    assert (made.hypothesis.ids, made.steps) == ([A], 1)
+
+
+def test_only_the_best_two_beams_go_on() -> None:
+    # The four best are the end token and the stop sequence of both; their third ones are not looked at.
+    script = table(
+        {(): {A: 0.5, C: 0.5}, (A,): {END: 0.4, B: 0.35, C: 0.25}, (C,): {END: 0.4, B: 0.35, A: 0.25}},
+        otherwise={END: 1.0},
+    )
+    options = SearchOptions(6, 2, BeamOptions(2, LENGTH, 3.0), constraints=Constraints(stop_sequences=("b",)))
+    made = run(search(options), script)
+    assert (ids(made.hypotheses), made.steps) == ([[A], [C]], 2)
+    made = run(search(replace(options, constraints=Constraints())), script)
+    assert (ids(made.hypotheses), made.steps) == ([[A, B], [C, B]], 3)
+
+
+def test_a_stop_sequence_may_begin_in_the_prefix() -> None:
+    constraints = Constraints(stop_sequences=("ab",), prefix=(A,))
+    made = run(search(SearchOptions(6, 1, BeamOptions(2, NONE), constraints=constraints)), STOPPING)
+    result = made.hypothesis
+    assert (result.ids, result.prefix, result.reason, result.characters) == ([A, B], 1, FinishReason.STOP_SEQUENCE, 0)
+
+
+@pytest.mark.parametrize(("limit", "last"), [(5, END), (2, B)])
+def test_a_stop_sequence_that_shows_at_the_end(limit: int, last: int) -> None:
+    """Its text is certain only when there is all of it, for a later token might change it."""
+    script = table({(): {A: 1.0}, (A,): {B: 1.0}, (A, B): {END: 0.6, C: 0.4}}, otherwise={END: 1.0})
+    constraints = Constraints(stop_sequences=("xb",))
+    options = SearchOptions(limit, 1, BeamOptions(2, NONE), constraints=constraints)
+    stops = StopTracker(decoder(decoders.Replace("a", "x")), constraints)
+    made = run(BeamSearch(options, END, VOCABULARY, TokenRules(constraints, END), stops), script)
+    result = made.hypothesis
+    assert (result.ids, result.reason, result.characters) == ([A, B], FinishReason.STOP_SEQUENCE, 0)
+    assert result.log_probabilities == pytest.approx([0.0, 0.0])
+    assert result.score == pytest.approx(log(0.6) if last == END else 0.0)
 
 
 def test_groups_keep_apart() -> None:
@@ -283,6 +314,9 @@ def test_a_group_that_is_over_gives_its_rows_back() -> None:
     made = run(search(SearchOptions(4, 2, beam)), script)
     assert made.rows == [1, 2, 1]
     assert ids(made.hypotheses) == [[A], [B, B]]
+    half = search(SearchOptions(4, 2, beam))
+    run(half, script, stop_after=2)
+    assert half.rows == 1
     made = run(search(SearchOptions(4, 1, beam)), script)
     assert made.rows == [1, 2], "B B has .24 and is no rival of A with .6"
     assert ids(made.hypotheses) == [[A]]
@@ -398,6 +432,13 @@ def test_a_dead_end_is_no_answer_where_there_is_another() -> None:
     constraints = Constraints(suppressed=(PAD,))
     made = run(search(SearchOptions(9, 2, BeamOptions(2, NONE), constraints=constraints)), script)
     assert [(result.ids, result.reason) for result in made.hypotheses] == [([B], FinishReason.EOS)]
+
+
+def test_what_is_over_is_not_stopped() -> None:
+    beam_search = search(SearchOptions(9, 2, BeamOptions(2, NONE)))
+    made = run(beam_search, table({(): {A: 1.0}}, otherwise={END: 1.0}))
+    beam_search.stop(FinishReason.CANCELLED)
+    assert beam_search.hypotheses() == made.hypotheses
 
 
 def test_progress_tells_each_step_once() -> None:

@@ -435,10 +435,11 @@ def test_a_dead_end_is_no_answer_where_there_is_another() -> None:
 
 
 def test_what_is_over_is_not_stopped() -> None:
-    beam_search = search(SearchOptions(9, 2, BeamOptions(2, NONE)))
-    made = run(beam_search, table({(): {A: 1.0}}, otherwise={END: 1.0}))
+    beam_search = search(SearchOptions(9, 2, BeamOptions(2, NONE), constraints=Constraints(suppressed=(PAD,))))
+    made = run(beam_search, table({(): {A: 1.0}}, otherwise={PAD: 1.0}))
     beam_search.stop(FinishReason.CANCELLED)
     assert beam_search.hypotheses() == made.hypotheses
+    assert made.hypothesis.reason is FinishReason.DEAD_END
 
 
 def test_progress_tells_each_step_once() -> None:

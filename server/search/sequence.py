@@ -134,6 +134,8 @@ class SequenceSearch:
             self._over(reason)
 
     def progress(self) -> Sequence[Progress]:
+        if self._rank and len(self._ids) == self._prefix and self._reason in (None, FinishReason.DEAD_END):
+            return ()  # there may be no token for this alternative, which then is no part of the answer
         events: list[Progress] = []
         if self._reported < self._prefix:
             events.append(Progress(self._ids[: self._prefix], [], [], self._index))

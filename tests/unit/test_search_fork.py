@@ -174,6 +174,15 @@ def test_progress_is_told_by_hypothesis(prefix: tuple[int, ...]) -> None:
     assert len(made.events[0]) == (4 if prefix else sum(bool(answer.ids) for answer in made.hypotheses))
 
 
+@pytest.mark.parametrize("prefix", [(), (4, 5)])
+def test_progress_is_told_only_of_alternatives_that_are_part_of_the_answer(prefix: tuple[int, ...]) -> None:
+    constraints = Constraints(vocabulary=(END, 4, 7), prefix=prefix)
+    made = run(make(SearchOptions(3, num_hypotheses=5, alternatives=True, constraints=constraints)), random_model(1, 1))
+    assert len(made.hypotheses) == 3
+    for index, answer in enumerate([h.ids for h in made.hypotheses] + [[]] * 2):
+        assert [token for event in told(made, index) for token in event.ids] == answer
+
+
 @pytest.mark.parametrize("after", [0, 1, 2, 4, 6])
 def test_it_can_be_stopped_at_any_moment(after: int) -> None:
     options = SearchOptions(

@@ -89,9 +89,8 @@ def decode_alone(runtime: Runtime, source: list[int]) -> Answer:
     ids: list[int] = []
     log_probabilities: list[float] = []
     while len(ids) < runtime.target_capacity:
-        step_ids, step_log_probabilities = runtime.step(1, 1)
-        log_probabilities.append(float(step_log_probabilities[0, 0]))
-        token = int(step_ids[0, 0])
+        token, log_probability = runtime.top(1, 1).best(0)
+        log_probabilities.append(log_probability)
         if token == runtime.manifest.tokens.end:
             break
         ids.append(token)
@@ -117,11 +116,11 @@ def test_rows_of_any_age_decode_as_if_alone(setting: Setting, sources: list[list
             runtime.encode([sources[i] for i in group], len(running))
             running += group
         rows = len(running)
-        step_ids, step_log_probabilities = runtime.step(rows, 2)
+        scores = runtime.top(rows, 2)
         finished = []
         for row, i in enumerate(running):
-            token = int(step_ids[row, 0])
-            log_probabilities[i].append(float(step_log_probabilities[row, 0]))
+            token, log_probability = scores.best(row)
+            log_probabilities[i].append(log_probability)
             if token != end:
                 ids[i].append(token)
                 runtime.tokens[row] = token
@@ -150,14 +149,14 @@ def test_step_writes_the_new_position_of_active_rows_and_nothing_else(
     runtime = setting.new_runtime(SLOTS)
     runtime.encode(sources[:SLOTS], 0)
     for _ in range(3):
-        runtime.step(SLOTS, 1)
+        runtime.top(SLOTS, 1)
         runtime.positions += 1
     buffers = [memory for memory in (runtime.self_cache, runtime.cross_cache, runtime.last) if memory is not None]
     content = [
         [[memory.read(plane, row) for row in range(SLOTS)] for plane in range(memory.shape[0])] for memory in buffers
     ]
     active = 5
-    runtime.step(active, 1)
+    runtime.top(active, 1)
     for memory, before in zip(buffers, content, strict=True):
         for plane in range(memory.shape[0]):
             for row in range(SLOTS):
@@ -173,8 +172,10 @@ def test_step_writes_the_new_position_of_active_rows_and_nothing_else(
 def test_candidates_are_the_best_in_order(setting: Setting, sources: list[list[int]]) -> None:
     runtime = setting.new_runtime(SLOTS)
     runtime.encode(sources[:4], 0)
-    best_ids, best = (x.copy() for x in runtime.step(4, 1))
-    ids, log_probabilities = runtime.step(4, runtime.manifest.shape.target_vocabulary)
+    one = runtime.top(4, 1)
+    best_ids, best = one.ids.copy(), one.log_probabilities.copy()
+    every = runtime.top(4, runtime.manifest.shape.target_vocabulary)
+    ids, log_probabilities = every.ids, every.log_probabilities
     assert np.array_equal(ids[:, :1], best_ids)
     np.testing.assert_allclose(log_probabilities[:, :1], best, atol=1e-5)
     assert (np.diff(log_probabilities, axis=1) <= 0).all()

@@ -24,7 +24,12 @@ from server.engine.requests import (
 )
 from server.engine.scheduler import Job, Scheduler
 from server.runtime.device import Device
-from server.search import GreedySearch
+from server.runtime.scores import PlainScores
+from server.search.base import Demand
+from server.search.factory import make_search
+from server.search.options import SearchOptions
+from server.text.stream import TargetDecoder
+from tests.fake_engines import letters, letters_bundle
 
 END = 3
 
@@ -55,7 +60,8 @@ class CountingRuntime:
             self.positions[row + i] = 0
         return 0
 
-    def step(self, rows: int, candidates: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def step(self, demands: Sequence[Demand]) -> PlainScores:
+        rows = len(demands)
         if self.steps == self.hold_at:
             self.gate.clear()
         self.gate.wait(10)
@@ -69,7 +75,10 @@ class CountingRuntime:
             answer = [*self.memory[row][-2::-1], END]
             assert self.tokens[row, 0] == (2 if position == 0 else answer[position - 1]), "fed the wrong token"
             ids.append([answer[position]])
-        return np.array(ids, np.int64), np.full((rows, 1), -0.5, np.float32)
+        return PlainScores(np.array(ids, np.int64), np.full((rows, 1), -0.5, np.float32))
+
+    def copy_target(self, source: int, target: int, start: int) -> None:
+        raise AssertionError("greedy search does not branch")
 
     def move_row(self, source: int, target: int) -> None:
         self.memory[target] = self.memory[source]
@@ -96,6 +105,7 @@ class Metrics:
 
     def encoded(self, seconds: float, rows: int, source_tokens: int, padding_tokens: int) -> None: ...
     def stepped(self, seconds: float, rows: int, gap_seconds: float | None) -> None: ...
+    def branched(self, seconds: float, rows: int) -> None: ...
     def admitted(self, queue_seconds: float) -> None: ...
     def state(self, engine: int, waiting: int, running: int, slots: int) -> None: ...
     def cache(self, engine: int, bytes_: int) -> None: ...
@@ -105,18 +115,8 @@ class Metrics:
 async def pool_of(
     *runtimes: CountingRuntime, queue_size: int = 1000, metrics: Metrics | None = None
 ) -> AsyncIterator[EnginePool]:
-    """A pool whose engines run over fake runtimes; the end token is the only thing it asks its bundle for."""
-
-    class Tokens:
-        end = END
-
-    class Manifest:
-        tokens = Tokens
-
-    class FakeBundle:
-        manifest = Manifest
-
-    pool = EnginePool(FakeBundle(), EngineOptions(), metrics or Metrics())  # type: ignore[arg-type]
+    """A pool whose engines run over fake runtimes."""
+    pool = EnginePool(letters_bundle(), EngineOptions(), metrics or Metrics())
     pool._build = lambda: list(runtimes)  # type: ignore[method-assign, arg-type]
     pool.options = EngineOptions(queue_size=queue_size, gather_seconds=0.0)
     await pool.start()
@@ -129,7 +129,7 @@ async def pool_of(
 
 
 def request(*ids: int, limit: int = 50, **more: Any) -> GenerationRequest:
-    return GenerationRequest([*ids, END], limit, **more)
+    return GenerationRequest([*ids, END], SearchOptions(limit), **more)
 
 
 def at_rest(pool: EnginePool) -> bool:
@@ -340,9 +340,11 @@ async def test_close_ends_what_is_unanswered() -> None:
 def test_whoever_has_an_answer_gets_it_where_the_runtime_fails_the_others() -> None:
     """Both are taken from the queue in the same turn, in which the runtime fails."""
     queue, metrics, runtime = Queue(Scheduler(1, 10, 0.0, 0.0, 100)), Metrics(), CountingRuntime(2)
+    tokens = letters_bundle().manifest.tokens
     runtime.broken = True
     late, healthy = (
-        Job(each, GreedySearch(END, 5), time.monotonic()) for each in (request(5, time_limit=0.0), request(6))
+        Job(each, make_search(each.search, tokens, 50, TargetDecoder(letters())), time.monotonic())
+        for each in (request(5, time_limit=0.0), request(6))
     )
     delivered: list[tuple[Job, Event]] = []
     failures: list[BaseException] = []

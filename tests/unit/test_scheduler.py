@@ -9,21 +9,19 @@ from hypothesis import strategies as st
 from server.engine.requests import GenerationRequest, QueueFullError
 from server.engine.rows import RowTable
 from server.engine.scheduler import Job, Scheduler
-from server.search import GreedySearch
+from server.search.factory import make_search
+from server.search.options import BeamOptions, SearchOptions
+from server.text.stream import TargetDecoder
+from tests.fake_engines import letters, letters_bundle
 
-END = 3
-
-
-class WideSearch(GreedySearch):
-    """A search that needs several rows, as beam search will."""
-
-    def __init__(self, rows: int) -> None:
-        super().__init__(END, 5)
-        self.rows = rows
+TEXT, TOKENS = TargetDecoder(letters()), letters_bundle().manifest.tokens
 
 
 def job(arrived: float = 0.0, source: int = 4, rows: int = 1, **times: Any) -> Job:
-    return Job(GenerationRequest([5] * source, 5, **times), WideSearch(rows), arrived)
+    options = SearchOptions(5, beam=BeamOptions(rows) if rows > 1 else None)
+    search = make_search(options, TOKENS, 30, TEXT)
+    assert search.rows == rows
+    return Job(GenerationRequest([5] * source, options, **times), search, arrived)
 
 
 def scheduler(
@@ -144,25 +142,46 @@ def test_job_that_needs_more_rows_than_free_waits_without_being_overtaken() -> N
     assert len(queue.take(0, 5, 0.0).admitted) == 2
 
 
+def test_job_larger_than_an_engines_share_starts_all_the_same() -> None:
+    """Nothing else waits, so that an even share of its eight rows would be four for each engine."""
+    queue = scheduler(engines=2)
+    queue.submit(job(rows=8))
+    assert len(queue.take(1, 8, 0.0).admitted) == 1
+
+
 @given(st.data())
 def test_row_table_stays_dense_and_moves_carry_every_row(data: st.DataObject) -> None:
-    """Against a model: each row's content must follow its owner through any order of arrivals and departures."""
+    """Against a model: each row's content must follow its owner, whoever comes, grows, shrinks and leaves."""
     table = RowTable(12)
     content: dict[int, tuple[int, int]] = {}  # row -> (job number, which of its rows)
-    number: dict[Job, int] = {}
-    for step in range(data.draw(st.integers(1, 25))):
+    held: dict[Job, tuple[int, list[int]]] = {}  # job number, and which of its rows it has
+    for step in range(data.draw(st.integers(1, 40))):
         width = data.draw(st.integers(1, 4))
-        if table.free >= width and data.draw(st.booleans()):
+        what = data.draw(st.sampled_from(["add", "grow", "remove"]))
+        can_grow = [each for each, rows in table.rows.items() if len(rows) < each.search.rows]
+        if what == "add" and table.reserved + width <= table.slots:
             new = job(rows=width)
-            number[new] = step
-            for part, row in enumerate(table.add(new)):
-                content[row] = (step, part)
-        elif table.rows:
-            gone = data.draw(st.lists(st.sampled_from(list(table.rows)), unique=True, min_size=1))
-            for source, target in table.remove(gone):
+            content[table.add(new)] = (step, 0)
+            held[new] = (step, [0])
+        elif what == "grow" and can_grow:
+            growing = data.draw(st.sampled_from(can_grow))
+            number, parts = held[growing]
+            parts.append(max(parts) + 1)
+            content[table.grow(growing)] = (number, parts[-1])
+        elif what == "remove" and table.rows:
+            gone = data.draw(st.lists(st.sampled_from(list(table.rows)), unique=True))
+            staying = [each for each in table.rows if each not in gone and len(table.rows[each]) > 1]
+            shrinking = data.draw(st.lists(st.sampled_from(staying), unique=True)) if staying else []
+            surplus = [table.rows[each][-1] for each in shrinking]
+            for each in shrinking:
+                held[each][1].pop()
+            for source, target in table.remove(gone, surplus):
                 content[target] = content[source]
+            assert table.settle() == sum(each.search.rows for each in gone)
         assert table.used == sum(len(rows) for rows in table.rows.values())
+        assert table.reserved == sum(each.search.rows for each in table.rows)
         assert sorted(row for rows in table.rows.values() for row in rows) == list(range(table.used))
         for owner, rows in table.rows.items():
-            assert [content[row] for row in rows] == [(number[owner], part) for part in range(len(rows))]
+            number, parts = held[owner]
+            assert [content[row] for row in rows] == [(number, part) for part in parts]
             assert all(table.owners[row] is owner for row in rows)

@@ -18,8 +18,8 @@ from dragoman.attention.panels import Panels
 
 DPI = 200
 # Pictures look alike whatever the user's settings are. The shapes of letters are in the file: its reader may lack the
-# fonts.
-STYLE: list[Any] = ["default", {"svg.fonttype": "path", "svg.hashsalt": "dragoman", "pdf.fonttype": 42}]
+# fonts. NOTE: type 42 in a PDF would lose those of collections of PostScript outlines, such as Noto Sans CJK.
+STYLE: list[Any] = ["default", {"svg.fonttype": "path", "svg.hashsalt": "dragoman", "pdf.fonttype": 3}]
 _POINTS = 72
 _MARGIN = 0.2
 _WIDEST = 40.0  # all panels together

@@ -72,10 +72,14 @@ def complaints(missing: Iterable[str]) -> list[str]:
 
 
 def _candidates() -> Iterator[tuple[str, FT2Font]]:
-    """Upright fonts of normal weight with outlines, the base first, then the preferred, then all others by name."""
+    """Upright fonts of normal weight with outlines, the base first, then the preferred, then all others."""
     ranks = {family: rank for rank, family in enumerate((BASE, *_PREFERRED))}
     known = {entry.fname for entry in fontManager.ttflist}
-    yield from _opened(sorted(fontManager.ttflist, key=lambda entry: (ranks.get(entry.name, len(ranks)), entry.name)))
+
+    def order(entry: FontEntry) -> tuple[int, bool, str]:
+        return ranks.get(entry.name, len(ranks)), not entry.name.startswith("Noto Sans"), entry.name
+
+    yield from _opened(sorted(fontManager.ttflist, key=order))
     # Matplotlib keeps its list of fonts between runs and does not notice those installed since.
     for path in findSystemFonts():
         if path not in known:

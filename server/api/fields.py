@@ -12,14 +12,15 @@ class Fields:
 
     Attributes:
         options: all of them.
+        given: names of those that the client gave; one that is not `optional` only where it is not the default.
     """
 
     def __init__(self, options: pb.GenerationOptions) -> None:
         self.options = options
+        self.given = {field.name for field, _ in options.ListFields()}
 
     def has(self, name: str) -> bool:
-        """Whether the client gave it, be it the default: for `optional` fields and messages."""
-        return self.options.HasField(name)
+        return name in self.given
 
     def refuse(self, name: str, problem: str) -> NoReturn:
         raise invalid(f"options.{name}", problem)
@@ -27,7 +28,7 @@ class Fields:
     def need(self, names: tuple[str, ...], needed: str) -> None:
         """Raises ApiError where one of the fields is there, for want of what makes sense of it."""
         for name in names:
-            if self.has(name):
+            if name in self.given:
                 self.refuse(name, f"needs {needed}")
 
     def integer(self, name: str, default: int, low: int, high: int | None = None, why: str = "") -> int:
@@ -40,7 +41,7 @@ class Fields:
         Raises:
             ApiError: it does not.
         """
-        if not self.has(name):
+        if name not in self.given:
             return default
         asked: int = getattr(self.options, name)
         if asked < low or (high is not None and asked > high):
@@ -60,7 +61,7 @@ class Fields:
         Raises:
             ApiError: it does not, or is not a number at all.
         """
-        if not self.has(name):
+        if name not in self.given:
             return default
         asked: float = getattr(self.options, name)
         inside = low <= asked <= high and not (above and asked == low) and not (below and asked == high)

@@ -9,11 +9,19 @@ from server.api.constraints import choosable_tokens, read_constraints
 from server.api.errors import invalid
 from server.api.fields import Fields
 from server.api.text import TargetEncoder
-from server.search.options import BeamOptions, Constraints, LengthNormalization, SamplingOptions, SearchOptions
+from server.search.options import (
+    UNCONSTRAINED,
+    BeamOptions,
+    Constraints,
+    LengthNormalization,
+    SamplingOptions,
+    SearchOptions,
+)
 
 MAX_DURATION_SECONDS = 315_576_000_000  # google.protobuf.Duration's own limit: 10,000 years
 MAX_NANOS = 999_999_999
 
+LENGTHS = {"max_new_tokens", "min_new_tokens", "time_limit"}
 OF_BEAM_SEARCH = (
     "length_normalization",
     "length_penalty",
@@ -73,6 +81,14 @@ async def read_options(
         ApiError: an option is out of its range, is of no use with the others, or contradicts them.
     """
     fields = Fields(options)
+    if fields.given <= LENGTHS:  # as most do, who then need not wait while all the others are looked for
+        max_new_tokens, constraints = _lengths(fields, UNCONSTRAINED, target.max_tokens)
+        return SearchOptions(
+            max_new_tokens,
+            constraints=constraints,
+            log_probabilities=wanted.log_probabilities,
+            top_tokens=wanted.top_tokens,
+        )
     beam, sampling = _beam(fields, limits), _sampling(fields)
     if sampling and beam:
         fields.refuse("beam_size", "can't be combined with sample")
@@ -182,7 +198,7 @@ def _lengths(fields: Fields, constraints: Constraints, limit: int) -> tuple[int,
     why = f", which is what the model's limit and a prefix of {forced} leave" if forced else ", the model's limit"
     max_new_tokens = fields.integer("max_new_tokens", limit - forced, 1, limit - forced, why)
     min_new_tokens = fields.integer("min_new_tokens", 0, 0, max_new_tokens, ", which is max_new_tokens")
-    return max_new_tokens, replace(constraints, min_new_tokens=min_new_tokens)
+    return max_new_tokens, replace(constraints, min_new_tokens=min_new_tokens) if min_new_tokens else constraints
 
 
 def read_time_limit(options: pb.GenerationOptions, arrival: float) -> float | None:

@@ -1,7 +1,5 @@
 """From what a request wants to the search that finds it."""
 
-from dataclasses import replace
-
 from server.bundle.manifest import SpecialTokens
 from server.search.base import Search
 from server.search.beam import BeamSearch
@@ -33,6 +31,4 @@ def _make_one(options: SearchOptions, end: int, vocabulary_size: int, decoder: T
     stops = StopTracker(decoder, options.constraints) if options.constraints.stop_sequences else None
     if options.beam is None:
         return SequenceSearch(options, end, vocabulary_size, rules, stops, index)
-    if options.alternatives:
-        options = replace(options, num_hypotheses=1)
     return BeamSearch(options, end, vocabulary_size, rules, stops, index)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.search.base import Demand, Edits
@@ -84,6 +84,7 @@ def test_edits_that_stay_the_same_are_the_same_object() -> None:
     assert forbidden(rules.edits([4, 4])) == {5, 7}
 
 
+@settings(deadline=None)
 @given(ids=IDS, size=st.integers(1, 4))
 def test_an_ngram_never_stands_there_twice(ids: list[int], size: int) -> None:
     banned = forbidden(TokenRules(Constraints(no_repeat_ngram_size=size), END).edits(ids))
@@ -91,6 +92,7 @@ def test_an_ngram_never_stands_there_twice(ids: list[int], size: int) -> None:
     assert banned == {t for t in range(SIZE) if len(ids) >= size - 1 and (*ids[len(ids) - size + 1 :], t) in known}
 
 
+@settings(deadline=None)
 @given(ids=IDS, sequences=st.lists(st.lists(st.integers(3, 8), min_size=2, max_size=4).map(tuple), max_size=4))
 def test_suppressed_sequences_are_never_completed(ids: list[int], sequences: list[tuple[int, ...]]) -> None:
     banned = forbidden(TokenRules(Constraints(suppressed_sequences=tuple(sequences)), END).edits(ids))
@@ -99,12 +101,14 @@ def test_suppressed_sequences_are_never_completed(ids: list[int], sequences: lis
     }
 
 
+@settings(deadline=None)
 @given(ids=IDS)
 def test_the_repetition_penalty_is_once_for_each_token_of_the_hypothesis(ids: list[int]) -> None:
     rules = TokenRules(Constraints(repetition_penalty=1.5), END)
     assert penalised(rules.edits(ids)) == dict.fromkeys(ids, 1.5)
 
 
+@settings(deadline=None)
 @given(ids=IDS, data=st.data())
 def test_constraints_add_up(ids: list[int], data: st.DataObject) -> None:
     kinds = {
@@ -120,6 +124,7 @@ def test_constraints_add_up(ids: list[int], data: st.DataObject) -> None:
     assert together is None or len(set(together.ids)) == len(together.ids)
 
 
+@settings(deadline=None)
 @given(ids=IDS, vocabulary=st.sets(st.integers(4, 8)).map(lambda ids: tuple(sorted({END, *ids}))))
 def test_no_edits_outside_the_vocabulary(ids: list[int], vocabulary: tuple[int, ...]) -> None:
     rules = TokenRules(
@@ -144,6 +149,7 @@ def test_the_end_token_may_be_suppressed() -> None:
     assert forbidden(TokenRules(Constraints(suppressed=(END,)), END).edits([])) == {END}
 
 
+@settings(deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     followed=st.integers(0, 3),

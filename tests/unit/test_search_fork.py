@@ -143,6 +143,14 @@ def test_alternatives_for_which_there_is_no_token_are_left_out() -> None:
         assert {tuple(answer.ids[:1]) for answer in made.hypotheses} == {(), (4,), (7,)}
 
 
+def test_alternatives_that_come_to_a_dead_end_later_are_kept() -> None:
+    constraints = Constraints(vocabulary=(END, 4, 7), no_repeat_ngram_size=1, min_new_tokens=3)
+    options = SearchOptions(3, num_hypotheses=2, alternatives=True, constraints=constraints)
+    answers = run(make(options), random_model(1, 1.0)).hypotheses
+    assert sorted(answer.ids for answer in answers) == [[4, 7], [7, 4]]
+    assert [answer.reason for answer in answers] == [DEAD_END] * 2
+
+
 def test_where_there_is_no_token_at_all_one_alternative_says_so_and_so_does_each_sample() -> None:
     constraints = Constraints(vocabulary=(END, 4), suppressed=(4, END))
     options = SearchOptions(3, num_hypotheses=3, constraints=constraints)
@@ -226,6 +234,14 @@ def test_one_that_lacks_candidates_makes_all_ask_again() -> None:
     fork = make_large(4)
     assert isinstance(fork, Fork)
     assert made.hypotheses == [run(search, script).hypothesis for search in fork.searches]
+
+
+def test_all_that_lack_candidates_ask_at_once() -> None:
+    options = SearchOptions(6, num_hypotheses=3, sampling=SamplingOptions(9, top_p=0.9))
+    search = make_search(options, SpecialTokens(pad=1, unknown=1, begin=1, end=END), 600, DECODER)
+    made = run(search, lambda so_far: [1e-9, *[1.0] * 599])
+    assert [demand.candidates for demands in made.demands for demand in demands] == [600] * (1 + 5 * 3)
+    assert made.repeated == 2  # 64, 512, 600
 
 
 def test_progress_of_beams_is_added_up() -> None:

@@ -314,6 +314,18 @@ def test_log_probabilities_are_those_before_temperature_and_truncation(temperatu
     assert untold.hypothesis.score == 0
 
 
+def test_a_soft_prefix_outside_the_candidates_is_told_at_temperature_1_too() -> None:
+    """The bias makes it the best at the temperature, but not at temperature 1."""
+    sampling = SamplingOptions(1, temperature=4.0, top_k=1)
+    constraints = Constraints(prefix=(20,), prefix_bias=0.3)
+    options = SearchOptions(1, sampling=sampling, constraints=constraints, top_tokens=1)
+    made = run(search(options, 27), spell("a", weight=81))
+    assert made.demands[0][0].candidates == 1
+    assert made.hypothesis.ids == [20]
+    assert made.hypothesis.log_probabilities == pytest.approx([math.log(0.7 / 107 + 0.3)], abs=1e-6)
+    assert [choice.id for choice in made.hypothesis.alternatives[0]] == [1]
+
+
 @pytest.mark.parametrize("after", range(6))
 @pytest.mark.parametrize("sampling", [None, SamplingOptions(3)])
 def test_it_can_be_stopped_at_any_moment(after: int, sampling: SamplingOptions | None) -> None:

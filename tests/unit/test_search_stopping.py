@@ -267,6 +267,18 @@ def test_copies_go_on_by_themselves(kind: str) -> None:
     assert generate(tokenizer, other[shared:], copy)[1] == tokenizer.decode(other).index("sat and")
 
 
+def test_copies_in_the_middle_of_a_character_complete_it_in_different_ways() -> None:
+    tokenizer = TOKENIZERS["byte-level BPE"]
+    one, other = tokenizer.encode("鿿").ids, tokenizer.encode("鿾").ids
+    assert one[:-1] == other[:-1] != []
+    made = tracker(tokenizer, "鿿", "鿾")
+    for token in one[:-1]:
+        assert made.push(token) is None
+    copy = made.copy()
+    assert copy.push(tokenizer.encode("a").ids[0]) is None
+    assert made.push(one[-1]) == 0
+
+
 @KINDS
 def test_finish_leaves_the_tracker_as_it_was(kind: str) -> None:
     tokenizer = TOKENIZERS[kind]

@@ -27,11 +27,13 @@ class Group:
 
     Attributes:
         running: best first.
-        finished: best first, no more of them than can be part of the answer.
+        most: how many of those that have finished may become part of the answer, whatever other groups give.
+        finished: the best of them, best first.
         count: how many have finished.
     """
 
     running: list[Hypothesis]
+    most: int
     finished: list[Finished] = field(default_factory=list)
     count: int = 0
 
@@ -51,7 +53,7 @@ class BeamSearch:
     Diverse groups (Vijayakumar et al. 2016) are beams of width beam_size / groups, each of which is over by itself. In
     each step they choose one after the other: a token's log-probability is lowered, for the ranking only, by the
     diversity penalty for every hypothesis of an earlier group that runs on with it. The answer takes the best of all
-    groups, at most its width from each. What two groups finish alike is counted once, for the one that was first.
+    groups, at most its width from each, group by group: of what an earlier one gives a later one gives nothing again.
 
     The answer after `stop` has those that are finished first, then the best running ones if there are too few. Where
     nothing is left to go on with and none has finished, it has those that ran last.
@@ -108,8 +110,7 @@ class BeamSearch:
         root.ids = None if rules.trivial else []
         root.stops = stops
         self._running = [root]  # by row
-        self._groups = [Group([root]) for _ in range(beam.groups)]
-        self._seen: set[tuple[int, ...]] = set()  # what groups have finished
+        self._groups = [Group([root], most=self._kept * (n + 1)) for n in range(beam.groups)]
         self._prefix = 0  # forced tokens of a running hypothesis so far
         self._generated = 0  # its tokens behind them
         self._forced = rules.forced(0)
@@ -254,7 +255,9 @@ class BeamSearch:
                 group.running.append(child)
                 if len(group.running) == self._width:
                     break
-        if group.count >= self._quota or self._beaten(group.running, group.finished, self._kept, length):
+        part = self._part(group)
+        enough = group.count >= self._quota and len(part) == self._kept
+        if enough or self._beaten(group.running, part, self._kept, length):
             group.running = []
         if not group.running:
             self.rows -= self._width
@@ -271,16 +274,10 @@ class BeamSearch:
         self, group: Group, hypothesis: Hypothesis, reason: FinishReason, characters: int | None = None
     ) -> None:
         """Takes note of one that ended in this step."""
-        finished = self._judged(hypothesis, self._generated + 1, reason, characters)
-        if len(self._groups) > 1:
-            ids = tuple(finished.ids())
-            if ids in self._seen:
-                return
-            self._seen.add(ids)
         group.count += 1
-        group.finished.append(finished)
+        group.finished.append(self._judged(hypothesis, self._generated + 1, reason, characters))
         group.finished.sort(key=itemgetter(0), reverse=True)
-        del group.finished[self._kept :]
+        del group.finished[group.most :]
 
     def _judged(
         self, hypothesis: Hypothesis, length: int, reason: FinishReason, characters: int | None = None
@@ -309,9 +306,21 @@ class BeamSearch:
                 return False
         return True
 
+    def _part(self, group: Group) -> list[Finished]:
+        """What a group has for the answer: its best, without what the groups before it give."""
+        if group is self._groups[0]:
+            return group.finished
+        given: set[tuple[int, ...]] = set()
+        for one in self._groups:
+            part = [finished for finished in one.finished if tuple(finished.ids()) not in given][: self._kept]
+            if one is group:
+                break
+            given.update(tuple(finished.ids()) for finished in part)
+        return part
+
     def _finished(self) -> list[Finished]:
-        """Of all groups, best first."""
-        return sorted((one for group in self._groups for one in group.finished), key=itemgetter(0), reverse=True)
+        """What all groups have for the answer, best first."""
+        return sorted((one for group in self._groups for one in self._part(group)), key=itemgetter(0), reverse=True)
 
     def _unfinished(self, reason: FinishReason) -> list[Finished]:
         """What ran last, best first, as if it ended there."""

@@ -322,6 +322,13 @@ def test_a_group_that_is_over_gives_its_rows_back() -> None:
     assert ids(made.hypotheses) == [[A]]
 
 
+def test_what_a_group_does_not_give_another_may() -> None:
+    # The first group gives the empty answer, and finishes A and A A, too; A is the best that the second can give.
+    beam = BeamOptions(2, groups=2, diversity_penalty=0.1)
+    made = run(search(SearchOptions(4, 2, beam)), table({}, otherwise={END: 0.6, A: 0.4}))
+    assert ids(made.hypotheses) == [[], [A]]
+
+
 def test_coverage_makes_the_better_translation_win() -> None:
     script = table({(): {A: 0.6, B: 0.4}}, otherwise={END: 1.0})
     looks = {(): [0.6, 0.4], (A,): [0.98, 0.02], (B,): [0.1, 0.9]}

@@ -203,8 +203,9 @@ class PlainBeamSearch:
 
     def pool(self, group: int) -> list[Plain]:
         """A group's part of the answer."""
+        given = [one.ids for earlier in range(group) for one in self.pool(earlier)]
         ranked = sorted(self.finished[group], key=lambda one: one.score(self.beam), reverse=True)
-        return ranked[: min(self.width, self.options.num_hypotheses)]
+        return [one for one in ranked if one.ids not in given][: min(self.width, self.options.num_hypotheses)]
 
     def step(self, group: int, chosen: Counter[int]) -> None:
         continuations: list[tuple[float, int, Plain]] = []
@@ -226,19 +227,16 @@ class PlainBeamSearch:
             elif len(self.running[group]) < self.width:
                 self.running[group].append(longer)
             if longer.reason is not None and place < self.width:
-                known = [one.ids for others in self.finished for one in others]
-                if longer.ids not in known:
-                    self.finished[group].append(longer)
+                self.finished[group].append(longer)
         if self.over(group):
             self.running[group] = []
 
     def over(self, group: int) -> bool:
-        pool = self.pool(group)
-        if self.beam.early_stopping and len(self.finished[group]) >= max(
-            math.floor(self.beam.patience * self.width + 0.5), min(self.width, self.options.num_hypotheses)
-        ):
+        pool, wanted = self.pool(group), min(self.width, self.options.num_hypotheses)
+        quota = max(math.floor(self.beam.patience * self.width + 0.5), wanted)
+        if self.beam.early_stopping and len(self.finished[group]) >= quota and len(pool) == wanted:
             return True
-        return self.beaten(self.running[group], pool, min(self.width, self.options.num_hypotheses))
+        return self.beaten(self.running[group], pool, wanted)
 
     def beaten(self, running: list[Plain], finished: list[Plain], count: int) -> bool:
         """Whether none that runs can get among the `count` best."""

@@ -67,14 +67,19 @@ def choose(x: Tensor, projection: Tensor, choice: Choice, short: ShortList | Non
         log-probabilities float32 [n, k] and ids int64 [n, k], best first, and log-probabilities float32 [n, edits] of
         the edited tokens.
     """
+    x = x.index_select(0, choice.rows)
     # A temperature divides all logits, for which it is enough to divide the far fewer numbers that they are products
-    # of.
-    scaled = x.index_select(0, choice.rows) * choice.scales.to(x.dtype)
+    # of; but those could become too large for half precision.
+    half = x.dtype != torch.float32
+    if not half:
+        x = x * choice.scales
     if short is None:
-        logits = functional.linear(scaled, projection).float()  # [n, vocabulary]
+        logits = functional.linear(x, projection).float()  # [n, vocabulary]
     else:
-        logits = functional.linear(scaled, projection.index_select(0, short.tokens)).float()  # [n, listed]
+        logits = functional.linear(x, projection.index_select(0, short.tokens)).float()  # [n, listed]
         logits = logits.gather(1, short.columns) + short.mask  # [n, own]
+    if half:
+        logits = logits * choice.scales
     before = logits.gather(1, choice.edit_ids)
     penalties = choice.edit_penalties
     after = torch.where(before > 0, before / penalties, before * penalties) + choice.edit_offsets

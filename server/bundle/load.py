@@ -85,7 +85,10 @@ def _read_manifest(root: Path) -> Manifest:
         raise BundleError(f"{path} is not valid JSON: {error}") from None
     version = document.get("format_version") if isinstance(document, dict) else None
     if type(version) is not int or version != FORMAT_VERSION:  # 1.0 and true are equal to 1, too
-        raise BundleError(f"{path}: format_version is {version!r}, but this server reads version {FORMAT_VERSION}")
+        raise BundleError(
+            f"{path}: format_version is {version!r}, but this server reads version {FORMAT_VERSION}; "
+            "dragoman-export makes a bundle for it"
+        )
     try:
         return Manifest.model_validate(document)
     except ValidationError as error:

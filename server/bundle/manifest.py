@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST_FILE = "manifest.json"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
@@ -77,7 +77,7 @@ class File(Part):
 class Manifest(Part):
     """What a bundle says of itself. `files` lists every file but the manifest."""
 
-    format_version: Literal[1] = 1
+    format_version: Literal[2] = 2
     name: str = Field(pattern=NAME_PATTERN)
     version: str = "1"
     description: str = ""

@@ -4,14 +4,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
-from server.bundle.load import Bundle, BundleError
-from server.bundle.manifest import Graph
+from server.bundle.load import Bundle
 from server.runtime.choice import ShortLists
 from server.runtime.device import Device, open_session
 from server.runtime.memory import Array, Memory, allocate
+from server.runtime.names import check_names
 from server.runtime.scores import PlainScores
 from server.runtime.step import Step, all_plain
 from server.search.base import Demand, Scores
@@ -36,21 +35,8 @@ class Sessions:
         self.encoder = open_session(bundle.encoder, device, threads)
         self.decoder = open_session(bundle.decoder, device, threads)
         graphs = bundle.manifest.graphs
-        _check_names(bundle, graphs.encoder, self.encoder)
-        _check_names(bundle, graphs.decoder, self.decoder)
-
-
-def _check_names(bundle: Bundle, graph: Graph, session: ort.InferenceSession) -> None:
-    for kind, declared, nodes in (
-        ("input", graph.inputs, session.get_inputs()),
-        ("output", graph.outputs, session.get_outputs()),
-    ):
-        actual = [node.name for node in nodes]
-        for name in [*declared, *actual]:
-            if name not in actual:
-                raise BundleError(f"{bundle.path / graph.file} has no {kind} {name}, which the manifest lists")
-            if name not in declared:
-                raise BundleError(f"{bundle.path / graph.file} has an {kind} {name}, which the manifest does not list")
+        check_names(bundle, graphs.encoder, self.encoder)
+        check_names(bundle, graphs.decoder, self.decoder)
 
 
 class Runtime:

@@ -57,23 +57,21 @@ def names(values: list[onnx.ValueInfoProto]) -> list[str]:
 
 def test_inputs_and_outputs_have_the_order_the_server_binds(ort_graphs: Models, standard_step: onnx.ModelProto) -> None:
     graph = ort_graphs[DECODER].graph
-    assert names(list(graph.input))[:6] == [
-        "token_ids",
-        "positions",
-        "source_lengths",
-        "top_k",
-        "self_capacity",
-        "cross_capacity",
-    ]
-    assert names(list(graph.input))[6:12] == [
-        f"{buffer}_{part}_0" for buffer in ("self", "cross", "last") for part in ("key", "value")
-    ]
-    assert names(list(graph.output))[:6] == ["log_probabilities", "ids"] + [
-        f"{buffer}_{part}_0_out" for buffer in ("self", "cross") for part in ("key", "value")
-    ]
+    head = ["rows", "scales", "k", "edit_ids", "edit_penalties", "edit_offsets"]
+    short = ["short_list", "short_columns", "short_mask", *(f"short_{name}" for name in head)]
+    inputs = ["token_ids", "positions", "source_lengths", *head, *short, "attention_rows"]
+    found = ["log_probabilities", "ids", "edited"]
+    outputs = [*found, *(f"short_{name}" for name in found), "attention"]
+    caches = [f"{buffer}_{part}_0" for buffer in ("self", "cross", "last") for part in ("key", "value")]
+    first = [*inputs, "self_capacity", "cross_capacity", *caches]
+    assert names(list(graph.input))[: len(first)] == first
+    first = [*outputs, *(f"{name}_out" for name in caches[:4])]
+    assert names(list(graph.output))[: len(first)] == first
     graph = standard_step.graph
-    assert names(list(graph.input))[4:8] == ["self_key_0", "self_value_0", "cross_key_0", "cross_value_0"]
-    assert names(list(graph.output))[2:] == [f"self_{part}_{i}_out" for i in range(LAYERS) for part in ("key", "value")]
+    first = [*inputs, *caches[:4]]
+    assert names(list(graph.input))[: len(first)] == first
+    written = [f"self_{part}_{i}_out" for i in range(LAYERS) for part in ("key", "value")]
+    assert names(list(graph.output)) == [*outputs, *written]
     encoder = names(list(ort_graphs[ENCODER].graph.output))
     assert encoder[:4] == ["cross_key_0", "cross_value_0", "last_key_0", "last_value_0"]
 
@@ -89,7 +87,11 @@ def test_dimensions_that_vary_have_names_and_all_others_are_numbers(ort_graphs: 
     assert shapes["self_key_1"] == shapes["self_key_1_out"] == ["rows", 2, "self_positions", 16]
     assert shapes["cross_value_0"] == ["rows", 2, "cross_positions", 16]
     assert shapes["last_key_0"] == ["rows", 1, 32]
-    assert shapes["ids"] == ["rows", "k"]
+    assert shapes["ids"] == ["scored", "k"]
+    assert shapes["edited"] == shapes["edit_offsets"] == ["scored", "edits"]
+    assert shapes["short_ids"] == ["short", "short_k"]
+    assert shapes["short_columns"] == shapes["short_mask"] == ["short", "own"]
+    assert shapes["attention"] == ["attended", "cross_positions"]
     attention = ort_graphs[SCORER].graph.output[1]
     assert shape(attention) == ["rows", LAYERS, 2, "target", "source"]
 
@@ -141,7 +143,7 @@ def test_nothing_on_the_decode_path_branches(ort_graphs: Models, standard_step: 
     for model in (ort_graphs[DECODER], standard_step):
         nodes = operators(model)
         assert not nodes.keys() & {"If", "Loop", "Scan"}
-        assert nodes["TopK"] == nodes["LogSoftmax"] == 1
+        assert nodes["TopK"] == nodes["LogSoftmax"] == 2, "one for the whole vocabulary, one for short lists"
 
 
 def test_graphs_tell_nothing_of_the_machine(ort_graphs: Models) -> None:
@@ -196,10 +198,12 @@ def test_half_precision_keeps_what_needs_range_in_float(run: Run, attention: Att
     assert types["self_key_0"] == types["cross_value_1"] == types["self_value_1_out"] == onnx.TensorProto.FLOAT16
     assert types["log_probabilities"] == onnx.TensorProto.FLOAT
     producers = {output: node for node in graph.node for output in node.output}
-    softmax = next(node for node in graph.node if node.op_type == "LogSoftmax")
-    cast = producers[softmax.input[0]]
-    assert cast.op_type == "Cast"
-    assert [a.i for a in cast.attribute if a.name == "to"] == [onnx.TensorProto.FLOAT]
+    for output in ("log_probabilities", "short_log_probabilities"):
+        path = [output]
+        while (node := producers[path[-1]]).op_type not in ("Cast", "Gemm"):
+            path.append(node.input[0])
+        assert node.op_type == "Cast", "all that follows the logits is computed in float"
+        assert [a.i for a in node.attribute if a.name == "to"] == [onnx.TensorProto.FLOAT]
     for node in graph.node:
         if node.op_type == "LayerNormalization":
             stash = [a.i for a in node.attribute if a.name == "stash_type"]

@@ -1,6 +1,7 @@
 """Beam search that always runs to the end, and looks at everything."""
 
 import itertools
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -16,96 +17,96 @@ from tests.reference.results import places
 from tests.reference.stops import Decode, completed
 
 
-@dataclass
+@dataclass(eq=False)
 class Hypothesis:
-    """One in the beam; `attention` is summed over the steps that generated its tokens, [source]."""
+    """One in the beam.
+
+    Attributes:
+        attention: summed over the steps that chose its tokens, [source].
+        next, looks: what its own step told: log-probabilities of what follows, [vocabulary], and attention.
+    """
 
     ids: list[int]
     log_probabilities: list[float] = field(default_factory=list)
     alternatives: list[list[TokenChoice]] = field(default_factory=list)
     attention: Vector | None = None
+    next: Vector | None = None
+    looks: Vector | None = None
 
     @property
     def total(self) -> float:
         return sum(self.log_probabilities)
 
 
+@dataclass(eq=False)
+class Group:
+    """A part of the beam that searches for itself; the whole beam where there is but one."""
+
+    running: list[Hypothesis]
+    finished: list[HypothesisResult] = field(default_factory=list)
+
+
 class Move(NamedTuple):
     """A hypothesis continued by a token; `value` is what moves compete by."""
 
-    parent: Hypothesis
-    token: int
     value: float
-    child: Hypothesis
-    reason: FinishReason | None
-    characters: int | None
+    token: int
+    parent: Hypothesis
+    log_probability: float
 
 
 class BeamReference:
     """One beam search.
 
-    The default stopping rule is defined by what it must not change: the answer. So this search goes on until nothing
-    runs, and takes the best of all that ever finished.
+    Without groups the default stopping rule is defined by what it must not change: the answer. So the search goes on
+    until nothing runs, and takes the best of all that ever finished.
     """
 
     def __init__(
-        self, forward: Forward, options: SearchOptions, end: int, decode: Decode, margins: Margins, rank: int | None
+        self, forward: Forward, options: SearchOptions, end: int, text: Decode, margins: Margins, rank: int | None
     ) -> None:
         assert options.beam is not None
         self.options, self.beam, self.constraints = options, options.beam, options.constraints
-        self.forward, self.end, self.decode, self.margins, self.rank = forward, end, decode, margins, rank
-        self.finished: list[HypothesisResult] = []
+        self.forward, self.end, self.text, self.margins, self.rank = forward, end, text, margins, rank
+        self.size = self.beam.beam_size // self.beam.groups
+        self.groups = [Group([Hypothesis(forced(self.constraints))]) for _ in range(self.beam.groups)]
 
     def run(self, count: int) -> list[HypothesisResult]:
         """The `count` best."""
-        prefix = forced(self.constraints)
-        size = self.beam.beam_size // self.beam.groups
-        groups = [[Hypothesis(prefix)] for _ in range(self.beam.groups)]
+        kept = min(count, self.size)
+        stuck: list[Hypothesis] = []
         for generated in range(1, self.options.max_new_tokens + 1):
+            stuck = [h for group in self.groups for h in group.running] or stuck
             chosen: Counter[int] = Counter()
-            stuck = [h for group in groups for h in group]
-            for i, group in enumerate(groups):
-                moves = self._moves(group, chosen, generated) if group else []
-                if self.rank and generated == 1 and self.rank >= len(moves):
-                    return []
+            for group in self.groups:
+                moves = self._moves(group, chosen)
                 if self.rank is not None and generated == 1:
+                    if 0 < self.rank >= len(moves):
+                        return []  # there are not so many tokens
                     moves = self._ranked_move(moves, self.rank)
-                groups[i] = self._select(moves, size)
-                chosen.update(h.ids[-1] for h in groups[i])
-            if self.beam.early_stopping and len(self.finished) >= round(self.beam.patience * self.beam.beam_size):
-                break
-            if not any(groups):
-                break
-        if not self.finished:
-            for h in stuck:
-                self._end(h, FinishReason.DEAD_END, None)
-        return self._best(count)
+                self._select(group, moves, last=generated == self.options.max_new_tokens)
+                if self._over(group, kept, generated):
+                    group.running = []
+                chosen.update(h.ids[-1] for h in group.running)
+        for group in self.groups:
+            self.margins.cut(sorted((h.score for h in group.finished), reverse=True), kept)
+        found = [h for part in self._parts(kept) for h in part]
+        return self._best(found or [self._result(h, FinishReason.DEAD_END, None) for h in stuck], count)
 
-    def _moves(self, group: list[Hypothesis], chosen: Counter[int], generated: int) -> list[Move]:
+    def _moves(self, group: Group, chosen: Counter[int]) -> list[Move]:
         """All possible continuations, best first."""
-        logits, attention = self.forward([h.ids for h in group])
+        if not group.running:
+            return []
         moves = []
-        for h, row, looks in zip(group, logits, attention, strict=True):
-            log_probabilities = distribution(row, h.ids, self.constraints, self.end)
-            order = ranked(log_probabilities)
-            for token in order:
-                child = Hypothesis(
-                    h.ids if token == self.end else [*h.ids, token],
-                    [*h.log_probabilities, float(log_probabilities[token])],
-                    [*h.alternatives, places(log_probabilities, order, self.options.top_tokens)],
-                    looks if h.attention is None else h.attention + looks,
-                )
-                reason, characters = self._end_of(child, token, generated)
-                value = child.total - self.beam.diversity_penalty * chosen[token]
-                moves.append(Move(h, token, value, child, reason, characters))
+        logits, attention = self.forward([h.ids for h in group.running])
+        for h, row, looks in zip(group.running, logits, attention, strict=True):
+            h.next = distribution(row, h.ids, self.constraints, self.end)
+            h.looks = looks
+            for token in ranked(h.next):
+                log_probability = float(h.next[token])
+                value = h.total + log_probability - self.beam.diversity_penalty * chosen[token]
+                moves.append(Move(value, token, h, log_probability))
         return sorted(moves, key=lambda move: -move.value)
-
-    def _end_of(self, child: Hypothesis, token: int, generated: int) -> tuple[FinishReason | None, int | None]:
-        if token == self.end:
-            return FinishReason.EOS, None
-        if (characters := completed(child.ids, self.constraints, self.decode)) is not None:
-            return FinishReason.STOP_SEQUENCE, characters
-        return (FinishReason.LENGTH if generated == self.options.max_new_tokens else None), None
 
     def _ranked_move(self, moves: list[Move], rank: int) -> list[Move]:
         values = [move.value for move in moves]
@@ -113,56 +114,96 @@ class BeamReference:
         self.margins.cut(values, rank + 1)
         return moves[rank : rank + 1]
 
-    def _select(self, moves: list[Move], size: int) -> list[Hypothesis]:
-        """Finishes what ends among the first `size`, and gives the `size` best others of the first 2 * `size`."""
+    def _select(self, group: Group, moves: list[Move], last: bool) -> None:
+        """Of the 2 * size best, finishes what ends among the first `size`; the `size` best others run on."""
         values = [move.value for move in moves]
-        others: list[Move] = []
+        others: list[tuple[float, Hypothesis]] = []
         for place, move in enumerate(moves):
-            if move.reason not in (FinishReason.EOS, FinishReason.STOP_SEQUENCE):
-                others.append(move)
+            if place >= 2 * self.size and len(others) > self.size:
+                break
+            child = self._child(move)
+            reason, characters = self._end_of(child, move.token, last)
+            if reason is None:
+                others.append((move.value, child))
                 continue
-            if place < size:
-                self._finish(move)
-            border = size if place < size else size - 1
+            if place < self.size:
+                group.finished.append(self._result(child, reason, characters))
+            border = self.size if place < self.size else self.size - 1
             if border < len(values):
                 self.margins.note(move.value - values[border])
-        self.margins.cut([move.value for move in others], size)
-        running = [move for move in others[:size] if move.value >= values[: 2 * size][-1]]
-        if len(running) < size:
-            self.margins.cut(values, 2 * size)
-        for move in running:
-            if move.reason is FinishReason.LENGTH:
-                self._finish(move)
-        return [move.child for move in running if move.reason is None]
+        self.margins.cut([value for value, _ in others], self.size)
+        group.running = [child for value, child in others[: self.size] if value >= values[: 2 * self.size][-1]]
+        if len(group.running) < self.size:
+            self.margins.cut(values, 2 * self.size)
 
-    def _finish(self, move: Move) -> None:
-        if move.reason is not None:
-            self._end(move.child, move.reason, move.characters)
-
-    def _end(self, h: Hypothesis, reason: FinishReason, characters: int | None) -> None:
-        score = normalised(h.total, len(h.log_probabilities), self.beam)
-        if self.beam.coverage_penalty and h.attention is not None:
-            score += self.beam.coverage_penalty * float(np.log(np.minimum(h.attention, 1)).sum())
-        self.finished.append(
-            HypothesisResult(
-                ids=h.ids,
-                log_probabilities=h.log_probabilities,
-                reason=reason,
-                score=score,
-                prefix=len(forced(self.constraints)),
-                alternatives=h.alternatives if self.options.top_tokens else [],
-                characters=characters,
-            )
+    def _child(self, move: Move) -> Hypothesis:
+        parent = move.parent
+        assert parent.next is not None
+        assert parent.looks is not None
+        return Hypothesis(
+            parent.ids if move.token == self.end else [*parent.ids, move.token],
+            [*parent.log_probabilities, move.log_probability],
+            [*parent.alternatives, places(parent.next, ranked(parent.next), self.options.top_tokens)],
+            parent.looks if parent.attention is None else parent.attention + parent.looks,
         )
 
-    def _best(self, count: int) -> list[HypothesisResult]:
+    def _end_of(self, child: Hypothesis, token: int, last: bool) -> tuple[FinishReason | None, int | None]:
+        if token == self.end:
+            return FinishReason.EOS, None
+        if (characters := completed(child.ids, self.constraints, self.text)) is not None:
+            return FinishReason.STOP_SEQUENCE, characters
+        return (FinishReason.LENGTH if last else None), None
+
+    def _over(self, group: Group, kept: int, generated: int) -> bool:
+        """Whether a group ends although some of its hypotheses could run on."""
+        quota = max(math.floor(self.beam.patience * self.size + 0.5), kept)
+        part = self._parts(kept)[self.groups.index(group)]
+        if len(part) < kept:
+            return False
+        if self.beam.early_stopping and len(group.finished) >= quota:
+            return True
+        if len(self.groups) == 1:
+            return False
+        # A group that is over no longer keeps the others from its tokens, so it matters when it is.
+        longer = self.beam.length_penalty > 0
+        length = self.options.max_new_tokens if longer else generated + 1
+        differences = [part[-1].score - normalised(h.total, length, self.beam) for h in group.running]
+        for difference in differences:
+            self.margins.note(difference)
+        return all(difference >= 0 for difference in differences)
+
+    def _parts(self, kept: int) -> list[list[HypothesisResult]]:
+        """What each group has for the answer: its best, without what a group before it has."""
+        taken: list[list[int]] = []
+        parts = []
+        for group in self.groups:
+            ranking = sorted(group.finished, key=lambda result: -result.score)
+            parts.append([result for result in ranking if result.ids not in taken][:kept])
+            taken += [result.ids for result in parts[-1]]
+        return parts
+
+    def _best(self, found: list[HypothesisResult], count: int) -> list[HypothesisResult]:
         distinct: list[HypothesisResult] = []
-        for result in sorted(self.finished, key=lambda result: -result.score):
+        for result in sorted(found, key=lambda result: -result.score):
             if all(result.ids != better.ids for better in distinct):
                 distinct.append(result)
         for better, worse in itertools.pairwise(distinct[: count + 1]):
             self.margins.note(better.score - worse.score)
         return distinct[:count]
+
+    def _result(self, h: Hypothesis, reason: FinishReason, characters: int | None) -> HypothesisResult:
+        score = normalised(h.total, len(h.log_probabilities), self.beam)
+        if self.beam.coverage_penalty and h.attention is not None:
+            score += self.beam.coverage_penalty * float(np.log(np.minimum(h.attention, 1)).sum())
+        return HypothesisResult(
+            ids=h.ids,
+            log_probabilities=h.log_probabilities,
+            reason=reason,
+            score=score,
+            prefix=len(forced(self.constraints)),
+            alternatives=h.alternatives if self.options.top_tokens else [],
+            characters=characters,
+        )
 
 
 def normalised(total: float, tokens: int, beam: BeamOptions) -> float:

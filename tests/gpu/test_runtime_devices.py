@@ -13,6 +13,7 @@ import pytest
 from server.bundle.load import Bundle, load_bundle
 from server.runtime.device import CPU, DeviceError, choose_device
 from server.runtime.model import Runtime, Sessions
+from training.run import load_run
 
 SLOTS = 12
 Answer = tuple[list[int], list[float]]
@@ -181,3 +182,31 @@ def test_candidates_are_the_best_in_order(setting: Setting, sources: list[list[i
     assert (np.diff(log_probabilities, axis=1) <= 0).all()
     np.testing.assert_allclose(np.exp(log_probabilities.astype(np.float64)).sum(1), 1, atol=1e-3)
     assert all(len(set(row)) == len(row) for row in ids.tolist())
+
+
+def test_rows_choose_in_every_way(setting: Setting, tiny_run: Path) -> None:
+    from export.choices import check_choices
+    from export.references import TorchReference
+
+    runtime = setting.new_runtime(SLOTS)
+    found = check_choices(runtime, TorchReference(load_run(tiny_run).model, runtime.manifest.tokens))
+    assert found["log_probabilities"] <= 4 * setting.tolerance
+    assert found["attention"] <= setting.tolerance
+
+
+def test_rows_branch(setting: Setting, sources: list[list[int]]) -> None:
+    """A row that takes over another's target, and one that is a copy of it, go on as that one does."""
+    runtime = setting.new_runtime(SLOTS)
+    runtime.encode([sources[0], sources[0]], 0)
+    ways = [[4, 5, 6, 7], [4, 5, 8, 9]]
+    for tokens in zip(*ways, strict=True):
+        runtime.top(2, 1)
+        runtime.tokens[:2, 0] = tokens
+        runtime.positions[:2] += 1
+    runtime.copy_target(0, 1, 3)  # the begin token and two more are in both
+    runtime.move_row(0, 2)
+    runtime.tokens[:3, 0] = ways[0][-1]
+    scores = runtime.top(3, 5)
+    for row in (1, 2):
+        assert np.array_equal(scores.ids[row], scores.ids[0])
+        np.testing.assert_allclose(scores.log_probabilities[row], scores.log_probabilities[0], atol=setting.tolerance)

@@ -56,9 +56,10 @@ class Scores(Protocol):
         """The most probable token (the lowest id of several) and its log-probability, -inf if all are forbidden."""
 
     def top(self, row: int) -> tuple[list[int], list[float]]:
-        """The most probable tokens, best first, and their log-probabilities, which may be -inf.
+        """The most probable tokens, best first and of equal ones the lowest id, and their log-probabilities.
 
-        At least as many as were asked for, or all there are. (More, where another row of the step wanted more.)
+        Those of -inf stand for no token at all, whatever their id. At least as many as were asked for, or all there
+        are. (More, where another row of the step wanted more.)
         """
 
     def plain(self, row: int) -> list[float]:

@@ -26,8 +26,8 @@ class Fork:
     Args:
         searches: equal but for what they choose, so that they demand the same of the same rows, but for the number of
             candidates.
-        alternatives: whether to leave out of the answer, but for the first, those for which there was no token to begin
-            with.
+        alternatives: whether to leave out of the answer, but for the first, those that have not begun with a token of
+            their own, because there was none or the search was stopped before.
 
     Attributes:
         searches: as given.
@@ -112,7 +112,5 @@ class Fork:
     def hypotheses(self) -> list[HypothesisResult]:
         answers = [search.hypotheses()[0] for search in self.searches]
         if self._alternatives:
-            return answers[:1] + [
-                one for one in answers[1:] if one.reason is not FinishReason.DEAD_END or one.log_probabilities
-            ]
+            return answers[:1] + [one for one in answers[1:] if one.log_probabilities or len(one.ids) > one.prefix]
         return answers

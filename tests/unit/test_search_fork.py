@@ -151,6 +151,16 @@ def test_alternatives_that_come_to_a_dead_end_later_are_kept() -> None:
     assert [answer.reason for answer in answers] == [DEAD_END] * 2
 
 
+@pytest.mark.parametrize("beam", [None, BeamOptions(2)])
+def test_alternatives_that_are_stopped_before_they_part_are_one(beam: BeamOptions | None) -> None:
+    options = SearchOptions(
+        5, num_hypotheses=3, alternatives=True, beam=beam, constraints=Constraints(prefix=(4, 5, 6))
+    )
+    early = run(make(options), random_model(1, 1.0), stop_after=3).hypotheses
+    assert [one.ids for one in early] == [[4, 5, 6]]
+    assert len({tuple(one.ids) for one in run(make(options), random_model(1, 1.0), stop_after=4).hypotheses}) == 3
+
+
 def test_where_there_is_no_token_at_all_one_alternative_says_so_and_so_does_each_sample() -> None:
     constraints = Constraints(vocabulary=(END, 4), suppressed=(4, END))
     options = SearchOptions(3, num_hypotheses=3, constraints=constraints)

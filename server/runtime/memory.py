@@ -40,7 +40,11 @@ class Memory(Protocol):
 
 
 class HostMemory:
-    """Memory of the CPU: a NumPy array."""
+    """Memory of the CPU: a NumPy array.
+
+    NOTE: NumPy lets go of the interpreter's lock to copy more than 500 elements. Where several engines run, getting the
+    lock back takes ten times as long as copying a row of a small model; so an element is the whole last dimension there.
+    """
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         try:
@@ -49,12 +53,13 @@ class HostMemory:
             raise MemoryError(str(error)) from None
         self.shape, self.dtype, self.nbytes = shape, dtype, self.array.nbytes
         self._base = self.array.ctypes.data
+        self._vectors: Array = self.array.view(np.dtype((np.void, shape[-1] * dtype.itemsize)))[..., 0]
 
     def address(self, plane: int, row: int = 0) -> int:
         return self._base + plane * self.array.strides[0] + row * self.array.strides[1]
 
     def copy_row(self, source: int, target: int, start: int, stop: int) -> None:
-        self.array[:, target, ..., start:stop, :] = self.array[:, source, ..., start:stop, :]
+        self._vectors[:, target, ..., start:stop] = self._vectors[:, source, ..., start:stop]
 
     def write(self, plane: int, row: int, values: Array) -> None:
         self.array[plane, row : row + len(values), ..., : values.shape[-2], :] = values

@@ -1,6 +1,7 @@
 """What a step found out, by row."""
 
 import math
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +25,16 @@ class PlainScores:
         return self._best_ids[row], self._best[row]
 
     def top(self, row: int) -> tuple[list[int], list[float]]:
-        return self.ids[row].tolist(), self.log_probabilities[row].tolist()
+        ids, log_probabilities = self._lists
+        return ids[row], log_probabilities[row]
 
     def plain(self, row: int) -> list[float]:
-        plain: list[float] = self.log_probabilities[row].tolist()
-        return plain
+        return self._lists[1][row]
+
+    @cached_property
+    def _lists(self) -> tuple[list[list[int]], list[list[float]]]:
+        """Of all rows at once: where one row is asked for, so are most, and one by one takes twice as long."""
+        return self.ids.tolist(), self.log_probabilities.tolist()
 
     def edited(self, row: int) -> list[float]:
         return []

@@ -1,81 +1,36 @@
 """`dragoman-serve`."""
 
+import inspect
 import os
 import sys
+import typing
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 import typer
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from rich.markup import escape
 
 from server.config import ServerConfig
-from server.logs import LogFormat, configure_logs
-from server.runtime.device import DeviceChoice
+from server.config.options import PANELS
+from server.logs import configure_logs
 
-MOST_THREADS = 256  # more are a slip of the finger, and would keep the machine busy making them
-DEFAULT = ServerConfig()
+WRONG_OPTIONS = 2
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
 
-@app.command()
-def serve(
-    bundle: Annotated[
-        Path, typer.Option(help="Directory of the bundle to serve.", show_default="the g2p-en bundle that ships")
-    ] = DEFAULT.bundle,
-    device: Annotated[DeviceChoice, typer.Option(help="auto takes a GPU where one works.")] = DEFAULT.device,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all of IPv4.")] = DEFAULT.host,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="gRPC port; 0 takes a free one.")] = DEFAULT.port,
-    metrics_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="HTTP port of /metrics; 0 takes a free one.")
-    ] = DEFAULT.metrics_port,
-    engines: Annotated[
-        int | None,
-        typer.Option(min=1, max=MOST_THREADS, help="Step loops side by side.", show_default="what suits the device"),
-    ] = DEFAULT.engines,
-    threads_per_engine: Annotated[
-        int | None,
-        typer.Option(min=1, max=MOST_THREADS, help="CPU threads of each.", show_default="what suits the device"),
-    ] = DEFAULT.threads_per_engine,
-    max_rows: Annotated[
-        int, typer.Option(min=1, help="Hypotheses that an engine decodes at once; each has a row of its cache.")
-    ] = DEFAULT.max_rows,
-    max_beam_size: Annotated[
-        int, typer.Option(min=1, help="Widest beam of a request, or --max-rows where that is less.")
-    ] = DEFAULT.max_beam_size,
-    max_hypotheses: Annotated[
-        int, typer.Option(min=1, help="Most samples or alternatives of a request, or --max-rows where that is less.")
-    ] = DEFAULT.max_hypotheses,
-    queue_size: Annotated[
-        int, typer.Option(min=1, help="Requests that may wait; one more is refused.")
-    ] = DEFAULT.queue_size,
-    drain_seconds: Annotated[
-        float, typer.Option(min=0, help="After SIGTERM, time to finish what runs.")
-    ] = DEFAULT.drain_seconds,
-    log_format: Annotated[
-        LogFormat, typer.Option(help="auto is console on a terminal, else JSON.")
-    ] = DEFAULT.log_format,
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], typer.Option(help="Least level that is logged.")
-    ] = DEFAULT.log_level,
-) -> None:
+def serve(**given: Any) -> None:
     """Serve a bundle over gRPC, with metrics over HTTP."""
-    config = ServerConfig(
-        bundle=bundle,
-        device=device,
-        host=host,
-        port=port,
-        metrics_port=metrics_port,
-        engines=engines,
-        threads_per_engine=threads_per_engine,
-        max_rows=max_rows,
-        max_beam_size=max_beam_size,
-        max_hypotheses=max_hypotheses,
-        queue_size=queue_size,
-        drain_seconds=drain_seconds,
-        log_format=log_format,
-        log_level=log_level,
-    )
-    configure_logs(log_format, log_level)
+    try:
+        config = ServerConfig.model_validate({name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        flag = "--" + str(first["loc"][0]).replace("_", "-") + ": " if first["loc"] else ""
+        print(f"dragoman-serve: {flag}{first['msg']}", file=sys.stderr)
+        raise SystemExit(WRONG_OPTIONS) from None
+    configure_logs(config.log_format, config.log_level)
     # NOTE: both are read when the libraries are first used. The tokenizer's own threads would take the engines' cores,
     # and what gRPC's core writes about a port that it can't have is said here in one sentence.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -90,3 +45,39 @@ def serve(
         print(f"dragoman-serve: {error}", file=sys.stderr)
         status = 1
     raise SystemExit(status)
+
+
+def _flag(name: str, field: FieldInfo, panel: str) -> inspect.Parameter:
+    """The flag of an option. Its value is taken as text: what it must be is for the field to say."""
+    spelt = "--" + name.replace("_", "-")
+    default = None if field.is_required() or field.default_factory else field.default
+    text = escape(field.description or "")
+    if default is not None:
+        shown = str(default).lower() if isinstance(default, bool) else str(default)
+        text += f" [dim]{escape(f'[default: {shown}]')}[/dim]"
+    if field.annotation is bool:
+        option = typer.Option(f"{spelt}/--no-{spelt[2:]}", help=text, rich_help_panel=panel, show_default=False)
+        kind: Any = bool | None
+    else:
+        option = typer.Option(spelt, metavar=_metavar(name, field.annotation), help=text, rich_help_panel=panel)
+        kind = str | None
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
+
+
+def _metavar(name: str, annotation: Any) -> str:
+    [kind, *_] = [each for each in (typing.get_args(annotation) or [annotation]) if each is not type(None)]
+    if choices := typing.get_args(kind) or (typing.get_args(annotation) if isinstance(kind, str) else ()):
+        return "|".join(map(str, choices))
+    if name.endswith("_seconds"):
+        return "SECONDS"
+    return {int: "N", float: "X", Path: "PATH"}.get(kind, "TEXT")
+
+
+def _signature() -> inspect.Signature:
+    """Typer reads flags from a function's signature; here they come from the fields of ServerConfig."""
+    fields = [(name, field, panel) for panel in PANELS for name, field in panel.model_fields.items()]
+    return inspect.Signature([_flag(name, field, str(panel.model_config["title"])) for name, field, panel in fields])
+
+
+serve.__signature__ = _signature()  # type: ignore[attr-defined]
+app.command()(serve)

@@ -1,0 +1,112 @@
+"""The server's options, by concern. Each is a field here, and by that a flag, a key of the YAML file and a variable.
+
+`max_rows` is --max-rows, max_rows: and DRAGOMAN_MAX_ROWS. The description of a field is its line in --help; server.yaml
+beside this package is the manual, and explains every field at length. None stands for what is found out at the start.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from server.bundle.load import shipped_bundle
+from server.logs import LogFormat
+
+MOST_THREADS = 256  # more are a slip of the finger, and would keep the machine busy making them
+
+
+def _or_shipped(value: Any) -> Any:
+    return shipped_bundle() if value is None else value
+
+
+class _Options(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class ModelOptions(_Options, title="Model"):
+    """What is served, and on what."""
+
+    bundle: Annotated[Path, BeforeValidator(_or_shipped)] = Field(
+        default_factory=shipped_bundle, description="Directory of the bundle to serve; by default the one that ships."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto takes a GPU where one works.")
+    engines: int | None = Field(
+        default=None, ge=1, le=MOST_THREADS, description="Step loops side by side; by default what suits the device."
+    )
+    threads_per_engine: int | None = Field(
+        default=None, ge=1, le=MOST_THREADS, description="CPU threads of each; by default what suits the device."
+    )
+    max_rows: int = Field(
+        default=64, ge=1, description="Hypotheses that an engine decodes at once; each has a row of its cache."
+    )
+
+
+class NetworkOptions(_Options, title="Network"):
+    """Where it listens."""
+
+    host: str = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 for all of IPv4.")
+    port: int = Field(default=50051, ge=0, le=65535, description="gRPC port; 0 takes a free one.")
+    metrics_port: int = Field(default=9090, ge=0, le=65535, description="HTTP port of /metrics; 0 takes a free one.")
+
+
+class RequestOptions(_Options, title="Requests"):
+    """What a request may ask for, and how many may wait."""
+
+    max_beam_size: int = Field(
+        default=16, ge=1, description="Widest beam of a request, or --max-rows where that is less."
+    )
+    max_hypotheses: int = Field(
+        default=32, ge=1, description="Most samples or alternatives of a request, or --max-rows where that is less."
+    )
+    max_source_tokens: int | None = Field(
+        default=None, ge=2, description="Most tokens of an input, end token included; by default the model's limit."
+    )
+    max_target_tokens: int | None = Field(
+        default=None, ge=1, description="Most tokens of an answer; by default the model's limit."
+    )
+    max_stop_sequences: int = Field(default=16, ge=0, description="Most stop sequences of a request.")
+    max_batch_items: int = Field(default=10_000, ge=1, description="Most inputs of one GenerateBatch call.")
+    max_message_bytes: int = Field(default=4 * 1024 * 1024, ge=1024, le=2**31 - 1, description="Largest request.")
+    queue_size: int = Field(default=1024, ge=1, description="Requests that may wait; one more is refused.")
+
+
+class ConnectionOptions(_Options, title="Connections"):
+    """What clients' connections may do."""
+
+    max_connections: int = Field(
+        default=4096, ge=1, description="Connections open at once; one more is closed as it comes."
+    )
+    max_concurrent_streams: int = Field(
+        default=1000, ge=1, description="Calls at once on one connection; more wait in the client."
+    )
+    max_connection_age_seconds: float | None = Field(
+        default=None, gt=0, description="After so long a client must connect anew; by default never."
+    )
+    max_connection_age_grace_seconds: float = Field(
+        default=300.0, gt=0, description="Time for the calls that such a connection has; then they are cut off."
+    )
+
+
+class LifeOptions(_Options, title="Stopping"):
+    """How it ends."""
+
+    drain_seconds: float = Field(default=30.0, ge=0, description="After SIGTERM, time to finish what runs.")
+
+
+class LogOptions(_Options, title="Logs"):
+    """What it tells."""
+
+    log_format: LogFormat = Field(default="auto", description="auto is console on a terminal, else JSON.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least level that is logged."
+    )
+
+
+class ServerConfig(
+    ModelOptions, NetworkOptions, RequestOptions, ConnectionOptions, LifeOptions, LogOptions, title="Server"
+):
+    """What `dragoman-serve` can be told."""
+
+
+# In the order of --help and of server.yaml.
+PANELS: tuple[type[BaseModel], ...] = ServerConfig.__bases__

@@ -28,11 +28,25 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_CANCELLED: _ClassVar[FinishReason]
     FINISH_REASON_DEAD_END: _ClassVar[FinishReason]
 
+class Priority(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PRIORITY_UNSPECIFIED: _ClassVar[Priority]
+    PRIORITY_INTERACTIVE: _ClassVar[Priority]
+    PRIORITY_BATCH: _ClassVar[Priority]
+
 class Side(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     SIDE_UNSPECIFIED: _ClassVar[Side]
     SIDE_SOURCE: _ClassVar[Side]
     SIDE_TARGET: _ClassVar[Side]
+
+class ModelState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MODEL_STATE_UNSPECIFIED: _ClassVar[ModelState]
+    MODEL_STATE_READY: _ClassVar[ModelState]
+    MODEL_STATE_LOADING: _ClassVar[ModelState]
+    MODEL_STATE_FAILED: _ClassVar[ModelState]
+    MODEL_STATE_RETIRING: _ClassVar[ModelState]
 LENGTH_NORMALIZATION_UNSPECIFIED: LengthNormalization
 LENGTH_NORMALIZATION_LENGTH: LengthNormalization
 LENGTH_NORMALIZATION_GNMT: LengthNormalization
@@ -44,9 +58,17 @@ FINISH_REASON_STOP_SEQUENCE: FinishReason
 FINISH_REASON_TIME_LIMIT: FinishReason
 FINISH_REASON_CANCELLED: FinishReason
 FINISH_REASON_DEAD_END: FinishReason
+PRIORITY_UNSPECIFIED: Priority
+PRIORITY_INTERACTIVE: Priority
+PRIORITY_BATCH: Priority
 SIDE_UNSPECIFIED: Side
 SIDE_SOURCE: Side
 SIDE_TARGET: Side
+MODEL_STATE_UNSPECIFIED: ModelState
+MODEL_STATE_READY: ModelState
+MODEL_STATE_LOADING: ModelState
+MODEL_STATE_FAILED: ModelState
+MODEL_STATE_RETIRING: ModelState
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -185,30 +207,34 @@ class Hypothesis(_message.Message):
     def __init__(self, text: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., target_tokens: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., log_probability: _Optional[float] = ..., score: _Optional[float] = ..., alignment: _Optional[_Iterable[int]] = ..., attention: _Optional[_Union[Attention, _Mapping]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "input", "options", "details")
+    __slots__ = ("model", "input", "options", "details", "priority")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     INPUT_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     DETAILS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     model: str
     input: Input
     options: GenerationOptions
     details: Details
-    def __init__(self, model: _Optional[str] = ..., input: _Optional[_Union[Input, _Mapping]] = ..., options: _Optional[_Union[GenerationOptions, _Mapping]] = ..., details: _Optional[_Union[Details, _Mapping]] = ...) -> None: ...
+    priority: Priority
+    def __init__(self, model: _Optional[str] = ..., input: _Optional[_Union[Input, _Mapping]] = ..., options: _Optional[_Union[GenerationOptions, _Mapping]] = ..., details: _Optional[_Union[Details, _Mapping]] = ..., priority: _Optional[_Union[Priority, str]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("hypotheses", "source_tokens", "model", "seed", "source")
+    __slots__ = ("hypotheses", "source_tokens", "model", "model_version", "seed", "source")
     HYPOTHESES_FIELD_NUMBER: _ClassVar[int]
     SOURCE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     hypotheses: _containers.RepeatedCompositeFieldContainer[Hypothesis]
     source_tokens: int
     model: str
+    model_version: str
     seed: int
     source: _containers.RepeatedCompositeFieldContainer[Token]
-    def __init__(self, hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ..., source_tokens: _Optional[int] = ..., model: _Optional[str] = ..., seed: _Optional[int] = ..., source: _Optional[_Iterable[_Union[Token, _Mapping]]] = ...) -> None: ...
+    def __init__(self, hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ..., source_tokens: _Optional[int] = ..., model: _Optional[str] = ..., model_version: _Optional[str] = ..., seed: _Optional[int] = ..., source: _Optional[_Iterable[_Union[Token, _Mapping]]] = ...) -> None: ...
 
 class GenerateStreamResponse(_message.Message):
     __slots__ = ("text", "tokens", "final", "hypothesis", "progress")
@@ -235,16 +261,18 @@ class BeamProgress(_message.Message):
     def __init__(self, tokens: _Optional[int] = ..., running: _Optional[int] = ..., finished: _Optional[int] = ...) -> None: ...
 
 class GenerateBatchRequest(_message.Message):
-    __slots__ = ("model", "inputs", "options", "details")
+    __slots__ = ("model", "inputs", "options", "details", "priority")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     DETAILS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     model: str
     inputs: _containers.RepeatedCompositeFieldContainer[Input]
     options: GenerationOptions
     details: Details
-    def __init__(self, model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., options: _Optional[_Union[GenerationOptions, _Mapping]] = ..., details: _Optional[_Union[Details, _Mapping]] = ...) -> None: ...
+    priority: Priority
+    def __init__(self, model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., options: _Optional[_Union[GenerationOptions, _Mapping]] = ..., details: _Optional[_Union[Details, _Mapping]] = ..., priority: _Optional[_Union[Priority, str]] = ...) -> None: ...
 
 class BatchItem(_message.Message):
     __slots__ = ("response", "error")
@@ -287,14 +315,16 @@ class TargetScore(_message.Message):
     def __init__(self, log_probability: _Optional[float] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., alignment: _Optional[_Iterable[int]] = ..., attention: _Optional[_Union[Attention, _Mapping]] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
-    __slots__ = ("scores", "source", "model")
+    __slots__ = ("scores", "source", "model", "model_version")
     SCORES_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     scores: _containers.RepeatedCompositeFieldContainer[TargetScore]
     source: _containers.RepeatedCompositeFieldContainer[Token]
     model: str
-    def __init__(self, scores: _Optional[_Iterable[_Union[TargetScore, _Mapping]]] = ..., source: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., model: _Optional[str] = ...) -> None: ...
+    model_version: str
+    def __init__(self, scores: _Optional[_Iterable[_Union[TargetScore, _Mapping]]] = ..., source: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., model: _Optional[str] = ..., model_version: _Optional[str] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("model", "text", "side")
@@ -351,7 +381,7 @@ class GetModelResponse(_message.Message):
     def __init__(self, model: _Optional[_Union[Model, _Mapping]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "version", "description", "license", "precision", "device", "max_source_tokens", "max_target_tokens", "source_vocabulary_size", "target_vocabulary_size", "parameters", "quality", "examples", "decoder_layers", "heads", "limits")
+    __slots__ = ("name", "version", "description", "license", "precision", "device", "max_source_tokens", "max_target_tokens", "source_vocabulary_size", "target_vocabulary_size", "parameters", "quality", "examples", "decoder_layers", "heads", "limits", "state", "problem", "aliases", "current", "default")
     class QualityEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -375,6 +405,11 @@ class Model(_message.Message):
     DECODER_LAYERS_FIELD_NUMBER: _ClassVar[int]
     HEADS_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    ALIASES_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     description: str
@@ -391,7 +426,12 @@ class Model(_message.Message):
     decoder_layers: int
     heads: int
     limits: Limits
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., description: _Optional[str] = ..., license: _Optional[str] = ..., precision: _Optional[str] = ..., device: _Optional[str] = ..., max_source_tokens: _Optional[int] = ..., max_target_tokens: _Optional[int] = ..., source_vocabulary_size: _Optional[int] = ..., target_vocabulary_size: _Optional[int] = ..., parameters: _Optional[int] = ..., quality: _Optional[_Mapping[str, float]] = ..., examples: _Optional[_Iterable[str]] = ..., decoder_layers: _Optional[int] = ..., heads: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ...) -> None: ...
+    state: ModelState
+    problem: str
+    aliases: _containers.RepeatedScalarFieldContainer[str]
+    current: bool
+    default: bool
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., description: _Optional[str] = ..., license: _Optional[str] = ..., precision: _Optional[str] = ..., device: _Optional[str] = ..., max_source_tokens: _Optional[int] = ..., max_target_tokens: _Optional[int] = ..., source_vocabulary_size: _Optional[int] = ..., target_vocabulary_size: _Optional[int] = ..., parameters: _Optional[int] = ..., quality: _Optional[_Mapping[str, float]] = ..., examples: _Optional[_Iterable[str]] = ..., decoder_layers: _Optional[int] = ..., heads: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., state: _Optional[_Union[ModelState, str]] = ..., problem: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., current: _Optional[bool] = ..., default: _Optional[bool] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("beam_size", "hypotheses", "top_tokens", "stop_sequences", "stop_sequence_characters", "suppressed_sequences", "batch_items", "score_targets", "suppressed_tokens", "attention_weights")

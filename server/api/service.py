@@ -2,20 +2,21 @@
 
 import asyncio
 import time
-from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import grpc
+from tokenizers import Tokenizer
 
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
 from server.api.batch import Batch
-from server.api.errors import Rejection, invalid, unavailable, unknown_model
-from server.api.model import ServedModel
+from server.api.errors import Rejection, invalid
+from server.api.model import PendingAnswer, ServedModel
 from server.api.options import Wanted, read_time_limit
-from server.api.streaming import HypothesisStream
-from server.engine.requests import BeamProgress, GenerationRequest, Progress
+from server.api.streaming import stream_answer
+from server.engine.requests import GenerationRequest
 
 SERVICE = "dragoman.v1.GenerationService"
 MAX_DETOKENIZE = 65_536  # ids
@@ -25,122 +26,111 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
-    """Answers with UNAVAILABLE until `serve` and after `refuse`. Its errors become statuses in CallInterceptor.
+    """Answers for what the registry has. Its errors become statuses in CallInterceptor.
 
     Args:
         reject: counts an item of a batch that is refused.
+        models: what there is.
     """
 
-    def __init__(self, reject: Callable[[Rejection], None]) -> None:
+    def __init__(self, reject: Callable[[Rejection], None], models: ModelRegistry) -> None:
         self._reject = reject
-        self._models: dict[str, ServedModel] = {}
-        self._refusal: str | None = "the model is loading"
-
-    def serve(self, models: list[ServedModel]) -> None:
-        """Starts to answer; the first model is the default."""
-        self._models = {"": models[0]} | {model.name: model for model in models}
-        self._refusal = None
-
-    def refuse(self, reason: str) -> None:
-        """Answers no further calls; those that run go on."""
-        self._refusal = reason
+        self._models = models
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
-        model = self._model(request.model)
-        generation_request, wanted = await _prepare(model, request, context)
-        generation = model.submit(generation_request)
-        try:
-            finished = await generation.result()
-        finally:
-            generation.cancel()
-        return await model.answer(generation_request, finished, wanted)
+        with self._models.use(request.model) as model:
+            generation_request, wanted = await _prepare(model, request, context)
+            generation = model.submit(generation_request)
+            try:
+                finished = await generation.result()
+            finally:
+                generation.cancel()
+            return await model.answer(generation_request, finished, wanted)
 
     async def GenerateStream(
         self, request: pb.GenerateRequest, context: Context
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
-        model = self._model(request.model)
-        generation_request, wanted = await _prepare(model, request, context, streaming=True)
-        generation = model.submit(generation_request)
-        streams: dict[int, HypothesisStream] = defaultdict(
-            lambda: HypothesisStream(model.decoder, generation_request.search.constraints)
-        )
-        try:
-            async for event in generation.events():
-                if isinstance(event, Progress):
-                    text = streams[event.hypothesis].push(event.ids)
-                    tokens = model.writer.progress(event, wanted)
-                    if text or tokens:
-                        yield pb.GenerateStreamResponse(text=text, tokens=tokens, hypothesis=event.hypothesis)
-                elif isinstance(event, BeamProgress):
-                    progress = pb.BeamProgress(tokens=event.tokens, running=event.running, finished=event.finished)
-                    yield pb.GenerateStreamResponse(progress=progress)
-                else:
-                    final = await model.answer(generation_request, event, wanted)
-                    # The first comes last, together with the whole.
-                    for index, hypothesis in reversed(list(enumerate(final.hypotheses))):
-                        stream = streams[index]
-                        text, tokens = stream.rest(hypothesis.text), hypothesis.tokens[stream.tokens :]
-                        message = pb.GenerateStreamResponse(text=text, tokens=tokens, hypothesis=index)
-                        if index == 0:
-                            message.final.CopyFrom(final)
-                        if text or tokens or index == 0:
-                            yield message
-        finally:
-            generation.cancel()
+        with self._models.use(request.model) as model:
+            generation_request, wanted = await _prepare(model, request, context, streaming=True)
+            generation = model.submit(generation_request)
+            try:
+                async for message in _messages(model, generation_request, generation, wanted):
+                    yield message
+            finally:
+                generation.cancel()
 
     async def GenerateBatch(self, request: pb.GenerateBatchRequest, context: Context) -> pb.GenerateBatchResponse:
         arrival = time.monotonic()
-        model = self._model(request.model)
-        search, wanted = await model.plan(request.options, request.details)
-        stop = read_time_limit(request.options, arrival)
-        shared = GenerationRequest([], search, _deadline(context, arrival), stop)
-        batch = Batch(model, shared, wanted, self._reject, own_seeds=not request.options.HasField("seed"))
-        return pb.GenerateBatchResponse(items=await batch.run(request.inputs))
+        with self._models.use(request.model) as model:
+            search, wanted = await model.plan(request.options, request.details)
+            stop = read_time_limit(request.options, arrival)
+            shared = GenerationRequest([], search, _deadline(context, arrival), stop)
+            batch = Batch(model, shared, wanted, self._reject, own_seeds=not request.options.HasField("seed"))
+            return pb.GenerateBatchResponse(items=await batch.run(request.inputs))
 
     async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
-        model = self._model(request.model)
-        return await model.score(request, _deadline(context, time.monotonic()))
+        with self._models.use(request.model) as model:
+            return await model.score(request, _deadline(context, time.monotonic()))
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
-        model = self._model(request.model)
-        tokenizer = model.tokenizers[_side(request.side)]
-        if request.text:
-            model.encoder.check_size(request.text, "text")
-        encoding = (await asyncio.to_thread(tokenizer.encode_batch, [request.text]))[0]
+        with self._models.use(request.model) as model:
+            tokenizer = model.tokenizers[_side(request.side)]
+            if request.text:
+                model.encoder.check_size(request.text, "text")
+            encoding = (await asyncio.to_thread(tokenizer.encode_batch, [request.text]))[0]
         pairs = zip(encoding.ids, encoding.tokens, strict=True)
         return pb.TokenizeResponse(tokens=[pb.Token(id=index, text=text) for index, text in pairs])
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
-        tokenizer = self._model(request.model).tokenizers[_side(request.side)]
-        ids, size = request.token_ids.ids, tokenizer.get_vocab_size()
-        if len(ids) > MAX_DETOKENIZE:
-            raise invalid("token_ids.ids", f"has {len(ids)} ids, but at most {MAX_DETOKENIZE} are taken at once")
-        for index, token in enumerate(ids):
-            if not 0 <= token < size:
-                raise invalid(f"token_ids.ids[{index}]", f"is {token}, but the vocabulary has ids 0 to {size - 1}")
-        if len(ids) <= INLINE_DETOKENIZE:
-            return pb.DetokenizeResponse(text=tokenizer.decode(list(ids)))
-        return pb.DetokenizeResponse(text=await asyncio.to_thread(tokenizer.decode, list(ids)))
+        with self._models.use(request.model) as model:
+            return await _detokenize(model.tokenizers[_side(request.side)], request.token_ids.ids)
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
-        self._model("")
-        return pb.ListModelsResponse(models=[model.info for name, model in self._models.items() if name])
+        return pb.ListModelsResponse(models=self._models.list())
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
-        return pb.GetModelResponse(model=self._model(request.model).info)
+        return pb.GetModelResponse(model=self._models.describe(request.model))
 
-    def _model(self, name: str) -> ServedModel:
-        """The model asked for.
 
-        Raises:
-            ApiError: there is none of that name, or none is served now.
-        """
-        if self._refusal is not None:
-            raise unavailable(self._refusal)
-        model = self._models.get(name)
-        if model is None:
-            raise unknown_model(name, [known for known in self._models if known])
-        return model
+async def _messages(
+    model: ServedModel, request: GenerationRequest, generation: PendingAnswer, wanted: Wanted
+) -> AsyncIterator[pb.GenerateStreamResponse]:
+    """What a stream's reader gets."""
+    streams: dict[int, HypothesisStream] = defaultdict(
+        lambda: HypothesisStream(model.decoder, request.search.constraints)
+    )
+    async for event in generation.events():
+        if isinstance(event, Progress):
+            text = streams[event.hypothesis].push(event.ids)
+            tokens = model.writer.progress(event, wanted)
+            if text or tokens:
+                yield pb.GenerateStreamResponse(text=text, tokens=tokens, hypothesis=event.hypothesis)
+        elif isinstance(event, BeamProgress):
+            progress = pb.BeamProgress(tokens=event.tokens, running=event.running, finished=event.finished)
+            yield pb.GenerateStreamResponse(progress=progress)
+        else:
+            final = await model.answer(request, event, wanted)
+            # The first comes last, together with the whole.
+            for index, hypothesis in reversed(list(enumerate(final.hypotheses))):
+                stream = streams[index]
+                text, tokens = stream.rest(hypothesis.text), hypothesis.tokens[stream.tokens :]
+                message = pb.GenerateStreamResponse(text=text, tokens=tokens, hypothesis=index)
+                if index == 0:
+                    message.final.CopyFrom(final)
+                if text or tokens or index == 0:
+                    yield message
+
+
+async def _detokenize(tokenizer: Tokenizer, ids: Sequence[int]) -> pb.DetokenizeResponse:
+    size = tokenizer.get_vocab_size()
+    if len(ids) > MAX_DETOKENIZE:
+        raise invalid("token_ids.ids", f"has {len(ids)} ids, but at most {MAX_DETOKENIZE} are taken at once")
+    for index, token in enumerate(ids):
+        if not 0 <= token < size:
+            raise invalid(f"token_ids.ids[{index}]", f"is {token}, but the vocabulary has ids 0 to {size - 1}")
+    if len(ids) <= INLINE_DETOKENIZE:
+        return pb.DetokenizeResponse(text=tokenizer.decode(list(ids)))
+    return pb.DetokenizeResponse(text=await asyncio.to_thread(tokenizer.decode, list(ids)))
 
 
 async def _prepare(

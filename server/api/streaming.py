@@ -1,7 +1,51 @@
-"""The text of a hypothesis while it is generated, in pieces that are never taken back."""
+"""An answer while it is generated: pieces of text that are never taken back."""
 
+from collections import defaultdict
+from collections.abc import AsyncGenerator
+
+from dragoman.v1 import generation_pb2 as pb
+from server.api.model import ServedModel
+from server.api.options import Wanted
+from server.engine.requests import BeamProgress, GenerationRequest, Progress
 from server.search.options import Constraints
 from server.text.stream import TargetDecoder, TextStream
+
+
+async def stream_answer(
+    model: ServedModel, request: GenerationRequest, wanted: Wanted
+) -> AsyncGenerator[pb.GenerateStreamResponse, None]:
+    """Asks the engines, and tells what they decide as they do. Whoever stops to listen must close it.
+
+    Raises:
+        QueueFullError, DeadlineExpiredError, EngineUnavailableError: as engines and scorer do.
+    """
+    generation = model.submit(request)
+    streams: dict[int, HypothesisStream] = defaultdict(
+        lambda: HypothesisStream(model.decoder, request.search.constraints)
+    )
+    try:
+        async for event in generation.events():
+            if isinstance(event, Progress):
+                text = streams[event.hypothesis].push(event.ids)
+                tokens = model.writer.progress(event, wanted)
+                if text or tokens:
+                    yield pb.GenerateStreamResponse(text=text, tokens=tokens, hypothesis=event.hypothesis)
+            elif isinstance(event, BeamProgress):
+                progress = pb.BeamProgress(tokens=event.tokens, running=event.running, finished=event.finished)
+                yield pb.GenerateStreamResponse(progress=progress)
+            else:
+                final = await model.answer(request, event, wanted)
+                # The first comes last, together with the whole.
+                for index, hypothesis in reversed(list(enumerate(final.hypotheses))):
+                    stream = streams[index]
+                    text, tokens = stream.rest(hypothesis.text), hypothesis.tokens[stream.tokens :]
+                    message = pb.GenerateStreamResponse(text=text, tokens=tokens, hypothesis=index)
+                    if index == 0:
+                        message.final.CopyFrom(final)
+                    if text or tokens or index == 0:
+                        yield message
+    finally:
+        generation.cancel()
 
 
 class HypothesisStream:

@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 
 import grpc
@@ -19,24 +20,22 @@ from prometheus_client import start_http_server
 from dragoman.v1 import generation_pb2_grpc
 from server.api.health import Health
 from server.api.interceptor import CallInterceptor
-from server.api.limits import request_limits
+from server.api.limits import request_limits, token_limits
 from server.api.model import ServedModel
 from server.api.service import SERVICE, GenerationService
 from server.bundle.load import BundleError, load_bundle
 from server.config import ServerConfig
+from server.connections import allow_connections, server_options
 from server.cpu import usable_cpus
 from server.engine.pool import EngineOptions, EnginePool, layout
 from server.engine.scorer import Scorer
 from server.metrics import ServerMetrics
+from server.models.registry import ModelRegistry
 from server.runtime.device import DeviceError
 from server.runtime.scorer import ScorerRuntime
 
 log = structlog.get_logger()
 
-# 4 MiB hold a batch of 1,000 texts of 4,000 characters. gRPC refuses a larger request with RESOURCE_EXHAUSTED before it
-# is in memory.
-MAX_REQUEST_BYTES = 4 * 1024 * 1024
-LEAST_PING_MILLISECONDS = 1000
 POLL_SECONDS = 0.02
 QUIET_SECONDS, LATECOMER_SECONDS = 0.1, 5.0
 
@@ -59,14 +58,17 @@ async def run(config: ServerConfig) -> int:
     stop = _stop_on_signals()
     metrics = ServerMetrics()
     health = Health([SERVICE])
-    service = GenerationService(metrics.rejected)
+    registry = ModelRegistry()
+    service = GenerationService(metrics.rejected, registry)
+    if (connections := allow_connections(config)) < config.max_connections:
+        log.warning("the limit of open files allows fewer connections than --max-connections", connections=connections)
     metrics_port = _serve_metrics(config, metrics)
     server, port = _listen(config, metrics, service, health)
     await server.start()
     # Calls get UNAVAILABLE, and health NOT_SERVING, until the model is ready.
     log.info("listening", host=config.host, port=port, metrics_port=metrics_port)
     stopping = asyncio.create_task(stop.wait())
-    loading = asyncio.create_task(_load(config, metrics, service))
+    loading = asyncio.create_task(_load(config, metrics, registry))
     await asyncio.wait([stopping, loading], return_when=asyncio.FIRST_COMPLETED)
     if stop.is_set():
         await server.stop(None)
@@ -82,13 +84,13 @@ async def run(config: ServerConfig) -> int:
     failing = asyncio.create_task(pool.failed.wait())
     await asyncio.wait([stopping, failing], return_when=asyncio.FIRST_COMPLETED)
     health.set_serving(False)
-    await _drain(config, metrics, service, pool, scorer)
+    await _drain(config, metrics, registry, pool, scorer)
     health.end()
     await server.stop(1)
     return 1 if pool.failed.is_set() else 0
 
 
-async def _load(config: ServerConfig, metrics: ServerMetrics, service: GenerationService) -> tuple[EnginePool, Scorer]:
+async def _load(config: ServerConfig, metrics: ServerMetrics, registry: ModelRegistry) -> tuple[EnginePool, Scorer]:
     """Brings the model up, and the service to answer for it."""
     started = time.monotonic()
     options = EngineOptions(
@@ -101,7 +103,9 @@ async def _load(config: ServerConfig, metrics: ServerMetrics, service: Generatio
     )
     try:
         bundle = await asyncio.to_thread(load_bundle, config.bundle)
-        manifest = bundle.manifest
+        limits = token_limits(config, bundle.manifest.limits)
+        manifest = bundle.manifest.model_copy(update={"limits": limits})
+        bundle = replace(bundle, manifest=manifest)
         pool = EnginePool(bundle, options, metrics.model(manifest.name))
         await pool.start()
     except (BundleError, DeviceError) as error:
@@ -114,8 +118,8 @@ async def _load(config: ServerConfig, metrics: ServerMetrics, service: Generatio
     window = max(1, min(2 * options.max_rows * engines, options.queue_size // 2))
     load_scorer = partial(ScorerRuntime, bundle, pool.device, threads)
     scorer = Scorer(load_scorer, manifest.shape, options.queue_size, metrics.model(manifest.name))
-    limits = request_limits(config.max_beam_size, config.max_hypotheses, options.max_rows, manifest.shape)
-    service.serve([ServedModel(bundle, pool, scorer, device, window, limits)])
+    served = ServedModel(bundle, pool, scorer, device, window, request_limits(config, options.max_rows, manifest.shape))
+    registry.serve(served)
     # What is there now stays: the garbage collector need not look through it, which takes tens of milliseconds.
     gc.collect()
     gc.freeze()
@@ -126,10 +130,10 @@ async def _load(config: ServerConfig, metrics: ServerMetrics, service: Generatio
 
 
 async def _drain(
-    config: ServerConfig, metrics: ServerMetrics, service: GenerationService, pool: EnginePool, scorer: Scorer
+    config: ServerConfig, metrics: ServerMetrics, registry: ModelRegistry, pool: EnginePool, scorer: Scorer
 ) -> None:
     """Refuses new calls, waits for those that run, and stops the engines and the scorer."""
-    service.refuse("the server is shutting down")
+    registry.refuse("the server is shutting down")
     deadline = time.monotonic() + config.drain_seconds
     log.info("draining", calls=metrics.calls.running(SERVICE), at_most_seconds=config.drain_seconds)
     # Polled once in a server's life, instead of signalled by every call.
@@ -160,15 +164,7 @@ def _listen(
 ) -> tuple[grpc.aio.Server, int]:
     """The gRPC server, not yet started, and its port."""
     _check_port(config.host, config.port, "--port")
-    options = [
-        ("grpc.so_reuseport", 0),  # else a second server would share the port, and the calls, without a word
-        ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
-        # Clients ping to notice a server that vanished. Where a call waits for minutes gRPC's defaults take that for an
-        # attack, and end the connection with all its calls.
-        ("grpc.http2.min_ping_interval_without_data_ms", LEAST_PING_MILLISECONDS),
-        ("grpc.keepalive_permit_without_calls", 1),
-    ]
-    server = grpc.aio.server(interceptors=[CallInterceptor(metrics)], options=options)
+    server = grpc.aio.server(interceptors=[CallInterceptor(metrics)], options=server_options(config))
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, server)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     names = [SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME]

@@ -21,6 +21,7 @@ from server.api.model import ServedModel
 from server.api.service import SERVICE, GenerationService
 from server.bundle.load import Bundle
 from server.bundle.manifest import Graph, Graphs, Limits, Manifest, Shape, SpecialTokens, Tokenizers
+from server.config import ServerConfig
 from server.engine.requests import (
     BeamProgress,
     EngineUnavailableError,
@@ -34,6 +35,7 @@ from server.engine.requests import (
 )
 from server.engine.scorer import Scorer
 from server.metrics import ServerMetrics
+from server.models.registry import ModelRegistry
 from server.runtime.scorer import Scores
 from server.search.stopping import StopTracker
 from server.text.stream import TargetDecoder
@@ -279,6 +281,7 @@ class Face:
     scoring: FakeScoring
     scorer: Scorer
     service: GenerationService
+    registry: ModelRegistry
     health: Health
     metrics: ServerMetrics
     channel: grpc.aio.Channel
@@ -301,7 +304,8 @@ async def serve_fake(
     """A server on a free port of the loopback interface."""
     engines, scoring = engines or FakeEngines(), FakeScoring()
     metrics, health = ServerMetrics(), Health([SERVICE])
-    service = GenerationService(metrics.rejected)
+    registry = ModelRegistry()
+    service = GenerationService(metrics.rejected, registry)
     server = grpc.aio.server(interceptors=[CallInterceptor(metrics)])
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, server)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
@@ -310,13 +314,13 @@ async def serve_fake(
     bundle = letters_bundle()
     scorer = Scorer(scoring.load, bundle.manifest.shape, score_queue, metrics.model(MODEL))
     if ready:
-        limits = request_limits(max_beam_size=6, max_hypotheses=8, max_rows=64, shape=bundle.manifest.shape)
-        service.serve([ServedModel(bundle, engines, scorer, "cpu", window, limits)])
+        limits = request_limits(ServerConfig(max_beam_size=6, max_hypotheses=8), 64, bundle.manifest.shape)
+        registry.serve(ServedModel(bundle, engines, scorer, "cpu", window, limits))
         health.set_serving(True)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
         health_stub = health_pb2_grpc.HealthStub(channel)
-        yield Face(engines, scoring, scorer, service, health, metrics, channel, stub, health_stub)
+        yield Face(engines, scoring, scorer, service, registry, health, metrics, channel, stub, health_stub)
     await server.stop(None)
     scoring.gate.set()
     await scorer.close()

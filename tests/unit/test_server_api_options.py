@@ -10,11 +10,12 @@ from server.api.errors import ApiError
 from server.api.limits import request_limits
 from server.api.options import Wanted, read_details, read_options, reseeded
 from server.api.text import TargetEncoder
+from server.config import ServerConfig
 from server.search.options import BeamOptions, Constraints, LengthNormalization, SamplingOptions, SearchOptions
 from tests.fake_engines import MAX_TARGET, letters_bundle
 
 BUNDLE = letters_bundle()
-LIMITS = request_limits(max_beam_size=6, max_hypotheses=8, max_rows=64, shape=BUNDLE.manifest.shape)
+LIMITS = request_limits(ServerConfig(max_beam_size=6, max_hypotheses=8), 64, BUNDLE.manifest.shape)
 TARGET = TargetEncoder(BUNDLE.target_tokenizer, BUNDLE.manifest.tokens, MAX_TARGET)
 SIZE = BUNDLE.manifest.shape.target_vocabulary
 PAD, UNKNOWN, BEGIN, END, A, B, C = range(7)
@@ -361,11 +362,11 @@ def test_too_many_or_too_few_top_tokens_are_refused(count: int) -> None:
 
 def test_limits_never_exceed_the_rows_of_an_engine() -> None:
     shape = BUNDLE.manifest.shape
-    few = request_limits(max_beam_size=16, max_hypotheses=32, max_rows=4, shape=shape)
+    few = request_limits(ServerConfig(max_beam_size=16, max_hypotheses=32), 4, shape)
     assert (few.beam_size, few.hypotheses) == (4, 4)
-    wide = request_limits(max_beam_size=48, max_hypotheses=32, max_rows=64, shape=shape)
+    wide = request_limits(ServerConfig(max_beam_size=48, max_hypotheses=32), 64, shape)
     assert (wide.beam_size, wide.hypotheses) == (48, 48)  # else one alternative by beam search would be too many
-    tiny = request_limits(16, 32, 64, shape.model_copy(update={"target_vocabulary": 9}))
+    tiny = request_limits(ServerConfig(), 64, shape.model_copy(update={"target_vocabulary": 9}))
     assert tiny.top_tokens == 9
 
 

@@ -1,0 +1,48 @@
+"""How the gRPC server treats its connections."""
+
+import resource
+
+from server.config import ServerConfig
+
+# Clients ping to notice a server that vanished; ten seconds are usual, and this leaves room. Where a call waits for
+# minutes gRPC's defaults take pings for an attack, and end the connection with all its calls.
+LEAST_PING_MILLISECONDS = 1000
+# A client whose machine or network vanished says no goodbye; without pings its calls would hold their places for hours.
+PING_MILLISECONDS, PONG_MILLISECONDS = 60_000, 20_000
+# Files beside connections: libraries, weights, the metrics port, what Python imports.
+OTHER_FILES = 256
+
+
+def server_options(config: ServerConfig) -> list[tuple[str, int]]:
+    """Options of grpc.aio.server."""
+    options = [
+        ("grpc.so_reuseport", 0),  # else a second server would share the port, and the calls, without a word
+        # A larger request is refused with RESOURCE_EXHAUSTED before it is in memory.
+        ("grpc.max_receive_message_length", config.max_message_bytes),
+        ("grpc.max_allowed_incoming_connections", config.max_connections),
+        ("grpc.max_concurrent_streams", config.max_concurrent_streams),
+        ("grpc.http2.min_ping_interval_without_data_ms", LEAST_PING_MILLISECONDS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.keepalive_time_ms", PING_MILLISECONDS),
+        ("grpc.keepalive_timeout_ms", PONG_MILLISECONDS),
+    ]
+    if config.max_connection_age_seconds is not None:
+        options += [
+            ("grpc.max_connection_age_ms", round(1000 * config.max_connection_age_seconds)),
+            ("grpc.max_connection_age_grace_ms", round(1000 * config.max_connection_age_grace_seconds)),
+        ]
+    return options
+
+
+def allow_connections(config: ServerConfig) -> int:
+    """Raises the process's limit of open files as far as the connections need and the system lets it.
+
+    Returns:
+        how many connections that leaves room for.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < config.max_connections + OTHER_FILES:
+        wanted = config.max_connections + OTHER_FILES
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return config.max_connections if soft == resource.RLIM_INFINITY else min(config.max_connections, soft - OTHER_FILES)

@@ -28,7 +28,7 @@ class AnswerWriter:
     """Answers of one model."""
 
     def __init__(self, bundle: Bundle, decoder: TargetDecoder) -> None:
-        self._model = bundle.manifest.name
+        self._model, self._version = bundle.manifest.name, bundle.manifest.version
         self._end = bundle.manifest.tokens.end
         self._decode = decoder.decode
         self._source_text = bundle.source_tokenizer.id_to_token
@@ -53,6 +53,7 @@ class AnswerWriter:
             hypotheses=hypotheses,
             source_tokens=len(request.source_ids),
             model=self._model,
+            model_version=self._version,
             seed=sampling.seed if sampling else None,
             source=self._source(request.source_ids) if wanted.look else None,
         )
@@ -75,7 +76,9 @@ class AnswerWriter:
             if scored.attention is not None:
                 write_attention(score.attention, scored.attention)
             scores.append(score)
-        return pb.ScoreResponse(scores=scores, source=self._source(source_ids), model=self._model)
+        return pb.ScoreResponse(
+            scores=scores, source=self._source(source_ids), model=self._model, model_version=self._version
+        )
 
     def _hypothesis(self, result: HypothesisResult, wanted: Wanted) -> pb.Hypothesis:
         ids = result.ids

@@ -61,7 +61,7 @@ class ServedModel:
         self, bundle: Bundle, engines: Engines, scorer: Scorer, device: str, batch_window: int, limits: pb.Limits
     ) -> None:
         manifest = bundle.manifest
-        self.name = manifest.name
+        self.name, self.version = manifest.name, manifest.version
         self.batch_window = batch_window
         self.limits = limits
         self.encoder = SourceEncoder(bundle.source_tokenizer, manifest.tokens, manifest.limits.max_source_tokens)

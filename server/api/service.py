@@ -13,10 +13,11 @@ from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
 from server.api.batch import Batch
 from server.api.errors import Rejection, invalid
-from server.api.model import PendingAnswer, ServedModel
+from server.api.model import ServedModel
 from server.api.options import Wanted, read_time_limit
 from server.api.streaming import stream_answer
 from server.engine.requests import GenerationRequest
+from server.models.registry import ModelRegistry
 
 SERVICE = "dragoman.v1.GenerationService"
 MAX_DETOKENIZE = 65_536  # ids
@@ -52,12 +53,9 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
         with self._models.use(request.model) as model:
             generation_request, wanted = await _prepare(model, request, context, streaming=True)
-            generation = model.submit(generation_request)
-            try:
-                async for message in _messages(model, generation_request, generation, wanted):
+            async with aclosing(stream_answer(model, generation_request, wanted)) as messages:
+                async for message in messages:
                     yield message
-            finally:
-                generation.cancel()
 
     async def GenerateBatch(self, request: pb.GenerateBatchRequest, context: Context) -> pb.GenerateBatchResponse:
         arrival = time.monotonic()
@@ -90,35 +88,6 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
         return pb.GetModelResponse(model=self._models.describe(request.model))
-
-
-async def _messages(
-    model: ServedModel, request: GenerationRequest, generation: PendingAnswer, wanted: Wanted
-) -> AsyncIterator[pb.GenerateStreamResponse]:
-    """What a stream's reader gets."""
-    streams: dict[int, HypothesisStream] = defaultdict(
-        lambda: HypothesisStream(model.decoder, request.search.constraints)
-    )
-    async for event in generation.events():
-        if isinstance(event, Progress):
-            text = streams[event.hypothesis].push(event.ids)
-            tokens = model.writer.progress(event, wanted)
-            if text or tokens:
-                yield pb.GenerateStreamResponse(text=text, tokens=tokens, hypothesis=event.hypothesis)
-        elif isinstance(event, BeamProgress):
-            progress = pb.BeamProgress(tokens=event.tokens, running=event.running, finished=event.finished)
-            yield pb.GenerateStreamResponse(progress=progress)
-        else:
-            final = await model.answer(request, event, wanted)
-            # The first comes last, together with the whole.
-            for index, hypothesis in reversed(list(enumerate(final.hypotheses))):
-                stream = streams[index]
-                text, tokens = stream.rest(hypothesis.text), hypothesis.tokens[stream.tokens :]
-                message = pb.GenerateStreamResponse(text=text, tokens=tokens, hypothesis=index)
-                if index == 0:
-                    message.final.CopyFrom(final)
-                if text or tokens or index == 0:
-                    yield message
 
 
 async def _detokenize(tokenizer: Tokenizer, ids: Sequence[int]) -> pb.DetokenizeResponse:

@@ -46,7 +46,7 @@ def retry_seconds(error: grpc.aio.AioRpcError) -> float:
 async def test_text_is_answered_with_text(face: Face) -> None:
     answer = await face.stub.Generate(ask("Drawer"))
     expected = pb.Hypothesis(text="reward", finish_reason=pb.FINISH_REASON_EOS, target_tokens=6)
-    assert answer == pb.GenerateResponse(hypotheses=[expected], source_tokens=7, model=MODEL)
+    assert answer == pb.GenerateResponse(hypotheses=[expected], source_tokens=7, model=MODEL, model_version="1")
     request: GenerationRequest = face.engines.accepted[0].request
     assert request.source_ids == [7, 21, 4, 26, 8, 21, 3]
     assert request.search == SearchOptions(max_new_tokens=MAX_TARGET)
@@ -218,7 +218,7 @@ async def test_calls_are_unavailable_before_and_after_serving() -> None:
     async with serve_fake(ready=False) as face:
         for reason in ("the model is loading", "the server is shutting down"):
             if reason != "the model is loading":
-                face.service.refuse(reason)
+                face.registry.refuse(reason)
             for call in (
                 face.stub.Generate(ask("a")),
                 face.stub.GenerateStream(ask("a")).read(),
@@ -266,6 +266,9 @@ async def test_models_tell_their_limits_and_where_they_come_from(face: Face) -> 
             score_targets=64,
             attention_weights=2**22,
         ),
+        state=pb.MODEL_STATE_READY,
+        current=True,
+        default=True,
     )
     assert (await face.stub.ListModels(pb.ListModelsRequest())).models == [model]
     assert (await face.stub.GetModel(pb.GetModelRequest())).model == model
@@ -286,7 +289,7 @@ async def test_a_fault_of_the_server_is_logged_without_what_the_client_sent(face
     def fail(request: GenerationRequest) -> None:
         raise RuntimeError("a bug")
 
-    face.service._models[""].submit = fail  # type: ignore[assignment]
+    face.registry.find("").model.submit = fail  # type: ignore[assignment]
     with capture_logs() as entries:
         for call in (face.stub.Generate(ask("secret")), face.stub.GenerateStream(ask("secret")).read()):
             with pytest.raises(grpc.aio.AioRpcError) as refused:

@@ -148,7 +148,7 @@ async def test_what_can_not_be_scored_is_refused(face: Face, case: str) -> None:
 
 
 async def test_more_attention_than_a_response_may_hold_is_refused_beforehand(face: Face) -> None:
-    limits = face.service._models[""].limits
+    limits = face.registry.find("").model.limits
     limits.attention_weights = 2 * 2 * 4 * 5  # a source of 4 tokens, a target of 5, the end tokens included
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await face.stub.Score(score("abc", "wxyz", "", attention=True))

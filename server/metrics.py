@@ -7,6 +7,7 @@ two. It is put into words when Prometheus asks.
 import platform
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from threading import Lock
 
@@ -160,6 +161,16 @@ class CallMetrics:
         return sum(count for method, count in self.in_flight.items() if method.startswith(f"{service}/"))
 
 
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """How a version of a model was loaded, and where."""
+
+    seconds: float
+    device: str
+    precision: str
+    fallback: bool
+
+
 class ServerMetrics(Collector):
     """All of the server's metrics.
 
@@ -170,35 +181,43 @@ class ServerMetrics(Collector):
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.calls = CallMetrics()
-        self._models: dict[str, ModelMetrics] = {}
+        self._models: dict[tuple[str, str], ModelMetrics] = {}  # by name and version
         self._rejections = dict.fromkeys(Rejection, 0)
-        self._load_seconds = Gauge(
-            "dragoman_model_load_seconds", "Time from the start of loading to ready", ["model"], registry=self.registry
-        )
-        self._fallback = Gauge(
-            "dragoman_device_fallback",
-            "1 where a GPU was found but does not work, so that the model runs on the CPU",
-            ["model"],
-            registry=self.registry,
-        )
-        self._device = Gauge(
-            "dragoman_device_info", "Where a model runs", ["model", "device", "precision"], registry=self.registry
-        )
+        self._loads: dict[tuple[str, str], _Load] = {}
+        self._load_failures: dict[str, int] = {}
         build = Gauge("dragoman_build_info", "Versions", ["version", "onnxruntime", "python"], registry=self.registry)
         build.labels(version("dragoman"), onnxruntime.__version__, platform.python_version()).set(1)
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
 
-    def model(self, name: str) -> ModelMetrics:
-        """Where the engines of a model report to."""
-        return self._models.setdefault(name, ModelMetrics())
+    def model(self, name: str, version: str = "1") -> ModelMetrics:
+        """Where the engines of a version of a model report to."""
+        return self._models.setdefault((name, version), ModelMetrics())
 
-    def loaded(self, name: str, seconds: float, device: str, precision: str, fallback: bool) -> None:
-        """A model is ready."""
-        self._load_seconds.labels(name).set(seconds)
-        self._fallback.labels(name).set(fallback)
-        self._device.labels(name, device, precision).set(1)
+    def show(self, name: str, version: str, metrics: ModelMetrics) -> None:
+        """Exposes what is reported there, in place of any that the version had before."""
+        self._models[name, version] = metrics
+
+    def loaded(
+        self, name: str, seconds: float, device: str, precision: str, fallback: bool, version: str = "1"
+    ) -> None:
+        """A version of a model is ready."""
+        self._loads[name, version] = _Load(seconds, device, precision, fallback)
+
+    def load_failed(self, name: str) -> None:
+        """A version of a model could not be loaded."""
+        self._load_failures[name] = self._load_failures.get(name, 0) + 1
+
+    def unloaded(self, name: str, version: str, metrics: ModelMetrics) -> None:
+        """A version is gone, and with it all that was said of it, unless it has been loaded anew meanwhile."""
+        if self._models.get((name, version)) is metrics:
+            del self._models[name, version]
+            self._loads.pop((name, version), None)
+
+    def forget(self, name: str) -> None:
+        """There is no such model any more."""
+        self._load_failures.pop(name, None)
 
     def rejected(self, reason: Rejection) -> None:
         """A request, or an item of a batch, was refused. For the event loop alone."""
@@ -206,8 +225,31 @@ class ServerMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         yield from self._collect_calls()
+        yield from self._collect_loads()
         for model_family in _MODEL_FAMILIES:
             yield model_family(self._models)
+
+    def _collect_loads(self) -> Iterable[Metric]:
+        model = ["model", "version"]
+        seconds = GaugeMetricFamily(
+            "dragoman_model_load_seconds", "Time from the start of loading to ready", labels=model
+        )
+        fallback = GaugeMetricFamily(
+            "dragoman_device_fallback",
+            "1 where a GPU was found but does not work, so that the model runs on the CPU",
+            labels=model,
+        )
+        device = GaugeMetricFamily("dragoman_device_info", "Where a model runs", labels=[*model, "device", "precision"])
+        for labels, load in list(self._loads.items()):
+            seconds.add_metric(labels, load.seconds)
+            fallback.add_metric(labels, load.fallback)
+            device.add_metric([*labels, load.device, load.precision], 1)
+        failures = CounterMetricFamily(
+            "dragoman_model_load_failures", "Versions of a model that could not be loaded", labels=["model"]
+        )
+        for name, count in list(self._load_failures.items()):
+            failures.add_metric([name], count)
+        yield from (seconds, fallback, device, failures)
 
     def _collect_calls(self) -> Iterable[Metric]:
         requests = CounterMetricFamily("dragoman_requests", "Calls that ended", labels=["method", "code"])
@@ -229,16 +271,16 @@ class ServerMetrics(Collector):
         yield from (requests, in_flight, seconds, rejections)
 
 
-Models = dict[str, ModelMetrics]
+Models = dict[tuple[str, str], ModelMetrics]
 Samples = Callable[[ModelMetrics], Iterable[tuple[Labels, float]]]
 
 
 def _histogram(name: str, text: str, get: Callable[[ModelMetrics], Histogram]) -> Callable[[Models], Metric]:
     def collect(models: Models) -> Metric:
-        family = HistogramMetricFamily(name, text, labels=["model"])
+        family = HistogramMetricFamily(name, text, labels=["model", "version"])
         for model, metrics in list(models.items()):
             with metrics.lock:
-                get(metrics).write(family, (model,))
+                get(metrics).write(family, model)
         return family
 
     return collect
@@ -248,12 +290,12 @@ def _numbers(
     kind: type[CounterMetricFamily] | type[GaugeMetricFamily], name: str, text: str, labels: Labels, get: Samples
 ) -> Callable[[Models], Metric]:
     def collect(models: Models) -> Metric:
-        family = kind(name, text, labels=["model", *labels])
+        family = kind(name, text, labels=["model", "version", *labels])
         for model, metrics in list(models.items()):
             with metrics.lock:
                 samples = list(get(metrics))
             for values, number in samples:
-                family.add_metric((model, *values), number)
+                family.add_metric((*model, *values), number)
         return family
 
     return collect

@@ -11,12 +11,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from dragoman.v1 import generation_pb2 as pb
 from server.engine.metrics import EngineMetrics
 from server.engine.requests import FinishReason
-from server.metrics import REQUEST_SECONDS, STEP_SECONDS, Histogram, ServerMetrics, geometric
+from server.metrics import REQUEST_SECONDS, STEP_SECONDS, Histogram, ModelMetrics, ServerMetrics, geometric
 from tests.fake_engines import serve_fake
 
 
 def value(metrics: ServerMetrics, name: str, **labels: str) -> float | None:
-    return metrics.registry.get_sample_value(name, {"model": "m", **labels})
+    return metrics.registry.get_sample_value(name, {"model": "m", "version": "1", **labels})
 
 
 def test_buckets_suit_steps_and_requests() -> None:
@@ -75,6 +75,31 @@ def test_engine_reports_are_exposed() -> None:
     assert value(metrics, "dragoman_device_fallback") == 0
 
 
+def test_what_was_said_of_a_version_goes_with_it() -> None:
+    metrics = ServerMetrics()
+    first, second = ModelMetrics(), ModelMetrics()
+    for version, reports in (("1", first), ("2", second)):
+        metrics.show("m", version, reports)
+        metrics.loaded("m", 1.5, "cpu", "fp32", fallback=False, version=version)
+        reports.dropped("failed", "waiting")
+    metrics.load_failed("m")
+    labels = {"model": "m", "reason": "failed", "phase": "waiting"}
+    for version in ("1", "2"):
+        assert metrics.registry.get_sample_value("dragoman_drops_total", {**labels, "version": version}) == 1
+    metrics.unloaded("m", "1", first)
+    page = generate_latest(metrics.registry).decode()
+    assert 'version="1"' not in page
+    assert 'dragoman_device_info{device="cpu",model="m",precision="fp32",version="2"} 1.0' in page
+
+    anew = ModelMetrics()
+    metrics.show("m", "2", anew)
+    metrics.unloaded("m", "2", second)  # which goes on while the new one serves
+    assert 'version="2"' in generate_latest(metrics.registry).decode()
+    metrics.unloaded("m", "2", anew)
+    metrics.forget("m")
+    assert 'model="m"' not in generate_latest(metrics.registry).decode()
+
+
 def test_reports_of_several_engines_at_once_all_count() -> None:
     metrics = ServerMetrics()
     engine = metrics.model("m")
@@ -118,7 +143,7 @@ async def test_the_page_parses_and_keeps_to_the_rules() -> None:
     assert len(ours) > 20
     assert {family.name.split("_")[0] for family in families} <= {"dragoman", "process", "python"}
     assert "no such model" not in page
-    allowed = {"model", "method", "code", "reason", "phase", "engine", "device", "precision", "le"}
+    allowed = {"model", "version", "method", "code", "reason", "phase", "engine", "device", "precision", "le"}
     for family in ours:
         assert family.documentation
         assert family.type != "unknown", family.name

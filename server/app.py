@@ -1,36 +1,30 @@
 """The process: ports, loading, signals, draining."""
 
 import asyncio
-import errno
 import gc
 import os
 import signal
-import socket
 import sys
 import time
 from dataclasses import replace
 from functools import partial
 
-import grpc
 import structlog
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
-from prometheus_client import start_http_server
 
-from dragoman.v1 import generation_pb2_grpc
 from server.api.health import Health
-from server.api.interceptor import CallInterceptor
 from server.api.limits import request_limits, token_limits
 from server.api.model import ServedModel
 from server.api.service import SERVICE, GenerationService
 from server.bundle.load import BundleError, load_bundle
 from server.config import ServerConfig
-from server.connections import allow_connections, server_options
 from server.cpu import usable_cpus
 from server.engine.pool import EngineOptions, EnginePool, layout
 from server.engine.scorer import Scorer
+from server.errors import StartError
 from server.metrics import ServerMetrics
 from server.models.registry import ModelRegistry
+from server.ports import listen, serve_metrics
+from server.probes import Probes
 from server.runtime.device import DeviceError
 from server.runtime.scorer import ScorerRuntime
 
@@ -38,10 +32,6 @@ log = structlog.get_logger()
 
 POLL_SECONDS = 0.02
 QUIET_SECONDS, LATECOMER_SECONDS = 0.1, 5.0
-
-
-class StartError(Exception):
-    """The server can't start; the message says why in one sentence."""
 
 
 async def run(config: ServerConfig) -> int:
@@ -60,11 +50,11 @@ async def run(config: ServerConfig) -> int:
     health = Health([SERVICE])
     registry = ModelRegistry()
     service = GenerationService(metrics.rejected, registry)
-    if (connections := allow_connections(config)) < config.max_connections:
-        log.warning("the limit of open files allows fewer connections than --max-connections", connections=connections)
-    metrics_port = _serve_metrics(config, metrics)
-    server, port = _listen(config, metrics, service, health)
+    probes = Probes()
+    metrics_port = serve_metrics(config, metrics, probes)
+    server, port = listen(config, metrics, service, health)
     await server.start()
+    beating = asyncio.create_task(probes.beat_forever())
     # Calls get UNAVAILABLE, and health NOT_SERVING, until the model is ready.
     log.info("listening", host=config.host, port=port, metrics_port=metrics_port)
     stopping = asyncio.create_task(stop.wait())
@@ -81,12 +71,18 @@ async def run(config: ServerConfig) -> int:
         await server.stop(None)
         raise
     health.set_serving(True)
+    probes.serving()
     failing = asyncio.create_task(pool.failed.wait())
     await asyncio.wait([stopping, failing], return_when=asyncio.FIRST_COMPLETED)
     health.set_serving(False)
+    if pool.failed.is_set():
+        probes.failed("an engine failed")
+    else:
+        probes.not_serving("the server is draining")
     await _drain(config, metrics, registry, pool, scorer)
     health.end()
     await server.stop(1)
+    beating.cancel()
     return 1 if pool.failed.is_set() else 0
 
 
@@ -157,47 +153,6 @@ async def _refuse_latecomers(metrics: ServerMetrics, deadline: float) -> None:
     while (ended := sum(metrics.calls.requests.values())) != before and time.monotonic() < deadline:
         before = ended
         await asyncio.sleep(QUIET_SECONDS)
-
-
-def _listen(
-    config: ServerConfig, metrics: ServerMetrics, service: GenerationService, health: Health
-) -> tuple[grpc.aio.Server, int]:
-    """The gRPC server, not yet started, and its port."""
-    _check_port(config.host, config.port, "--port")
-    server = grpc.aio.server(interceptors=[CallInterceptor(metrics)], options=server_options(config))
-    generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, server)
-    health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    names = [SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME]
-    reflection.enable_server_reflection(names, server)
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    try:
-        return server, server.add_insecure_port(f"{host}:{config.port}")
-    except RuntimeError:
-        raise StartError(f"can't listen on {host}:{config.port}; choose others with --host and --port") from None
-
-
-def _serve_metrics(config: ServerConfig, metrics: ServerMetrics) -> int:
-    """Serves /metrics over HTTP, in a thread of its own; gives its port."""
-    _check_port(config.host, config.metrics_port, "--metrics-port")
-    http, _ = start_http_server(config.metrics_port, config.host, metrics.registry)
-    return http.server_port
-
-
-def _check_port(host: str, port: int, option: str) -> None:
-    """Raises StartError where the port can't be listened on. Neither library that will listen says why it can't."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            probe.listen()
-    except (socket.gaierror, UnicodeError) as error:  # the latter for what can't be a host name at all
-        reason = error.strerror if isinstance(error, socket.gaierror) else "not a host name"
-        raise StartError(f"--host {host} is not an address of this machine: {reason}") from None
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise StartError(f"port {port} of {host} is in use; choose another with {option}") from None
-        raise StartError(f"can't listen on port {port} of {host}: {error.strerror} ({option})") from None
 
 
 def _stop_on_signals() -> asyncio.Event:

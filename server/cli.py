@@ -37,7 +37,8 @@ def serve(**given: Any) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     import uvloop
 
-    from server.app import StartError, run
+    from server.app import run
+    from server.errors import StartError
 
     try:
         status = uvloop.run(run(config))

@@ -7,6 +7,8 @@ def main() -> None:
     """Runs the command line; an installation that lacks the server's libraries is told which extra brings them."""
     try:
         from server.cli import app
+
+        app()
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package in ("server", ""):
@@ -14,7 +16,6 @@ def main() -> None:
         sentence = f"{package} is not installed; `pip install '.[server]'` in a clone of Dragoman brings it"
         print(f"dragoman-serve: {sentence}", file=sys.stderr)
         raise SystemExit(1) from None
-    app()
 
 
 if __name__ == "__main__":

@@ -42,8 +42,8 @@ class Memory(Protocol):
 class HostMemory:
     """Memory of the CPU: a NumPy array.
 
-    NOTE: NumPy lets go of the interpreter's lock to copy more than 500 elements. Where several engines run, getting the
-    lock back takes ten times as long as copying a row of a small model; so an element is the whole last dimension there.
+    NOTE: NumPy lets go of the interpreter's lock to copy more than 500 elements. Where several engines run, getting it
+    back takes ten times as long as copying a row of a small model; so there an element is the whole last dimension.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:

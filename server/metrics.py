@@ -83,6 +83,7 @@ class ModelMetrics:
             (reason, phase): 0 for reason in ("expired", "cancelled", "failed") for phase in ("waiting", "running")
         }
         self.waiting = 0
+        self.waiting_tokens = 0
         self.engines: dict[int, tuple[int, int]] = {}  # rows running, rows there are
         self.cache_bytes: dict[int, int] = {}
 
@@ -130,8 +131,10 @@ class ModelMetrics:
         with self.lock:
             self.drops[reason, phase] += 1
 
-    def state(self, engine: int, waiting: int, running: int, slots: int) -> None:
-        self.waiting = waiting
+    def queue(self, requests: int, source_tokens: int) -> None:
+        self.waiting, self.waiting_tokens = requests, source_tokens
+
+    def state(self, engine: int, running: int, slots: int) -> None:
         self.engines[engine] = running, slots
 
     def cache(self, engine: int, bytes_: int) -> None:
@@ -371,6 +374,13 @@ _MODEL_FAMILIES = [
         lambda m: list(m.drops.items()),
     ),
     _numbers(GaugeMetricFamily, "dragoman_requests_waiting", "Requests in the queue", (), lambda m: [((), m.waiting)]),
+    _numbers(
+        GaugeMetricFamily,
+        "dragoman_queue_tokens",
+        "Source tokens of the requests in the queue",
+        (),
+        lambda m: [((), m.waiting_tokens)],
+    ),
     _numbers(
         GaugeMetricFamily,
         "dragoman_rows_running",

@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from server.engine.encoding import encoder_runs
 from server.engine.metrics import EngineMetrics
 from server.engine.requests import (
     BeamProgress,
@@ -18,7 +19,7 @@ from server.engine.requests import (
     Progress,
 )
 from server.engine.rows import RowTable
-from server.engine.scheduler import Job, Scheduler
+from server.engine.scheduler import Admission, Job, Scheduler
 from server.search.base import Continuation, Demand, Scores
 
 Event = Progress | BeamProgress | Finished | DeadlineExpiredError | EngineUnavailableError
@@ -104,25 +105,24 @@ class Engine:
         events: list[tuple[Job, Event]] = []
         with queue.changed:
             while not (queue.stopping or table.used or queue.scheduler.waiting):
-                self._metrics.state(self._index, 0, 0, table.slots)
+                self._metrics.queue(0, 0)
+                self._metrics.state(self._index, 0, table.slots)
                 self._step_ended = None
                 queue.changed.wait()
             if queue.stopping:
                 return False
             now = time.monotonic()
-            admission = queue.scheduler.take(self._index, table.slots - table.reserved, now)
-            waiting = queue.scheduler.waiting
-        for job in admission.expired:
-            self._metrics.dropped("expired", "waiting")
-            events.append((job, DeadlineExpiredError()))
-        for job in admission.out_of_time:
-            job.search.stop(FinishReason.TIME_LIMIT)
-            events.append((job, self._finish(job, now)))
+            scheduler = queue.scheduler
+            admission = scheduler.take(self._index, table.slots - table.reserved, now, table.reserved_for_batch)
+            waiting, tokens = scheduler.waiting, scheduler.waiting_tokens
+        if admission.expired or admission.out_of_time:
+            events += overdue(admission, now, self._metrics)
         try:
             self._evict(now, events)
             if admission.admitted:
                 self._admit(admission.admitted, now)
-            self._metrics.state(self._index, waiting, table.used, table.slots)
+            self._metrics.queue(waiting, tokens)
+            self._metrics.state(self._index, table.used, table.slots)
             if table.used:
                 self._step(events)
         finally:  # those who have their answer get it even where the runtime fails the others
@@ -132,15 +132,19 @@ class Engine:
 
     def _admit(self, jobs: list[Job], now: float) -> None:
         """Encodes newcomers into the next free rows, one each."""
-        first = self._table.used
-        for job in jobs:
-            self._metrics.admitted(now - job.arrived)
-            self._table.add(job)
-        sources = [job.request.source_ids for job in jobs]
-        started = time.perf_counter()
-        padding = self._runtime.encode(sources, first)
-        tokens = sum(map(len, sources))
-        self._metrics.encoded(time.perf_counter() - started, len(sources), tokens, padding)
+        row = self._table.used
+        runs = encoder_runs(jobs)
+        for run in runs:
+            for job in run:  # before the first is encoded: if that fails, all of them hear of it
+                self._metrics.admitted(now - job.arrived)
+                self._table.add(job)
+        for run in runs:
+            sources = [job.request.source_ids for job in run]
+            started = time.perf_counter()
+            padding = self._runtime.encode(sources, row)
+            row += len(run)
+            tokens = sum(map(len, sources))
+            self._metrics.encoded(time.perf_counter() - started, len(sources), tokens, padding)
 
     def _step(self, events: list[tuple[Job, Event]]) -> None:
         """One decode step for all rows, and what follows from it for each job."""
@@ -162,7 +166,7 @@ class Engine:
                     self._metrics.dropped("cancelled", "running")
                     continue
                 self._report(job, events)
-                events.append((job, self._finish(job, now)))
+                events.append((job, _finish(job, now, self._metrics)))
                 continue
             self._report(job, events)
             if len(owned) == len(continuations) == 1:
@@ -235,8 +239,7 @@ class Engine:
                 self._metrics.dropped("expired", "running")
                 events.append((job, DeadlineExpiredError()))
             elif job.out_of_time(now):
-                job.search.stop(FinishReason.TIME_LIMIT)
-                events.append((job, self._finish(job, now)))
+                events.append((job, _finish(job, now, self._metrics, FinishReason.TIME_LIMIT)))
             else:
                 continue
             gone.append(job)
@@ -252,12 +255,6 @@ class Engine:
             with self._queue.changed:
                 self._queue.scheduler.release(self._index, freed, now, finished)
 
-    def _finish(self, job: Job, now: float) -> Finished:
-        hypotheses = job.search.hypotheses()
-        target_tokens = sum(len(h.ids) for h in hypotheses)
-        self._metrics.finished(hypotheses[0].reason, len(job.request.source_ids), target_tokens, now - job.arrived)
-        return Finished(hypotheses)
-
     def _fail(self, message: str) -> None:
         """Ends all that runs here with an error, and all that waits where nobody else would take it."""
         running = list(self._table.rows)
@@ -270,3 +267,21 @@ class Engine:
         for _ in waiting:
             self._metrics.dropped("failed", "waiting")
         self._deliver([(job, EngineUnavailableError(message)) for job in running + waiting])
+
+
+def overdue(admission: Admission, now: float, metrics: EngineMetrics) -> list[tuple[Job, Event]]:
+    """The ends of those that waited too long."""
+    for _ in admission.expired:
+        metrics.dropped("expired", "waiting")
+    answers = [(job, _finish(job, now, metrics, FinishReason.TIME_LIMIT)) for job in admission.out_of_time]
+    return [*((job, DeadlineExpiredError()) for job in admission.expired), *answers]
+
+
+def _finish(job: Job, now: float, metrics: EngineMetrics, reason: FinishReason | None = None) -> Finished:
+    """The answer of a search that is over, or that is ended for a reason."""
+    if reason is not None:
+        job.search.stop(reason)
+    hypotheses = job.search.hypotheses()
+    target_tokens = sum(len(h.ids) for h in hypotheses)
+    metrics.finished(hypotheses[0].reason, len(job.request.source_ids), target_tokens, now - job.arrived)
+    return Finished(hypotheses)

@@ -32,8 +32,11 @@ class EngineMetrics(Protocol):
     def dropped(self, reason: DropReason, phase: Phase) -> None:
         """A request ended without an answer."""
 
-    def state(self, engine: int, waiting: int, running: int, slots: int) -> None:
-        """Requests that wait (for any engine) and rows that run in this one, of how many."""
+    def queue(self, requests: int, source_tokens: int) -> None:
+        """What waits, for any engine."""
+
+    def state(self, engine: int, running: int, slots: int) -> None:
+        """Rows that run in an engine, of how many."""
 
     def cache(self, engine: int, bytes_: int) -> None:
         """Size of an engine's cache pool."""

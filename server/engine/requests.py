@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Literal
 
 from server.search.options import SearchOptions
 
@@ -17,6 +18,13 @@ class FinishReason(Enum):
     DEAD_END = "dead_end"
 
 
+class Priority(Enum):
+    """Who waits for an answer: somebody, or a program that has time."""
+
+    INTERACTIVE = "interactive"
+    BATCH = "batch"
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """A validated request.
@@ -27,6 +35,7 @@ class GenerationRequest:
         deadline: time.monotonic() after which nobody waits for the answer: the request fails. None for no deadline.
         time_limit: time.monotonic() after which what was generated so far is the answer. None for no limit.
         streaming: whether tokens are wanted as they are decided, or all at the end.
+        priority: see Scheduler.
     """
 
     source_ids: list[int]
@@ -34,6 +43,7 @@ class GenerationRequest:
     deadline: float | None = None
     time_limit: float | None = None
     streaming: bool = False
+    priority: Priority = Priority.INTERACTIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +111,22 @@ class Finished:
     hypotheses: list[HypothesisResult] = field(default_factory=list)
 
 
+QueueBound = Literal["requests", "tokens"]
+
+
 class QueueFullError(Exception):
-    """Too many requests wait.
+    """Too much waits.
 
     Attributes:
         retry_after: seconds after which there will likely be room.
+        bound: what there is too much of: requests, or source tokens in them.
     """
 
-    def __init__(self, retry_after: float) -> None:
-        super().__init__(f"the queue is full; retry in {retry_after:.1f} s")
+    def __init__(self, retry_after: float, bound: QueueBound = "requests") -> None:
+        what = "as many requests" if bound == "requests" else "requests with as many source tokens"
+        super().__init__(f"the queue is full: {what} wait as may; retry in {retry_after:.1f} s")
         self.retry_after = retry_after
+        self.bound = bound
 
 
 class DeadlineExpiredError(Exception):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from server.engine.requests import Priority
 from server.engine.scheduler import Job
 
 
@@ -20,6 +21,7 @@ class RowTable:
         self.rows: dict[Job, list[int]] = {}  # in the order of their start; its rows in the order of its search
         self._reserved: dict[Job, int] = {}
         self.reserved = 0  # rows in use, and those that jobs may come to use
+        self.reserved_for_batch = 0  # those of them that belong to batch jobs
 
     @property
     def used(self) -> int:
@@ -29,6 +31,8 @@ class RowTable:
         """Gives a job its first row, the next free one."""
         self._reserved[job] = job.search.rows
         self.reserved += job.search.rows
+        if job.request.priority is Priority.BATCH:
+            self.reserved_for_batch += job.search.rows
         assert self.reserved <= self.slots, "the scheduler admits no more than there is room for"
         self.rows[job] = []
         return self.grow(job)
@@ -77,4 +81,7 @@ class RowTable:
         before = self.reserved
         self._reserved = {job: job.search.rows for job in self.rows}
         self.reserved = sum(self._reserved.values())
+        if self.reserved_for_batch:
+            reserved = self._reserved.items()
+            self.reserved_for_batch = sum(rows for job, rows in reserved if job.request.priority is Priority.BATCH)
         return before - self.reserved

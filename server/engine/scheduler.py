@@ -1,10 +1,17 @@
 """Who runs when: the waiting queue that all engines share. Pure logic, without threads, clock or ONNX Runtime."""
 
-from collections import deque
+from collections import OrderedDict
 from dataclasses import dataclass, field
+from itertools import islice
 
-from server.engine.requests import GenerationRequest, QueueFullError
+from server.engine.requests import GenerationRequest, Priority, QueueBound, QueueFullError
 from server.search.base import Search
+
+# Rows that start while requests of both priorities wait: so many of the one for so many of the other.
+SHARES = {Priority.INTERACTIVE: 4, Priority.BATCH: 1}
+BATCH_RESERVE = 8  # one row of so many is not for batch requests
+OVERTAKEN = 64  # jobs of a priority that one may overtake where they want more rows than there are
+NEVER = float("inf")
 
 
 @dataclass(slots=True, eq=False)
@@ -48,36 +55,100 @@ class Admission:
     out_of_time: list[Job] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class _Lane:
+    """The jobs of one priority that wait, in the order of their arrival.
+
+    Attributes:
+        weight: rows of this lane that start for so many of the other, while both have some.
+        turn: rows started, divided by the weight; the lane where it is least is next.
+    """
+
+    weight: int
+    jobs: "OrderedDict[Job, None]" = field(default_factory=OrderedDict)
+    tokens: int = 0
+    turn: float = 0.0
+
+
+@dataclass(slots=True)
+class _Hold:
+    """Free rows of an engine that are set aside for a job that wants more than there are."""
+
+    job: Job
+    rows: int
+
+
+@dataclass(slots=True)
+class _Room:
+    """What an engine has left for newcomers.
+
+    Attributes:
+        free: rows that are free and not set aside.
+        share: rows until it has as many as the other engines.
+        batch: rows that batch jobs have, those set aside for one among them,
+        batch_limit: and how many they may have.
+        tokens: source tokens that it may encode.
+    """
+
+    free: int
+    share: int
+    batch: int
+    batch_limit: int
+    tokens: int
+
+
 class Scheduler:
-    """First come, first served, to whichever engine has room.
+    """Gives waiting jobs to whichever engine has room.
+
+    Jobs of two priorities wait, in two lanes. While both have some, interactive ones get four of every five rows that
+    start, and batch ones the fifth; a lane that was empty has saved up nothing. Within a lane those that came first
+    start first. One that wants more rows than are free is neither passed over for long nor does it hold up others:
+    where its turn has come, an engine sets aside every other row that becomes free, until there are enough, and the
+    rest goes to smaller ones behind it. Batch jobs leave an eighth of an engine's rows free, for interactive ones that
+    come while long batch jobs run.
 
     Args:
         engines: that take from this queue.
-        queue_size: requests that may wait; one more is refused.
+        queue_size: requests of each priority that may wait; one more is refused.
         gather_share: a busy engine encodes newcomers as soon as they want this share of the rows it runs, since an
             encoder run of many costs less for each,
         gather_seconds: or the first has waited this long. An idle engine does not wait.
-        encode_tokens: source tokens, padding included, that one encoder run may have; one request always goes.
+        encode_tokens: source tokens that an engine encodes between two steps; one request always goes.
+        queue_tokens: source tokens of each priority that may wait; a single request may have more.
+        least_length: source tokens that a request counts for in `encode_tokens` at least; what a device pads it to.
     """
 
     def __init__(
-        self, engines: int, queue_size: int, gather_share: float, gather_seconds: float, encode_tokens: int
+        self,
+        engines: int,
+        queue_size: int,
+        gather_share: float,
+        gather_seconds: float,
+        encode_tokens: int,
+        queue_tokens: int = 2**62,
+        least_length: int = 0,
     ) -> None:
         self.queue_size = queue_size
+        self.queue_tokens = queue_tokens
         self._gather_share = gather_share
         self._gather_seconds = gather_seconds
         self._encode_tokens = encode_tokens
-        self._waiting: deque[Job] = deque()
-        self._waiting_rows = 0
+        self._least_length = least_length
+        self._lanes = {priority: _Lane(weight) for priority, weight in SHARES.items()}
+        self._turn = 0.0  # of the lane that was served last, before it was
         self._running = [0] * engines  # rows
-        self._next_expiry = float("inf")
+        self._holds: list[_Hold | None] = [None] * engines
+        self._held = 0  # holds there are
+        self.waiting = 0  # requests
+        self._waiting_rows = 0
+        self.next_expiry = NEVER  # no waiting job's deadline or time limit is earlier
         self._seconds_per_request = 0.05  # running mean of the time between two requests that finish
         self._last_finish: float | None = None
 
     @property
-    def waiting(self) -> int:
-        """Requests that wait."""
-        return len(self._waiting)
+    def waiting_tokens(self) -> int:
+        """Source tokens of the requests that wait."""
+        return sum(lane.tokens for lane in self._lanes.values())
 
     @property
     def running(self) -> int:
@@ -85,62 +156,81 @@ class Scheduler:
         return sum(self._running)
 
     def submit(self, job: Job) -> None:
-        """Appends a job to the queue.
+        """Appends a job to its lane.
 
         Raises:
-            QueueFullError: at once, where the queue is full.
+            QueueFullError: at once, where that is full.
         """
-        if len(self._waiting) >= self.queue_size:
-            raise QueueFullError(min(5.0, max(0.05, len(self._waiting) * self._seconds_per_request)))
-        self._waiting.append(job)
-        self._waiting_rows += job.search.rows
-        self._note_expiry(job)
+        request = job.request
+        lane, tokens = self._lanes[request.priority], len(request.source_ids)
+        if not lane.jobs:
+            lane.turn = max(lane.turn, self._turn)
+        elif len(lane.jobs) >= self.queue_size:
+            raise self._refusal("requests")
+        elif lane.tokens + tokens > self.queue_tokens:
+            raise self._refusal("tokens")
+        rows = job.search.rows
+        lane.jobs[job] = None
+        lane.tokens += tokens
+        self.waiting += 1
+        self._waiting_rows += rows
+        self._note_expiry(request)
 
     def cancel(self, job: Job) -> bool:
         """Takes a waiting job out of the queue; False where it does not wait (its engine then sees `cancelled`)."""
         job.cancelled = True
-        if job.engine is not None or job not in self._waiting:
+        if job.engine is not None or job not in self._lanes[job.request.priority].jobs:
             return False
-        self._waiting.remove(job)
-        self._waiting_rows -= job.search.rows
+        self._remove(job)
         return True
 
-    def take(self, engine: int, free_rows: int, now: float) -> Admission:
+    def sweep(self, now: float) -> Admission:
+        """Takes out what has waited too long; nothing is admitted."""
+        admission = Admission()
+        if now < self.next_expiry:
+            return admission
+        self.next_expiry = NEVER
+        for lane in self._lanes.values():
+            for job in list(lane.jobs):
+                if job.expired(now):
+                    admission.expired.append(job)
+                elif job.out_of_time(now):
+                    admission.out_of_time.append(job)
+                else:
+                    self._note_expiry(job.request)
+        for job in (*admission.expired, *admission.out_of_time):
+            self._remove(job)
+        return admission
+
+    def take(self, engine: int, free_rows: int, now: float, batch_rows: int = 0) -> Admission:
         """Decides which waiting jobs an engine starts now.
 
         Args:
             engine: the engine that asks; it counts the rows of what it gets as its own until it gives them back.
             free_rows: neither in use nor in reserve there.
             now: time.monotonic().
+            batch_rows: in use or in reserve there, of batch jobs.
         """
-        admission = Admission()
-        if not self._waiting:
+        admission = self.sweep(now)
+        if not (self.waiting and free_rows and self._ready(engine, now)):
             return admission
-        if now >= self._next_expiry:
-            self._sweep(now, admission)
-        if not self._ready(engine, now):
-            return admission
-        # An even share, so that the first engine to ask does not take all there is while the others have nothing to do;
-        # but between busy engines newcomers are not split into groups smaller than worth encoding.
-        share = -(-(self.running + self._waiting_rows) // len(self._running)) - self._running[engine]
-        if share > 0:
-            share = max(share, int(self._gather_share * self._running[engine]))
-        room = min(free_rows, max(share, 0))
-        longest = 0
-        while self._waiting:
-            job = self._waiting[0]
-            longest = max(longest, len(job.request.source_ids))
-            too_much = (len(admission.admitted) + 1) * longest > self._encode_tokens
-            # One that is larger than the share must start somewhere.
-            wanted = min(room, free_rows) if admission.admitted or share <= 0 else free_rows
-            if job.search.rows > wanted or (too_much and admission.admitted):
+        room = self._room(engine, free_rows, batch_rows)
+        if self._held:
+            self._start_held(engine, free_rows, batch_rows, room, admission.admitted)
+        lanes = [lane for lane in self._lanes.values() if lane.jobs]
+        while lanes:
+            lane = lanes[0] if len(lanes) == 1 or lanes[0].turn <= lanes[1].turn else lanes[1]
+            job = self._next(lane, engine, room, not admission.admitted)
+            if job is None:
+                lanes.remove(lane)
+                continue
+            tokens = max(len(job.request.source_ids), self._least_length)
+            if admission.admitted and tokens > room.tokens:
                 break
-            room -= job.search.rows
-            free_rows -= job.search.rows
-            job.engine = engine
-            self._running[engine] += job.search.rows
-            self._waiting_rows -= job.search.rows
-            admission.admitted.append(self._waiting.popleft())
+            room.tokens -= tokens
+            self._start(job, lane, engine, room, admission.admitted)
+            if not lane.jobs:
+                lanes.remove(lane)
         return admission
 
     def release(self, engine: int, rows: int, now: float, finished: int = 0) -> None:
@@ -150,6 +240,9 @@ class Scheduler:
             finished: requests that were answered with them.
         """
         self._running[engine] -= rows
+        hold = self._holds[engine]
+        if hold is not None:
+            hold.rows = min(hold.job.search.rows, hold.rows + (rows + 1) // 2)
         if finished:
             if self._last_finish is not None:
                 seconds = (now - self._last_finish) / finished
@@ -158,35 +251,121 @@ class Scheduler:
 
     def drop_all(self) -> list[Job]:
         """Empties the queue."""
-        jobs = list(self._waiting)
-        self._waiting.clear()
-        self._waiting_rows = 0
+        jobs = [job for lane in self._lanes.values() for job in lane.jobs]
+        for job in jobs:
+            self._remove(job)
         return jobs
 
     def _ready(self, engine: int, now: float) -> bool:
-        if not self._waiting:
-            return False
-        return (
-            self._running[engine] == 0
-            or self._waiting_rows >= self._gather_share * self._running[engine]
-            or now - self._waiting[0].arrived >= self._gather_seconds
-        )
+        """Whether there is enough to encode, or it has waited long enough."""
+        running = self._running[engine]
+        if running == 0 or self._waiting_rows >= self._gather_share * running:
+            return True
+        latest = now - self._gather_seconds
+        return any(lane.jobs and next(iter(lane.jobs)).arrived <= latest for lane in self._lanes.values())
 
-    def _sweep(self, now: float, admission: Admission) -> None:
-        kept: deque[Job] = deque()
-        self._next_expiry = float("inf")
-        for job in self._waiting:
-            if job.expired(now):
-                admission.expired.append(job)
-            elif job.out_of_time(now):
-                admission.out_of_time.append(job)
+    def _room(self, engine: int, free_rows: int, batch_rows: int) -> _Room:
+        running = self._running[engine]
+        # An even share, so that the first engine to ask does not take all there is while the others have nothing to do;
+        # but between busy engines newcomers are not split into groups smaller than worth encoding.
+        share = -(-(self.running + self._waiting_rows) // len(self._running)) - running
+        if share > 0:
+            share = max(share, int(self._gather_share * running))
+        slots = free_rows + running
+        return _Room(free_rows, share, batch_rows, slots - slots // BATCH_RESERVE, self._encode_tokens)
+
+    def _start_held(self, engine: int, free_rows: int, batch_rows: int, room: _Room, admitted: list[Job]) -> None:
+        """Starts a job for which rows were set aside, here or at another engine; else counts what is set aside here."""
+        hold = self._holds[engine]
+        if hold is not None:
+            rows, batch = hold.job.search.rows, hold.job.request.priority is Priority.BATCH
+            if batch and rows <= room.batch_limit:
+                hold.rows = min(hold.rows, max(room.batch_limit - batch_rows, 0))
+            if rows <= free_rows and (hold.rows == rows or _within(rows, room, batch)):
+                self._start_now(hold.job, engine, room, admitted)
             else:
-                kept.append(job)
-                self._note_expiry(job)
-        self._waiting = kept
-        self._waiting_rows = sum(job.search.rows for job in kept)
+                room.free -= hold.rows
+                room.batch += hold.rows if batch else 0
+        for other in self._holds:
+            if other is not None and other is not hold and room.share > 0:
+                rows, batch = other.job.search.rows, other.job.request.priority is Priority.BATCH
+                if rows <= room.free and _within(rows, room, batch):
+                    self._start_now(other.job, engine, room, admitted)
 
-    def _note_expiry(self, job: Job) -> None:
-        for moment in (job.request.deadline, job.request.time_limit):
-            if moment is not None and moment < self._next_expiry:
-                self._next_expiry = moment
+    def _start_now(self, job: Job, engine: int, room: _Room, admitted: list[Job]) -> None:
+        room.tokens -= max(len(job.request.source_ids), self._least_length)
+        self._start(job, self._lanes[job.request.priority], engine, room, admitted)
+
+    def _next(self, lane: _Lane, engine: int, room: _Room, first: bool) -> Job | None:
+        """The job of a lane that an engine shall start next, None for none.
+
+        Args:
+            first: nothing starts before it: then it may be larger than the engine's share, for it must start somewhere.
+        """
+        if room.share <= 0:
+            return None
+        batch = lane is self._lanes[Priority.BATCH]
+        for job in islice(lane.jobs, OVERTAKEN):
+            if self._held and self._is_held(job):
+                continue
+            rows = job.search.rows
+            if rows <= room.free and _within(rows, room, batch):
+                return job if first or rows <= room.share else None
+            if rows == 1:  # nothing is smaller
+                break
+            if self._holds[engine] is None:
+                self._set_aside(job, engine, room, batch)
+        if batch and room.free and room.batch >= room.batch_limit:
+            lane.turn = max(lane.turn, self._turn)  # what it may not have it does not save up
+        return None
+
+    def _set_aside(self, job: Job, engine: int, room: _Room, batch: bool) -> None:
+        """Begins to set rows aside, with half of those that are free."""
+        free = min(room.free, max(room.batch_limit - room.batch, 0)) if batch else room.free
+        hold = self._holds[engine] = _Hold(job, min(job.search.rows, (free + 1) // 2))
+        self._held += 1
+        room.free -= hold.rows
+        if batch:
+            room.batch += hold.rows
+
+    def _is_held(self, job: Job) -> bool:
+        return any(hold is not None and hold.job is job for hold in self._holds)
+
+    def _start(self, job: Job, lane: _Lane, engine: int, room: _Room, admitted: list[Job]) -> None:
+        rows = job.search.rows
+        self._remove(job)
+        job.engine = engine
+        self._running[engine] += rows
+        self._turn = lane.turn
+        lane.turn += rows / lane.weight
+        room.free -= rows
+        room.share -= rows
+        if job.request.priority is Priority.BATCH:
+            room.batch += rows
+        admitted.append(job)
+
+    def _remove(self, job: Job) -> None:
+        """Takes a job out of its lane, and gives back what is set aside for it."""
+        lane, rows = self._lanes[job.request.priority], job.search.rows
+        del lane.jobs[job]
+        lane.tokens -= len(job.request.source_ids)
+        self.waiting -= 1
+        self._waiting_rows -= rows
+        if self._held:
+            for engine, hold in enumerate(self._holds):
+                if hold is not None and hold.job is job:
+                    self._holds[engine] = None
+                    self._held -= 1
+
+    def _refusal(self, bound: QueueBound) -> QueueFullError:
+        return QueueFullError(min(5.0, max(0.05, self.waiting * self._seconds_per_request)), bound)
+
+    def _note_expiry(self, request: GenerationRequest) -> None:
+        for moment in (request.deadline, request.time_limit):
+            if moment is not None and moment < self.next_expiry:
+                self.next_expiry = moment
+
+
+def _within(rows: int, room: _Room, batch: bool) -> bool:
+    """Whether a job leaves free what batch jobs have to; one that wants more may run where no other does."""
+    return not batch or room.batch == 0 or room.batch + rows <= room.batch_limit

@@ -126,20 +126,19 @@ def test_busy_engines_do_not_split_newcomers_into_groups_too_small_to_encode() -
     assert len(queue.take(1, 32, 0.0).admitted) == 4
 
 
-def test_one_encoder_run_is_bounded_by_padded_tokens_but_always_takes_one() -> None:
-    queue = scheduler(encode_tokens=20, gather_share=0)
+def test_source_tokens_between_two_steps_are_bounded_but_one_request_always_goes() -> None:
+    queue = scheduler(encode_tokens=16, gather_share=0)
     for length in (4, 4, 10, 30):
         queue.submit(job(source=length))
     sizes = [[len(j.request.source_ids) for j in queue.take(0, 8, 0.0).admitted] for _ in range(3)]
     assert sizes == [[4, 4], [10], [30]]
 
 
-def test_job_that_needs_more_rows_than_free_waits_without_being_overtaken() -> None:
-    queue = scheduler(gather_share=0)
-    queue.submit(job(rows=4))
-    queue.submit(job())
-    assert queue.take(0, 3, 0.0).admitted == []
-    assert len(queue.take(0, 5, 0.0).admitted) == 2
+def test_source_tokens_are_counted_as_the_device_pads_them() -> None:
+    queue = Scheduler(1, 100, 0, 0.25, encode_tokens=16, least_length=8)
+    for _ in range(5):
+        queue.submit(job(source=2))
+    assert [len(queue.take(0, 8, 0.0).admitted) for _ in range(3)] == [2, 2, 1]
 
 
 def test_job_larger_than_an_engines_share_starts_all_the_same() -> None:

@@ -45,8 +45,9 @@ def test_engine_reports_are_exposed() -> None:
     engine.finished(FinishReason.LENGTH, 4, 8, 0.02)
     engine.dropped("expired", "waiting")
     metrics.model("m").scored(0.001, rows=3, target_tokens=21)
-    engine.state(0, waiting=4, running=2, slots=32)
-    engine.state(1, waiting=5, running=1, slots=32)
+    engine.state(0, running=2, slots=32)
+    engine.state(1, running=1, slots=32)
+    engine.queue(5, source_tokens=31)
     engine.cache(0, 1024)
     metrics.loaded("m", 1.5, "cuda:0", "fp16", fallback=False)
     assert value(metrics, "dragoman_encode_seconds_count") == 1
@@ -133,7 +134,7 @@ async def test_calls_are_counted_by_method_and_code() -> None:
 
 async def test_the_page_parses_and_keeps_to_the_rules() -> None:
     async with serve_fake() as face:
-        face.metrics.model("m").state(0, 0, 0, 1)
+        face.metrics.model("m").state(0, 0, 1)
         request = pb.GenerateRequest(model="no such model", input=pb.Input(text="a"))
         with pytest.raises(Exception, match="not served here"):
             await face.stub.Generate(request)

@@ -32,6 +32,7 @@ class Batch:
         wanted: what to return beside the text.
         reject: counts an item that is refused.
         own_seeds: each item that samples has a seed of its own, so that equal inputs may have different answers.
+        all_or_none: the first item that fails ends the call, and those that run.
     """
 
     def __init__(
@@ -41,19 +42,22 @@ class Batch:
         wanted: Wanted,
         reject: Callable[[Rejection], None],
         own_seeds: bool,
+        all_or_none: bool = False,
     ) -> None:
         self._model = model
         self._request = request
         self._wanted = wanted
         self._reject = reject
         self._own_seeds = own_seeds
+        self._all_or_none = all_or_none
         self._admitted = False
 
     async def run(self, inputs: Sequence[pb.Input]) -> list[pb.BatchItem]:
         """Answers every input, in order.
 
         Raises:
-            ApiError: there are no inputs, or too many, or too many weights of attention might be in the answer.
+            ApiError: there are no inputs, or too many, or too many weights of attention might be in the answer; or an
+                item failed, where that ends the call.
             QueueFullError: there was no room for even the first.
             DeadlineExpiredError: the call's deadline passed.
         """
@@ -63,6 +67,9 @@ class Batch:
         if len(inputs) > most:
             raise invalid("inputs", f"has {len(inputs)} items, but a batch may have at most {most}")
         sources = await self._encode(inputs)
+        for source in sources:
+            if self._all_or_none and isinstance(source, ApiError):
+                raise source
         source_tokens = sum(len(source) for source in sources if not isinstance(source, ApiError))
         self._model.check_attention(self._wanted, self._request.search, source_tokens)
         items: list[pb.BatchItem | None] = [None] * len(inputs)
@@ -71,7 +78,7 @@ class Batch:
             async with asyncio.TaskGroup() as workers:
                 for _ in range(min(self._model.batch_window, len(inputs))):
                     workers.create_task(self._work(work, items))
-        except* (QueueFullError, DeadlineExpiredError) as errors:
+        except* (QueueFullError, DeadlineExpiredError, ApiError) as errors:
             raise errors.exceptions[0] from None
         return [item for item in items if item is not None]
 
@@ -99,6 +106,8 @@ class Batch:
         for index, source in work:
             answer = source if isinstance(source, ApiError) else await self._answer(source)
             if isinstance(answer, ApiError):
+                if self._all_or_none:
+                    raise answer
                 if answer.rejection:
                     self._reject(answer.rejection)
                 items[index] = pb.BatchItem(error=answer.status())

@@ -58,13 +58,22 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
                     yield message
 
     async def GenerateBatch(self, request: pb.GenerateBatchRequest, context: Context) -> pb.GenerateBatchResponse:
+        return pb.GenerateBatchResponse(items=await self._answer_batch(request, context))
+
+    async def answer_all(self, request: pb.GenerateBatchRequest, context: Context) -> list[pb.GenerateResponse]:
+        """As GenerateBatch, but the first input that fails ends the call with its error."""
+        return [item.response for item in await self._answer_batch(request, context, all_or_none=True)]
+
+    async def _answer_batch(
+        self, request: pb.GenerateBatchRequest, context: Context, all_or_none: bool = False
+    ) -> list[pb.BatchItem]:
         arrival = time.monotonic()
         with self._models.use(request.model) as model:
             search, wanted = await model.plan(request.options, request.details)
             stop = read_time_limit(request.options, arrival)
             shared = GenerationRequest([], search, _deadline(context, arrival), stop)
-            batch = Batch(model, shared, wanted, self._reject, own_seeds=not request.options.HasField("seed"))
-            return pb.GenerateBatchResponse(items=await batch.run(request.inputs))
+            own_seeds = not request.options.HasField("seed")
+            return await Batch(model, shared, wanted, self._reject, own_seeds, all_or_none).run(request.inputs)
 
     async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
         with self._models.use(request.model) as model:

@@ -4,10 +4,6 @@ mBART is the pre-norm shape with a final norm, Marian the post-norm one. What mB
 embeddings, becomes the identity; position tables are overwritten with ours; source and target keep tables of their own.
 """
 
-import os
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is fetched; without it some calls try to
-
 from typing import Any
 
 import torch

@@ -1,0 +1,38 @@
+"""Fixtures for comparing the shipped model, as it is served, with what others make of its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dragoman import Client
+from dragoman.local import LocalServer
+
+if TYPE_CHECKING:  # they bring PyTorch and transformers, which most tests here do without
+    import ctranslate2
+
+    from tests.parity import Shipped
+
+
+@pytest.fixture(scope="session")
+def shipped() -> Shipped:
+    from tests.parity import Shipped
+
+    return Shipped()
+
+
+@pytest.fixture(scope="session")
+def translator(shipped: Shipped, tmp_path_factory: pytest.TempPathFactory) -> ctranslate2.Translator:
+    """The shipped model in CTranslate2."""
+    return shipped.translator(tmp_path_factory.mktemp("ctranslate2"))
+
+
+@pytest.fixture(scope="session")
+def shipped_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """Of a server of the shipped model."""
+    log = tmp_path_factory.mktemp("server") / "server.log"
+    with LocalServer(log=log) as server, Client(server.address) as client:
+        yield client
+        assert server.stop() == 0, server.last_words()

@@ -1,0 +1,131 @@
+"""The same weights give the same beams here, in Hugging Face transformers and in CTranslate2, on 300 English words.
+
+Two rules of when to stop. The exact one is ours by default, and early_stopping="never" there. With the other the search
+ends when as many hypotheses are finished as it is wide: early_stopping=True here and in transformers, and what
+CTranslate2 does unless all penalties are 0, where a negligible coverage penalty keeps it to that rule. Of width 1 the
+others make greedy search, which is early_stopping here.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import ctranslate2
+import pytest
+
+from dragoman import Client
+from server.search.options import BeamOptions, SearchOptions
+from tests.parity import (
+    FEWER_WORDS,
+    MAX_NEW_TOKENS,
+    NEGLIGIBLE,
+    WORDS,
+    Answers,
+    Shipped,
+    differing,
+    from_ctranslate2,
+    from_hugging_face,
+    from_server,
+)
+
+WIDTHS = (1, 2, 4, 5)
+PENALTIES = (0.0, 0.6, 1.0, 2.0)
+EARLY, EXACT = True, False
+AT_ONCE = 4  # batches in flight
+
+Setting = tuple[int, float, bool]
+"""Width, length penalty, whether to stop early."""
+
+widths = pytest.mark.parametrize("width", WIDTHS)
+penalties = pytest.mark.parametrize("penalty", PENALTIES)
+
+
+@pytest.fixture(scope="module")
+def ours(shipped_client: Client) -> dict[Setting, Answers]:
+    """Our answers: all words, every setting. Beams of several widths and rules share the server's steps."""
+
+    def ask(setting: Setting) -> Answers:
+        width, penalty, early = setting
+        return from_server(
+            shipped_client,
+            WORDS,
+            beam_size=width,
+            num_hypotheses=width,
+            length_penalty=penalty,
+            early_stopping=early,
+        )
+
+    exact = [(width, penalty, EXACT) for penalty in PENALTIES for width in WIDTHS if width > 1]
+    early = [(width, penalty, EARLY) for penalty in PENALTIES for width in WIDTHS]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return dict(zip(exact + early, pool.map(ask, exact + early), strict=True))
+
+
+def assert_same(shipped: Shipped, setting: Setting, words: list[str], ours: Answers, theirs: Answers) -> None:
+    """But for words where a decision is so close that rounding may turn it."""
+    width, penalty, early = setting
+    beam = BeamOptions(width, length_penalty=penalty, early_stopping=early)
+    options = SearchOptions(MAX_NEW_TOKENS, num_hypotheses=width, beam=beam)
+    for i in differing(ours, theirs):
+        assert shipped.undecided(words[i], options), f"{words[i]}\n  ours   {ours[i]}\n  theirs {theirs[i]}"
+
+
+@widths
+@penalties
+def test_hugging_face_finds_the_same(
+    shipped: Shipped, ours: dict[Setting, Answers], width: int, penalty: float
+) -> None:
+    stopping = {"early_stopping": "never"} if width > 1 else {}
+    theirs = from_hugging_face(
+        shipped, WORDS, num_beams=width, num_return_sequences=width, length_penalty=penalty, **stopping
+    )
+    setting = (width, penalty, EXACT if width > 1 else EARLY)
+    assert_same(shipped, setting, WORDS, ours[setting], theirs)
+
+
+@pytest.mark.parametrize("width", WIDTHS[1:])
+@penalties
+def test_hugging_face_finds_the_same_where_it_stops_early(
+    shipped: Shipped, ours: dict[Setting, Answers], width: int, penalty: float
+) -> None:
+    theirs = from_hugging_face(
+        shipped,
+        FEWER_WORDS,
+        num_beams=width,
+        num_return_sequences=width,
+        length_penalty=penalty,
+        early_stopping=True,
+    )
+    setting = (width, penalty, EARLY)
+    expected = [ours[setting][WORDS.index(word)] for word in FEWER_WORDS]
+    assert_same(shipped, setting, FEWER_WORDS, expected, theirs)
+
+
+@widths
+@penalties
+def test_ctranslate2_finds_the_same(
+    shipped: Shipped,
+    translator: ctranslate2.Translator,
+    ours: dict[Setting, Answers],
+    width: int,
+    penalty: float,
+) -> None:
+    coverage = {"coverage_penalty": NEGLIGIBLE} if width > 1 and penalty == 0 else {}
+    theirs = from_ctranslate2(
+        shipped, translator, WORDS, beam_size=width, num_hypotheses=width, length_penalty=penalty, **coverage
+    )
+    setting = (width, penalty, EARLY)
+    assert_same(shipped, setting, WORDS, ours[setting], theirs)
+
+
+def test_the_settings_matter(ours: dict[Setting, Answers]) -> None:
+    """Else agreement would prove little."""
+    assert len(WORDS) == 300
+    for width in WIDTHS[1:]:
+        for penalty in PENALTIES[1:]:
+            assert len(differing(ours[width, 0.0, EXACT], ours[width, penalty, EXACT])) > len(WORDS) / 2  # scores, too
+            assert len(differing(ours[width, penalty, EARLY], ours[width, penalty, EXACT])) > len(WORDS) / 10
+    for penalty in PENALTIES:
+        best = {width: [answers[0].ids for answers in ours[width, penalty, EARLY]] for width in WIDTHS}
+        assert best[1] != best[2] != best[5]
+    lengths = [len(answer.ids) for answers in ours[5, 2.0, EXACT] for answer in answers]
+    assert min(lengths) < MAX_NEW_TOKENS / 2
+    assert max(lengths) == MAX_NEW_TOKENS

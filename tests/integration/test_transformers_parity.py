@@ -1,0 +1,253 @@
+"""Hugging Face transformers with our weights: where it decodes as we do, and where it means something else.
+
+Beams of every width and penalty: test_beam_parity.py. What the differences are is told in protos/decoding.md.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+
+from dragoman import Client
+from server.search.options import SamplingOptions
+from server.search.sampling import Sampler
+from tests import transformers_model
+from tests.integration.test_ctranslate2_parity import CHOICES, SHAPE, name, random_model, random_sources, vocabularies
+from tests.parity import (
+    FEWER_WORDS,
+    TOLERANCE,
+    Shipped,
+    differing,
+    from_hugging_face,
+    from_server,
+    one_thread,
+)
+from training.data.batches import pad
+from training.model import ModelConfig
+
+SAME_LOGITS = 1e-5
+BEAM: dict[str, Any] = {"beam_size": 4, "num_hypotheses": 4}
+THEIR_BEAM: dict[str, Any] = {"num_beams": 4, "num_return_sequences": 4, "early_stopping": "never"}
+PREFIX = [6, 26]  # AH N, which few of the words begin with
+
+
+def compare(shipped: Shipped, client: Client, ours: dict[str, Any], theirs: dict[str, Any]) -> list[int]:
+    """Words that come out differently from beams of width 4."""
+    return differing(
+        from_server(client, FEWER_WORDS, **BEAM | ours),
+        from_hugging_face(shipped, FEWER_WORDS, **THEIR_BEAM | theirs),
+    )
+
+
+@torch.no_grad()
+def largest_difference(ours: Any, theirs: Any, source: Tensor, target: Tensor) -> float:
+    with one_thread():
+        other = theirs(input_ids=source, attention_mask=(source != 0).long(), decoder_input_ids=target).logits
+        return float((ours(source, target) - other).abs().max())
+
+
+def test_the_shipped_model_has_the_same_logits_there(shipped: Shipped) -> None:
+    source = pad(shipped.source(FEWER_WORDS), shipped.tokens.pad)
+    target = torch.randint(4, 43, (len(source), 20), generator=torch.Generator().manual_seed(1))
+    target[:, 0] = shipped.tokens.begin
+    assert largest_difference(shipped.model, shipped.hugging_face, source, target) < SAME_LOGITS
+
+
+POST_LEARNED = {"norm": "post", "activation": "gelu", "share_embeddings": "none", "positions": "learned"}
+
+
+@pytest.mark.parametrize("choice", [*CHOICES[:2], POST_LEARNED], ids=name)
+def test_other_shapes_have_the_same_logits_there(shipped: Shipped, choice: dict[str, str]) -> None:
+    model = random_model(ModelConfig.model_validate(SHAPE | choice))
+    source = pad(random_sources(vocabularies(model.config)[0]), 0)
+    target = torch.randint(4, 40, (len(source), 12), generator=torch.Generator().manual_seed(1))
+    target[:, 0] = shipped.tokens.begin
+    assert largest_difference(model, transformers_model.convert(model, shipped.tokens), source, target) < SAME_LOGITS
+
+
+def test_swiglu_has_no_shape_there(shipped: Shipped) -> None:
+    with pytest.raises(ValueError, match="SwiGLU"):
+        transformers_model.convert(random_model(ModelConfig.model_validate(SHAPE | CHOICES[2])), shipped.tokens)
+
+
+def test_a_maximum_is_the_same_although_it_counts_the_end_token_there(shipped: Shipped, shipped_client: Client) -> None:
+    """An answer that is cut at N tokens has no end token, so that N means the same."""
+    limit = {"max_new_tokens": 5}
+    assert compare(shipped, shipped_client, limit, limit) == []
+    lengths = {
+        len(answer.ids) for answers in from_server(shipped_client, FEWER_WORDS, **BEAM, **limit) for answer in answers
+    }
+    assert {4, 5} <= lengths <= set(range(6))
+
+
+def test_fewer_answers_are_the_first_of_more(shipped: Shipped, shipped_client: Client) -> None:
+    """Although transformers waits for `num_beams` finished ones, and our search only for those wanted."""
+    assert compare(shipped, shipped_client, {"num_hypotheses": 1}, {"num_return_sequences": 1}) == []
+
+
+def test_a_negative_length_penalty(shipped: Shipped, shipped_client: Client) -> None:
+    assert compare(shipped, shipped_client, {"length_penalty": -1.0}, {"length_penalty": -1.0}) == []
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0])
+def test_a_forced_prefix(shipped: Shipped, shipped_client: Client, penalty: float) -> None:
+    """Neither its scores nor its length count."""
+    ours = {"prefix": PREFIX, "length_penalty": penalty}
+    assert compare(shipped, shipped_client, ours, {"prefix": PREFIX, "length_penalty": penalty}) == []
+
+
+# Suppressed: AH, N T, IH T, R AH L.
+EDITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "suppressed": (
+        {"suppressed_tokens": [6], "suppressed_sequences": [[26, 34], [20, 34], [31, 6, 24]]},
+        {"bad_words_ids": [[6], [26, 34], [20, 34], [31, 6, 24]]},
+    ),
+    "n-grams": ({"no_repeat_ngram_size": 2}, {"no_repeat_ngram_size": 2}),
+    "minimum": ({"min_new_tokens": 7}, {"min_new_tokens": 7}),
+    "minimum behind a prefix": (
+        {"min_new_tokens": 5, "prefix": PREFIX},
+        {"min_new_tokens": 5, "prefix": PREFIX},
+    ),
+}
+
+
+@pytest.mark.parametrize(("ours", "theirs"), EDITS.values(), ids=EDITS)
+def test_what_forbids_tokens_is_renormalised_there_only_on_request(
+    shipped: Shipped, shipped_client: Client, ours: dict[str, Any], theirs: dict[str, Any]
+) -> None:
+    assert compare(shipped, shipped_client, ours, theirs | {"renormalize_logits": True}) == []
+    assert compare(shipped, shipped_client, ours, theirs) != []
+
+
+def test_repetition_penalties_are_the_same_in_greedy_search_only(shipped: Shipped, shipped_client: Client) -> None:
+    """There the begin token is penalised as well, which moves log-probabilities a little; and beams multiply
+    log-probabilities, where greedy search divides or multiplies logits, as all searches do here.
+    """
+    penalty = {"repetition_penalty": 1.5}
+    ours = from_server(shipped_client, FEWER_WORDS, **penalty)
+    theirs = from_hugging_face(shipped, FEWER_WORDS, **penalty, length_penalty=0.0)
+    assert [[answer.ids for answer in answers] for answers in ours] == [
+        [answer.ids for answer in answers] for answers in theirs
+    ]
+    moved = [abs(one[0].score - other[0].score) for one, other in zip(ours, theirs, strict=True)]
+    assert TOLERANCE < max(moved) < 0.02
+    for renormalize in (False, True):
+        theirs_options = {**penalty, "renormalize_logits": renormalize}
+        assert len(compare(shipped, shipped_client, penalty, theirs_options)) > len(FEWER_WORDS) / 2
+
+
+def test_its_own_rule_of_stopping_stops_too_early(shipped: Shipped, shipped_client: Client) -> None:
+    """early_stopping=False, the default, takes the length so far for the final one, which is exact without penalty."""
+    for penalty, exact in ((0.0, True), (2.0, False)):
+        length_penalty = {"length_penalty": penalty}
+        ours = from_server(shipped_client, FEWER_WORDS, **BEAM, **length_penalty)
+        theirs = from_hugging_face(shipped, FEWER_WORDS, **THEIR_BEAM | {"early_stopping": False}, **length_penalty)
+        assert (differing(ours, theirs) == []) is exact
+        for one, other in zip(ours, theirs, strict=True):
+            for better, worse in zip(one, other, strict=True):
+                assert better.score > worse.score - TOLERANCE
+
+
+def test_width_1_is_greedy_search_there_and_here_where_it_stops_early(shipped_client: Client) -> None:
+    """The exact rule goes on with the second best token where more tokens may be worth it: a higher score."""
+    beam = {"beam_size": 1, "length_penalty": 2.0, "max_new_tokens": 24}
+    ((greedy,),) = from_server(shipped_client, ["of"], **beam, early_stopping=True)
+    ((exact,),) = from_server(shipped_client, ["of"], **beam)
+    assert greedy.ids == [6, 17]
+    assert len(exact.ids) > len(greedy.ids)
+    assert exact.score > greedy.score
+
+
+def test_targets_have_the_same_log_probabilities_and_attention(shipped: Shipped, shipped_client: Client) -> None:
+    end = shipped.tokens.end
+    for word in FEWER_WORDS[:20]:
+        targets = [answer.ids for answer in from_server(shipped_client, [word], **BEAM)[0]]
+        scored = shipped_client.score(word, targets, attention=True).scores
+        for ids, ours in zip(targets, scored, strict=True):
+            log_probabilities, attention = teacher_forced(shipped, word, ids)
+            expected = log_probabilities.gather(1, torch.tensor([*ids, end])[:, None])[:, 0]  # [target]
+            told = [token.log_probability for token in ours.tokens]
+            torch.testing.assert_close(torch.tensor(told), expected, atol=TOLERANCE, rtol=0)
+            assert ours.log_probability == pytest.approx(expected.sum().item(), abs=TOLERANCE)
+            assert ours.attention is not None
+            torch.testing.assert_close(torch.tensor(ours.attention.tolist()), attention, atol=TOLERANCE, rtol=0)
+
+
+@torch.no_grad()
+def teacher_forced(shipped: Shipped, word: str, ids: list[int]) -> tuple[Tensor, Tensor]:
+    """Log-probabilities [target, vocabulary], and cross-attention [layers, heads, target, source]."""
+    model = shipped.hugging_face
+    model.set_attn_implementation("eager")  # the only one that tells its attention
+    try:
+        with one_thread():
+            made = model(
+                input_ids=torch.tensor(shipped.source([word])),
+                decoder_input_ids=torch.tensor([[shipped.tokens.begin, *ids]]),
+                output_attentions=True,
+            )
+    finally:
+        model.set_attn_implementation("sdpa")
+    return made.logits[0].log_softmax(-1), torch.stack(made.cross_attentions)[:, 0]
+
+
+RULES = [
+    {"top_k": 3},
+    {"top_p": 0.7},
+    {"top_p": 0.9999},
+    {"min_p": 0.1},
+    {"typical_p": 0.5},
+    {"typical_p": 0.95},
+    {"top_k": 5, "top_p": 0.9, "min_p": 0.05, "typical_p": 0.8},
+]
+
+
+def warpers(temperature: float, rule: dict[str, Any]) -> LogitsProcessorList:
+    """What `generate` makes of the options, in its order."""
+    kinds = {"top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper, "min_p": MinPLogitsWarper}
+    kinds["typical_p"] = TypicalLogitsWarper
+    return LogitsProcessorList(
+        [TemperatureLogitsWarper(temperature), *(kind(rule[key]) for key, kind in kinds.items() if key in rule)]
+    )
+
+
+@torch.no_grad()
+def first_steps(shipped: Shipped) -> Tensor:
+    """Logits of real words' first tokens, [words, vocabulary]."""
+    source = pad(shipped.source(FEWER_WORDS), shipped.tokens.pad)
+    with one_thread():
+        logits: Tensor = shipped.model(source, torch.full((len(source), 1), shipped.tokens.begin))
+    return logits[:, 0]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: "-".join(rule))
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
+def test_truncation_leaves_the_same_distribution(shipped: Shipped, temperature: float, rule: dict[str, Any]) -> None:
+    """The token drawn by a number in the middle of each token's share, from no more candidates than it takes."""
+    wide = torch.randn(20, 500, generator=torch.Generator().manual_seed(2)) * 3
+    for logits in [*first_steps(shipped).double(), *wide.double()]:
+        log_probabilities, order = (logits / temperature).log_softmax(-1).sort(descending=True, stable=True)
+        left = warpers(temperature, rule)(torch.zeros(1, 1, dtype=torch.long), logits[None])[0].softmax(-1)[order]
+        sampler = Sampler(SamplingOptions(seed=0, temperature=temperature, **rule), len(logits))
+        below = 0.0
+        for place, share in enumerate(left.tolist()):
+            if share > 1e-9:
+                assert place_of(sampler, log_probabilities.tolist(), below + share / 2) == place
+            below += share
+
+
+def place_of(sampler: Sampler, log_probabilities: list[float], number: float) -> int:
+    """Of the token drawn; as the engine does it, with more candidates where the first do not suffice."""
+    candidates = sampler.candidates
+    while (drawn := sampler.draw(log_probabilities[:candidates], number)) is None:
+        assert candidates < len(log_probabilities)
+        candidates *= 8
+    return drawn.place

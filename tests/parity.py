@@ -1,0 +1,180 @@
+"""The shipped model in three hands: served by us, in Hugging Face transformers and in CTranslate2.
+
+All weights come out of the bundle. What is asked of the server goes over its API, from a client, as a batch.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import ctranslate2
+import torch
+from tokenizers import Tokenizer
+
+from dragoman import Client, Result
+from server.bundle.load import Bundle, load_bundle
+from server.search.options import SearchOptions
+from tests import transformers_model
+from tests.benchmark import ctranslate2_model
+from tests.benchmark.bundle_weights import load_model
+from tests.reference.decoding import decode
+from tests.reference.model import ReferenceModel
+from training.data.batches import pad
+from training.model import Transformer
+
+ROOT = Path(__file__).resolve().parents[1]
+SHIPPED = ROOT / "server" / "bundles" / "g2p-en"
+# English words of all kinds, for a model that says how words are spoken: those of a text that will not change.
+WORDS = list(dict.fromkeys(re.findall("[a-z]+", (ROOT / "LICENSE").read_text().lower())))[:300]
+FEWER_WORDS = WORDS[::5]
+MAX_NEW_TOKENS = 16  # few answers are as long, but for a high length penalty, which makes up words
+
+TOLERANCE = 1e-4  # of scores
+UNDECIDED = 1e-4  # two log-probabilities or scores this close may change places with the rounding
+
+NEGLIGIBLE = 1e-30  # a coverage penalty that only tells CTranslate2 that there is one
+
+
+class Answer(NamedTuple):
+    """One hypothesis: ids without begin and end token, those of a prefix included."""
+
+    ids: list[int]
+    score: float
+
+
+Answers = list[list[Answer]]
+"""By input, best first."""
+
+
+class Shipped:
+    """The model's parts, and itself in PyTorch and transformers."""
+
+    def __init__(self) -> None:
+        self.bundle: Bundle = load_bundle(SHIPPED)
+        self.tokens = self.bundle.manifest.tokens
+        self.source_tokenizer: Tokenizer = self.bundle.source_tokenizer
+        self.target_tokenizer: Tokenizer = self.bundle.target_tokenizer
+        self.model: Transformer = load_model(self.bundle)
+
+    @cached_property
+    def hugging_face(self) -> Any:
+        return transformers_model.convert(self.model, self.tokens)
+
+    def translator(self, folder: Path) -> ctranslate2.Translator:
+        """In CTranslate2, converted into `folder`."""
+        ctranslate2_model.convert(self.model, self.source_tokenizer, self.target_tokenizer, folder)
+        return ctranslate2.Translator(
+            str(folder), device="cpu", compute_type="float32", inter_threads=1, intra_threads=1
+        )
+
+    def source(self, words: Sequence[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in self.source_tokenizer.encode_batch(list(words))]
+
+    def names(self, ids: Sequence[int]) -> list[str]:
+        """Tokens of the target by name."""
+        return [self.target_tokenizer.id_to_token(token) or "" for token in ids]
+
+    def ids(self, names: Sequence[str]) -> list[int]:
+        found = [self.target_tokenizer.token_to_id(name) for name in names]
+        assert None not in found
+        return cast(list[int], found)
+
+    def undecided(self, word: str, options: SearchOptions) -> bool:
+        """Whether some decision on the way to the answer is so close that rounding may turn it."""
+        forward = ReferenceModel(self.model, self.tokens.begin).forward(self.source([word])[0])
+        return decode(forward, options, self.tokens.end, self.target_tokenizer.decode).margin < UNDECIDED
+
+
+def from_server(client: Client, words: Sequence[str], **options: Any) -> Answers:
+    """Our answers."""
+    options = {"max_new_tokens": MAX_NEW_TOKENS, **options}
+    answers: Answers = []
+    for result in client.generate_batch(words, log_probabilities=True, timeout=120, **options):
+        assert isinstance(result, Result), result
+        hypotheses = []
+        for hypothesis in result.hypotheses:
+            assert hypothesis.score is not None
+            hypotheses.append(Answer([token.id for token in hypothesis.tokens], hypothesis.score))
+        answers.append(hypotheses)
+    return answers
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """The model is too small for more, which would only wait for each other where others work beside them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@one_thread()
+@torch.no_grad()
+def from_hugging_face(shipped: Shipped, words: Sequence[str], **options: Any) -> Answers:
+    """What `generate` answers.
+
+    Args:
+        options: of its GenerationConfig, and `prefix`, ids that stand behind the begin token of every target. Its
+            greedy search, which is num_beams=1, has no length penalty; here one makes its log-probabilities a score.
+    """
+    options = {"num_beams": 1, "max_new_tokens": MAX_NEW_TOKENS, "prefix": [], **options}
+    prefix: list[int] = options.pop("prefix")
+    length_penalty = options.pop("length_penalty") if options["num_beams"] == 1 else None
+    source = pad(shipped.source(words), shipped.tokens.pad)
+    made = shipped.hugging_face.generate(
+        input_ids=source,
+        attention_mask=(source != shipped.tokens.pad).long(),
+        decoder_input_ids=torch.tensor([[shipped.tokens.begin, *prefix]] * len(words)),
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_scores=True,
+        **options,
+    )
+    hypotheses = []
+    for i, row in enumerate(made.sequences[:, 1:].tolist()):
+        ended = shipped.tokens.end in row  # what is behind the end token fills the row
+        ids = row[: row.index(shipped.tokens.end)] if ended else row
+        if length_penalty is None:
+            score = made.sequences_scores[i].item()
+        else:
+            length = len(ids) - len(prefix) + ended
+            chosen = made.sequences[i, len(prefix) + 1 :][:length, None]
+            steps = torch.stack([step[i] for step in made.scores[:length]])  # [length, vocabulary]
+            score = steps.log_softmax(-1).gather(1, chosen).sum().item() / length**length_penalty
+        hypotheses.append(Answer(ids, score))
+    each = options.get("num_return_sequences", 1)
+    return [hypotheses[i : i + each] for i in range(0, len(hypotheses), each)]
+
+
+def from_ctranslate2(
+    shipped: Shipped, translator: ctranslate2.Translator, words: Sequence[str], **options: Any
+) -> Answers:
+    """What `translate_batch` answers."""
+    options = {"max_decoding_length": MAX_NEW_TOKENS, "min_decoding_length": 0, "max_batch_size": 64, **options}
+    results = translator.translate_batch(
+        [encoding.tokens for encoding in shipped.source_tokenizer.encode_batch(list(words))],
+        max_input_length=0,
+        return_scores=True,
+        **options,
+    )
+    return [
+        [Answer(shipped.ids(names), score) for names, score in zip(result.hypotheses, result.scores, strict=True)]
+        for result in results
+    ]
+
+
+def differing(ours: Answers, theirs: Answers) -> list[int]:
+    """Inputs for which ids are not the same, or scores not nearly."""
+    return [i for i, pair in enumerate(zip(ours, theirs, strict=True)) if not _same(*pair)]
+
+
+def _same(ours: list[Answer], theirs: list[Answer]) -> bool:
+    return len(ours) == len(theirs) and all(
+        one.ids == other.ids and abs(one.score - other.score) <= TOLERANCE
+        for one, other in zip(ours, theirs, strict=True)
+    )

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -50,7 +50,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
 
     async def GenerateStream(
         self, request: pb.GenerateRequest, context: Context
-    ) -> AsyncIterator[pb.GenerateStreamResponse]:
+    ) -> AsyncGenerator[pb.GenerateStreamResponse, None]:
         with self._models.use(request.model) as model:
             generation_request, wanted = await _prepare(model, request, context, streaming=True)
             async with aclosing(stream_answer(model, generation_request, wanted)) as messages:

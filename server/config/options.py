@@ -5,9 +5,9 @@ beside this package is the manual, and explains every field at length. None stan
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from server.bundle.load import shipped_bundle
 from server.logs import LogFormat
@@ -28,6 +28,15 @@ class ModelOptions(_Options, title="Model"):
 
     bundle: Annotated[Path, BeforeValidator(_or_shipped)] = Field(
         default_factory=shipped_bundle, description="Directory of the bundle to serve; by default the one that ships."
+    )
+    model_repository: Path | None = Field(
+        default=None, description="Directory of several models, NAME/VERSION/ with a bundle each; instead of --bundle."
+    )
+    repository_poll_seconds: float = Field(
+        default=5.0, ge=0, description="How often to look there for new versions; 0 for only when told to."
+    )
+    retire_seconds: float = Field(
+        default=300.0, ge=0, description="Time that calls of a replaced version have to finish."
     )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto takes a GPU where one works.")
     engines: int | None = Field(
@@ -87,6 +96,30 @@ class ConnectionOptions(_Options, title="Connections"):
     )
 
 
+class AccessOptions(_Options, title="Access"):
+    """Who may come in."""
+
+    tls_cert: Path | None = Field(
+        default=None, description="PEM file of the certificate, its chain behind it; gRPC then speaks TLS alone."
+    )
+    tls_key: Path | None = Field(default=None, description="PEM file of the certificate's private key.")
+    tls_client_ca: Path | None = Field(
+        default=None, description="PEM file of who signs clients' certificates; without one no client is let in."
+    )
+    api_keys: Path | None = Field(
+        default=None, description="File of API keys, made by python -m server.keys; by default none is needed."
+    )
+    reflection: bool = Field(default=True, description="Tell clients what services there are, as grpcurl asks.")
+
+    @model_validator(mode="after")
+    def _belong_together(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("--tls-cert and --tls-key need each other")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("--tls-client-ca needs --tls-cert and --tls-key")
+        return self
+
+
 class LifeOptions(_Options, title="Stopping"):
     """How it ends."""
 
@@ -103,7 +136,14 @@ class LogOptions(_Options, title="Logs"):
 
 
 class ServerConfig(
-    ModelOptions, NetworkOptions, RequestOptions, ConnectionOptions, LifeOptions, LogOptions, title="Server"
+    ModelOptions,
+    NetworkOptions,
+    RequestOptions,
+    ConnectionOptions,
+    AccessOptions,
+    LifeOptions,
+    LogOptions,
+    title="Server",
 ):
     """What `dragoman-serve` can be told."""
 

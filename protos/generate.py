@@ -11,6 +11,9 @@ from grpc_tools import protoc
 
 PROTOS = Path(__file__).parent
 GENERATED = ("*_pb2.py", "*_pb2.pyi", "*_pb2_grpc.py")
+# Packages whose descriptors don't go into protobuf's default pool, with the module that stands for it.
+POOLS = {"dragoman/inference": "from dragoman.inference import pool as _descriptor_pool"}
+DEFAULT_POOL = "from google.protobuf import descriptor_pool as _descriptor_pool"
 
 
 def generate(output: Path) -> None:
@@ -29,6 +32,12 @@ def generate(output: Path) -> None:
     outputs = [f"--{kind}_out={output}" for kind in ("python", "pyi", "grpc_python")]
     if protoc.main(["protoc", *includes, *outputs, *sources]) != 0:
         raise RuntimeError("protoc failed")
+    for package, pool in POOLS.items():
+        for stub in (output / package).glob("*_pb2.py"):
+            text = stub.read_text()
+            if DEFAULT_POOL not in text:
+                raise RuntimeError(f"{stub} names its descriptor pool otherwise than expected")
+            stub.write_text(text.replace(DEFAULT_POOL, pool))
 
 
 def stubs(folder: Path) -> set[Path]:

@@ -159,9 +159,9 @@ class CallMetrics:
         self.requests[method, code] = self.requests.get((method, code), 0) + 1
         self.seconds[method].observe(seconds)
 
-    def running(self, service: str) -> int:
-        """Calls of a service that run now."""
-        return sum(count for method, count in self.in_flight.items() if method.startswith(f"{service}/"))
+    def running(self, *services: str) -> int:
+        """Calls of some services that run now."""
+        return sum(count for method, count in self.in_flight.items() if method.partition("/")[0] in services)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ change a status while one of them does not read. Health must work then of all ti
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 
 import grpc
@@ -13,12 +13,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from server.api.errors import ApiError
 
+MODEL = "model:"  # what a model's name stands behind where its health is asked for
 Response = health_pb2.HealthCheckResponse
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the stubs carry no types
-    """All of the server's services are healthy together, or none is.
+    """All of the server's services are healthy together, or none is; each model is asked for as "model:NAME".
 
     Args:
         services: names that may be asked for, beside "" for the whole server.
@@ -26,14 +27,28 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the stubs
 
     def __init__(self, services: Iterable[str]) -> None:
         self._services = {"", *services}
-        self._status = Response.NOT_SERVING
+        self._serving = False
+        self._models: Mapping[str, bool] | None = None
         self._ended = False
         self._changed = asyncio.Event()  # one for each status; set when the next one comes
 
+    @property
+    def serving(self) -> bool:
+        return bool(self._status("") == Response.SERVING)
+
     def set_serving(self, serving: bool) -> None:
         """Tells everyone who watches."""
-        self._status = Response.SERVING if serving else Response.NOT_SERVING
+        self._serving = serving
         self._announce()
+
+    def set_models(self, models: Mapping[str, bool]) -> None:
+        """Tells everyone who watches which models there are, and whether they take requests.
+
+        A server none of whose models does is not serving.
+        """
+        if models != self._models:
+            self._models = dict(models)
+            self._announce()
 
     def end(self) -> None:
         """Ends all watches, since the server stops."""
@@ -44,16 +59,27 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the stubs
         self._changed.set()
         self._changed = asyncio.Event()
 
+    def _status(self, service: str) -> Any:
+        """Of a service or a model; SERVICE_UNKNOWN where there is none of that name."""
+        models = self._models or {}
+        if service in self._services:
+            serving = self._models is None or any(models.values())
+        elif service.startswith(MODEL) and service.removeprefix(MODEL) in models:
+            serving = models[service.removeprefix(MODEL)]
+        else:
+            return Response.SERVICE_UNKNOWN
+        return Response.SERVING if serving and self._serving else Response.NOT_SERVING
+
     async def Check(self, request: Any, context: Context) -> Any:
-        if request.service not in self._services:
+        status = self._status(request.service)
+        if status == Response.SERVICE_UNKNOWN:
             raise ApiError(grpc.StatusCode.NOT_FOUND, "this server has no such service")
-        return Response(status=self._status)
+        return Response(status=status)
 
     async def Watch(self, request: Any, context: Context) -> AsyncIterator[Any]:
-        known = request.service in self._services
         sent = None
         while not self._ended:
-            status, changed = self._status if known else Response.SERVICE_UNKNOWN, self._changed
+            status, changed = self._status(request.service), self._changed
             if status != sent:
                 yield Response(status=status)
                 sent = status

@@ -1,0 +1,113 @@
+"""What this protocol asks about server and models."""
+
+from importlib.metadata import version
+
+from dragoman.inference import open_inference_pb2 as oip
+from dragoman.v1 import generation_pb2 as pb
+from server.api.inference.outputs import ALWAYS, OUTPUTS
+from server.api.inference.tensors import INPUT
+from server.metrics import Histogram, ModelMetrics
+
+PLATFORM = "dragoman"
+EXTENSIONS = ["model_repository", "model_configuration", "statistics"]
+DATA_TYPES = {"BYTES": oip.TYPE_STRING, "FP32": oip.TYPE_FP32, "UINT64": oip.TYPE_UINT64}
+STATES = {
+    pb.MODEL_STATE_READY: "READY",
+    pb.MODEL_STATE_LOADING: "LOADING",
+    pb.MODEL_STATE_FAILED: "UNAVAILABLE",
+    pb.MODEL_STATE_RETIRING: "UNLOADING",
+}
+
+
+def server_metadata() -> oip.ServerMetadataResponse:
+    return oip.ServerMetadataResponse(name=PLATFORM, version=version("dragoman"), extensions=EXTENSIONS)
+
+
+def model_metadata(model: pb.Model, versions: list[str]) -> oip.ModelMetadataResponse:
+    """Args:
+    versions: of the model that are served.
+    """
+    tensor = oip.ModelMetadataResponse.TensorMetadata
+    return oip.ModelMetadataResponse(
+        name=model.name,
+        versions=versions,
+        platform=PLATFORM,
+        inputs=[tensor(name=INPUT, datatype="BYTES", shape=[-1, 1])],
+        outputs=[tensor(name=name, datatype=OUTPUTS[name].datatype, shape=[-1, -1]) for name in ALWAYS],
+    )
+
+
+def model_config(model: pb.Model) -> oip.ModelConfig:
+    """The limits of the model among its parameters.
+
+    NOTE: not called decoupled, although a stream has many responses to a request: clients would no longer call
+    ModelInfer, which those models of Triton do not answer.
+    """
+    told = {"max_source_tokens": model.max_source_tokens, "max_target_tokens": model.max_target_tokens}
+    told |= {f"max_{field.name}": limit for field, limit in model.limits.ListFields()}
+    return oip.ModelConfig(
+        name=model.name,
+        platform=PLATFORM,
+        backend=PLATFORM,
+        max_batch_size=model.limits.batch_items,
+        input=[oip.ModelInput(name=INPUT, data_type=oip.TYPE_STRING, dims=[1])],
+        output=[oip.ModelOutput(name=name, data_type=DATA_TYPES[OUTPUTS[name].datatype], dims=[-1]) for name in ALWAYS],
+        parameters={name: oip.ModelParameter(string_value=str(value)) for name, value in told.items()},
+        model_transaction_policy=oip.ModelTransactionPolicy(decoupled=False),
+    )
+
+
+def model_statistics(model: pb.Model, metrics: ModelMetrics) -> oip.ModelStatistics:
+    """What the model's engines have counted, whichever protocol the requests came by.
+
+    A request is an input here, so that those of a batch count one by one. Preparing inputs and outputs happens beside
+    other requests' steps and is not timed apart: it is part of compute_infer.
+    """
+    with metrics.lock:
+        answered, waited = _duration(metrics.generation_seconds), _duration(metrics.queue_seconds)
+        computed = max(0, answered.ns - waited.ns)
+        failed = sum(metrics.drops.values())
+        encoder_runs = sum(metrics.encode_seconds.counts)
+        cache_bytes = sum(metrics.cache_bytes.values())
+    device, _, index = model.device.partition(":")
+    return oip.ModelStatistics(
+        name=model.name,
+        version=model.version,
+        inference_count=answered.count,
+        execution_count=encoder_runs,
+        inference_stats=oip.InferStatistics(
+            success=answered,
+            fail=oip.StatisticDuration(count=failed),
+            queue=waited,
+            compute_input=oip.StatisticDuration(count=answered.count),
+            compute_infer=oip.StatisticDuration(count=answered.count, ns=computed),
+            compute_output=oip.StatisticDuration(count=answered.count),
+        ),
+        memory_usage=[
+            oip.MemoryUsage(type="CPU" if device == "cpu" else "GPU", id=int(index or 0), byte_size=cache_bytes)
+        ],
+    )
+
+
+def repository_index(models: list[pb.Model], ready: bool) -> oip.RepositoryIndexResponse:
+    """Args:
+    models: all versions there are.
+    ready: whether only those that answer requests are wanted.
+    """
+    entry = oip.RepositoryIndexResponse.ModelIndex
+    return oip.RepositoryIndexResponse(
+        models=[
+            entry(
+                name=model.name,
+                version=model.version,
+                state=STATES.get(model.state, "UNKNOWN"),
+                reason=model.problem,
+            )
+            for model in models
+            if model.state == pb.MODEL_STATE_READY or not ready
+        ]
+    )
+
+
+def _duration(histogram: Histogram) -> oip.StatisticDuration:
+    return oip.StatisticDuration(count=sum(histogram.counts), ns=round(histogram.sum * 1e9))

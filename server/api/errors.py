@@ -22,6 +22,8 @@ class Rejection(StrEnum):
     UNKNOWN_MODEL = "unknown_model"
     QUEUE_FULL = "queue_full"
     UNAVAILABLE = "unavailable"
+    UNAUTHENTICATED = "unauthenticated"
+    KEY_LIMIT = "key_limit"
 
 
 class ApiError(Exception):
@@ -69,7 +71,7 @@ def malformed() -> ApiError:
 def unknown_model(name: str, known: list[str]) -> ApiError:
     """NOT_FOUND."""
     shown = name if len(name) <= 100 else name[:100] + "..."
-    message = f"model {shown!r} is not served here; there is {', '.join(known)}"
+    message = f"model {shown!r} is not served here; there is {', '.join(known) or 'none'}"
     detail = error_details_pb2.ResourceInfo(resource_type="dragoman.v1.Model", resource_name=shown, description=message)
     return ApiError(grpc.StatusCode.NOT_FOUND, message, detail, Rejection.UNKNOWN_MODEL)
 
@@ -77,6 +79,22 @@ def unknown_model(name: str, known: list[str]) -> ApiError:
 def unavailable(message: str, rejection: Rejection | None = Rejection.UNAVAILABLE) -> ApiError:
     """UNAVAILABLE, with a delay after which to try again, here or at another server."""
     return ApiError(grpc.StatusCode.UNAVAILABLE, message, _retry_after(RETRY_SECONDS), rejection)
+
+
+def unauthenticated(problem: str) -> ApiError:
+    """UNAUTHENTICATED, with how to do better."""
+    message = f"{problem}; send one as metadata, authorization: Bearer KEY"
+    return ApiError(grpc.StatusCode.UNAUTHENTICATED, message, rejection=Rejection.UNAUTHENTICATED)
+
+
+def key_limit(problem: str, retry_after: float) -> ApiError:
+    """RESOURCE_EXHAUSTED for an API key that has had its share.
+
+    Args:
+        retry_after: seconds.
+    """
+    message = f"{problem}; retry in {retry_after:.2g} s"
+    return ApiError(grpc.StatusCode.RESOURCE_EXHAUSTED, message, _retry_after(retry_after), Rejection.KEY_LIMIT)
 
 
 def from_engine(error: QueueFullError | DeadlineExpiredError | EngineUnavailableError) -> ApiError:

@@ -11,6 +11,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from server.api.errors import ApiError, abort, from_engine, malformed
+from server.api.gate import Gate
 from server.engine.requests import DeadlineExpiredError, EngineUnavailableError, QueueFullError
 from server.metrics import ServerMetrics
 
@@ -29,10 +30,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     Calls of unknown methods are counted under the method "unknown". Messages above gRPC's size limit never come this
     far: gRPC itself answers them with RESOURCE_EXHAUSTED.
+
+    Args:
+        gate: who may call; by default everyone.
     """
 
-    def __init__(self, metrics: ServerMetrics) -> None:
+    def __init__(self, metrics: ServerMetrics, gate: Gate | None = None) -> None:
         self._metrics = metrics
+        self._gate = gate or Gate()
         self._wrapped: dict[str, Handler] = {}
 
     async def intercept_service(
@@ -71,7 +76,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 try:
                     if request is MALFORMED:
                         raise malformed()
-                    return await behaviour(request, context)
+                    with self._gate.call(method, request, context):
+                        return await behaviour(request, context)
                 except Exception as error:
                     await abort(context, call.failed(error))
 
@@ -84,9 +90,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     if request is MALFORMED:
                         raise malformed()
                     # Closed when the client leaves: its rows are given back at once, not by the garbage collector.
-                    async with aclosing(behaviour(request, context)) as messages:
-                        async for message in messages:
-                            yield message
+                    with self._gate.call(method, request, context):
+                        async with aclosing(behaviour(request, context)) as messages:
+                            async for message in messages:
+                                yield message
                 except Exception as error:
                     await abort(context, call.failed(error))
 

@@ -1,0 +1,1 @@
+"""Who may come in: certificates of the gRPC port and the keys of callers, read from files that may change."""

@@ -1,0 +1,43 @@
+"""What the configuration says of who may come in."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from server.config import ServerConfig
+from server.errors import StartError
+from server.security.files import FileError, WatchedFiles
+from server.security.keys import ApiKeys
+from server.security.tls import Tls
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Access:
+    """None for what is not asked for."""
+
+    tls: Tls | None = None
+    keys: ApiKeys | None = None
+
+    @property
+    def files(self) -> list[WatchedFiles[Any]]:
+        """What must be watched."""
+        return [each.files for each in (self.tls, self.keys) if each is not None]
+
+
+def read_access(config: ServerConfig) -> Access:
+    """Raises StartError where a file can't be used."""
+    try:
+        tls = None
+        if config.tls_cert is not None and config.tls_key is not None:
+            tls = Tls(config.tls_cert, config.tls_key, config.tls_client_ca)
+        keys = None if config.api_keys is None else ApiKeys(config.api_keys)
+    except FileError as error:
+        raise StartError(str(error)) from None
+    if keys is not None and not keys.files.value:
+        log.warning("the file of API keys has none, so nobody is let in", file=str(config.api_keys))
+    if keys is not None and tls is None:
+        log.warning("without TLS whoever can listen on the network can read the API keys")
+    return Access(tls, keys)

@@ -52,15 +52,7 @@ def load_bundle(path: Path) -> Bundle:
     Raises:
         BundleError: something is missing, changed, or does not fit together.
     """
-    try:
-        root = path.resolve(strict=True)
-    except OSError as error:
-        raise BundleError(f"bundle {path} can't be opened: {error.strerror or error}") from None
-    except RuntimeError:  # Python before 3.13
-        raise BundleError(f"bundle {path} can't be opened: its links go round in a circle") from None
-    if not root.is_dir():
-        raise BundleError(f"bundle {path} is not a directory")
-    manifest = _read_manifest(root)
+    root, manifest = load_manifest(path)
     for name, expected in manifest.files.items():
         _check_file(root, name, expected.sha256, expected.bytes)
     graphs, tokenizers = manifest.graphs, manifest.tokenizers
@@ -71,6 +63,23 @@ def load_bundle(path: Path) -> Bundle:
     same = tokenizers.target == tokenizers.source
     target = source if same else _load_tokenizer(root / tokenizers.target, manifest, manifest.shape.target_vocabulary)
     return Bundle(root, manifest, source, target)
+
+
+def load_manifest(path: Path) -> tuple[Path, Manifest]:
+    """A bundle's directory, links followed, and what its manifest says; the files it lists are not looked at.
+
+    Raises:
+        BundleError: there is no directory, or no manifest in it that this server reads.
+    """
+    try:
+        root = path.resolve(strict=True)
+    except OSError as error:
+        raise BundleError(f"bundle {path} can't be opened: {error.strerror or error}") from None
+    except RuntimeError:  # Python before 3.13
+        raise BundleError(f"bundle {path} can't be opened: its links go round in a circle") from None
+    if not root.is_dir():
+        raise BundleError(f"bundle {path} is not a directory")
+    return root, _read_manifest(root)
 
 
 def _read_manifest(root: Path) -> Manifest:

@@ -47,6 +47,7 @@ class ModelState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MODEL_STATE_LOADING: _ClassVar[ModelState]
     MODEL_STATE_FAILED: _ClassVar[ModelState]
     MODEL_STATE_RETIRING: _ClassVar[ModelState]
+    MODEL_STATE_UNLOADED: _ClassVar[ModelState]
 LENGTH_NORMALIZATION_UNSPECIFIED: LengthNormalization
 LENGTH_NORMALIZATION_LENGTH: LengthNormalization
 LENGTH_NORMALIZATION_GNMT: LengthNormalization
@@ -69,6 +70,7 @@ MODEL_STATE_READY: ModelState
 MODEL_STATE_LOADING: ModelState
 MODEL_STATE_FAILED: ModelState
 MODEL_STATE_RETIRING: ModelState
+MODEL_STATE_UNLOADED: ModelState
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)

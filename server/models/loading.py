@@ -1,0 +1,109 @@
+"""Brings a version of a model up, until it could answer, and takes it down again."""
+
+import asyncio
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from server.api.limits import request_limits, token_limits
+from server.api.model import ServedModel
+from server.bundle.load import BundleError, load_bundle
+from server.config import ServerConfig
+from server.cpu import usable_cpus
+from server.engine.pool import EngineOptions, EnginePool, layout
+from server.engine.scorer import Scorer
+from server.metrics import ModelMetrics
+from server.models.registry import ServedVersion
+from server.runtime.device import DeviceError
+from server.runtime.scorer import ScorerRuntime
+
+
+class LoadError(Exception):
+    """The version can't be served; the message says why in one sentence."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedVersion:
+    """A version that has run, and all that belongs to it.
+
+    Attributes:
+        served: for the registry.
+        metrics: what its engines report.
+        seconds: that it took to load.
+        engines, threads: its step loops, and the CPU threads of each.
+    """
+
+    served: ServedVersion
+    pool: EnginePool
+    scorer: Scorer
+    metrics: ModelMetrics
+    seconds: float
+    engines: int
+    threads: int
+
+    @property
+    def name(self) -> str:
+        return self.served.model.name
+
+    @property
+    def version(self) -> str:
+        return self.served.model.version
+
+    @property
+    def device(self) -> str:
+        return str(self.pool.device)
+
+    @property
+    def precision(self) -> str:
+        return self.pool.bundle.manifest.precision
+
+    @property
+    def cache_bytes(self) -> int:
+        return sum(self.metrics.cache_bytes.values())
+
+    async def close(self) -> None:
+        """Ends its threads; what is still unanswered ends with EngineUnavailableError."""
+        await asyncio.gather(self.pool.close(), self.scorer.close())
+
+
+async def load_version(path: Path, name: str, version: str, config: ServerConfig) -> LoadedVersion:
+    """Loads a bundle and runs it, with the shapes that it will be asked for.
+
+    Args:
+        name, version: under which it is served, whatever its manifest says.
+        config: the server's options as they are for this model.
+
+    Raises:
+        LoadError: the bundle, the device or the memory is not what it takes.
+    """
+    started = time.monotonic()
+    options = EngineOptions(
+        device=config.device,
+        engines=config.engines,
+        threads_per_engine=config.threads_per_engine,
+        cores=usable_cpus(),
+        max_rows=config.max_rows,
+        memory_budget=config.memory_budget,
+        queue_size=config.queue_size,
+        queue_tokens=config.queue_tokens,
+    )
+    metrics = ModelMetrics()
+    try:
+        bundle = await asyncio.to_thread(load_bundle, path)
+        limits = token_limits(config, bundle.manifest.limits)
+        manifest = bundle.manifest.model_copy(update={"name": name, "version": version, "limits": limits})
+        bundle = replace(bundle, manifest=manifest)
+        pool = EnginePool(bundle, options, metrics)
+        await pool.start()
+    except (BundleError, DeviceError) as error:
+        raise LoadError(str(error)) from None
+    except MemoryError:
+        raise LoadError(f"there is not enough memory for --max-rows {config.max_rows}") from None
+    # Twice what the engines can run: they never wait for a batch, and what it has in the queue is gone in a moment.
+    engines, threads = layout(options, pool.device, manifest.shape.parameters)
+    window = max(1, min(2 * pool.rows * engines, options.queue_size // 2))
+    scorer = Scorer(partial(ScorerRuntime, bundle, pool.device, threads), manifest.shape, options.queue_size, metrics)
+    most = request_limits(config, pool.rows, manifest.shape)
+    served = ServedVersion(ServedModel(bundle, pool, scorer, str(pool.device), window, most))
+    return LoadedVersion(served, pool, scorer, metrics, time.monotonic() - started, engines, threads)

@@ -1,0 +1,480 @@
+"""The life of models: they are found, loaded, warmed up, replaced while requests run, and let go.
+
+Everything happens on the event loop, one change at a time; only loading itself, and looking at files, go on in threads.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import structlog
+
+from dragoman.v1 import generation_pb2 as pb
+from server.config import ServerConfig
+from server.metrics import ModelMetrics
+from server.models import memory
+from server.models.loading import LoadedVersion, LoadError, load_version
+from server.models.names import LATEST, is_name, newest_first, split
+from server.models.planning import Candidate, Orders, Plan, State, make_plan
+from server.models.registry import Absent, ModelRegistry, Route
+from server.models.repository import Found, RepositoryError, Snapshot, Source
+from server.models.settings import ModelSettings, RepositorySettings, options_of
+
+log = structlog.get_logger()
+
+Load = Callable[[Path, str, str, ServerConfig], Awaitable[LoadedVersion]]
+
+
+class UnknownModelError(Exception):
+    """The repository has no such model or version; the message names it."""
+
+
+class NotLoadedError(Exception):
+    """What was asked for could not be loaded; the message says why."""
+
+
+class ManagerMetrics(Protocol):
+    """What the manager needs of server.metrics.ServerMetrics."""
+
+    def show(self, name: str, version: str, metrics: ModelMetrics) -> None: ...
+
+    def loaded(
+        self, name: str, seconds: float, device: str, precision: str, fallback: bool, version: str = "1"
+    ) -> None: ...
+
+    def load_failed(self, name: str) -> None: ...
+
+    def unloaded(self, name: str, version: str, metrics: ModelMetrics) -> None: ...
+
+    def forget(self, name: str) -> None: ...
+
+
+@dataclass(slots=True)
+class _Version:
+    """What became of a version that was tried."""
+
+    loaded: LoadedVersion | None = None
+    identity: str | None = None  # of `loaded`
+    failed: Candidate | None = None
+    problem: str = ""  # of `failed`
+
+
+@dataclass(slots=True)
+class _Model:
+    """What is known of a model."""
+
+    found: Mapping[str, Found] = field(default_factory=dict)
+    settings: ModelSettings = field(default_factory=ModelSettings)
+    versions: dict[str, _Version] = field(default_factory=dict)
+    orders: Orders = field(default_factory=Orders)
+    current: str | None = None
+    loading: tuple[str, ...] = ()
+    told: Mapping[str, str] = field(default_factory=dict)  # what is wrong with versions, as last logged
+
+    def candidates(self) -> dict[str, Candidate]:
+        options = repr(sorted(self.settings.options.items()))
+        return {
+            version: Candidate(f"{found.path} {found.content} {options}", found.stamp, not found.problem)
+            for version, found in self.found.items()
+        }
+
+    def plan(self) -> Plan:
+        states = {
+            version: State(state.identity if state.loaded else None, state.failed)
+            for version, state in self.versions.items()
+        }
+        return make_plan(self.settings, self.candidates(), states, self.orders, self.current)
+
+    def route(self) -> Route:
+        served = {version: state.loaded.served for version, state in self.versions.items() if state.loaded}
+        absent = {}
+        for version, found in self.found.items():
+            if version in served:
+                continue
+            if version in self.loading:
+                absent[version] = Absent(pb.MODEL_STATE_LOADING)
+            elif problem := found.problem or self.problem(version):
+                absent[version] = Absent(pb.MODEL_STATE_FAILED, problem)
+        return Route(self.current, served, absent, self.settings.aliases)
+
+    def problem(self, version: str) -> str:
+        """Why the version as it lies there now is not served, or the version before it still is."""
+        state = self.versions.get(version)
+        if state is not None and state.failed is not None and state.failed == self.candidates().get(version):
+            return state.problem
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What is to be told of a version.
+
+    Attributes:
+        problem: why it is not served, or why the files there now are not.
+        held: it was unloaded by hand.
+        loaded: what serves, or finishes its requests; None where nothing does.
+    """
+
+    model: str
+    version: str
+    state: pb.ModelState
+    problem: str = ""
+    aliases: tuple[str, ...] = ()
+    current: bool = False
+    default: bool = False
+    held: bool = False
+    loaded: LoadedVersion | None = None
+
+
+class ModelManager:
+    """Keeps what is served in step with what there is.
+
+    Args:
+        source: where models come from.
+        config: the server's options.
+        registry: told of what is served.
+        load: brings a version up.
+
+    Attributes:
+        failed: set when an engine of any model has failed.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        config: ServerConfig,
+        registry: ModelRegistry,
+        metrics: ManagerMetrics,
+        load: Load = load_version,
+        on_change: Callable[[Mapping[str, bool]], None] = lambda serving: None,
+    ) -> None:
+        self.source = source
+        self.failed = asyncio.Event()
+        self.problem = ""
+        self._config = config
+        self._registry = registry
+        self._metrics = metrics
+        self._load_version = load
+        self._on_change = on_change
+        self._settings = RepositorySettings()
+        self._models: dict[str, _Model] = {}
+        self._retiring: list[LoadedVersion] = []
+        self._watchers: dict[LoadedVersion, asyncio.Task[None]] = {}
+        self._lock = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closing = False
+
+    async def start(self) -> None:
+        """Loads what there is.
+
+        Raises:
+            RepositoryError: the source can't be looked at, or says nonsense.
+        """
+        async with self._lock:
+            snapshot = await asyncio.to_thread(self.source.scan)
+            if snapshot.settings is None:
+                raise RepositoryError(snapshot.problem)
+            await self._follow(snapshot)
+        memory.keep()
+        self._registry.open()
+
+    async def watch(self, seconds: float) -> None:
+        """Looks at the source every so many seconds, for good."""
+        while True:
+            await asyncio.sleep(seconds)
+            try:
+                await self._alone(self._rescan)
+            except Exception as error:  # a mistake in here must not end the watch
+                log.error("the model repository could not be looked at", exc_info=error)
+
+    async def reload(self) -> None:
+        """Looks at the source now, and tries again what could not be loaded.
+
+        Raises:
+            NotLoadedError: the source can't be looked at, or its settings are wrong.
+        """
+        await self._alone(self._reload)
+
+    async def load(self, name: str, again: bool = False) -> None:
+        """Loads a model that was unloaded, or a version that the settings leave out. Returns when it is served.
+
+        Args:
+            name: NAME, or NAME@VERSION, or NAME@alias.
+            again: also where it is served already and has not changed.
+
+        Raises:
+            UnknownModelError: there is no such model or version.
+            NotLoadedError: it can't be loaded.
+        """
+        await self._alone(partial(self._load_by_hand, name, again))
+
+    async def unload(self, name: str) -> None:
+        """Takes a model, or a version of it, out of service, until it is loaded again by `load`.
+
+        Raises:
+            UnknownModelError: there is no such model or version.
+        """
+        await self._alone(partial(self._unload_by_hand, name))
+
+    async def close(self) -> None:
+        """Ends everything that is loaded; what is still unanswered ends with EngineUnavailableError."""
+        self._closing = True
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(loaded.close() for loaded in [*self._loaded(), *self._retiring]))
+
+    def reports(self) -> list[Report]:
+        """All versions there are: by model, the latest first; retiring ones follow."""
+        default = self._default()
+        reports = []
+        for name, model in sorted(self._models.items()):
+            route = model.route()
+            aliases = {
+                version: tuple(sorted(alias for alias, meant in model.settings.aliases.items() if meant == version))
+                for version in {*model.found, *route.served}
+            }
+            for version in newest_first(aliases):
+                state = model.versions.get(version, _Version())
+                absent = route.absent.get(version, Absent(pb.MODEL_STATE_UNLOADED))
+                found = model.found.get(version)
+                reports.append(
+                    Report(
+                        name,
+                        version,
+                        pb.MODEL_STATE_READY if version in route.served else absent.state,
+                        (found.problem if found else "") or model.problem(version),
+                        aliases[version],
+                        current=version == model.current,
+                        default=version == model.current and name == default,
+                        held=version in model.orders.held or (model.orders.out and version not in route.served),
+                        loaded=state.loaded,
+                    )
+                )
+        reports += [
+            Report(loaded.name, loaded.version, pb.MODEL_STATE_RETIRING, loaded=loaded) for loaded in self._retiring
+        ]
+        return reports
+
+    async def _alone(self, change: Callable[[], Awaitable[None]]) -> None:
+        """Makes a change when none is under way, to its end even where whoever asked for it has left."""
+
+        async def locked() -> None:
+            async with self._lock:
+                await change()
+
+        await asyncio.shield(self._task(locked()))
+
+    def _task(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _rescan(self) -> None:
+        try:
+            snapshot = await asyncio.to_thread(self.source.scan)
+        except RepositoryError as error:
+            self._tell(str(error))
+            return
+        await self._follow(snapshot)
+
+    async def _reload(self) -> None:
+        for model in self._models.values():
+            _forget_failures(model)
+        await self._rescan()
+        if self.problem:
+            raise NotLoadedError(self.problem)
+
+    async def _load_by_hand(self, name: str, again: bool) -> None:
+        await self._rescan()
+        model, version = self._named(name)
+        _forget_failures(model)
+        targets = {version} if version is not None else set(model.versions)
+        if version is None:
+            model.orders = Orders()
+        else:
+            model.orders = replace(
+                model.orders, held=model.orders.held - {version}, extra=model.orders.extra | {version}
+            )
+        if again:
+            for target in targets & model.versions.keys():
+                model.versions[target].identity = ""
+        failures = await self._settle(split(name)[0], model)
+        if version is not None:
+            state = model.versions.get(version)
+            problem = model.found[version].problem or model.problem(version)
+            if problem or state is None or state.loaded is None:
+                raise NotLoadedError(f"version {version} of model {split(name)[0]} was not loaded: {problem}")
+        elif failures:
+            raise NotLoadedError(failures[0])
+        elif model.current is None:
+            raise NotLoadedError(f"there is no version of model {name} that could be loaded")
+
+    async def _unload_by_hand(self, name: str) -> None:
+        model, version = self._named(name)
+        if version is None:
+            model.orders = Orders(out=True)
+        else:
+            orders = model.orders
+            model.orders = replace(orders, held=orders.held | {version}, extra=orders.extra - {version})
+        await self._settle(split(name)[0], model)
+
+    def _named(self, name: str) -> tuple[_Model, str | None]:
+        name, asked = split(name)
+        model = self._models.get(name) if is_name(name) else None
+        if model is None:
+            raise UnknownModelError(f"there is no model {name[:100]!r} in {self.source.path}")
+        if asked is None or asked == LATEST:
+            return model, None
+        version = model.settings.aliases.get(asked, asked)
+        if version not in model.found and version not in model.versions:
+            raise UnknownModelError(f"there is no version {asked[:100]!r} of model {name} in {self.source.path}")
+        return model, version
+
+    async def _follow(self, snapshot: Snapshot) -> None:
+        """Loads and retires, until what is served is what shall be."""
+        if snapshot.settings is not None:
+            self._settings = snapshot.settings
+        self._tell(snapshot.problem)
+        for name, found in snapshot.models.items():
+            self._models.setdefault(name, _Model()).found = found
+        for name, model in list(self._models.items()):
+            model.found = snapshot.models.get(name, {})
+            model.settings = self._settings.of(name)
+            await self._settle(name, model)
+            for version in [*model.versions]:
+                if version not in model.found and model.versions[version].loaded is None:
+                    del model.versions[version]
+            if not model.found and not model.versions:
+                del self._models[name]
+                self._metrics.forget(name)
+        self._arrange()
+
+    async def _settle(self, name: str, model: _Model) -> list[str]:
+        """Does what the plan says, until there is nothing left to do.
+
+        Returns:
+            what went wrong.
+        """
+        failures: list[str] = []
+        while True:
+            plan = model.plan()
+            for version in plan.retire:
+                self._retire(model, version)
+            model.current, model.loading = plan.current, plan.load
+            self._tell_incomplete(name, model)
+            self._arrange()
+            if not plan.load or self._closing:
+                return failures
+            if failure := await self._bring_up(name, model, plan.load[0]):
+                failures.append(failure)
+
+    async def _bring_up(self, name: str, model: _Model, version: str) -> str | None:
+        """Loads a version. It takes the place of the one that is served under its name, or nothing changes.
+
+        Returns:
+            why it could not be loaded.
+        """
+        found, candidate = model.found[version], model.candidates()[version]
+        state = model.versions.setdefault(version, _Version())
+        log.info("loading", model=name, version=version, path=str(found.path))
+        try:
+            loaded = await self._load_version(found.path, name, version, options_of(self._config, model.settings))
+        except Exception as error:  # whatever is wrong with it must not harm the others
+            known = isinstance(error, LoadError)
+            reason = str(error) if known else f"{type(error).__name__}: {error}".splitlines()[0]
+            state.failed, state.problem = candidate, reason
+            self._metrics.load_failed(name)
+            log.error(
+                "can't be loaded",
+                model=name,
+                version=version,
+                reason=reason,
+                serving=model.current,
+                exc_info=None if known else error,
+            )
+            return reason
+        before, state.loaded, state.identity, state.failed = state.loaded, loaded, candidate.identity, None
+        self._metrics.show(name, version, loaded.metrics)
+        fallback = loaded.pool.device.fallback is not None
+        self._metrics.loaded(name, loaded.seconds, loaded.device, loaded.precision, fallback, version)
+        log.info("ready", model=name, version=version, device=loaded.device, load_seconds=round(loaded.seconds, 3))
+        self._watchers[loaded] = self._task(self._notice_failure(loaded))
+        if before is not None:
+            self._let_go(before)
+        return None
+
+    def _retire(self, model: _Model, version: str) -> None:
+        state = model.versions[version]
+        assert state.loaded is not None, "only what is served is retired"
+        self._let_go(state.loaded)
+        state.loaded = state.identity = None
+
+    def _let_go(self, loaded: LoadedVersion) -> None:
+        self._retiring.append(loaded)
+        self._task(self._finish(loaded))
+
+    async def _finish(self, loaded: LoadedVersion) -> None:
+        """Waits for the calls that use a version, and closes it."""
+        log.info("retiring", model=loaded.name, version=loaded.version, calls=loaded.served.calls)
+        try:
+            await asyncio.wait_for(loaded.served.idle(), self._config.retire_seconds)
+        except TimeoutError:
+            log.warning(
+                "calls of a retired version were not finished in time and end with UNAVAILABLE",
+                model=loaded.name,
+                version=loaded.version,
+                calls=loaded.served.calls,
+            )
+        await loaded.close()
+        self._watchers.pop(loaded).cancel()
+        self._retiring.remove(loaded)
+        self._metrics.unloaded(loaded.name, loaded.version, loaded.metrics)
+        log.info("unloaded", model=loaded.name, version=loaded.version)
+        del loaded
+        await asyncio.sleep(0)  # the frames of its last calls hold it until then
+        await asyncio.to_thread(memory.release)
+
+    async def _notice_failure(self, loaded: LoadedVersion) -> None:
+        await loaded.pool.failed.wait()
+        self.failed.set()
+
+    def _loaded(self) -> list[LoadedVersion]:
+        return [state.loaded for model in self._models.values() for state in model.versions.values() if state.loaded]
+
+    def _default(self) -> str | None:
+        if self._settings.default is not None:
+            return self._settings.default
+        return next(iter(self._models)) if len(self._models) == 1 else None
+
+    def _arrange(self) -> None:
+        routes = {name: model.route() for name, model in self._models.items()}
+        default = self._default()
+        out = {name for name, route in routes.items() if self._models[name].orders.out and not route.served}
+        for name in out:
+            del routes[name]
+        self._registry.arrange(routes, default if default in routes else None)
+        self._on_change({name: bool(route.served) for name, route in routes.items()})
+
+    def _tell(self, problem: str) -> None:
+        """Logs what is wrong with the repository, once."""
+        if problem and problem != self.problem:
+            log.error("the model repository can't be followed", reason=problem)
+        self.problem = problem
+
+    def _tell_incomplete(self, name: str, model: _Model) -> None:
+        """Logs of versions that are not there as a whole, once for each thing that is missing."""
+        told = {version: found.problem for version, found in model.found.items() if found.problem}
+        for version, problem in told.items():
+            if problem != model.told.get(version):
+                log.warning("incomplete", model=name, version=version, reason=problem)
+        model.told = told
+
+
+def _forget_failures(model: _Model) -> None:
+    for state in model.versions.values():
+        state.failed, state.problem = None, ""

@@ -1,0 +1,191 @@
+"""What is seen in a repository of models, and what its repository.yaml may say."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from server.config import ServerConfig
+from server.models.repository import Repository, RepositoryError
+from server.models.settings import (
+    All,
+    Latest,
+    ModelSettings,
+    Pinned,
+    RepositorySettings,
+    SettingsError,
+    options_of,
+    read_settings,
+)
+
+
+def bundle(folder: Path, content: bytes = b"12345") -> Path:
+    folder.mkdir(parents=True)
+    (folder / "weights.bin").write_bytes(content)
+    manifest = {"files": {"weights.bin": {"bytes": len(content), "sha256": "0" * 64}}}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def test_models_and_versions_are_folders_and_hidden_ones_are_passed_over(tmp_path: Path) -> None:
+    for path in ("m/1", "m/candidate", "m/.copying", "..data/1", "n/2"):
+        bundle(tmp_path / path)
+    (tmp_path / "notes.txt").write_text("")
+    (tmp_path / "m" / "notes.txt").write_text("")
+    (tmp_path / "empty").mkdir()
+    found = Repository(tmp_path, ServerConfig()).scan().models
+    assert {name: set(versions) for name, versions in found.items()} == {
+        "m": {"1", "candidate"},
+        "n": {"2"},
+        "empty": set(),
+    }
+    assert not any(each.problem for versions in found.values() for each in versions.values())
+
+
+def test_a_copy_counts_when_all_of_it_is_there(tmp_path: Path) -> None:
+    repository = Repository(tmp_path, ServerConfig())
+    folder = tmp_path / "m" / "1"
+
+    def problem() -> str:
+        return repository.scan().models["m"]["1"].problem
+
+    folder.mkdir(parents=True)
+    assert problem() == "there is no manifest.json yet"
+    manifest = json.dumps({"files": {"weights.bin": {"bytes": 5}}})
+    (folder / "manifest.json").write_text(manifest[:20])
+    assert problem() == "manifest.json is not there as a whole"
+    (folder / "manifest.json").write_text(manifest)
+    assert problem() == "weights.bin is missing"
+    (folder / "weights.bin").write_bytes(b"123")
+    assert problem() == "weights.bin has 3 of 5 bytes"
+    (folder / "weights.bin").write_bytes(b"12345")
+    assert problem() == ""
+
+
+def test_what_is_the_same_looks_the_same_and_what_was_written_does_not(tmp_path: Path) -> None:
+    repository = Repository(tmp_path, ServerConfig())
+    folder = bundle(tmp_path / "m" / "1")
+    first = repository.scan().models["m"]["1"]
+    assert repository.scan().models["m"]["1"] == first
+    (folder / "weights.bin").unlink()
+    (folder / "weights.bin").write_bytes(b"54321")
+    second = repository.scan().models["m"]["1"]
+    assert second.content == first.content
+    assert second.stamp != first.stamp
+
+
+def test_a_mounted_volume_that_is_swapped_is_seen(tmp_path: Path) -> None:
+    """As Kubernetes does: everything is a link through ..data, which is replaced in one step."""
+    bundle(tmp_path / "..one" / "1")
+    bundle(tmp_path / "..two" / "1", b"other")
+    (tmp_path / "..data").symlink_to("..one")
+    (tmp_path / "m").symlink_to("..data")
+    repository = Repository(tmp_path, ServerConfig())
+    before = repository.scan().models
+    (tmp_path / "..new").symlink_to("..two")
+    (tmp_path / "..new").rename(tmp_path / "..data")
+    after = repository.scan().models
+    assert before.keys() == after.keys() == {"m"}
+    assert before["m"]["1"].path == (tmp_path / "..one" / "1").resolve()
+    assert after["m"]["1"].path == (tmp_path / "..two" / "1").resolve()
+    assert before["m"]["1"].stamp != after["m"]["1"].stamp
+
+
+def test_links_that_lead_nowhere_are_told(tmp_path: Path) -> None:
+    folder = bundle(tmp_path / "m" / "1")
+    (folder / "weights.bin").unlink()
+    (folder / "weights.bin").symlink_to("nothing")
+    (tmp_path / "n").symlink_to("nothing")
+    found = Repository(tmp_path, ServerConfig()).scan().models
+    assert found.keys() == {"m"}
+    assert found["m"]["1"].problem == "weights.bin is missing"
+
+
+def test_a_repository_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(RepositoryError, match=r"nothing can't be opened: No such file or directory"):
+        Repository(tmp_path / "nothing", ServerConfig()).scan()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RepositoryError, match=r"file can't be opened: Not a directory"):
+        Repository(tmp_path / "file", ServerConfig()).scan()
+
+
+def settings(tmp_path: Path, text: str) -> RepositorySettings:
+    (tmp_path / "repository.yaml").write_text(text)
+    return read_settings(tmp_path, ServerConfig())
+
+
+def test_no_settings_and_empty_settings_are_the_same(tmp_path: Path) -> None:
+    assert read_settings(tmp_path, ServerConfig()) == settings(tmp_path, "# nothing\n") == RepositorySettings()
+    assert RepositorySettings().of("m") == ModelSettings(Latest(1), {}, {})
+
+
+def test_everything_that_settings_may_say(tmp_path: Path) -> None:
+    text = """
+        default: a
+        models:
+          a: {versions: latest, aliases: {stable: 2, new: candidate}, max_rows: 4}
+          b: {versions: {latest: 2}}
+          c: {versions: all}
+          d: {versions: [1, "1.10", candidate]}
+          e:
+    """
+    assert settings(tmp_path, text) == RepositorySettings(
+        "a",
+        {
+            "a": ModelSettings(Latest(1), {"stable": "2", "new": "candidate"}, {"max_rows": 4}),
+            "b": ModelSettings(Latest(2)),
+            "c": ModelSettings(All()),
+            "d": ModelSettings(Pinned(frozenset({"1", "1.10", "candidate"}))),
+            "e": ModelSettings(),
+        },
+    )
+
+
+def test_a_model_has_options_of_its_own(tmp_path: Path) -> None:
+    config = ServerConfig(max_rows=32, queue_size=7)
+    own = options_of(config, ModelSettings(options={"max_rows": 4, "engines": 1}))
+    assert (own.max_rows, own.engines, own.queue_size) == (4, 1, 7)
+    assert options_of(config, ModelSettings()) is config
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: [", "is not YAML"),
+        ("[1]", "it must be a table"),
+        ("modells: {}", "modells is not known here; there are default, models"),
+        ("default: [1]", "default: [1] is not the name of a model"),
+        ("models: {../x: {}}", "models: '../x' is not the name of a model"),
+        ("models: {m: {version: 1}}", "models.m.version is not known here"),
+        ("models: {m: {versions: 3}}", "models.m.versions: 3 is none of latest"),
+        ("models: {m: {versions: {latest: 0}}}", "models.m.versions: {'latest': 0} is none of latest"),
+        ("models: {m: {versions: []}}", "models.m.versions: [] is none of latest"),
+        ("models: {m: {versions: [1.10]}}", "models.m.versions: 1.1 might be several versions; write it in quotes"),
+        ("models: {m: {versions: [true]}}", "models.m.versions: True can't be a version"),
+        ("models: {m: {aliases: {7: 1}}}", "models.m.aliases: 7 can't be an alias"),
+        ("models: {m: {aliases: {'7': 1}}}", "models.m.aliases: '7' can't be an alias"),
+        ("models: {m: {aliases: {latest: 1}}}", "models.m.aliases: 'latest' can't be an alias"),
+        ("models: {m: {aliases: {stable: ../1}}}", "models.m.aliases.stable: '../1' can't be a version"),
+        ("models: {m: {port: 1}}", "models.m.port is not known here"),
+        ("models: {m: {max_rows: 0}}", "models.m.max_rows: "),
+    ],
+)
+def test_settings_that_make_no_sense_are_told_in_one_sentence(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        settings(tmp_path, text)
+    assert str(error.value).startswith(str(tmp_path / "repository.yaml"))
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_wrong_settings_leave_the_models_to_be_seen_and_say_what_is_wrong(tmp_path: Path) -> None:
+    bundle(tmp_path / "m" / "1")
+    (tmp_path / "repository.yaml").write_text("default: n\nmodels: {o: {}}")
+    snapshot = Repository(tmp_path, ServerConfig()).scan()
+    assert snapshot.problem == f"repository.yaml names n, o, of which there is nothing in {tmp_path}"
+    assert snapshot.settings is not None
+    (tmp_path / "repository.yaml").write_text("models: 3")
+    snapshot = Repository(tmp_path, ServerConfig()).scan()
+    assert snapshot.settings is None
+    assert "models must be a table" in snapshot.problem
+    assert snapshot.models.keys() == {"m"}

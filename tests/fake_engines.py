@@ -13,8 +13,10 @@ import numpy as np
 from grpc_health.v1 import health_pb2_grpc
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from dragoman.inference import open_inference_pb2_grpc
 from dragoman.v1 import generation_pb2_grpc
 from server.api.health import Health
+from server.api.inference.service import Administration, InferenceService
 from server.api.interceptor import CallInterceptor
 from server.api.limits import request_limits
 from server.api.model import ServedModel
@@ -281,12 +283,14 @@ class Face:
     scoring: FakeScoring
     scorer: Scorer
     service: GenerationService
+    inference: InferenceService
     registry: ModelRegistry
     health: Health
     metrics: ServerMetrics
     channel: grpc.aio.Channel
     stub: Any
     health_stub: Any
+    inference_stub: Any
 
     async def send_bytes(self, method: str, data: bytes) -> Any:
         """Calls a method of the service with what need not be a message."""
@@ -299,15 +303,22 @@ class Face:
 
 @asynccontextmanager
 async def serve_fake(
-    engines: FakeEngines | None = None, *, window: int = 8, ready: bool = True, score_queue: int = 100
+    engines: FakeEngines | None = None,
+    *,
+    window: int = 8,
+    ready: bool = True,
+    score_queue: int = 100,
+    administration: Administration | None = None,
 ) -> AsyncIterator[Face]:
     """A server on a free port of the loopback interface."""
     engines, scoring = engines or FakeEngines(), FakeScoring()
     metrics, health = ServerMetrics(), Health([SERVICE])
     registry = ModelRegistry()
     service = GenerationService(metrics.rejected, registry)
+    inference = InferenceService(service, registry, metrics, lambda: health.serving, administration)
     server = grpc.aio.server(interceptors=[CallInterceptor(metrics)])
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, server)
+    open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(inference, server)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -320,7 +331,20 @@ async def serve_fake(
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
         health_stub = health_pb2_grpc.HealthStub(channel)
-        yield Face(engines, scoring, scorer, service, registry, health, metrics, channel, stub, health_stub)
+        yield Face(
+            engines=engines,
+            scoring=scoring,
+            scorer=scorer,
+            service=service,
+            inference=inference,
+            registry=registry,
+            health=health,
+            metrics=metrics,
+            channel=channel,
+            stub=stub,
+            health_stub=health_stub,
+            inference_stub=open_inference_pb2_grpc.GRPCInferenceServiceStub(channel),
+        )
     await server.stop(None)
     scoring.gate.set()
     await scorer.close()

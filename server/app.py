@@ -95,7 +95,9 @@ async def _load(config: ServerConfig, metrics: ServerMetrics, registry: ModelReg
         threads_per_engine=config.threads_per_engine,
         cores=usable_cpus(),
         max_rows=config.max_rows,
+        memory_budget=config.memory_budget,
         queue_size=config.queue_size,
+        queue_tokens=config.queue_tokens,
     )
     try:
         bundle = await asyncio.to_thread(load_bundle, config.bundle)
@@ -111,10 +113,10 @@ async def _load(config: ServerConfig, metrics: ServerMetrics, registry: ModelReg
     device = str(pool.device)
     # Twice what the engines can run: they never wait for a batch, and what it has in the queue is gone in a moment.
     engines, threads = layout(options, pool.device, manifest.shape.parameters)
-    window = max(1, min(2 * options.max_rows * engines, options.queue_size // 2))
+    window = max(1, min(2 * pool.rows * engines, options.queue_size // 2))
     load_scorer = partial(ScorerRuntime, bundle, pool.device, threads)
     scorer = Scorer(load_scorer, manifest.shape, options.queue_size, metrics.model(manifest.name))
-    served = ServedModel(bundle, pool, scorer, device, window, request_limits(config, options.max_rows, manifest.shape))
+    served = ServedModel(bundle, pool, scorer, device, window, request_limits(config, pool.rows, manifest.shape))
     registry.serve(served)
     # What is there now stays: the garbage collector need not look through it, which takes tens of milliseconds.
     gc.collect()

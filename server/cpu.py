@@ -3,8 +3,10 @@
 import os
 from pathlib import Path
 
+from server.cgroups import CGROUPS, PROCESS, control_groups
 
-def usable_cpus(process: Path = Path("/proc/self"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+
+def usable_cpus(process: Path = PROCESS, cgroups: Path = CGROUPS) -> int:
     """CPUs to plan threads for, at least 1.
 
     The CPUs the process may run on, or the CPU quota of its control groups (version 1 or 2) where that is less. A quota
@@ -20,27 +22,8 @@ def usable_cpus(process: Path = Path("/proc/self"), cgroups: Path = Path("/sys/f
 
 def cpu_quota(process: Path, cgroups: Path) -> float:
     """CPUs that the control groups of the process grant it, infinite where they don't limit it."""
-    try:
-        lines = (process / "cgroup").read_text().splitlines()
-    except OSError:
-        return float("inf")
-    quotas = []
-    for line in lines:  # hierarchy:controllers:path, with no controllers in version 2
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            quotas += [_quota_v2(group) for group in _with_parents(cgroups, path)]
-        elif "cpu" in controllers.split(","):
-            mount = next(
-                (cgroups / name for name in (controllers, "cpu") if (cgroups / name).is_dir()), cgroups / "cpu"
-            )
-            quotas += [_quota_v1(group) for group in _with_parents(mount, path)]
-    return min(quotas, default=float("inf"))
-
-
-def _with_parents(mount: Path, path: str) -> list[Path]:
-    """A group and all above it: each may limit. In a container some may be the host's, and not to be seen."""
-    relative = Path(path.lstrip("/"))
-    return [mount / group for group in (relative, *relative.parents)]
+    first, second = control_groups("cpu", process, cgroups)
+    return min([*map(_quota_v1, first), *map(_quota_v2, second)], default=float("inf"))
 
 
 def _quota_v2(group: Path) -> float:

@@ -7,7 +7,7 @@ beside this package is the manual, and explains every field at length. None stan
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, model_validator
 
 from server.bundle.load import shipped_bundle
 from server.logs import LogFormat
@@ -45,8 +45,16 @@ class ModelOptions(_Options, title="Model"):
     threads_per_engine: int | None = Field(
         default=None, ge=1, le=MOST_THREADS, description="CPU threads of each; by default what suits the device."
     )
-    max_rows: int = Field(
-        default=64, ge=1, description="Hypotheses that an engine decodes at once; each has a row of its cache."
+    max_rows: int | None = Field(
+        default=None,
+        ge=1,
+        description="Hypotheses that an engine decodes at once, each in a row of its cache; by default 64, or as many "
+        "as there is memory for.",
+    )
+    memory_budget: ByteSize | None = Field(
+        default=None,
+        gt=0,
+        description="Memory for all of it, weights included, of the GPU where that computes; by default what is free.",
     )
 
 
@@ -76,7 +84,12 @@ class RequestOptions(_Options, title="Requests"):
     max_stop_sequences: int = Field(default=16, ge=0, description="Most stop sequences of a request.")
     max_batch_items: int = Field(default=10_000, ge=1, description="Most inputs of one GenerateBatch call.")
     max_message_bytes: int = Field(default=4 * 1024 * 1024, ge=1024, le=2**31 - 1, description="Largest request.")
-    queue_size: int = Field(default=1024, ge=1, description="Requests that may wait; one more is refused.")
+    queue_size: int = Field(
+        default=1024, ge=1, description="Requests of each priority that may wait; one more is refused."
+    )
+    queue_tokens: int = Field(
+        default=262_144, ge=1, description="Input tokens of each priority that may wait, likewise."
+    )
 
 
 class ConnectionOptions(_Options, title="Connections"):

@@ -2,22 +2,27 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import structlog
 
 from server.bundle.load import Bundle, BundleError
-from server.engine.engine import Engine, Event, Queue
+from server.engine.budget import DEFAULT_ROWS, Memory, MemoryBudgetError, plan_rows
+from server.engine.encoding import PADDING_SHARE
+from server.engine.engine import Engine, Event, Queue, overdue
+from server.engine.generation import Generation
 from server.engine.metrics import EngineMetrics
-from server.engine.requests import BeamProgress, EngineUnavailableError, Finished, GenerationRequest, Progress
-from server.engine.scheduler import Job, Scheduler
-from server.runtime.device import Device, DeviceChoice, choose_device
+from server.engine.requests import EngineUnavailableError, GenerationRequest
+from server.engine.scheduler import NEVER, Job, Scheduler
+from server.runtime.capacity import device_memory, row_bytes, working_bytes
+from server.runtime.device import Device, DeviceChoice, DeviceError, choose_device
 from server.runtime.model import Runtime, Sessions
 from server.search.factory import make_search
 from server.text.stream import TargetDecoder
 
 log = structlog.get_logger()
+
+LEAST_SLEEP_SECONDS = 0.002  # between two looks for those that have waited too long
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +33,10 @@ class EngineOptions:
         engines: None chooses by device, cores and model size.
         threads_per_engine: None shares the cores out evenly.
         cores: that this process may use.
-        max_rows: cache rows of each engine, the most it decodes at once.
-        queue_size: requests that may wait.
+        max_rows: cache rows of each engine, the most it decodes at once; None for what suits, or there is room for.
+        memory_budget: bytes that the process may have on the device, weights included; None for what is free.
+        queue_size: requests of each priority that may wait,
+        queue_tokens: and their source tokens.
         gather_share, gather_seconds: see Scheduler.
         encode_tokens: see Scheduler.
     """
@@ -38,68 +45,13 @@ class EngineOptions:
     engines: int | None = None
     threads_per_engine: int | None = None
     cores: int = 1
-    max_rows: int = 64
+    max_rows: int | None = None
+    memory_budget: int | None = None
     queue_size: int = 1024
+    queue_tokens: int = 262_144
     gather_share: float = 0.5
     gather_seconds: float = 0.005
     encode_tokens: int = 4096
-
-
-class Generation:
-    """A request that was accepted. For use on the event loop alone."""
-
-    def __init__(self, pool: "EnginePool", job: Job, loop: asyncio.AbstractEventLoop) -> None:
-        self._pool = pool
-        self._job = job
-        self._answer: asyncio.Future[Finished] = loop.create_future()
-        self._ended = False  # answered or cancelled; the future alone can't tell, a cancelled waiter cancels it too
-        self._progress: asyncio.Queue[Progress | BeamProgress | None] | None = (
-            asyncio.Queue() if job.request.streaming else None
-        )
-
-    async def result(self) -> Finished:
-        """Waits for the answer.
-
-        Raises:
-            DeadlineExpiredError: the deadline passed first.
-            EngineUnavailableError: the engine stopped or failed.
-        """
-        return await self._answer
-
-    async def events(self) -> AsyncIterator[Progress | BeamProgress | Finished]:
-        """Progress as it comes, then the answer. Only for a request with `streaming`. Raises as `result`."""
-        assert self._progress is not None, "the request was not made for streaming"
-        while (progress := await self._progress.get()) is not None:
-            yield progress
-        yield await self._answer
-
-    def cancel(self) -> None:
-        """Nobody waits any more: a waiting request leaves the queue now, a running one its rows at the next step."""
-        if self._ended:
-            return
-        self._ended = True
-        self._answer.cancel()
-        self._pool.cancel(self._job)
-        if self._progress is not None:
-            self._progress.put_nowait(None)
-
-    def deliver(self, event: Event) -> None:
-        """Takes an event from the engine."""
-        if isinstance(event, Progress | BeamProgress):
-            assert self._progress is not None
-            self._progress.put_nowait(event)
-            return
-        self._ended = True
-        if self._answer.done():  # its waiter was cancelled, but nobody has said so to the pool yet
-            return
-        if isinstance(event, Finished):
-            self._answer.set_result(event)
-        else:
-            self._answer.set_exception(event)
-            # A stream's reader may have left: then nobody will ever ask for the exception.
-            self._answer.exception()
-        if self._progress is not None:
-            self._progress.put_nowait(None)
 
 
 class EnginePool:
@@ -107,17 +59,24 @@ class EnginePool:
 
     `submit` and `close` belong to the event loop on which `start` was awaited. `failed` is set when an engine
     has failed; the pool then refuses all work.
+
+    Attributes:
+        device: where the engines run, once they have started.
+        rows: of each engine's cache, likewise.
     """
 
     def __init__(self, bundle: Bundle, options: EngineOptions, metrics: EngineMetrics) -> None:
         self.bundle = bundle
         self.options = options
         self.device: Device = Device("cpu")
+        self.rows = 0
         self._metrics = metrics
         self._text = TargetDecoder(bundle.target_tokenizer)
         self._engines: list[Engine] = []
         self._queue: Queue | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = NEVER  # time.monotonic() when it goes off
         self.failed = asyncio.Event()
 
     async def start(self) -> None:
@@ -125,14 +84,19 @@ class EnginePool:
 
         Raises:
             BundleError: the graphs are not what the manifest says.
-            DeviceError: the device asked for can't run the model.
-            MemoryError: the caches do not fit.
+            DeviceError: the device asked for can't run the model, or has not the memory for it.
         """
         self._loop = asyncio.get_running_loop()
         runtimes = await asyncio.to_thread(self._build)
         options = self.options
         scheduler = Scheduler(
-            len(runtimes), options.queue_size, options.gather_share, options.gather_seconds, options.encode_tokens
+            len(runtimes),
+            options.queue_size,
+            options.gather_share,
+            options.gather_seconds,
+            options.encode_tokens,
+            options.queue_tokens,
+            0 if self.device.kind == "cpu" else self.bundle.manifest.limits.max_source_tokens,
         )
         self._queue = Queue(scheduler)
         self._engines = [
@@ -148,27 +112,47 @@ class EnginePool:
             log.error("no GPU: the model runs on the CPU", reason=self.device.fallback)
         engines, threads = layout(self.options, self.device, self.bundle.manifest.shape.parameters)
         log.info("engines", device=str(self.device), engines=engines, threads_per_engine=threads)
-        shared = Sessions(self.bundle, self.device, threads) if threads == 1 else None
+        several = 1 if threads == 1 else engines  # one is enough for engines whose operators use one thread
+        sessions = [Sessions(self.bundle, self.device, threads) for _ in range(several)]
+        self.rows = self._plan(sessions[0], engines)
         runtimes = []
         for index in range(engines):
-            sessions = shared or Sessions(self.bundle, self.device, threads)
-            runtime = self._runtime(sessions)
+            runtime = self._runtime(sessions[index % several])
             self._metrics.cache(index, runtime.cache_bytes)
             runtimes.append(runtime)
         return runtimes
+
+    def _plan(self, sessions: Sessions, engines: int) -> int:
+        """Rows for each engine, by the memory that is left now that the weights are loaded.
+
+        Raises:
+            DeviceError: it does not suffice.
+        """
+        options, manifest = self.options, self.bundle.manifest
+        row, size = row_bytes(manifest, sessions.cache_type.itemsize), sessions.cache_type.itemsize
+        tokens = int(options.encode_tokens / (1 - PADDING_SHARE))
+        working = engines * working_bytes(manifest, tokens, options.max_rows or DEFAULT_ROWS, size)
+        free, place, used = device_memory(self.device)
+        memory = Memory(free, place, used, options.memory_budget)
+        try:
+            plan = plan_rows(memory, working, row, engines, options.max_rows)
+        except MemoryBudgetError as error:
+            raise DeviceError(str(error)) from None
+        log.info("memory", model=manifest.name, sum=plan.explanation)
+        return plan.rows
 
     def _runtime(self, sessions: Sessions) -> Runtime:
         """A runtime that has run.
 
         Raises:
             BundleError: the graphs are not what the manifest says.
-            MemoryError: the caches do not fit.
+            DeviceError: the caches do not fit.
         """
         try:
-            runtime = Runtime(sessions, self.options.max_rows)
+            runtime = Runtime(sessions, self.rows)
             runtime.warm_up()
         except MemoryError:
-            raise
+            raise DeviceError(f"{self.device} has not the memory for {self.rows} cache rows") from None
         except Exception as error:  # whatever ONNX Runtime raises where shapes disagree
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             raise BundleError(f"{self.bundle.path}: the graphs do not run as the manifest says: {reason}") from None
@@ -186,13 +170,15 @@ class EnginePool:
         manifest = self.bundle.manifest
         search = make_search(request.search, manifest.tokens, manifest.shape.target_vocabulary, self._text)
         job = Job(request, search, time.monotonic())
-        generation = Generation(self, job, self._loop)
-        job.handle = generation
+        generation = job.handle = Generation(job, self.cancel, self._loop)
         with self._queue.changed:
             if self._queue.stopping:
                 raise EngineUnavailableError("the model is stopping")
             self._queue.scheduler.submit(job)
             self._queue.changed.notify()
+            next_expiry = self._queue.scheduler.next_expiry
+        if next_expiry < self._timer_at:
+            self._set_timer(next_expiry)
         return generation
 
     def cancel(self, job: Job) -> None:
@@ -207,11 +193,33 @@ class EnginePool:
         """Stops the engines; what is still unanswered ends with EngineUnavailableError."""
         if self._queue is None:
             return
+        if self._timer is not None:
+            self._timer.cancel()
         with self._queue.changed:
             self._queue.stopping = True
             self._queue.changed.notify_all()
         for engine in self._engines:
             await asyncio.to_thread(engine.join)
+
+    def _set_timer(self, moment: float) -> None:
+        assert self._loop is not None
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = moment
+        self._timer = self._loop.call_later(max(moment - time.monotonic(), 0.0), self._sweep)
+
+    def _sweep(self) -> None:
+        """Ends those that have waited too long, whether or not an engine asks for work: a step may take long."""
+        assert self._queue is not None
+        now, scheduler = time.monotonic(), self._queue.scheduler
+        with self._queue.changed:
+            admission = scheduler.sweep(now)
+            next_expiry = scheduler.next_expiry
+            self._metrics.queue(scheduler.waiting, scheduler.waiting_tokens)
+        self._timer, self._timer_at = None, NEVER
+        self._dispatch(overdue(admission, now, self._metrics))
+        if next_expiry < NEVER:
+            self._set_timer(max(next_expiry, now + LEAST_SLEEP_SECONDS))
 
     def _engine_failed(self, error: BaseException) -> None:
         """Called in the thread of the engine that failed."""

@@ -37,6 +37,7 @@ class Sessions:
         graphs = bundle.manifest.graphs
         check_names(bundle, graphs.encoder, self.encoder)
         check_names(bundle, graphs.decoder, self.decoder)
+        self.cache_type = _DTYPES[next(node.type for node in self.decoder.get_inputs() if node.name == "self_key_0")]
 
 
 class Runtime:
@@ -61,7 +62,7 @@ class Runtime:
         # where padding costs time, its outputs are copied.
         self._encodes_in_place = sessions.device.kind == "cuda"
 
-        dtype = _DTYPES[next(node.type for node in self.decoder.get_inputs() if node.name == "self_key_0")]
+        dtype = sessions.cache_type
         planes, heads, head = 2 * shape.decoder_layers, shape.heads, shape.d_head
         # [planes, slots, heads, positions, d_head]; planes are keys of layer 0, values of layer 0, keys of layer 1, ...
         self.self_cache = allocate((planes, slots, heads, self.target_capacity, head), dtype, self.device)

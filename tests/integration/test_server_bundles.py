@@ -54,9 +54,11 @@ def test_graphs_that_are_not_what_the_manifest_says_are_told(
     assert said.startswith(f"{broken}: the graphs do not run as the manifest says: ")
 
 
-def test_more_rows_than_there_are_addresses_are_told(tiny_bundle: Path) -> None:
-    said = refuses_to_start("--bundle", tiny_bundle, "--max-rows", str(10**16))
-    assert said == f"there is not enough memory for --max-rows {10**16}"
+def test_more_rows_than_there_is_memory_for_are_refused_with_the_sum(tiny_bundle: Path) -> None:
+    said = refuses_to_start("--bundle", tiny_bundle, "--engines", "1", "--max-rows", str(10**16))
+    assert said.startswith(f"not enough memory for {10**16:,} rows in 1 engine, ")
+    assert " has free " in said
+    assert said.endswith("there is room for none; lower --max-rows, or give it more memory")
 
 
 def test_what_can_not_be_a_host_is_told(tiny_bundle: Path) -> None:

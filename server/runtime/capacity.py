@@ -1,0 +1,48 @@
+"""What a model needs of a device's memory, and what there is."""
+
+import ctypes
+
+from server.bundle.manifest import Manifest
+from server.memory import free_memory, resident_memory
+from server.runtime.device import Device
+from server.runtime.memory import cuda_runtime
+
+
+def row_bytes(manifest: Manifest, itemsize: int) -> int:
+    """Bytes of one cache row: keys and values of every decoder layer, of the target and of the source."""
+    shape, limits = manifest.shape, manifest.limits
+    positions = limits.max_source_tokens + limits.max_target_tokens
+    last = shape.d_model if manifest.attention == "ort" else 0
+    return 2 * shape.decoder_layers * (shape.heads * shape.d_head * positions + last) * itemsize
+
+
+def working_bytes(manifest: Manifest, source_tokens: int, rows: int, itemsize: int) -> int:
+    """Bytes that an engine's largest runs take, about.
+
+    Args:
+        source_tokens: of the largest encoder run, padding included.
+        rows: of the largest step.
+    """
+    shape, longest = manifest.shape, manifest.limits.max_source_tokens
+    tokens = max(min(source_tokens, rows * longest), longest)
+    # Hidden states, queries, keys, values and the feed-forward layer; cross keys and values, which are the outputs.
+    encoder = tokens * (4 * shape.d_model + shape.d_ff + 2 * shape.decoder_layers * shape.d_model)
+    attention = tokens * shape.heads * longest
+    step = rows * (2 * shape.target_vocabulary + 4 * shape.d_model + shape.d_ff)
+    return (max(encoder + attention, step)) * itemsize
+
+
+def device_memory(device: Device) -> tuple[int, str, int]:
+    """Bytes that are free on a device, where that is ("machine", "container" or "GPU"), and how many are in use.
+
+    In use by this process; of a GPU by all, since it does not tell.
+    """
+    if device.kind == "cpu":
+        free, place = free_memory()
+        return free, place, resident_memory()
+    cuda = cuda_runtime()
+    free_bytes, total = ctypes.c_size_t(), ctypes.c_size_t()
+    cuda.cudaSetDevice(device.index)
+    if code := cuda.cudaMemGetInfo(ctypes.byref(free_bytes), ctypes.byref(total)):
+        raise RuntimeError(f"CUDA error {code} where the free memory was asked for")
+    return free_bytes.value, "GPU", total.value - free_bytes.value

@@ -1,0 +1,452 @@
+"""Models that come and go, with a repository and engines that are not real."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import pytest
+from prometheus_client import generate_latest
+
+from dragoman.v1 import generation_pb2 as pb
+from server.api.errors import ApiError
+from server.api.limits import request_limits
+from server.api.model import ServedModel
+from server.config import ServerConfig
+from server.engine.pool import EnginePool
+from server.engine.scorer import Scorer
+from server.metrics import ModelMetrics, ServerMetrics
+from server.models.loading import LoadedVersion, LoadError
+from server.models.manager import ModelManager, NotLoadedError, UnknownModelError
+from server.models.registry import ModelRegistry, ServedVersion
+from server.models.repository import Found, RepositoryError, Snapshot
+from server.models.settings import Latest, ModelSettings, Pinned, RepositorySettings
+from server.runtime.device import CPU
+from tests.fake_engines import FakeEngines, FakeScoring, letters_bundle, until
+
+
+class FakePool:
+    """Stands for an EnginePool that has started."""
+
+    def __init__(self, bundle: Any) -> None:
+        self.bundle, self.device = bundle, CPU
+        self.failed = asyncio.Event()
+        self.closed = False
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class FakeSource:
+    """A repository that holds what a test says.
+
+    Attributes:
+        models: content of each version of each model.
+        incomplete: versions, as NAME@VERSION, that are not there as a whole.
+        error: why it can't be looked at.
+    """
+
+    def __init__(self, **models: dict[str, str]) -> None:
+        self.path = Path("/models")
+        self.models = models
+        self.settings: RepositorySettings | None = RepositorySettings()
+        self.problem = ""
+        self.incomplete: set[str] = set()
+        self.error = ""
+
+    def scan(self) -> Snapshot:
+        if self.error:
+            raise RepositoryError(self.error)
+        models = {
+            name: {
+                version: Found(
+                    self.path / name / version,
+                    content,
+                    content,
+                    "weights.bin is missing" if f"{name}@{version}" in self.incomplete else "",
+                )
+                for version, content in versions.items()
+            }
+            for name, versions in self.models.items()
+        }
+        return Snapshot(models, self.settings, self.problem)
+
+
+class World:
+    """A manager, what it manages, and a view of what clients would get.
+
+    Attributes:
+        loads: versions, in the order in which loading them began.
+        broken: contents that can't be loaded.
+        gate: loading waits for it.
+        health: as last told.
+    """
+
+    def __init__(self, source: FakeSource, config: ServerConfig | None = None) -> None:
+        self.source = source
+        self.registry = ModelRegistry()
+        self.metrics = ServerMetrics()
+        self.loads: list[str] = []
+        self.broken = {"broken"}
+        self.loaded: list[LoadedVersion] = []
+        self.options: list[ServerConfig] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.health: Mapping[str, bool] = {}
+        self.manager = ModelManager(
+            source, config or ServerConfig(), self.registry, self.metrics, self._load, self._changed
+        )
+
+    async def rescan(self) -> None:
+        await self.manager.reload()
+
+    def answers(self, name: str = "") -> str:
+        """Name and version of the model that a request for `name` would get, or the code of the error."""
+        try:
+            with self.registry.use(name) as model:
+                return f"{model.name}@{model.version}"
+        except ApiError as error:
+            return error.code.name
+
+    def pools(self, version: str) -> list[FakePool]:
+        return [cast(FakePool, each.pool) for each in self.loaded if f"{each.name}@{each.version}" == version]
+
+    def state(self, name: str) -> tuple[str, str]:
+        """What is reported of NAME@VERSION."""
+        report = next(each for each in self.manager.reports() if f"{each.model}@{each.version}" == name)
+        return pb.ModelState.Name(report.state).removeprefix("MODEL_STATE_"), report.problem
+
+    def page(self) -> str:
+        return generate_latest(self.metrics.registry).decode()
+
+    async def _load(self, path: Path, name: str, version: str, config: ServerConfig) -> LoadedVersion:
+        self.loads.append(f"{name}@{version}")
+        content = self.source.models[name][version]
+        await self.gate.wait()
+        if content in self.broken:
+            raise LoadError(f"{path} is broken")
+        if content == "mistaken":
+            raise ZeroDivisionError("by\nzero")
+        self.options.append(config)
+        bundle = letters_bundle()
+        bundle = replace(bundle, manifest=bundle.manifest.model_copy(update={"name": name, "version": version}))
+        metrics = ModelMetrics()
+        scorer = Scorer(FakeScoring().load, bundle.manifest.shape, 10, metrics)
+        limits = request_limits(config, 64, bundle.manifest.shape)
+        served = ServedVersion(ServedModel(bundle, FakeEngines(), scorer, "cpu", 8, limits))
+        pool = cast(EnginePool, FakePool(bundle))
+        self.loaded.append(LoadedVersion(served, pool, scorer, metrics, 0.5, 2, 1))
+        return self.loaded[-1]
+
+    def _changed(self, serving: Mapping[str, bool]) -> None:
+        self.health = serving
+
+
+async def test_the_latest_of_every_model_is_served_and_the_only_one_is_the_default() -> None:
+    world = World(FakeSource(m={"1": "a", "2": "a"}))
+    assert world.answers() == "UNAVAILABLE"
+    await world.manager.start()
+    assert world.loads == ["m@2"]
+    assert [world.answers(name) for name in ("", "m", "m@2", "m@latest")] == ["m@2"] * 4
+    assert [world.answers(name) for name in ("n", "m@1", "m@", "@2", "m@2@2", "../m")] == ["NOT_FOUND"] * 6
+    assert world.health == {"m": True}
+
+
+async def test_several_models_need_a_default_to_answer_who_names_none() -> None:
+    source = FakeSource(m={"1": "a"}, n={"1": "a"})
+    world = World(source)
+    await world.manager.start()
+    assert world.answers() == "INVALID_ARGUMENT"
+    assert (world.answers("m"), world.answers("n")) == ("m@1", "n@1")
+    source.settings = RepositorySettings(default="n")
+    await world.rescan()
+    assert world.answers() == "n@1"
+    assert [model.name for model in world.registry.list()] == ["n", "m"]
+    assert [model.default for model in world.registry.list()] == [True, False]
+
+
+async def test_a_new_version_takes_over_when_it_is_loaded_and_the_old_one_finishes_its_calls() -> None:
+    source = FakeSource(m={"1": "a"})
+    world = World(source)
+    await world.manager.start()
+    with world.registry.use("m") as old:
+        source.models["m"]["2"] = "a"
+        world.gate.clear()
+        reloading = asyncio.create_task(world.rescan())
+        await until(lambda: "m@2" in world.loads)
+        assert world.answers("m") == "m@1"
+        assert world.state("m@2") == ("LOADING", "")
+        assert world.answers("m@2") == "UNAVAILABLE"
+        world.gate.set()
+        await reloading
+        assert world.answers("m") == "m@2"
+        assert world.answers("m@1") == "NOT_FOUND"
+        assert old.version == "1"
+        assert not world.pools("m@1")[0].closed
+        assert [report.state for report in world.manager.reports() if report.loaded] == [
+            pb.MODEL_STATE_READY,
+            pb.MODEL_STATE_RETIRING,
+        ]
+        assert 'model="m",version="1"' in world.page()
+    await until(lambda: len(world.manager.reports()) == 2)
+    assert world.pools("m@1")[0].closed
+    assert not world.pools("m@2")[0].closed
+    assert world.state("m@1") == ("UNLOADED", "")
+    assert 'model="m",version="1"' not in world.page()
+    assert 'model="m",version="2"' in world.page()
+
+
+async def test_calls_of_a_retired_version_are_not_waited_for_for_ever() -> None:
+    source = FakeSource(m={"1": "a"})
+    world = World(source, ServerConfig(retire_seconds=0.01))
+    await world.manager.start()
+    with world.registry.use("m"):
+        source.models["m"] = {"2": "a"}
+        await world.rescan()
+        await until(lambda: world.pools("m@1")[0].closed)
+
+
+async def test_a_broken_version_is_refused_with_its_reason_and_the_old_one_stays() -> None:
+    source = FakeSource(m={"1": "a"})
+    world = World(source)
+    await world.manager.start()
+    source.models["m"]["2"] = "broken"
+    for _ in range(2):
+        await world.manager._alone(world.manager._rescan)
+    assert world.loads == ["m@1", "m@2"]  # it is tried once
+    assert world.answers("m") == "m@1"
+    assert world.answers("m@2") == "UNAVAILABLE"
+    assert world.state("m@2") == ("FAILED", "/models/m/2 is broken")
+    (listed,) = [model for model in world.registry.list() if model.version == "2"]
+    assert (listed.state, listed.problem) == (pb.MODEL_STATE_FAILED, "/models/m/2 is broken")
+    assert 'dragoman_model_load_failures_total{model="m"} 1.0' in world.page()
+    source.models["m"]["2"] = "mended"
+    await world.manager._alone(world.manager._rescan)
+    assert world.answers("m") == "m@2"
+    assert world.state("m@2") == ("READY", "")
+
+
+async def test_whatever_loading_raises_harms_nobody_else() -> None:
+    world = World(FakeSource(m={"1": "mistaken"}, n={"1": "a"}))
+    await world.manager.start()
+    assert world.answers("n") == "n@1"
+    assert world.state("m@1") == ("FAILED", "ZeroDivisionError: by")
+    assert world.health == {"m": False, "n": True}
+
+
+async def test_changed_files_replace_what_is_served_and_broken_ones_do_not() -> None:
+    source = FakeSource(m={"1": "a"})
+    world = World(source)
+    await world.manager.start()
+    source.models["m"]["1"] = "broken"
+    await world.rescan()
+    assert world.answers("m@1") == "m@1"
+    assert world.state("m@1") == ("READY", "/models/m/1 is broken")
+    source.models["m"]["1"] = "b"
+    await world.rescan()
+    await until(lambda: [pool.closed for pool in world.pools("m@1")] == [True, False])
+    assert world.answers("m@1") == "m@1"
+    assert world.state("m@1") == ("READY", "")
+    assert 'dragoman_model_load_seconds{model="m",version="1"} 0.5' in world.page()
+
+
+async def test_an_incomplete_copy_waits_and_is_told() -> None:
+    source = FakeSource(m={"1": "a", "2": "a"})
+    source.incomplete.add("m@2")
+    world = World(source)
+    await world.manager.start()
+    assert world.answers("m") == "m@1"
+    assert world.state("m@2") == ("FAILED", "weights.bin is missing")
+    source.incomplete.clear()
+    await world.rescan()
+    assert world.answers("m") == "m@2"
+
+
+async def test_aliases_and_options_follow_the_settings() -> None:
+    source = FakeSource(m={"1": "a", "2": "a", "3": "a"})
+    source.settings = RepositorySettings(models={"m": ModelSettings(Latest(), {"stable": "2", "lost": "9"})})
+    world = World(source)
+    await world.manager.start()
+    assert (world.answers("m"), world.answers("m@stable")) == ("m@3", "m@2")
+    assert world.answers("m@lost") == "NOT_FOUND"
+    assert {model.version: list(model.aliases) for model in world.registry.list()} == {"3": [], "2": ["stable"]}
+    source.settings = RepositorySettings(
+        models={"m": ModelSettings(Pinned(frozenset({"1"})), {"stable": "1"}, {"max_beam_size": 3})}
+    )
+    await world.rescan()
+    assert (world.answers("m"), world.answers("m@stable"), world.answers("m@3")) == ("m@1", "m@1", "NOT_FOUND")
+    assert world.options[-1].max_beam_size == 3
+    # Other options need another load; the same settings do not.
+    await world.rescan()
+    assert world.loads == ["m@3", "m@2", "m@1"]
+    source.settings = RepositorySettings(models={"m": ModelSettings(Pinned(frozenset({"1"})))})
+    await world.rescan()
+    assert world.loads == ["m@3", "m@2", "m@1", "m@1"]
+    assert world.options[-1].max_beam_size == ServerConfig().max_beam_size
+
+
+async def test_a_model_that_is_gone_is_forgotten() -> None:
+    source = FakeSource(m={"1": "a", "2": "broken"}, n={"1": "a"})
+    world = World(source)
+    await world.manager.start()
+    del source.models["m"]
+    await world.rescan()
+    assert world.answers("m") == "NOT_FOUND"
+    assert world.answers() == "n@1"
+    assert world.health == {"n": True}
+    await until(lambda: 'model="m"' not in world.page())
+
+
+async def test_a_repository_that_can_not_be_read_changes_nothing() -> None:
+    source = FakeSource(m={"1": "a"})
+    world = World(source)
+    await world.manager.start()
+    source.error = "the disk is gone"
+    with pytest.raises(NotLoadedError, match="the disk is gone"):
+        await world.manager.reload()
+    assert world.manager.problem == "the disk is gone"
+    assert world.answers("m") == "m@1"
+    source.error = ""
+    source.settings, source.problem = None, "repository.yaml is wrong"
+    source.models["m"]["2"] = "a"
+    with pytest.raises(NotLoadedError, match=r"repository.yaml is wrong"):
+        await world.manager.reload()
+    assert world.answers("m") == "m@2"  # by the settings of before
+    source.settings, source.problem = RepositorySettings(), ""
+    await world.rescan()
+    assert world.manager.problem == ""
+
+
+async def test_a_start_with_wrong_settings_is_refused() -> None:
+    source = FakeSource(m={"1": "a"})
+    source.settings, source.problem = None, "repository.yaml is wrong"
+    with pytest.raises(RepositoryError, match=r"repository.yaml is wrong"):
+        await World(source).manager.start()
+
+
+async def test_models_are_unloaded_and_loaded_by_hand() -> None:
+    world = World(FakeSource(m={"1": "a", "2": "a"}, n={"1": "a"}))
+    await world.manager.start()
+    await world.manager.unload("m")
+    await world.rescan()
+    assert world.answers("m") == "NOT_FOUND"
+    assert world.answers("n") == "n@1"
+    assert world.health == {"n": True}
+    assert [report.held for report in world.manager.reports() if report.model == "m"] == [True, True]
+    await until(lambda: world.pools("m@2")[0].closed)
+    await world.manager.load("m")
+    assert world.answers("m") == "m@2"
+    await world.manager.unload("m@2")  # rolls back
+    assert world.answers("m") == "m@1"
+    await world.manager.load("m@2")
+    assert world.answers("m") == "m@2"
+    await world.manager.load("m@1")
+    assert (world.answers("m"), world.answers("m@1")) == ("m@2", "m@1")
+    for name in ("x", "m@7", "../m", "m@"):
+        with pytest.raises(UnknownModelError):
+            await world.manager.load(name)
+        with pytest.raises(UnknownModelError):
+            await world.manager.unload(name)
+
+
+async def test_loading_by_hand_tells_why_it_failed_and_can_be_tried_again() -> None:
+    source = FakeSource(m={"1": "a", "2": "broken"}, n={"1": "broken"})
+    source.incomplete.add("m@3")
+    source.models["m"]["3"] = "a"
+    world = World(source)
+    await world.manager.start()
+    for name, said in (
+        ("m", "/models/m/2 is broken"),
+        ("m@2", "version 2 of model m was not loaded: /models/m/2 is broken"),
+        ("m@3", "version 3 of model m was not loaded: weights.bin is missing"),
+        ("n", "/models/n/1 is broken"),
+    ):
+        with pytest.raises(NotLoadedError) as failed:
+            await world.manager.load(name)
+        assert str(failed.value) == said
+    assert world.answers("m") == "m@1"
+    world.broken.clear()
+    await world.manager.load("n")
+    assert world.answers("n") == "n@1"
+
+
+async def test_loading_again_replaces_what_has_not_changed() -> None:
+    source = FakeSource(m={"1": "a"})
+    world = World(source)
+    await world.manager.start()
+    await world.manager.load("m")
+    assert world.loads == ["m@1"]
+    await world.manager.load("m", again=True)
+    assert world.loads == ["m@1", "m@1"]
+    await until(lambda: [pool.closed for pool in world.pools("m@1")] == [True, False])
+    world.broken.add("a")
+    with pytest.raises(NotLoadedError):
+        await world.manager.load("m@1", again=True)
+    assert world.answers("m") == "m@1"
+    assert not world.pools("m@1")[1].closed
+
+
+async def test_who_leaves_while_a_model_is_loaded_does_not_stop_it() -> None:
+    world = World(FakeSource(m={"1": "a"}))
+    await world.manager.start()
+    await world.manager.unload("m")
+    world.gate.clear()
+    loading = asyncio.create_task(world.manager.load("m"))
+    await until(lambda: world.loads == ["m@1", "m@1"])
+    loading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loading
+    world.gate.set()
+    await until(lambda: world.answers("m") == "m@1")
+
+
+async def test_watching_goes_on_after_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = FakeSource(m={"1": "a"})
+    world = World(source)
+    await world.manager.start()
+    scan, mistakes = source.scan, iter([True])
+
+    def mistaken() -> Snapshot:
+        if next(mistakes, False):
+            raise KeyError("a bug")
+        return scan()
+
+    monkeypatch.setattr(source, "scan", mistaken)
+    watching = asyncio.create_task(world.manager.watch(0.001))
+    source.models["m"]["2"] = "a"
+    await until(lambda: world.answers("m") == "m@2")
+    watching.cancel()
+
+
+async def test_an_engine_that_fails_is_noticed_and_closing_ends_all() -> None:
+    world = World(FakeSource(m={"1": "a"}, n={"1": "a"}))
+    await world.manager.start()
+    world.pools("m@1")[0].failed.set()
+    await asyncio.wait_for(world.manager.failed.wait(), 5)
+    await world.manager.close()
+    assert all(pool.closed for name in ("m@1", "n@1") for pool in world.pools(name))
+
+
+async def test_the_registry_says_why_it_refuses() -> None:
+    source = FakeSource(m={"1": "broken"}, n={"1": "a"})
+    world = World(source)
+    await world.manager.start()
+
+    def refusal(name: str) -> tuple[grpc.StatusCode, str]:
+        with pytest.raises(ApiError) as error:
+            world.registry.find(name)
+        return error.value.code, error.value.message
+
+    assert refusal("") == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "model is empty, but this server has no default model: name one of m, n",
+    )
+    assert refusal("m") == (grpc.StatusCode.UNAVAILABLE, "no version of model m could be loaded")
+    assert refusal("m@1") == (grpc.StatusCode.UNAVAILABLE, "version 1 of model m could not be loaded")
+    assert refusal("n@2") == (grpc.StatusCode.NOT_FOUND, "model 'n@2' is not served here; there is n@1")
+    await world.manager.unload("n")
+    await world.manager.unload("m")
+    assert refusal("") == (grpc.StatusCode.UNAVAILABLE, "no model is loaded")
+    assert refusal("n") == (grpc.StatusCode.NOT_FOUND, "model 'n' is not served here; there is none")

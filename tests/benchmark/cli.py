@@ -16,8 +16,9 @@ from server.bundle.load import BundleError, load_bundle, shipped_bundle
 from tests.benchmark.actor import ActorError
 from tests.benchmark.base_model import base_bundle
 from tests.benchmark.bundle_weights import UnreadableGraphError, load_model
-from tests.benchmark.campaign import Effort, measure, samples_ahead
+from tests.benchmark.campaign import measure, samples_ahead
 from tests.benchmark.ctranslate2_model import convert
+from tests.benchmark.effort import Effort
 from tests.benchmark.machine import describe
 from tests.benchmark.outcome import Outcome
 from tests.benchmark.report import document, markdown
@@ -39,7 +40,7 @@ class Model(StrEnum):
 def main(
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="One round of short samples: a first impression in two minutes instead of eight."),
+        typer.Option("--quick", help="One round of short samples: a first impression in three minutes instead of ten."),
     ] = False,
     model: Annotated[
         Model, typer.Option(help="The shipped bundle, the base shape with random weights, or both.")
@@ -48,7 +49,10 @@ def main(
     rounds: Annotated[int | None, typer.Option(min=1, help="Samples of each series.")] = None,
     seconds: Annotated[float | None, typer.Option(min=0.05, help="Length of a sample, about.")] = None,
     ctranslate2: Annotated[bool, typer.Option(help="Whether CTranslate2 takes part.")] = True,
+    greedy: Annotated[bool, typer.Option(help="Whether to measure greedy search.")] = True,
     open_loop: Annotated[bool, typer.Option(help="Whether to measure random arrivals too.")] = True,
+    beam: Annotated[bool, typer.Option(help="Whether to measure beam search.")] = True,
+    short_list: Annotated[bool, typer.Option(help="Whether to measure a short list of a large vocabulary.")] = True,
     serve: Annotated[str, typer.Option(help="More arguments of dragoman-serve, in one string.")] = "",
     output: Annotated[Path, typer.Option(help="Where benchmark.md and benchmark.json go.")] = BUILD,
 ) -> None:
@@ -56,10 +60,13 @@ def main(
     console = Console()
     machine = describe()
     effort = Effort(
-        seconds=seconds or (0.6 if quick else 1.5),
+        seconds=seconds or (0.6 if quick else 1.2),
         rounds=rounds or (1 if quick else 3),
         open_seconds=(1.5 if quick else 4.0) if open_loop else 0.0,
         ctranslate2=ctranslate2,
+        greedy=greedy,
+        beam=beam,
+        short_list=short_list,
     )
     names = [Model.shipped, Model.base] if model is Model.both else [model]
     BUILD.mkdir(parents=True, exist_ok=True)

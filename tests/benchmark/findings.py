@@ -4,14 +4,15 @@ from collections.abc import Iterator
 from statistics import median
 
 from tests.benchmark.contenders import IN_FLIGHT
-from tests.benchmark.outcome import Outcome
+from tests.benchmark.outcome import BeamSearch, Greedy, Measured, ShortLists
 from tests.benchmark.samples import Series, percentile, ratios
+from tests.benchmark.tables import NAMES
 
 WANTED_OF_RAW = 0.7
 HEALTHY_P99 = 0.1  # seconds
 
 
-def findings(outcome: Outcome) -> list[str]:
+def greedy_findings(outcome: Greedy) -> list[str]:
     """A sentence for each mark, then what else a reader should know."""
     return [
         *_against_raw(outcome),
@@ -22,7 +23,26 @@ def findings(outcome: Outcome) -> list[str]:
     ]
 
 
-def _against_raw(outcome: Outcome) -> Iterator[str]:
+def beam_findings(outcome: BeamSearch) -> list[str]:
+    """A sentence for each mark, then what else a reader should know."""
+    return [*_beam_against_ctranslate2(outcome), *_beam_costs(outcome), *_answers(outcome)]
+
+
+def short_list_findings(outcome: ShortLists) -> list[str]:
+    """What a short list saves."""
+    loads = sorted({series.in_flight for series in outcome.series if series.in_flight})
+    sentences = []
+    for load in loads:
+        whole, shared, own = (outcome.at(system, load) for system in ("whole", "shared", "own"))
+        if whole and shared and own:
+            sentences.append(
+                f"At {load} rows a list that all share gives {median(ratios(shared, whole)):.2f} times the tokens of "
+                f"the whole vocabulary, a random one for each {median(ratios(own, whole)):.2f} times."
+            )
+    return sentences
+
+
+def _against_raw(outcome: Greedy) -> Iterator[str]:
     raw = outcome.at("raw", max(IN_FLIGHT))
     for system, name in (("batch", "GenerateBatch"), ("unary", "Generate")):
         series = _most_loaded(outcome, system)
@@ -34,7 +54,7 @@ def _against_raw(outcome: Outcome) -> Iterator[str]:
             )
 
 
-def _against_ctranslate2(outcome: Outcome) -> Iterator[str]:
+def _against_ctranslate2(outcome: Greedy) -> Iterator[str]:
     other = outcome.best("ctranslate2")
     for system, name in (("batch", "GenerateBatch"), ("unary", "Generate")):
         series = outcome.best(system)
@@ -50,7 +70,7 @@ def _against_ctranslate2(outcome: Outcome) -> Iterator[str]:
         yield f"The graphs alone, stepped without a server, give {ratio:.2f} times CTranslate2's tokens."
 
 
-def _alone(outcome: Outcome) -> Iterator[str]:
+def _alone(outcome: Greedy) -> Iterator[str]:
     served, raw, other = (outcome.at(system, 1) for system in ("unary", "raw", "ctranslate2"))
     if served and raw:
         added = served.latency(0.5) - raw.latency(0.5)
@@ -62,7 +82,7 @@ def _alone(outcome: Outcome) -> Iterator[str]:
         yield sentence + "."
 
 
-def _open(outcome: Outcome) -> Iterator[str]:
+def _open(outcome: Greedy) -> Iterator[str]:
     healthy = [
         (rate, sample)
         for rate, sample in outcome.open_loop
@@ -76,18 +96,53 @@ def _open(outcome: Outcome) -> Iterator[str]:
         yield f"At none of the rates of the open loop did the p99 stay below {1000 * HEALTHY_P99:.0f} ms."
 
 
-def _answers(outcome: Outcome) -> Iterator[str]:
-    for agreement in outcome.agreements:
-        if agreement.same < agreement.inputs:
+def _beam_against_ctranslate2(outcome: BeamSearch) -> Iterator[str]:
+    for batch in sorted({s.in_flight for s in outcome.series if s.in_flight}):
+        served, other = _best_served(outcome, batch), outcome.at("ctranslate2", batch)
+        if served and other:
+            ratio = median(ratios(served, other))
             yield (
-                f"{agreement.one} and {agreement.other} differ in {agreement.inputs - agreement.same} of "
-                f"{agreement.inputs} answers: where two tokens are almost equally likely, rounding decides."
+                f"{_mark(ratio > 1)} {NAMES[served.system]}, with batch {batch} ({batch * outcome.beam.size} rows), "
+                f"gives {ratio:.2f} times the tokens of CTranslate2 in-process ({other.setting}; more than 1 wanted)."
             )
+
+
+def _beam_costs(outcome: BeamSearch) -> Iterator[str]:
+    shares = [
+        series.work.branch_seconds / series.work.step_seconds
+        for series in outcome.series
+        if series.system in ("batch", "unary") and series.work
+    ]
+    if shares:
+        yield f"Copying rows where hypotheses branch takes {min(shares):.1%} to {max(shares):.1%} of the step time."
+    exact = outcome.best("engines exact")
+    early = exact and outcome.at("engines", exact.in_flight)
+    if exact and early:
+        share = median(ratios(exact, early))
+        yield f"The exact stopping rule, which is the default, gives {share:.2f} times the tokens of early stopping."
+
+
+def _best_served(outcome: BeamSearch, batch: int) -> Series | None:
+    served = [series for system in ("batch", "unary") if (series := outcome.at(system, batch))]
+    return max(served, key=lambda series: series.rate, default=None)
+
+
+def _answers(outcome: Measured) -> Iterator[str]:
+    for agreement in outcome.agreements:
+        differing = agreement.inputs - agreement.same
+        if not differing:
+            continue
+        if agreement.undecided is None:
+            why = "where two tokens are almost equally likely, rounding decides"
+        else:
+            why = f"rounding decides in {agreement.undecided} of them, where two choices are almost equally likely"
+        mark = "**Wrong:** " if agreement.undecided is not None and agreement.undecided < differing else ""
+        yield f"{mark}{agreement.one} and {agreement.other} differ in {differing} of {agreement.inputs} answers: {why}."
     if outcome.agreements and all(a.same == a.inputs for a in outcome.agreements):
         yield f"All contenders gave the same tokens on all {outcome.agreements[0].inputs} inputs."
 
 
-def _most_loaded(outcome: Outcome, system: str) -> Series | None:
+def _most_loaded(outcome: Greedy, system: str) -> Series | None:
     loads = [s.in_flight for s in outcome.series if s.system == system and s.in_flight]
     return outcome.at(system, max(loads)) if loads else None
 

@@ -2,40 +2,37 @@
 
 from dataclasses import dataclass, field
 
+from tests.benchmark.beam import Beam
 from tests.benchmark.samples import Sample, Series
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How many of the same inputs two contenders answered with exactly the same tokens."""
+    """How many of the same inputs two contenders answered with exactly the same tokens.
+
+    Attributes:
+        undecided: of the others, those where on the way to the answer two numbers are so close that rounding decides;
+            None where that was not looked at.
+    """
 
     one: str
     other: str
     same: int
     inputs: int
+    undecided: int | None = None
 
 
 @dataclass
-class Outcome:
-    """The results on one model.
+class Measured:
+    """One kind of search.
 
     Attributes:
-        model: name, shape and precision, in words.
-        inputs: what was asked, in words.
         steps: mean tokens of an answer, an end token included.
-        start_seconds: of the server, until it serves.
-        resident_megabytes: of the server, after all the load.
         series: of every contender and load.
-        open_loop: calls per second offered, rising, and what came of it.
     """
 
-    model: str
-    inputs: str
     steps: float = 0.0
-    start_seconds: float = 0.0
-    resident_megabytes: float = 0.0
     series: list[Series] = field(default_factory=list)
-    open_loop: list[tuple[float, Sample]] = field(default_factory=list)
     agreements: list[Agreement] = field(default_factory=list)
 
     def at(self, system: str, in_flight: int | None) -> Series | None:
@@ -45,6 +42,57 @@ class Outcome:
     def best(self, *systems: str) -> Series | None:
         """The best of these systems at any load."""
         return _fastest([s for s in self.series if s.system in systems])
+
+
+@dataclass
+class Greedy(Measured):
+    """Greedy search.
+
+    Attributes:
+        start_seconds: of the server, until it serves.
+        resident_megabytes: of the server, after all the load.
+        open_loop: calls per second offered, rising, and what came of it.
+    """
+
+    start_seconds: float = 0.0
+    resident_megabytes: float = 0.0
+    open_loop: list[tuple[float, Sample]] = field(default_factory=list)
+
+
+@dataclass
+class BeamSearch(Measured):
+    """Beam search."""
+
+    beam: Beam = field(default_factory=Beam)
+
+
+@dataclass
+class ShortLists(Measured):
+    """Greedy search with a short list of the vocabulary.
+
+    Attributes:
+        tokens: of a list.
+        vocabulary: tokens there are.
+    """
+
+    tokens: int = 0
+    vocabulary: int = 0
+
+
+@dataclass
+class Outcome:
+    """The results on one model.
+
+    Attributes:
+        model: name, shape and precision, in words.
+        inputs: what was asked, in words.
+    """
+
+    model: str
+    inputs: str
+    greedy: Greedy | None = None
+    beam: BeamSearch | None = None
+    short_lists: ShortLists | None = None
 
 
 def _fastest(series: list[Series]) -> Series | None:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from statistics import median
 
+from tests.benchmark.engine_work import EngineWork
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -15,6 +17,7 @@ class Sample:
         latencies: seconds, one for each call (empty where calls make no sense).
         failed: calls without an answer.
         cpu_seconds: processor time over the measurement by process: "server" and "load", or "own" in-process.
+        work: what the engines did meanwhile, where that was looked at.
     """
 
     seconds: float
@@ -23,6 +26,7 @@ class Sample:
     latencies: list[float] = field(default_factory=list)
     failed: int = 0
     cpu_seconds: dict[str, float] = field(default_factory=dict)
+    work: EngineWork | None = None
 
     @property
     def tokens_per_second(self) -> float:
@@ -34,7 +38,7 @@ class Series:
     """The samples of one contender at one load, one a round.
 
     Attributes:
-        system: "raw", "unary", "batch", "ctranslate2", "ctranslate2 int8".
+        system: one of those that tests/benchmark/report.py names.
         in_flight: inputs worked on at a time; None for all of them at once.
         setting: threads and the like, in words.
     """
@@ -52,6 +56,12 @@ class Series:
     def rate(self) -> float:
         """Median tokens per second."""
         return median(self.rates)
+
+    @property
+    def work(self) -> EngineWork | None:
+        """What engines did, in all rounds together."""
+        works = [sample.work for sample in self.samples if sample.work]
+        return sum(works[1:], works[0]) if works else None
 
     def latency(self, quantile: float) -> float:
         """Of all rounds' calls together, in seconds."""

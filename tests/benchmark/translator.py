@@ -7,7 +7,10 @@ from pathlib import Path
 
 import ctranslate2
 
+from tests.benchmark.beam import Beam
 from tests.benchmark.samples import Sample
+
+END = "</s>"  # the end token of a model that does not tell another
 
 
 class CTranslate2:
@@ -43,12 +46,13 @@ class CTranslate2:
         self.max_new_tokens = max_new_tokens
         self._translate(self.sources[: 8 * inter_threads], 8)  # warm-up
 
-    def measure(self, seconds: float, size: int | None, batch: int) -> Sample:
+    def measure(self, seconds: float, size: int | None, batch: int, beam: Beam | None = None) -> Sample:
         """Translates for at least `seconds`, `size` inputs at a call.
 
         Args:
             size: None for all inputs in one call, which CTranslate2 then sorts by length.
             batch: inputs in one of its batches at most; it is lowered where a call would not give every worker one.
+            beam: greedy without.
         """
         size = size or len(self.sources)
         slices = cycle([self.sources[i : i + size] for i in range(0, len(self.sources) - size + 1, size)])
@@ -58,27 +62,28 @@ class CTranslate2:
         cpu = time.process_time()
         started = now = time.perf_counter()
         while now - started < seconds:
-            results = self._translate(next(slices), batch)
+            results = self._translate(next(slices), batch, beam)
             tokens += sum(map(self._count, results))
             sequences += len(results)
             latencies.append(time.perf_counter() - now)
             now += latencies[-1]
         return Sample(now - started, tokens, sequences, latencies, cpu_seconds={"own": time.process_time() - cpu})
 
-    def answers(self) -> list[list[str]]:
-        """Greedy tokens of every source, without the end token."""
-        return self._translate(self.sources, 32)
+    def answers(self, beam: Beam | None = None) -> list[list[str]]:
+        """Tokens of every source's best hypothesis, without the end token."""
+        return self._translate(self.sources, 32, beam)
 
-    def _translate(self, sources: list[list[str]], batch: int) -> list[list[str]]:
+    def _translate(self, sources: list[list[str]], batch: int, beam: Beam | None = None) -> list[list[str]]:
         results = self.translator.translate_batch(
             sources,
-            beam_size=1,
             max_batch_size=batch,
             max_decoding_length=self.max_new_tokens,
             min_decoding_length=0,  # by default it forbids the empty answer
             max_input_length=0,
+            **(beam.arguments() if beam else {"beam_size": 1}),
         )
-        return [result.hypotheses[0] for result in results]
+        answers = [result.hypotheses[0] for result in results]
+        return [answer[:-1] if answer[-1:] == [END] else answer for answer in answers]
 
     def _count(self, answer: list[str]) -> int:
         """Tokens, the end token included where the model produced it."""

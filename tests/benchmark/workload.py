@@ -1,11 +1,13 @@
 """What is asked of all contenders: the same texts, the same limits."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dragoman.v1 import generation_pb2 as pb
 from server.bundle.load import Bundle, BundleError
+from tests.benchmark.beam import Beam
 
 ROOT = Path(__file__).resolve().parents[2]
 TEST_WORDS = ROOT.parent / "shared" / "data" / "g2p-cmudict" / "g014b2b.test"
@@ -33,26 +35,32 @@ class Workload:
     def mean_source_tokens(self) -> float:
         return sum(map(len, self.source_ids)) / len(self.source_ids)
 
-    def unary(self, *, tokens: bool = False) -> list[bytes]:
-        """Serialised GenerateRequests, one a text; with `tokens` the answers hold token ids."""
-        details = pb.Details(tokens=True) if tokens else None
+    def mean_steps(self, answers: Sequence[Sequence[int]]) -> float:
+        """Mean tokens of answers whose end token is not among them, but counted where the model produced it."""
+        return sum(min(len(ids) + 1, self.max_new_tokens) for ids in answers) / len(answers)
+
+    def unary(self, beam: Beam | None = None, *, tokens: bool = False) -> list[bytes]:
+        """Serialised GenerateRequests, one a text; greedy without a beam; with `tokens` the answers hold token ids."""
+        options, details = self._options(beam), pb.Details(tokens=True) if tokens else None
         return [
-            pb.GenerateRequest(input=pb.Input(text=text), options=self._options, details=details).SerializeToString()
+            pb.GenerateRequest(input=pb.Input(text=text), options=options, details=details).SerializeToString()
             for text in self.texts
         ]
 
-    def batches(self, size: int) -> list[bytes]:
+    def batches(self, size: int, beam: Beam | None = None) -> list[bytes]:
         """Serialised GenerateBatchRequests of `size` texts each."""
+        options = self._options(beam)
         whole = len(self.texts) - len(self.texts) % size
         return [
             pb.GenerateBatchRequest(
-                inputs=[pb.Input(text=text) for text in self.texts[i : i + size]], options=self._options
+                inputs=[pb.Input(text=text) for text in self.texts[i : i + size]], options=options
             ).SerializeToString()
             for i in range(0, whole, size)
         ]
 
-    @property
-    def _options(self) -> pb.GenerationOptions:
+    def _options(self, beam: Beam | None) -> pb.GenerationOptions:
+        if beam is not None:
+            return beam.message(self.max_new_tokens)
         return pb.GenerationOptions(max_new_tokens=self.max_new_tokens)
 
 

@@ -8,6 +8,7 @@ from dragoman.v1 import generation_pb2 as pb
 from server.api.errors import ApiError, Rejection, from_engine, invalid
 from server.api.model import PendingAnswer, ServedModel
 from server.api.options import Wanted, reseeded
+from server.api.room import BatchShare
 from server.engine.requests import (
     DeadlineExpiredError,
     EngineUnavailableError,
@@ -22,9 +23,10 @@ ROOM_SECONDS = 0.02  # how often an item that found the queue full looks again
 class Batch:
     """One GenerateBatch call.
 
-    At most `model.batch_window` items wait or run at the same time, so that a batch never fills the queue by itself and
-    others get in between. An item that finds the queue full waits for room, as long as the call's deadline allows; only
-    a batch whose very first item finds it full is refused as a whole, at once, as a single request would be.
+    Its items wait or run in the places that `model.batch_room` has for them, so that a batch never fills the queue by
+    itself and others get in between. An item that finds the queue full all the same waits for room, as long as the
+    call's deadline allows; only a batch whose very first item finds it full is refused as a whole, at once, as a single
+    request would be.
 
     Args:
         model: the model.
@@ -51,6 +53,8 @@ class Batch:
         self._own_seeds = own_seeds
         self._all_or_none = all_or_none
         self._admitted = False
+        self._share = BatchShare(model.batch_room)
+        self._submitting = asyncio.Lock()  # one item at a time waits for the queue to have room
 
     async def run(self, inputs: Sequence[pb.Input]) -> list[pb.BatchItem]:
         """Answers every input, in order.
@@ -75,9 +79,10 @@ class Batch:
         items: list[pb.BatchItem | None] = [None] * len(inputs)
         work = iter(enumerate(sources))
         try:
-            async with asyncio.TaskGroup() as workers:
-                for _ in range(min(self._model.batch_window, len(inputs))):
-                    workers.create_task(self._work(work, items))
+            with self._share:
+                async with asyncio.TaskGroup() as workers:
+                    for _ in range(min(self._model.batch_room.places, len(inputs))):
+                        workers.create_task(self._work(work, items))
         except* (QueueFullError, DeadlineExpiredError, ApiError) as errors:
             raise errors.exceptions[0] from None
         return [item for item in items if item is not None]
@@ -104,7 +109,7 @@ class Batch:
     async def _work(self, work: Iterator[tuple[int, list[int] | ApiError]], items: list[pb.BatchItem | None]) -> None:
         """Takes one source after the other until there are none."""
         for index, source in work:
-            answer = source if isinstance(source, ApiError) else await self._answer(source)
+            answer = source if isinstance(source, ApiError) else await self._answer_in_turn(source)
             if isinstance(answer, ApiError):
                 if self._all_or_none:
                     raise answer
@@ -113,6 +118,13 @@ class Batch:
                 items[index] = pb.BatchItem(error=answer.status())
             else:
                 items[index] = pb.BatchItem(response=answer)
+
+    async def _answer_in_turn(self, source: list[int]) -> pb.GenerateResponse | ApiError:
+        await self._share.take()
+        try:
+            return await self._answer(source)
+        finally:
+            self._share.give()
 
     async def _answer(self, source: list[int]) -> pb.GenerateResponse | ApiError:
         search = reseeded(self._request.search) if self._own_seeds else self._request.search
@@ -129,16 +141,17 @@ class Batch:
                 generation.cancel()
 
     async def _submit(self, request: GenerationRequest) -> PendingAnswer:
-        while True:
-            try:
-                generation = self._model.submit(request)
-            except QueueFullError:
-                if not self._admitted:
-                    raise
-                await asyncio.sleep(ROOM_SECONDS)
-            else:
-                self._admitted = True
-                return generation
+        async with self._submitting:
+            while True:
+                try:
+                    generation = self._model.submit(request)
+                except QueueFullError:
+                    if not self._admitted:
+                        raise
+                    await asyncio.sleep(ROOM_SECONDS)
+                else:
+                    self._admitted = True
+                    return generation
 
     async def _write(self, request: GenerationRequest, finished: Finished) -> pb.GenerateResponse:
         while True:

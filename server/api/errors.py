@@ -9,9 +9,10 @@ from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
-from server.engine.requests import DeadlineExpiredError, EngineUnavailableError, QueueFullError
+from server.engine.requests import DeadlineExpiredError, EngineUnavailableError, QueueBound, QueueFullError
 
 DETAILS_KEY = "grpc-status-details-bin"  # where gRPC implementations look for a google.rpc.Status
+DOMAIN = "dragoman"  # of the reasons
 RETRY_SECONDS = 1.0  # after which to come back to a server that is loading or draining
 
 
@@ -21,9 +22,17 @@ class Rejection(StrEnum):
     INVALID = "invalid"
     UNKNOWN_MODEL = "unknown_model"
     QUEUE_FULL = "queue_full"
+    QUEUE_TOKENS = "queue_tokens"
     UNAVAILABLE = "unavailable"
     UNAUTHENTICATED = "unauthenticated"
     KEY_LIMIT = "key_limit"
+
+
+# What is counted, and what the client is told.
+QUEUE_BOUNDS: dict[QueueBound, tuple[Rejection, str]] = {
+    "requests": (Rejection.QUEUE_FULL, "QUEUE_REQUESTS"),
+    "tokens": (Rejection.QUEUE_TOKENS, "QUEUE_TOKENS"),
+}
 
 
 class ApiError(Exception):
@@ -31,22 +40,31 @@ class ApiError(Exception):
 
     Attributes:
         code, message, detail: what the client gets.
+        reason: the same for programs, as google.rpc.ErrorInfo; None where the code says it all.
         rejection: what the metrics count, None for a request that got as far as an engine.
     """
 
     def __init__(
-        self, code: grpc.StatusCode, message: str, detail: Message | None = None, rejection: Rejection | None = None
+        self,
+        code: grpc.StatusCode,
+        message: str,
+        detail: Message | None = None,
+        rejection: Rejection | None = None,
+        reason: str | None = None,
     ) -> None:
         super().__init__(message)
         self.code, self.message, self.detail, self.rejection = code, message, detail, rejection
+        self.reason = reason
 
     def status(self) -> status_pb2.Status:
         number: int = self.code.value[0]
         status = status_pb2.Status(code=number, message=self.message)
-        if self.detail is not None:
-            packed = any_pb2.Any()
-            packed.Pack(self.detail)
-            status.details.append(packed)
+        info = error_details_pb2.ErrorInfo(reason=self.reason, domain=DOMAIN) if self.reason else None
+        for detail in (self.detail, info):
+            if detail is not None:
+                packed = any_pb2.Any()
+                packed.Pack(detail)
+                status.details.append(packed)
         return status
 
 
@@ -100,8 +118,8 @@ def key_limit(problem: str, retry_after: float) -> ApiError:
 def from_engine(error: QueueFullError | DeadlineExpiredError | EngineUnavailableError) -> ApiError:
     """What a client gets for a request that the engines refused or did not finish."""
     if isinstance(error, QueueFullError):
-        detail = _retry_after(error.retry_after)
-        return ApiError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), detail, Rejection.QUEUE_FULL)
+        detail, rejection, reason = _retry_after(error.retry_after), *QUEUE_BOUNDS[error.bound]
+        return ApiError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), detail, rejection, reason)
     if isinstance(error, DeadlineExpiredError):
         return ApiError(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed before the answer was complete")
     return unavailable(str(error), rejection=None)

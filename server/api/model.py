@@ -8,6 +8,7 @@ from dragoman.v1 import generation_pb2 as pb
 from server.api.answers import AnswerWriter
 from server.api.errors import invalid
 from server.api.options import Wanted, read_details, read_options
+from server.api.room import BatchRoom
 from server.api.text import SourceEncoder, TargetEncoder, TargetKind, is_text
 from server.bundle.load import Bundle
 from server.engine.requests import BeamProgress, Finished, GenerationRequest, Progress
@@ -53,7 +54,7 @@ class ServedModel:
         engines: started.
         scorer: of the same bundle.
         device: where they run, "cpu" or "cuda:0".
-        batch_window: items of one batch that may wait or run at the same time.
+        batch_window: items of batches that may wait or run at the same time.
         limits: what one request may ask for.
     """
 
@@ -62,7 +63,7 @@ class ServedModel:
     ) -> None:
         manifest = bundle.manifest
         self.name, self.version = manifest.name, manifest.version
-        self.batch_window = batch_window
+        self.batch_room = BatchRoom(batch_window)
         self.limits = limits
         self.encoder = SourceEncoder(bundle.source_tokenizer, manifest.tokens, manifest.limits.max_source_tokens)
         self.target = TargetEncoder(bundle.target_tokenizer, manifest.tokens, manifest.limits.max_target_tokens)

@@ -9,6 +9,7 @@ from server.api.constraints import choosable_tokens, read_constraints
 from server.api.errors import invalid
 from server.api.fields import Fields
 from server.api.text import TargetEncoder
+from server.engine.requests import Priority
 from server.search.options import (
     UNCONSTRAINED,
     BeamOptions,
@@ -37,6 +38,11 @@ NORMALIZATIONS = {
     pb.LENGTH_NORMALIZATION_LENGTH: LengthNormalization.LENGTH,
     pb.LENGTH_NORMALIZATION_GNMT: LengthNormalization.GNMT,
     pb.LENGTH_NORMALIZATION_NONE: LengthNormalization.NONE,
+}
+
+PRIORITIES: dict[pb.Priority, Priority] = {
+    pb.PRIORITY_INTERACTIVE: Priority.INTERACTIVE,
+    pb.PRIORITY_BATCH: Priority.BATCH,
 }
 
 
@@ -199,6 +205,18 @@ def _lengths(fields: Fields, constraints: Constraints, limit: int) -> tuple[int,
     max_new_tokens = fields.integer("max_new_tokens", limit - forced, 1, limit - forced, why)
     min_new_tokens = fields.integer("min_new_tokens", 0, 0, max_new_tokens, ", which is max_new_tokens")
     return max_new_tokens, replace(constraints, min_new_tokens=min_new_tokens) if min_new_tokens else constraints
+
+
+def read_priority(asked: pb.Priority, default: Priority) -> Priority:
+    """Raises:
+    ApiError: there is no such priority.
+    """
+    if not asked:
+        return default
+    priority = PRIORITIES.get(asked)
+    if priority is None:
+        raise invalid("priority", f"is {asked}, but there is none of that number")
+    return priority
 
 
 def read_time_limit(options: pb.GenerationOptions, arrival: float) -> float | None:

@@ -14,9 +14,9 @@ from dragoman.v1 import generation_pb2_grpc
 from server.api.batch import Batch
 from server.api.errors import Rejection, invalid
 from server.api.model import ServedModel
-from server.api.options import Wanted, read_time_limit
+from server.api.options import Wanted, read_priority, read_time_limit
 from server.api.streaming import stream_answer
-from server.engine.requests import GenerationRequest
+from server.engine.requests import GenerationRequest, Priority
 from server.models.registry import ModelRegistry
 
 SERVICE = "dragoman.v1.GenerationService"
@@ -71,7 +71,8 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         with self._models.use(request.model) as model:
             search, wanted = await model.plan(request.options, request.details)
             stop = read_time_limit(request.options, arrival)
-            shared = GenerationRequest([], search, _deadline(context, arrival), stop)
+            priority = read_priority(request.priority, Priority.BATCH)
+            shared = GenerationRequest([], search, _deadline(context, arrival), stop, priority=priority)
             own_seeds = not request.options.HasField("seed")
             return await Batch(model, shared, wanted, self._reject, own_seeds, all_or_none).run(request.inputs)
 
@@ -124,7 +125,8 @@ async def _prepare(
     stop = read_time_limit(request.options, arrival)
     source_ids = await model.source_ids(request.input, "input")
     model.check_attention(wanted, search, len(source_ids))
-    return GenerationRequest(source_ids, search, _deadline(context, arrival), stop, streaming), wanted
+    priority = read_priority(request.priority, Priority.INTERACTIVE)
+    return GenerationRequest(source_ids, search, _deadline(context, arrival), stop, streaming, priority), wanted
 
 
 def _deadline(context: Context, now: float) -> float | None:

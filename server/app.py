@@ -12,9 +12,12 @@ from functools import partial
 import structlog
 
 from server.api.health import Health
+from server.api.inference.service import SERVICE as INFERENCE
+from server.api.inference.service import InferenceService
 from server.api.limits import request_limits, token_limits
 from server.api.model import ServedModel
-from server.api.service import SERVICE, GenerationService
+from server.api.service import SERVICE as GENERATION
+from server.api.service import GenerationService
 from server.bundle.load import BundleError, load_bundle
 from server.config import ServerConfig
 from server.cpu import usable_cpus
@@ -27,10 +30,13 @@ from server.ports import listen, serve_metrics
 from server.probes import Probes
 from server.runtime.device import DeviceError
 from server.runtime.scorer import ScorerRuntime
+from server.security.access import read_access
+from server.security.files import watch
 
 log = structlog.get_logger()
 
 POLL_SECONDS = 0.02
+SERVICES = (GENERATION, INFERENCE)
 QUIET_SECONDS, LATECOMER_SECONDS = 0.1, 5.0
 
 
@@ -47,14 +53,16 @@ async def run(config: ServerConfig) -> int:
     sys.setswitchinterval(0.0005)
     stop = _stop_on_signals()
     metrics = ServerMetrics()
-    health = Health([SERVICE])
+    health = Health(SERVICES)
     registry = ModelRegistry()
     service = GenerationService(metrics.rejected, registry)
+    inference = InferenceService(service, registry, metrics, lambda: health.serving)
     probes = Probes()
+    access = read_access(config)
     metrics_port = serve_metrics(config, metrics, probes)
-    server, port = listen(config, metrics, service, health)
+    server, port = listen(config, metrics, service, inference, health, access)
     await server.start()
-    beating = asyncio.create_task(probes.beat_forever())
+    standing = [asyncio.create_task(probes.beat_forever()), asyncio.create_task(watch(access.files))]
     # Calls get UNAVAILABLE, and health NOT_SERVING, until the model is ready.
     log.info("listening", host=config.host, port=port, metrics_port=metrics_port)
     stopping = asyncio.create_task(stop.wait())
@@ -79,10 +87,12 @@ async def run(config: ServerConfig) -> int:
         probes.failed("an engine failed")
     else:
         probes.not_serving("the server is draining")
+    inference.drain()
     await _drain(config, metrics, registry, pool, scorer)
     health.end()
     await server.stop(1)
-    beating.cancel()
+    for task in standing:
+        task.cancel()
     return 1 if pool.failed.is_set() else 0
 
 
@@ -133,11 +143,11 @@ async def _drain(
     """Refuses new calls, waits for those that run, and stops the engines and the scorer."""
     registry.refuse("the server is shutting down")
     deadline = time.monotonic() + config.drain_seconds
-    log.info("draining", calls=metrics.calls.running(SERVICE), at_most_seconds=config.drain_seconds)
+    log.info("draining", calls=metrics.calls.running(*SERVICES), at_most_seconds=config.drain_seconds)
     # Polled once in a server's life, instead of signalled by every call.
-    while metrics.calls.running(SERVICE) and time.monotonic() < deadline:  # noqa: ASYNC110
+    while metrics.calls.running(*SERVICES) and time.monotonic() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(POLL_SECONDS)
-    if unfinished := metrics.calls.running(SERVICE):
+    if unfinished := metrics.calls.running(*SERVICES):
         log.warning("calls were not finished in time and end with UNAVAILABLE", calls=unfinished)
     await pool.close()
     await scorer.close()

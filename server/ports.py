@@ -6,23 +6,34 @@ import socket
 import grpc
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
+from dragoman.inference import open_inference_pb2_grpc
 from dragoman.v1 import generation_pb2_grpc
+from server.api.gate import Gate
 from server.api.health import Health
+from server.api.inference.service import SERVICE as INFERENCE
+from server.api.inference.service import InferenceService
 from server.api.interceptor import CallInterceptor
-from server.api.service import SERVICE, GenerationService
+from server.api.reflection import enable_reflection
+from server.api.service import SERVICE as GENERATION
+from server.api.service import GenerationService
 from server.config import ServerConfig
 from server.connections import allow_connections, server_options
 from server.errors import StartError
 from server.metrics import ServerMetrics
 from server.probes import Probes, serve_http
+from server.security.access import Access
 
 log = structlog.get_logger()
 
 
 def listen(
-    config: ServerConfig, metrics: ServerMetrics, service: GenerationService, health: Health
+    config: ServerConfig,
+    metrics: ServerMetrics,
+    service: GenerationService,
+    inference: InferenceService,
+    health: Health,
+    access: Access,
 ) -> tuple[grpc.aio.Server, int]:
     """The gRPC server, not yet started, and its port.
 
@@ -32,16 +43,22 @@ def listen(
     if (connections := allow_connections(config)) < config.max_connections:
         log.warning("the limit of open files allows fewer connections than --max-connections", connections=connections)
     _check_port(config.host, config.port, "--port")
-    server = grpc.aio.server(interceptors=[CallInterceptor(metrics)], options=server_options(config))
+    gate = Gate(access.keys)
+    metrics.registry.register(gate)
+    server = grpc.aio.server(interceptors=[CallInterceptor(metrics, gate)], options=server_options(config))
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, server)
+    open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(inference, server)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    names = [SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME]
-    reflection.enable_server_reflection(names, server)
-    host = f"[{config.host}]" if ":" in config.host else config.host
+    if config.reflection:
+        names = [GENERATION, INFERENCE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name]
+        enable_reflection(names, server)
+    address = f"[{config.host}]:{config.port}" if ":" in config.host else f"{config.host}:{config.port}"
     try:
-        return server, server.add_insecure_port(f"{host}:{config.port}")
+        if access.tls is not None:
+            return server, server.add_secure_port(address, access.tls.credentials())
+        return server, server.add_insecure_port(address)
     except RuntimeError:
-        raise StartError(f"can't listen on {host}:{config.port}; choose others with --host and --port") from None
+        raise StartError(f"can't listen on {address}; choose others with --host and --port") from None
 
 
 def serve_metrics(config: ServerConfig, metrics: ServerMetrics, probes: Probes) -> int:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dragoman.aio import AsyncClient, AsyncGenerationStream
     from dragoman.client import Client, GenerationStream
+    from dragoman.credentials import Tls
     from dragoman.errors import (
         CallCancelledError,
         DeadlineExceededError,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         NotFoundError,
         ResourceExhaustedError,
         ServerError,
+        UnauthenticatedError,
         UnavailableError,
     )
     from dragoman.fields import Source, Target
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "dragoman.aio": ("AsyncClient", "AsyncGenerationStream"),
     "dragoman.client": ("Client", "GenerationStream"),
+    "dragoman.credentials": ("Tls",),
     "dragoman.errors": (
         "CallCancelledError",
         "DeadlineExceededError",
@@ -57,6 +60,7 @@ _HOMES = {
         "NotFoundError",
         "ResourceExhaustedError",
         "ServerError",
+        "UnauthenticatedError",
         "UnavailableError",
     ),
     "dragoman.fields": ("Source", "Target"),
@@ -108,7 +112,9 @@ __all__ = [
     "Source",
     "Target",
     "TargetScore",
+    "Tls",
     "Token",
+    "UnauthenticatedError",
     "UnavailableError",
 ]
 

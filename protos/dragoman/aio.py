@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dragoman import messages
 from dragoman.channel import CHANNEL_OPTIONS, DEFAULT_ADDRESS, target
+from dragoman.credentials import Tls, call_metadata, channel_credentials, channel_options
 from dragoman.errors import CallCancelledError, DragomanError, ItemError, NotFoundError, ServerError, from_rpc_error
 from dragoman.fields import Side, Source, Target
 from dragoman.messages import Call
@@ -36,11 +37,15 @@ class AsyncClient:
         *,
         timeout: float | None = 60.0,
         retry: RetryPolicy | None = None,
+        tls: Tls | bool = False,
+        api_key: str | None = None,
     ) -> None:
         self._address = address if isinstance(address, str) else ",".join(address)
         self._target = target(address)
         self._timeout = timeout
         self._retry = retry or RetryPolicy()
+        self._credentials, self._options = channel_credentials(tls), [*CHANNEL_OPTIONS, *channel_options(tls)]
+        self._metadata = call_metadata(api_key)
 
     async def generate(
         self, source: Source, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
@@ -53,7 +58,9 @@ class AsyncClient:
     ) -> "AsyncGenerationStream":
         """As Client.generate_stream; iterate with `async for`."""
         call = messages.generate_stream(source, **options)
-        return AsyncGenerationStream(self._stub.GenerateStream, call, self._attempts(timeout), self._address)
+        return AsyncGenerationStream(
+            partial(self._stub.GenerateStream, metadata=self._metadata), call, self._attempts(timeout), self._address
+        )
 
     async def generate_batch(
         self, sources: Iterable[Source], *, timeout: float | None = None, **options: Unpack[GenerateOptions]
@@ -135,7 +142,9 @@ class AsyncClient:
     # The channel binds itself to the loop that runs when it is made, so it is made by the first call.
     @cached_property
     def _channel(self) -> Any:
-        return grpc.aio.insecure_channel(self._target, options=CHANNEL_OPTIONS)
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(self._target, self._options)
+        return grpc.aio.secure_channel(self._target, self._credentials, self._options)
 
     @cached_property
     def _stub(self) -> Any:
@@ -153,7 +162,7 @@ class AsyncClient:
     async def _send(self, method: Any, request: Any, attempts: Attempts) -> Any:
         while True:
             try:
-                return await method(request, timeout=attempts.remaining())
+                return await method(request, timeout=attempts.remaining(), metadata=self._metadata)
             except grpc.RpcError as error:
                 failure = from_rpc_error(error, self._address)
                 delay = attempts.delay_after(failure)
@@ -175,7 +184,9 @@ class AsyncClient:
                     reading = asyncio.ensure_future(anext(rest))
                     reading.add_done_callback(lambda done: events.put_nowait((None, done)))
                 for job in pipeline.due():
-                    call = self._stub.Generate(job.call.request, timeout=job.attempts.remaining())
+                    call = self._stub.Generate(
+                        job.call.request, timeout=job.attempts.remaining(), metadata=self._metadata
+                    )
                     in_flight[job.index] = call
                     call.add_done_callback(lambda done, job=job: events.put_nowait((job, done)))
                 while (outcome := pipeline.pop()) is not None:

@@ -3,6 +3,7 @@
 import queue
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -11,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dragoman import messages
 from dragoman.channel import CHANNEL_OPTIONS, DEFAULT_ADDRESS, target
+from dragoman.credentials import Tls, call_metadata, channel_credentials, channel_options
 from dragoman.errors import DragomanError, ItemError, NotFoundError, ServerError, from_rpc_error
 from dragoman.fields import Side, Source, Target
 from dragoman.messages import Call
@@ -36,6 +38,9 @@ class Client:
             Calls go round all addresses.
         timeout: seconds that a call may take, retries included; None for no limit. Each method can be given its own.
         retry: when failed calls are sent again.
+        tls: True to talk TLS with servers that have a public certificate; a Tls to say whom else to trust, and who the
+            client is.
+        api_key: for servers that want one. Without TLS whoever can listen on the network can read it.
     """
 
     def __init__(
@@ -44,11 +49,19 @@ class Client:
         *,
         timeout: float | None = 60.0,
         retry: RetryPolicy | None = None,
+        tls: Tls | bool = False,
+        api_key: str | None = None,
     ) -> None:
         self._address = address if isinstance(address, str) else ",".join(address)
         self._timeout = timeout
         self._retry = retry or RetryPolicy()
-        self._channel = grpc.insecure_channel(target(address), options=CHANNEL_OPTIONS)
+        self._metadata = call_metadata(api_key)
+        credentials, options = channel_credentials(tls), [*CHANNEL_OPTIONS, *channel_options(tls)]
+        self._channel = (
+            grpc.insecure_channel(target(address), options)
+            if credentials is None
+            else grpc.secure_channel(target(address), credentials, options)
+        )
         self._stub: Any = GenerationServiceStub(self._channel)
 
     def generate(self, source: Source, *, timeout: float | None = None, **options: Unpack[GenerateOptions]) -> Result:
@@ -64,7 +77,9 @@ class Client:
         that tell its progress. Several hypotheses come mixed; `Piece.hypothesis` tells them apart.
         """
         call = messages.generate_stream(source, **options)
-        return GenerationStream(self._stub.GenerateStream, call, self._attempts(timeout), self._address)
+        return GenerationStream(
+            partial(self._stub.GenerateStream, metadata=self._metadata), call, self._attempts(timeout), self._address
+        )
 
     def generate_batch(
         self, sources: Iterable[Source], *, timeout: float | None = None, **options: Unpack[GenerateOptions]
@@ -177,7 +192,7 @@ class Client:
     def _send(self, method: Any, request: Any, attempts: Attempts) -> Any:
         while True:
             try:
-                return method(request, timeout=attempts.remaining())
+                return method(request, timeout=attempts.remaining(), metadata=self._metadata)
             except grpc.RpcError as error:
                 failure = from_rpc_error(error, self._address)
                 delay = attempts.delay_after(failure)
@@ -198,7 +213,9 @@ class Client:
                     except StopIteration:
                         more = False
                 for job in pipeline.due():
-                    future = self._stub.Generate.future(job.call.request, timeout=job.attempts.remaining())
+                    future = self._stub.Generate.future(
+                        job.call.request, timeout=job.attempts.remaining(), metadata=self._metadata
+                    )
                     in_flight[job.index] = future
                     future.add_done_callback(lambda done, job=job: outcomes.put((job, done)))
                 while (outcome := pipeline.pop()) is not None:

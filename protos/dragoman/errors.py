@@ -11,6 +11,13 @@ from google.rpc import error_details_pb2, status_pb2
 _STATUS_DETAILS_KEY = "grpc-status-details-bin"
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 # gRPC's words for a connection that never came about; the reason stands after the last colon.
+# Its words for what TLS may stumble over, and ours.
+_TLS_REASONS = {
+    "CERTIFICATE_VERIFY_FAILED": "nobody who is trusted here has signed the server's certificate, or it has expired",
+    "WRONG_VERSION_NUMBER": "it does not talk TLS",
+    "Hostname Verification": "the server's certificate is for another name",
+    "is not in peer certificate": "the server's certificate is for another name",
+}
 _NO_CONNECTION = re.compile(r"failed to connect to all addresses|connections to all backends failing|errors resolving")
 
 
@@ -63,7 +70,8 @@ class NotFoundError(DragomanError):
 
 
 class ResourceExhaustedError(DragomanError):
-    """The server's queue is full (`retry_after` says when to come again), or a message is over the size limit."""
+    """The server's queue is full or the API key has had its share (`retry_after` says when to come again), or a message
+    is over the size limit."""
 
     code = "RESOURCE_EXHAUSTED"
 
@@ -72,6 +80,12 @@ class DeadlineExceededError(DragomanError):
     """The call's timeout passed before the answer came."""
 
     code = "DEADLINE_EXCEEDED"
+
+
+class UnauthenticatedError(DragomanError):
+    """The server wants an API key, or does not know the one it was sent."""
+
+    code = "UNAUTHENTICATED"
 
 
 class UnavailableError(DragomanError):
@@ -113,6 +127,7 @@ _CLASSES: dict[str, type[DragomanError]] = {
         NotFoundError,
         ResourceExhaustedError,
         DeadlineExceededError,
+        UnauthenticatedError,
         UnavailableError,
         CallCancelledError,
     )
@@ -141,11 +156,18 @@ def from_rpc_error(error: Any, address: str) -> DragomanError:
             status.ParseFromString(value)
     message = error.details() or ""
     if error.code() is grpc.StatusCode.UNAVAILABLE and _NO_CONNECTION.search(message):
-        reason = message.rpartition(": ")[2].rstrip("] ")
-        message = f"no server can be reached at {address} ({reason[:1].lower()}{reason[1:]})"
+        message = f"no server can be reached at {address} ({_reason(message)})"
     elif error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and message == "Deadline Exceeded":
         message = "the timeout passed before the answer came"
     return _build(error.code(), message, status.details)
+
+
+def _reason(message: str) -> str:
+    for words, reason in _TLS_REASONS.items():
+        if words in message:
+            return reason
+    reason = message.rpartition(": ")[2].rstrip("] ")
+    return reason[:1].lower() + reason[1:]
 
 
 def from_status(status: status_pb2.Status) -> DragomanError:

@@ -11,6 +11,7 @@ import pytest
 from google.protobuf import duration_pb2
 
 from dragoman.cli.generate import generate
+from dragoman.cli.server import Server
 from dragoman.options import GenerateOptions
 from dragoman.v1 import generation_pb2 as pb
 from tests.scripted_server import ScriptedServer
@@ -37,7 +38,7 @@ def printed(*arguments: str) -> str:
 
 def test_every_option_of_generation_is_one_of_the_command() -> None:
     own = {"context", "texts", "prefix_ids", "suppress_sequence", "suppress_sequence_ids"}
-    own |= {"stream", "as_json", "address", "timeout"}
+    own |= {"stream", "as_json", *Server.__annotations__}
     given_otherwise = {"suppressed_sequences"}
     assert set(inspect.signature(generate).parameters) - own | given_otherwise == set(GenerateOptions.__annotations__)
 

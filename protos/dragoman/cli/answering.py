@@ -8,15 +8,14 @@ from dragoman.aio import AsyncClient
 from dragoman.cli.layout import Layout
 from dragoman.cli.lines import STDIN, stdin_lines
 from dragoman.cli.output import complain, one_line, write, write_json
+from dragoman.cli.server import Server
 from dragoman.errors import DragomanError, ItemError, concerns_one_input
 from dragoman.messages import input_or_error
 from dragoman.options import GenerateOptions
 from dragoman.results import FinishReason, Piece, Result
 
 
-def run(
-    texts: Sequence[str] | None, *, address: str, timeout: float, stream: bool, as_json: bool, options: GenerateOptions
-) -> int:
+def run(texts: Sequence[str] | None, *, server: Server, stream: bool, as_json: bool, options: GenerateOptions) -> int:
     """Answers the texts, or the lines of standard input, on standard output.
 
     Returns:
@@ -36,7 +35,7 @@ def run(
     if printer.layout.several:
         options = {**options, "log_probabilities": True}  # scores come with them
     answer = _one_by_one if stream else _all
-    asyncio.run(answer(sources, printer, AsyncClient(address, timeout=timeout), options))
+    asyncio.run(answer(sources, printer, server.async_client(), options))
     return printer.failures
 
 

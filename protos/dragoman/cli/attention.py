@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from dragoman.cli.common import DEFAULT_ADDRESS, FAILED, Address, Model, Timeout, connected
+from dragoman.cli.common import FAILED, Model, connected
+from dragoman.cli.server import Server, asks_server
 
 ATTENTION_HELP = """Draw the cross-attention of TARGET, or of the model's own answer, as an answer to SOURCE.
 
@@ -17,6 +18,7 @@ Needs matplotlib, which the extra `attention` brings.
 """
 
 
+@asks_server(timeout=60.0)
 def attention(
     source: Annotated[str, typer.Argument(metavar="SOURCE", show_default=False)],
     target: Annotated[str | None, typer.Argument(metavar="TARGET", show_default=False)] = None,
@@ -40,14 +42,13 @@ def attention(
         typer.Option(metavar="N", help="Without TARGET: draw at most N tokens. Default: the model's limit."),
     ] = None,
     model: Model = "",
-    address: Address = DEFAULT_ADDRESS,
-    timeout: Timeout = 60.0,
+    server: Server,
 ) -> None:
     from dragoman.attention import MissingExtraError, check_format, check_installed, draw
     from dragoman.cli.output import complain
     from dragoman.results import Hypothesis, TargetScore
 
-    with connected(address, timeout) as client:
+    with connected(server) as client:
         try:
             check_installed()
         except MissingExtraError as error:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dragoman.cli.server import PANEL, Server
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import contextmanager
@@ -14,40 +16,22 @@ if TYPE_CHECKING:
 else:
     from contextlib import contextmanager
 
-DEFAULT_ADDRESS = "127.0.0.1:50051"
 FAILED = 1
 INTERRUPTED = 130  # 128 + SIGINT
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 
-SERVER = "Server"
-
-Address = Annotated[
-    str,
-    typer.Option(
-        envvar="DRAGOMAN_ADDRESS",
-        metavar="HOST:PORT",
-        help="The server; several with commas take turns.",
-        rich_help_panel=SERVER,
-    ),
-]
-Timeout = Annotated[
-    float, typer.Option(metavar="SECONDS", min=0.001, help="For each call, retries included.", rich_help_panel=SERVER)
-]
 Model = Annotated[
     str,
-    typer.Option(metavar="NAME", help="Which model. Default: the server's.", rich_help_panel=SERVER),
+    typer.Option(metavar="NAME", help="Which model. Default: the server's.", rich_help_panel=PANEL),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @contextmanager
-def connected(address: str, timeout: float) -> "Iterator[Client]":
+def connected(server: Server) -> "Iterator[Client]":
     """A client, and what `reported` does."""
-    with reported():
-        from dragoman.client import Client
-
-        with Client(address, timeout=timeout) as client:
-            yield client
+    with reported(), server.client() as client:
+        yield client
 
 
 @contextmanager

@@ -6,7 +6,8 @@ from typing import Annotated, Literal, cast
 
 import typer
 
-from dragoman.cli.common import DEFAULT_ADDRESS, FAILED, Address, Model, Timeout, reported
+from dragoman.cli.common import FAILED, Model, reported
+from dragoman.cli.server import Server, asks_server
 
 GENERATE_HELP = """Answer each TEXT, or each line of standard input: one answer a line, in order.
 
@@ -31,6 +32,7 @@ output = partial(typer.Option, rich_help_panel="Output")
 
 
 # The parameters are named as the fields of GenerateOptions, by which they are taken from the context.
+@asks_server(timeout=60.0)
 def generate(
     context: typer.Context,
     texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", show_default=False)] = None,
@@ -182,8 +184,8 @@ def generate(
     ] = False,
     as_json: Annotated[bool, output("--json", help="Print a JSON object a line.")] = False,
     model: Model = "",
-    address: Address = DEFAULT_ADDRESS,
-    timeout: Timeout = 60.0,
+    *,
+    server: Server,
 ) -> None:
     if attention and not as_json:
         raise typer.BadParameter("--attention needs --json")
@@ -206,6 +208,6 @@ def generate(
             *(parsed(each, "--suppress-sequence-ids") for each in suppress_sequence_ids or ()),
         ]
         options["vocabulary"] = listed(vocabulary) if vocabulary else None
-        failures = run(texts or None, address=address, timeout=timeout, stream=stream, as_json=as_json, options=options)
+        failures = run(texts or None, server=server, stream=stream, as_json=as_json, options=options)
     if failures:
         raise typer.Exit(FAILED)

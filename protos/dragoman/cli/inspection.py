@@ -4,14 +4,16 @@ from typing import Annotated, Literal
 
 import typer
 
-from dragoman.cli.common import DEFAULT_ADDRESS, FAILED, Address, Json, Model, Timeout, connected
+from dragoman.cli.common import FAILED, Json, Model, connected
+from dragoman.cli.server import Server, asks_server
 
 
-def models(address: Address = DEFAULT_ADDRESS, timeout: Timeout = 10.0, as_json: Json = False) -> None:
+@asks_server(timeout=10.0)
+def models(server: Server, as_json: Json = False) -> None:
     """Show the models that the server answers for, and what may be asked of them."""
     from dragoman.cli.output import show_models, write_json
 
-    with connected(address, timeout) as client:
+    with connected(server) as client:
         found = client.models()
         if as_json:
             write_json(found)
@@ -19,6 +21,7 @@ def models(address: Address = DEFAULT_ADDRESS, timeout: Timeout = 10.0, as_json:
             show_models(found)
 
 
+@asks_server(timeout=10.0)
 def tokenize(
     text: Annotated[str, typer.Argument(metavar="TEXT", show_default=False)],
     side: Annotated[
@@ -26,14 +29,14 @@ def tokenize(
     ] = "source",
     as_json: Json = False,
     model: Model = "",
-    address: Address = DEFAULT_ADDRESS,
-    timeout: Timeout = 10.0,
+    *,
+    server: Server,
 ) -> None:
     """Show the tokens that the model sees: id and token, one a line."""
     from dragoman.cli.layout import token_objects
     from dragoman.cli.output import write_json, write_line
 
-    with connected(address, timeout) as client:
+    with connected(server) as client:
         found = client.tokenize(text, model=model, side=side)
         if as_json:
             write_json(token_objects(found))
@@ -42,15 +45,16 @@ def tokenize(
                 write_line(f"{token.id}\t{token.text}")
 
 
+@asks_server(timeout=5.0)
 def health(
     service: Annotated[str, typer.Option(metavar="NAME", help="A service of the server; by default the whole.")] = "",
-    address: Address = DEFAULT_ADDRESS,
-    timeout: Timeout = 5.0,
+    *,
+    server: Server,
 ) -> None:
     """Print the server's health; the exit status is 0 only when it is SERVING."""
     from dragoman.cli.output import write_line
 
-    with connected(address, timeout) as client:
+    with connected(server) as client:
         status = client.health(service)
         write_line(status.value)
     if status.value != "SERVING":

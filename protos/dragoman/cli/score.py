@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from dragoman.cli.common import DEFAULT_ADDRESS, Address, Model, Timeout, connected
+from dragoman.cli.common import Model, connected
+from dragoman.cli.server import Server, asks_server
 
 SCORE_HELP = """Tell how likely the model thinks each TARGET as an answer to SOURCE.
 
@@ -13,6 +14,7 @@ for, its tokens with their log-probabilities and its alignment.
 """
 
 
+@asks_server(timeout=60.0)
 def score(
     source: Annotated[str, typer.Argument(metavar="SOURCE", show_default=False)],
     targets: Annotated[list[str], typer.Argument(metavar="TARGET", show_default=False)],
@@ -29,8 +31,8 @@ def score(
         bool, typer.Option("--json", help="Print one JSON object, with the tokens of source and targets.")
     ] = False,
     model: Model = "",
-    address: Address = DEFAULT_ADDRESS,
-    timeout: Timeout = 60.0,
+    *,
+    server: Server,
 ) -> None:
     if attention and not as_json:
         raise typer.BadParameter("--attention needs --json")
@@ -38,7 +40,7 @@ def score(
     from dragoman.cli.layout import score_line, scores_object
     from dragoman.cli.output import write_json, write_line
 
-    with connected(address, timeout) as client:
+    with connected(server) as client:
         result = client.score(source, targets, model=model, alignment=alignment, attention=attention)
         if as_json:
             write_json(scores_object(targets, result))

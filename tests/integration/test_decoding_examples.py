@@ -6,7 +6,7 @@ import pytest
 
 from dragoman import Client
 
-# Option: word, options, texts of all hypotheses. No decision on the way to them is so close that rounding could turn it.
+# Option: word, options, texts of all hypotheses. No decision on the way there is so close that rounding could turn it.
 # Tokens are named, here, where the API wants ids.
 EXAMPLES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "greedy": ("tomato", {}, ["T AH M AA T OW"]),

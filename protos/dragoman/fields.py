@@ -16,6 +16,7 @@ Target: TypeAlias = str | Sequence[int]
 
 Side = Literal["source", "target"]
 LengthNormalization = Literal["length", "gnmt", "none"]
+Priority = Literal["interactive", "batch"]
 
 Choice = TypeVar("Choice")
 
@@ -25,6 +26,7 @@ _LENGTH_NORMALIZATIONS = {
     "gnmt": pb.LENGTH_NORMALIZATION_GNMT,
     "none": pb.LENGTH_NORMALIZATION_NONE,
 }
+_PRIORITIES = {"interactive": pb.PRIORITY_INTERACTIVE, "batch": pb.PRIORITY_BATCH}
 _INT32 = range(-(2**31), 2**31)
 _UINT64 = range(2**64)
 _FLOAT32_MAX = (2 - 2**-23) * 2.0**127
@@ -113,6 +115,10 @@ def inputs(values: Any, name: str) -> list[pb.Input]:
 
 def side(value: Any) -> pb.Side:
     return _choice(value, "side", _SIDES)
+
+
+def priority(value: Any, name: str) -> pb.Priority:
+    return _choice(value, name, _PRIORITIES)
 
 
 def length_normalization(value: Any, name: str) -> pb.LengthNormalization:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypedDict
 
 from dragoman import fields
-from dragoman.fields import LengthNormalization, Target
+from dragoman.fields import LengthNormalization, Priority, Target
 from dragoman.v1 import generation_pb2 as pb
 
 
@@ -13,8 +13,11 @@ class GenerateOptions(TypedDict, total=False):
 
     What each does exactly, its range and what it needs: protos/decoding.md in the repository.
 
-    The model:
+    The call:
         model: the one to ask; "" for the server's default.
+        priority: "interactive" where somebody waits for the answer, "batch" where it has time: while there are requests
+            of both, the former are served first, four times of five. Default: "batch" for generate_batch, else
+            "interactive".
 
     Length:
         max_new_tokens: tokens to generate at most, those of the prefix not counted; by default the model's limit.
@@ -62,6 +65,7 @@ class GenerateOptions(TypedDict, total=False):
     """
 
     model: str
+    priority: Priority | None
 
     max_new_tokens: int | None
     min_new_tokens: int | None
@@ -143,8 +147,8 @@ _DETAILS: dict[str, Callable[[Any, str], Any]] = {
 }
 
 
-def of_request(*, model: str = "", **options: Any) -> dict[str, Any]:
-    """The fields of a request that GenerateOptions become: model, options, details.
+def of_request(*, model: str = "", priority: Priority | None = None, **options: Any) -> dict[str, Any]:
+    """The fields of a request that GenerateOptions become: model, options, details, priority.
 
     Raises:
         ValueError: a value does not fit its field.
@@ -157,6 +161,7 @@ def of_request(*, model: str = "", **options: Any) -> dict[str, Any]:
         "model": fields.text(model, "model"),
         "options": pb.GenerationOptions(**_converted(options, _OPTIONS)),
         "details": pb.Details(**_converted(options, _DETAILS)),
+        "priority": None if priority is None else fields.priority(priority, "priority"),
     }
 
 

@@ -47,7 +47,7 @@ def test_every_option_reaches_the_server(scripted: ScriptedServer, tmp_path: Pat
     shortlist = tmp_path / "shortlist"
     shortlist.write_text("4\tA\n\n5\t\\n\n6\n", encoding="utf-8")
     printed(
-        *"generate --json --model m --max-new-tokens 9 --min-new-tokens 2 --time-limit 1.5".split(),
+        *"generate --json --model m --priority batch --max-new-tokens 9 --min-new-tokens 2 --time-limit 1.5".split(),
         *"--beam-size 6 --length-normalization gnmt --length-penalty -0.5 --coverage-penalty 0.25".split(),
         *"--early-stopping --patience 2 --beam-groups 2 --diversity-penalty 0.75".split(),
         *"--sample --temperature 0.5 --top-k 40 --top-p 0.875 --min-p 0.125 --typical-p 0.25".split(),
@@ -97,6 +97,7 @@ def test_every_option_reaches_the_server(scripted: ScriptedServer, tmp_path: Pat
             alternatives=True,
         ),
         details=pb.Details(tokens=True, log_probabilities=True, top_tokens=4, alignment=True, attention=True),
+        priority=pb.PRIORITY_BATCH,
     )
 
 

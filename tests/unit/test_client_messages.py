@@ -76,7 +76,7 @@ EVERY_OPTION: GenerateOptions = {
 
 def test_every_option_of_the_api_has_its_name_and_is_sent() -> None:
     fields = {*pb.GenerationOptions.DESCRIPTOR.fields_by_name, *pb.Details.DESCRIPTOR.fields_by_name}
-    assert set(GenerateOptions.__annotations__) == {"model", *fields}
+    assert set(GenerateOptions.__annotations__) == {"model", "priority", *fields}
     assert set(EVERY_OPTION) == fields
     request = messages.generate("a", **EVERY_OPTION).request
     assert request.options == pb.GenerationOptions(
@@ -113,6 +113,14 @@ def test_every_option_of_the_api_has_its_name_and_is_sent() -> None:
     assert request.details == pb.Details(
         tokens=True, log_probabilities=True, top_tokens=4, alignment=True, attention=True
     )
+
+
+def test_a_priority_is_sent_where_one_is_given() -> None:
+    assert messages.generate("a", priority="batch").request.priority == pb.PRIORITY_BATCH
+    assert messages.generate_batch(["a"], priority="interactive").request.priority == pb.PRIORITY_INTERACTIVE
+    assert messages.generate_many()(pb.Input(text="a")).request.priority == pb.PRIORITY_UNSPECIFIED
+    with pytest.raises(ValueError, match='priority: expected "interactive" or "batch", got \'urgent\''):
+        messages.generate("a", priority="urgent")
 
 
 def test_the_page_tells_of_every_option() -> None:

@@ -183,6 +183,10 @@ def generate(
         output("--stream", help="Print answers one by one, while they are generated (a beam's at its end)."),
     ] = False,
     as_json: Annotated[bool, output("--json", help="Print a JSON object a line.")] = False,
+    priority: Annotated[
+        Literal["interactive", "batch"] | None,
+        typer.Option(help="batch where the answers have time: others are served first. Default: interactive."),
+    ] = None,
     model: Model = "",
     *,
     server: Server,

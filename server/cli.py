@@ -3,34 +3,54 @@
 import inspect
 import os
 import sys
-import typing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
+import structlog
 import typer
-from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from rich.markup import escape
 
-from server.config import ServerConfig
+from server.config.fields import is_switch, placeholder
 from server.config.options import PANELS
+from server.config.show import chosen, lines
+from server.config.sources import FILE_VARIABLE, PREFIX, ConfigError, Configuration, configure, flag
 from server.logs import configure_logs
 
-WRONG_OPTIONS = 2
+FAILED, WRONG_CONFIGURATION = 1, 2
+MANUAL = Path(__file__).with_name("server.yaml")
+PANEL = "Configuration"
+EPILOG = (
+    f"Every option may also stand in the file (--max-rows as max_rows) or in the environment ({PREFIX}MAX_ROWS); "
+    "flags go before the environment, and that before the file. "
+    f"Exit status: 0 stopped by a signal, {FAILED} failed, {WRONG_CONFIGURATION} wrong configuration."
+)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+log = structlog.get_logger()
 
 
-def serve(**given: Any) -> None:
+def serve(config: Path | None, print_config: bool, example_config: bool, **flags: str | bool | None) -> None:
     """Serve a bundle over gRPC, with metrics over HTTP."""
+    if example_config:
+        typer.echo(MANUAL.read_text(encoding="utf-8"), nl=False)
+        return
     try:
-        config = ServerConfig.model_validate({name: value for name, value in given.items() if value is not None})
-    except ValidationError as error:
-        first = error.errors()[0]
-        flag = "--" + str(first["loc"][0]).replace("_", "-") + ": " if first["loc"] else ""
-        print(f"dragoman-serve: {flag}{first['msg']}", file=sys.stderr)
-        raise SystemExit(WRONG_OPTIONS) from None
+        given = {name: value for name, value in flags.items() if value is not None}
+        configuration = configure(given, os.environ, config)
+    except ConfigError as error:
+        _fail(error, WRONG_CONFIGURATION)
+    if not print_config:
+        _run(configuration)
+    for line, wanted in lines(configuration):
+        typer.echo(typer.style(line, bold=wanted, dim=not wanted))  # plain text where it is not a terminal
+
+
+def _run(configuration: Configuration) -> NoReturn:
+    """Serves until told to stop, and ends the process."""
+    config = configuration.config
     configure_logs(config.log_format, config.log_level)
+    log.info("configured", options=chosen(configuration))
     # NOTE: both are read when the libraries are first used. The tokenizer's own threads would take the engines' cores,
     # and what gRPC's core writes about a port that it can't have is said here in one sentence.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -43,42 +63,46 @@ def serve(**given: Any) -> None:
     try:
         status = uvloop.run(run(config))
     except StartError as error:
-        print(f"dragoman-serve: {error}", file=sys.stderr)
-        status = 1
+        _fail(error, FAILED)
     raise SystemExit(status)
+
+
+def _fail(error: Exception, status: int) -> NoReturn:
+    print(f"dragoman-serve: {error}", file=sys.stderr)
+    raise SystemExit(status) from None
 
 
 def _flag(name: str, field: FieldInfo, panel: str) -> inspect.Parameter:
     """The flag of an option. Its value is taken as text: what it must be is for the field to say."""
-    spelt = "--" + name.replace("_", "-")
-    default = None if field.is_required() or field.default_factory else field.default
     text = escape(field.description or "")
+    default = None if field.default_factory else field.default
     if default is not None:
-        shown = str(default).lower() if isinstance(default, bool) else str(default)
-        text += f" [dim]{escape(f'[default: {shown}]')}[/dim]"
-    if field.annotation is bool:
-        option = typer.Option(f"{spelt}/--no-{spelt[2:]}", help=text, rich_help_panel=panel, show_default=False)
-        kind: Any = bool | None
-    else:
-        option = typer.Option(spelt, metavar=_metavar(name, field.annotation), help=text, rich_help_panel=panel)
-        kind = str | None
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
+        told = str(default).lower() if isinstance(default, bool) else default
+        text += f" [dim]{escape(f'[default: {told}]')}[/dim]"
+    if is_switch(field):
+        option = typer.Option(f"{flag(name)}/{flag('no_' + name)}", help=text, rich_help_panel=panel)
+        return _parameter(name, None, bool | None, option)
+    option = typer.Option(flag(name), metavar=placeholder(name, field), help=text, rich_help_panel=panel)
+    return _parameter(name, None, str | None, option)
 
 
-def _metavar(name: str, annotation: Any) -> str:
-    [kind, *_] = [each for each in (typing.get_args(annotation) or [annotation]) if each is not type(None)]
-    if choices := typing.get_args(kind) or (typing.get_args(annotation) if isinstance(kind, str) else ()):
-        return "|".join(map(str, choices))
-    if name.endswith("_seconds"):
-        return "SECONDS"
-    return {int: "N", float: "X", Path: "PATH"}.get(kind, "TEXT")
+def _parameter(name: str, default: Any, kind: Any, option: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
 
 
 def _signature() -> inspect.Signature:
     """Typer reads flags from a function's signature; here they come from the fields of ServerConfig."""
-    fields = [(name, field, panel) for panel in PANELS for name, field in panel.model_fields.items()]
-    return inspect.Signature([_flag(name, field, str(panel.model_config["title"])) for name, field, panel in fields])
+    file = f"YAML file of options; else the one that {FILE_VARIABLE} names."
+    show = "Print the options as a YAML file that says where each comes from, and exit."
+    manual = "Print server.yaml, the manual, in which every option is explained and has its default, and exit."
+    own = [
+        _parameter("config", None, Path | None, typer.Option(metavar="FILE", help=file, rich_help_panel=PANEL)),
+        _parameter("print_config", False, bool, typer.Option("--print-config", help=show, rich_help_panel=PANEL)),
+        _parameter("example_config", False, bool, typer.Option("--example-config", help=manual, rich_help_panel=PANEL)),
+    ]
+    fields = [(panel, item) for panel in PANELS for item in panel.model_fields.items()]
+    return inspect.Signature([*own, *(_flag(*item, str(panel.model_config["title"])) for panel, item in fields)])
 
 
 serve.__signature__ = _signature()  # type: ignore[attr-defined]
-app.command()(serve)
+app.command(epilog=EPILOG)(serve)

@@ -1,0 +1,335 @@
+"""The server's configuration: which source goes before which, what is told of wrong ones, and what is shown."""
+
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import yaml
+from pydantic import ByteSize, Field, SecretStr, field_validator
+from typer.testing import CliRunner
+
+from server.bundle.load import shipped_bundle
+from server.cli import MANUAL, app
+from server.config import ServerConfig
+from server.config.fields import expectation, placeholder
+from server.config.options import PANELS
+from server.config.show import chosen, lines
+from server.config.sources import ConfigError, configure
+
+DEFAULTS = ServerConfig()
+
+
+@pytest.fixture(autouse=True)
+def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def yaml_file(text: str | bytes, name: str = "server.yaml") -> Path:
+    Path(name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    return Path(name)
+
+
+def refusal(
+    text: str | bytes | None = None,
+    environment: dict[str, str] | None = None,
+    flags: dict[str, str | bool] | None = None,
+    kind: type[ServerConfig] = ServerConfig,
+) -> str:
+    with pytest.raises(ConfigError) as error:
+        configure(flags or {}, environment or {}, None if text is None else yaml_file(text), kind)
+    sentence = str(error.value)
+    assert "\n" not in sentence
+    return sentence
+
+
+def test_without_sources_it_is_the_default() -> None:
+    configuration = configure({}, {"PATH": "/bin", "DRAGOMAN_ADDRESS": "127.0.0.1:50051"})
+    assert configuration.config == DEFAULTS
+    assert configuration.origins == {}
+
+
+def test_flags_go_before_the_environment_and_that_before_the_file() -> None:
+    file = yaml_file("# comment\nport: 1\nmax_rows: 1\n\nqueue_size: 1\n")
+    configuration = configure({"port": "3"}, {"DRAGOMAN_MAX_ROWS": "2", "DRAGOMAN_PORT": "2"}, file)
+    config = configuration.config
+    assert (config.port, config.max_rows, config.queue_size) == (3, 2, 1)
+    assert config.host == DEFAULTS.host
+    assert configuration.origins == {
+        "port": "--port",
+        "max_rows": "DRAGOMAN_MAX_ROWS",
+        "queue_size": "server.yaml:5",
+    }
+
+
+def test_the_environment_may_name_the_file_and_a_flag_another() -> None:
+    one, other = yaml_file("port: 1", "one.yaml"), yaml_file("port: 2", "other.yaml")
+    environment = {"DRAGOMAN_CONFIG": str(one)}
+    assert configure({}, environment).config.port == 1
+    assert configure({}, environment, other).config.port == 2
+
+
+@pytest.mark.parametrize("text", ["", "# only comments\n", "---\n", "\ufeff# with a mark\n", "{}"])
+def test_a_file_without_options_is_the_default(text: str) -> None:
+    assert configure({}, {}, yaml_file(text)).config == DEFAULTS
+
+
+def test_values_are_of_the_types_of_the_options() -> None:
+    environment = {"DRAGOMAN_DRAIN_SECONDS": "2.5", "DRAGOMAN_REFLECTION": "false", "DRAGOMAN_LOG_LEVEL": "debug"}
+    config = configure({"engines": "2"}, environment, yaml_file('host: "::1"\ndevice: cpu\nmax_rows: 0x10')).config
+    assert (config.drain_seconds, config.reflection, config.log_level) == (2.5, False, "debug")
+    assert (config.engines, config.host, config.device, config.max_rows) == (2, "::1", "cpu", 16)
+
+
+def test_null_takes_a_value_back() -> None:
+    file = yaml_file("engines: 2\nthreads_per_engine: 2\nbundle: null")
+    config = configure({"engines": "null"}, {"DRAGOMAN_THREADS_PER_ENGINE": "null"}, file).config
+    assert (config.engines, config.threads_per_engine) == (None, None)
+    assert config.bundle == shipped_bundle()
+
+
+def test_paths_of_a_file_are_from_where_it_lies_and_others_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    file = yaml_file("bundle: models/one\n", "etc/server.yaml")
+    assert configure({}, {}, file).config.bundle == tmp_path / "etc" / "models" / "one"
+    assert configure({}, {}, yaml_file("bundle: /models/one")).config.bundle == Path("/models/one")
+    assert configure({"bundle": "models/one"}, {}).config.bundle == Path("models/one")
+    assert configure({}, {"DRAGOMAN_BUNDLE": "models/one"}).config.bundle == Path("models/one")
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ("max_rows: 0", "max_rows is 0; expected a whole number of at least 1"),
+        ("max_rows: many", "max_rows is 'many'; expected a whole number of at least 1"),
+        ("max_rows: 1.5", "max_rows is 1.5; expected a whole number of at least 1"),
+        ("max_rows: true", "max_rows is true; expected a whole number of at least 1"),
+        ("queue_size:", "queue_size is null; expected a whole number of at least 1"),
+        ("max_rows: [1, 2]", "max_rows is [1, 2]; expected a whole number of at least 1"),
+        ("max_rows: {a: 1}", "max_rows is {a: 1}; expected a whole number of at least 1"),
+        ("port: 65536", "port is 65536; expected a whole number from 0 to 65535"),
+        ("engines: -1", "engines is -1; expected a whole number from 1 to 256"),
+        ("drain_seconds: .nan", "drain_seconds is .nan; expected a number of at least 0"),
+        ("drain_seconds: .inf", "drain_seconds is .inf; expected a number of at least 0"),
+        ("max_connection_age_grace_seconds: 0", "max_connection_age_grace_seconds is 0; expected a number above 0"),
+        ("device: gpu", "device is 'gpu'; expected auto, cpu or cuda"),
+        ("log_level: off", "log_level is false; expected debug, info, warning or error"),
+        ("reflection: maybe", "reflection is 'maybe'; expected true or false"),
+        ("host: 1", "host is 1; expected text"),
+        ('host: ""', "host is ''; expected text"),
+        ('bundle: ""', "bundle is ''; expected a path"),
+        ("bundle: 3", "bundle is 3; expected a path"),
+    ],
+)
+def test_a_wrong_value_in_a_file_is_told_with_its_line(value: str, sentence: str) -> None:
+    assert refusal(f"metrics_port: 5\n{value}\n") == f"server.yaml:2: {sentence}"
+
+
+def test_wrong_values_elsewhere_are_told_with_their_source() -> None:
+    expected = "expected a whole number of at least 1"
+    assert refusal(environment={"DRAGOMAN_MAX_ROWS": "many"}) == f"DRAGOMAN_MAX_ROWS is 'many'; {expected}"
+    assert refusal(environment={"DRAGOMAN_MAX_ROWS": ""}) == f"DRAGOMAN_MAX_ROWS is ''; {expected}"
+    assert refusal(environment={"DRAGOMAN_API_KEYS": ""}) == "DRAGOMAN_API_KEYS is ''; expected a path"
+    assert refusal(environment={"DRAGOMAN_HOST": "\udcff"}) == r"DRAGOMAN_HOST is '\udcff'; expected text"
+    assert refusal(flags={"max_rows": "0"}) == f"--max-rows is '0'; {expected}"
+    assert refusal(flags={"host": ""}) == "--host is ''; expected text"
+    long = refusal(flags={"max_rows": "9" * 5000})
+    assert long.startswith("--max-rows is '999")
+    assert len(long) < 200
+
+
+def test_what_a_higher_source_overrides_is_checked_too() -> None:
+    assert "server.yaml:1" in refusal("port: x", {"DRAGOMAN_PORT": "1"}, {"port": "2"})
+    assert "DRAGOMAN_PORT" in refusal("port: 1", {"DRAGOMAN_PORT": "x"}, {"port": "2"})
+
+
+def test_options_that_need_each_other_may_come_from_different_sources() -> None:
+    config = configure({}, {"DRAGOMAN_TLS_KEY": "key.pem"}, yaml_file("tls_cert: cert.pem")).config
+    assert (config.tls_cert, config.tls_key) == (Path.cwd() / "cert.pem", Path("key.pem"))
+    assert refusal("tls_cert: cert.pem") == "--tls-cert and --tls-key need each other"
+
+
+def test_unknown_options_are_told_with_what_may_be_meant() -> None:
+    assert refusal("\nmax-rows: 3") == "server.yaml:2: max-rows is not an option; did you mean max_rows?"
+    assert refusal("Port: 3") == "server.yaml:1: Port is not an option; did you mean port?"
+    shown = "`dragoman-serve --print-config` shows those there are"
+    assert refusal("zzz: 3") == f"server.yaml:1: zzz is not an option; {shown}"
+    assert refusal("config: other.yaml").startswith("server.yaml:1: config is not an option")
+    assert refusal("? [a]\n: 3") == f"server.yaml:1: a list or mapping is not an option; {shown}"
+    sentence = "DRAGOMAN_MAX_ROW is not an option; did you mean DRAGOMAN_MAX_ROWS?"
+    assert refusal(environment={"DRAGOMAN_MAX_ROW": "3"}) == sentence
+    sentence = "DRAGOMAN_port is not an option; did you mean DRAGOMAN_PORT?"
+    assert refusal(environment={"DRAGOMAN_port": "3"}) == sentence
+    assert refusal(environment={"DRAGOMAN_CONFG": "x"}).endswith("did you mean DRAGOMAN_CONFIG?")
+    assert refusal(environment={"DRAGOMAN_ZZZ": "secret"}) == f"DRAGOMAN_ZZZ is not an option; {shown}"
+
+
+def test_variables_of_kubernetes_are_not_options() -> None:
+    environment = {
+        "DRAGOMAN_SERVICE_HOST": "10.0.0.7",
+        "DRAGOMAN_SERVICE_PORT": "50051",
+        "DRAGOMAN_SERVICE_PORT_GRPC": "50051",
+        "DRAGOMAN_PORT": "tcp://10.0.0.7:50051",
+        "DRAGOMAN_PORT_50051_TCP": "tcp://10.0.0.7:50051",
+        "DRAGOMAN_PORT_50051_TCP_PROTO": "tcp",
+        "DRAGOMAN_PORT_50051_TCP_PORT": "50051",
+        "DRAGOMAN_PORT_50051_TCP_ADDR": "10.0.0.7",
+        "DRAGOMAN_METRICS_PORT": "tcp://10.0.0.8:9090",
+        "DRAGOMAN_METRICS_SERVICE_HOST": "10.0.0.8",
+        "DRAGOMAN_GRPC_V2_PORT_1_UDP_ADDR": "10.0.0.9",
+    }
+    configuration = configure({}, environment)
+    assert configuration.config == DEFAULTS
+    assert configuration.origins == {}
+    assert configure({}, environment | {"DRAGOMAN_PORT": "1234"}).config.port == 1234
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("port: 1\nhost: h\nport: 2", "server.yaml:3: port stands there a second time, after server.yaml:1"),
+        ("port: 1\n\thost: h", "server.yaml:2: this is not YAML: "),
+        ("port: [1", "server.yaml:1: this is not YAML: "),
+        ("port: 1\n---\nport: 2", "server.yaml:2: this is not YAML: but found another document"),
+        ("port: !!python/object:os.system 1", "server.yaml:1: this is not YAML: could not determine a constructor"),
+        ("port: *gone", "server.yaml:1: this is not YAML: found undefined alias"),
+        ("port: 2026-99-99", "server.yaml is not YAML"),
+        ("port: " + "[" * 1500, "server.yaml is not YAML"),
+        ("port: \x00", "server.yaml is not YAML"),
+        (b"host: \xff", "server.yaml is not text in UTF-8"),
+        ("- port", "server.yaml is not a mapping of options to values, such as `port: 50051`"),
+        ("port", "server.yaml is not a mapping of options to values, such as `port: 50051`"),
+    ],
+)
+def test_a_file_that_can_not_be_understood_is_told(text: str | bytes, sentence: str) -> None:
+    assert refusal(text).startswith(sentence)
+
+
+def test_a_file_that_can_not_be_read_is_told_with_who_named_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^--config: gone\.yaml can't be read: No such file or directory$"):
+        configure({}, {}, Path("gone.yaml"))
+    with pytest.raises(ConfigError, match=r"^DRAGOMAN_CONFIG: .* can't be read: Is a directory$"):
+        configure({}, {"DRAGOMAN_CONFIG": str(tmp_path)})
+    with pytest.raises(ConfigError, match=r"^DRAGOMAN_CONFIG: \. can't be read: Is a directory$"):
+        configure({}, {"DRAGOMAN_CONFIG": ""})
+
+
+class Extended(ServerConfig):
+    """Options of kinds that ServerConfig may not have today."""
+
+    token: SecretStr | None = None
+    pin: SecretStr | None = Field(default=None, min_length=4)
+    size: ByteSize | None = None
+    level: float = Field(default=0.5, gt=0, lt=1)
+    names: tuple[str, ...] = ()
+    even: int = 2
+    only: Literal["this"] = "this"
+
+    @field_validator("even")
+    @classmethod
+    def _is_even(cls, value: int) -> int:
+        if value % 2:
+            raise ValueError("an odd number will not do")
+        return value
+
+
+def test_secrets_are_never_shown() -> None:
+    configuration = configure({"token": "hunter2"}, {"DRAGOMAN_PIN": "hunter2"}, None, Extended)
+    assert "hunter2" not in "\n".join([str(configuration), *(line for line, _ in lines(configuration))])
+    assert chosen(configuration) == {"token": "(secret) (--token)", "pin": "(secret) (DRAGOMAN_PIN)"}
+    assert "123" not in (said := refusal(environment={"DRAGOMAN_PIN": "123"}, kind=Extended))
+    assert said.startswith("DRAGOMAN_PIN has a wrong value: ")
+    assert "hunter2" not in refusal("token: [hunter2]", kind=Extended)
+
+
+def test_other_kinds_of_values_are_told_well() -> None:
+    assert refusal("size: 3 parsecs", kind=Extended).endswith("is '3 parsecs'; expected a size such as 512MiB")
+    assert refusal("level: 1", kind=Extended).endswith("level is 1; expected a number above 0 below 1")
+    assert refusal("only: that", kind=Extended).endswith("only is 'that'; expected this")
+    assert refusal("names: 3", kind=Extended).startswith("server.yaml:1: names is 3: ")
+    assert refusal("even: 3", kind=Extended) == "server.yaml:1: even is 3: an odd number will not do"
+
+
+def test_every_option_has_a_panel_a_line_of_help_and_an_expectation() -> None:
+    names = [name for panel in PANELS for name in panel.model_fields]
+    assert sorted(names) == sorted(ServerConfig.model_fields)
+    assert len({panel.model_config["title"] for panel in PANELS}) == len(PANELS)
+    for name, field in ServerConfig.model_fields.items():
+        assert field.description, name
+        assert field.description.endswith("."), name
+        assert expectation(field), name
+        assert placeholder(name, field), name
+
+
+def test_the_manual_has_every_option_with_its_default_and_explains_it() -> None:
+    text = MANUAL.read_text(encoding="utf-8")
+    document = yaml.safe_load(text)
+    missing = [name for name in ServerConfig.model_fields if name not in document]
+    assert not missing, f"explain these in server/server.yaml: {missing}"
+    assert list(document) == [name for panel in PANELS for name in panel.model_fields], "in the order of --help"
+    configuration = configure({}, {}, MANUAL)
+    wrong = {name for name in document if getattr(configuration.config, name) != getattr(DEFAULTS, name)}
+    assert not wrong, f"not the defaults: {wrong}"
+    paragraphs = [paragraph.splitlines() for paragraph in text.split("\n\n")]
+    options = [each for each in paragraphs if any(not line.startswith("#") for line in each)]
+    assert all(each[0].startswith("# ") for each in options)
+    titles = [each[0].split()[-1] for each in paragraphs if each[0].startswith("# ---")]
+    assert titles == [str(panel.model_config["title"]) for panel in PANELS]
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_the_manual_is_printed_as_it_is() -> None:
+    done = CliRunner().invoke(app, ["--example-config"])
+    assert done.exit_code == 0
+    assert done.output == MANUAL.read_text(encoding="utf-8")
+
+
+def test_what_is_printed_loads_to_the_same_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    awkward: dict[str, str | bool] = {
+        "memory_budget": "4 GiB",
+        "host": "yes: # 'no'\n\u00e9",
+        "bundle": "on",
+        "drain_seconds": "1e-7",
+        "log_level": "debug",
+    }
+    first = configure(awkward, {"DRAGOMAN_REFLECTION": "false"}, yaml_file("max_rows: 3"))
+    assert first.config.memory_budget == 4 * 2**30
+    printed = "\n".join(line for line, _ in lines(first))
+    assert "max_rows: 3" in printed
+    assert any(line.split()[-1] == "server.yaml:1" for line in printed.splitlines() if line.startswith("max_rows"))
+    assert any(line.split()[-1] == "default" for line in printed.splitlines() if line.startswith("port:"))
+    assert [line.split(":")[0] for line, wanted in lines(first) if wanted] == [
+        name for panel in PANELS for name in panel.model_fields if name in first.origins
+    ]
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    again = configure({}, {}, yaml_file(printed)).config
+    assert again == first.config.model_copy(update={"bundle": tmp_path / "on"})
+
+
+def test_the_command_prints_and_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAGOMAN_QUEUE_SIZE", "7")
+    file = yaml_file("max_rows: 3")
+    done = CliRunner().invoke(app, ["--config", str(file), "--no-reflection", "--port", "0", "--print-config"])
+    assert done.exit_code == 0
+    origins = {line.split(":")[0]: line.split("  # ")[-1] for line in done.output.splitlines() if ": " in line}
+    assert origins["max_rows"] == "server.yaml:1"
+    assert origins["queue_size"] == "DRAGOMAN_QUEUE_SIZE"
+    assert origins["reflection"] == "--no-reflection"
+    assert origins["port"] == "--port"
+    assert origins["host"] == "default"
+    done = CliRunner().invoke(app, ["--max-rows", "0", "--print-config"])
+    assert done.exit_code == 2
+    assert done.stderr == "dragoman-serve: --max-rows is '0'; expected a whole number of at least 1\n"
+    assert done.stdout == ""
+
+
+def test_help_has_every_flag_under_its_concern() -> None:
+    text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
+    at = [text.index(f" {panel.model_config['title']} ") for panel in PANELS]
+    assert at == sorted(at)
+    for panel, begin, end in zip(PANELS, at, [*at[1:], len(text)], strict=True):
+        for name in panel.model_fields:
+            assert f"--{name.replace('_', '-')} " in text[begin:end]
+    assert "[default: 50051]" in text
+    assert "[default: true]" in text

@@ -1,0 +1,311 @@
+"""The second face of a real server, seen with NVIDIA's own client."""
+
+import json
+import queue
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from google.protobuf.json_format import MessageToJson
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from tritonclient.utils import InferenceServerException
+
+from dragoman import Client
+from dragoman.local import LocalServer
+from server.bundle.load import shipped_bundle
+from tests.conftest import StartServer
+
+MODEL = "g2p-en"
+WORDS = ["court", "between", "two", "dragoman", "serendipity", "transformer", "a", "read"]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    """Of the bundle that ships."""
+    with LocalServer(log=tmp_path_factory.mktemp("server") / "server.log") as server:
+        yield server
+        assert server.stop() == 0, server.last_words()
+
+
+@pytest.fixture
+def client(server: LocalServer) -> Iterator[Any]:
+    with triton.InferenceServerClient(server.address) as client:
+        yield client
+
+
+@pytest.fixture
+def own(server: LocalServer) -> Iterator[Client]:
+    with Client(server.address) as client:
+        yield client
+
+
+def texts(*words: str) -> list[Any]:
+    tensor = triton.InferInput("text", [len(words), 1], "BYTES")
+    tensor.set_data_from_numpy(np.array([word.encode() for word in words], dtype=object).reshape(-1, 1))
+    return [tensor]
+
+
+def strings(result: Any, name: str) -> list[list[str]]:
+    return [[element.decode() for element in row] for row in result.as_numpy(name)]
+
+
+class Listener:
+    """Hears what comes on a client's stream."""
+
+    def __init__(self, client: Any) -> None:
+        self._heard: queue.Queue[tuple[Any, Any]] = queue.Queue()
+        client.start_stream(lambda result, error: self._heard.put((result, error)))
+
+    def until_final(self, count: int = 1) -> dict[str, list[Any]]:
+        """Results by the id of their request, until so many requests have had their last."""
+        results: dict[str, list[Any]] = {}
+        while count:
+            result, error = self._heard.get(timeout=30)
+            assert error is None, error
+            response = result.get_response()
+            results.setdefault(response.id, []).append(result)
+            count -= response.parameters["triton_final_response"].bool_param
+        return results
+
+    def error(self) -> Any:
+        result, error = self._heard.get(timeout=30)
+        assert result is None
+        return error
+
+
+def joined(results: list[Any]) -> str:
+    return "".join(strings(result, "text")[0][0] for result in results)
+
+
+def test_the_server_and_its_model_are_described(client: Any) -> None:
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready(MODEL)
+    assert client.is_model_ready(MODEL, "1")
+    assert not client.is_model_ready(MODEL, "2")
+    assert not client.is_model_ready("none")
+    server = client.get_server_metadata(as_json=True)
+    assert server["name"] == "dragoman"
+    assert server["extensions"] == ["model_repository", "model_configuration", "statistics"]
+    model = client.get_model_metadata(MODEL, as_json=True)
+    assert model["name"] == MODEL
+    assert model["inputs"] == [{"name": "text", "datatype": "BYTES", "shape": ["-1", "1"]}]
+    assert [output["name"] for output in model["outputs"]] == ["text", "finish_reason"]
+    config = client.get_model_config(MODEL, as_json=True)["config"]
+    assert config["max_batch_size"] == 10_000
+    assert [tensor["data_type"] for tensor in (*config["input"], *config["output"])] == ["TYPE_STRING"] * 3
+
+
+def test_texts_are_answered_as_by_our_own_client(client: Any, own: Client) -> None:
+    result = client.infer(MODEL, texts(*WORDS), request_id="some")
+    assert strings(result, "text") == [[own.generate(word).text] for word in WORDS]
+    assert strings(result, "finish_reason") == [["EOS"]] * len(WORDS)
+    response = result.get_response()
+    assert (response.id, response.model_name, response.model_version) == ("some", MODEL, "1")
+
+
+def test_options_and_outputs(client: Any, own: Client) -> None:
+    options: dict[str, Any] = {"beam_size": 4, "num_hypotheses": 3, "length_penalty": 0.5}
+    wanted = ["text", "score", "log_probability", "tokens"]
+    outputs = [triton.InferRequestedOutput(name) for name in wanted]
+    result = client.infer(MODEL, texts("read", "court"), outputs=outputs, parameters=options)
+    assert [output.name for output in result.get_response().outputs] == wanted
+    for row, word in enumerate(["read", "court"]):
+        hypotheses = own.generate(word, **options, log_probabilities=True).hypotheses
+        assert strings(result, "text")[row] == [hypothesis.text for hypothesis in hypotheses]
+        assert result.as_numpy("score")[row].tolist() == [hypothesis.score for hypothesis in hypotheses]
+        told = result.as_numpy("log_probability")[row].tolist()
+        assert told == [hypothesis.log_probability for hypothesis in hypotheses]
+        for tokens, hypothesis in zip(strings(result, "tokens")[row], hypotheses, strict=True):
+            assert [token["text"] for token in json.loads(tokens)] == [token.text for token in hypothesis.tokens]
+
+
+def test_samples_come_again_with_their_seed(client: Any) -> None:
+    options = {"sample": True, "temperature": 1.5, "num_hypotheses": 4}
+    first = client.infer(MODEL, texts("dragoman"), parameters=options)
+    seed = int(first.as_numpy("seed")[0, 0])
+    seeded = {"seed": seed if seed < 2**63 else str(seed)}
+    again = client.infer(MODEL, texts("dragoman"), parameters=options | seeded)
+    assert strings(again, "text") == strings(first, "text")
+    assert len(set(strings(first, "text")[0])) > 1
+
+
+def test_constraints_come_as_json(client: Any) -> None:
+    options = {"prefix": "R", "stop_sequences": '["D"]', "include_stop_sequence": True}
+    result = client.infer(MODEL, texts("read"), parameters=options)
+    [[text]] = strings(result, "text")
+    assert text.startswith("R ")
+    assert text.endswith("D")
+    assert strings(result, "finish_reason") == [["STOP_SEQUENCE"]]
+
+
+def test_asynchronous_calls(client: Any, own: Client) -> None:
+    heard: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    for word in WORDS:
+        client.async_infer(MODEL, texts(word), lambda result, error: heard.put((result, error)), request_id=word)
+    for _ in WORDS:
+        result, error = heard.get(timeout=30)
+        assert error is None
+        assert strings(result, "text") == [[own.generate(result.get_response().id).text]]
+
+
+def test_pieces_of_a_stream_join_to_the_whole(client: Any, own: Client) -> None:
+    listener = Listener(client)
+    for word in WORDS:
+        client.async_stream_infer(MODEL, texts(word), request_id=word, enable_empty_final_response=True)
+    heard = listener.until_final(len(WORDS))
+    client.stop_stream()
+    assert heard.keys() == set(WORDS)
+    assert any(len(results) > 1 for results in heard.values())  # how many, is for the reader's speed to say
+    for word, results in heard.items():
+        answer = own.generate(word)
+        assert joined(results) == answer.text
+        assert strings(results[-1], "finish_reason") == [["EOS"]]
+
+
+def test_a_stream_outlives_requests_that_fail(client: Any, own: Client) -> None:
+    listener = Listener(client)
+    client.async_stream_infer(MODEL, texts(""))
+    assert listener.error().message() == "INVALID_ARGUMENT: text[0] is empty"
+    client.async_stream_infer("none", texts("court"))
+    assert listener.error().message().startswith("NOT_FOUND: ")
+    client.async_stream_infer(MODEL, texts("court"), parameters={"beam_size": 400})
+    assert listener.error().message().startswith("INVALID_ARGUMENT: parameters.beam_size is 400")
+    client.async_stream_infer(MODEL, texts("court"), request_id="last")
+    [results] = listener.until_final().values()
+    assert joined(results) == own.generate("court").text
+    client.stop_stream()
+
+
+def test_errors_have_their_codes_and_name_what_is_wrong(client: Any) -> None:
+    for inputs, options, code, message in [
+        (texts("court", ""), {}, "INVALID_ARGUMENT", "text[1] is empty"),
+        (texts("court"), {"beam_size": 0}, "INVALID_ARGUMENT", "parameters.beam_size is 0"),
+        (texts("court"), {"beam": 4}, "INVALID_ARGUMENT", "parameters.beam is not a parameter of this server"),
+        (texts("court"), {"top_p": 0.5}, "INVALID_ARGUMENT", "parameters.top_p needs sample"),
+    ]:
+        with pytest.raises(InferenceServerException) as refused:
+            client.infer(MODEL, inputs, parameters=options)
+        assert refused.value.status() == f"StatusCode.{code}"
+        assert refused.value.message().startswith(message)
+    with pytest.raises(InferenceServerException) as refused:
+        client.infer("none", texts("court"))
+    assert refused.value.status() == "StatusCode.NOT_FOUND"
+    with pytest.raises(InferenceServerException) as refused:
+        client.infer(MODEL, texts("court"), timeout=1)
+    assert refused.value.status() == "StatusCode.DEADLINE_EXCEEDED"
+
+
+def test_statistics_count_requests_of_either_protocol(client: Any, own: Client) -> None:
+    def count() -> int:
+        [stats] = client.get_inference_statistics(MODEL).model_stats
+        inference = stats.inference_stats
+        assert inference.success.count == inference.queue.count == stats.inference_count
+        assert inference.success.ns >= inference.queue.ns
+        return int(stats.inference_count)
+
+    before = count()
+    client.infer(MODEL, texts(*WORDS))
+    own.generate("court")
+    assert count() == before + len(WORDS) + 1
+
+
+def test_models_are_loaded_and_unloaded(tmp_path: Path, start_server: StartServer) -> None:
+    repository = tmp_path / "repository"
+    for version in ("1", "2"):
+        shutil.copytree(shipped_bundle(), repository / MODEL / version)
+    server = start_server("--model-repository", str(repository), "--repository-poll-seconds", "0")
+    with triton.InferenceServerClient(server.address) as client:
+
+        def served(word: str = "court", version: str = "") -> str:
+            result = client.infer(MODEL, texts(word), model_version=version)
+            return str(result.get_response().model_version)
+
+        assert served() == "2"
+        assert client.get_model_metadata(MODEL).versions == ["2"]
+        assert {entry.name for entry in client.get_model_repository_index().models} == {MODEL}
+        client.load_model(f"{MODEL}@1")
+        assert [served(version="1"), served(version="2"), served()] == ["1", "2", "2"]
+        assert sorted(client.get_model_metadata(MODEL).versions) == ["1", "2"]
+        assert sorted(stats.version for stats in client.get_inference_statistics().model_stats) == ["1", "2"]
+        client.unload_model(MODEL, unload_dependents=True)
+        assert not client.is_model_ready(MODEL)
+        assert not [entry for entry in client.get_model_repository_index().models if entry.state == "READY"]
+        with pytest.raises(InferenceServerException) as refused:
+            served()
+        assert refused.value.status() in ("StatusCode.NOT_FOUND", "StatusCode.UNAVAILABLE")
+        client.load_model(MODEL)
+        assert client.is_model_ready(MODEL)
+        assert served() == "2"
+        with pytest.raises(InferenceServerException) as refused:
+            client.load_model("none")
+        assert refused.value.status() == "StatusCode.NOT_FOUND"
+
+
+def test_a_server_without_administration_has_an_index_alone(start_server: StartServer) -> None:
+    with triton.InferenceServerClient(start_server("--no-admin").address) as client:
+        [entry] = client.get_model_repository_index().models
+        assert (entry.name, entry.version, entry.state) == (MODEL, "1", "READY")
+        for change in (client.load_model, client.unload_model):
+            with pytest.raises(InferenceServerException) as refused:
+                change(MODEL)
+            assert refused.value.status() == "StatusCode.FAILED_PRECONDITION"
+
+
+def test_what_perf_analyzer_asks_for_is_answered(client: Any) -> None:
+    """Its calls, in its order and its form; it stops at the first that fails."""
+    metadata = client.get_model_metadata(MODEL)
+    config = json.loads(MessageToJson(client.get_model_config(MODEL).config, preserving_proto_field_name=True))
+    assert "ensemble_scheduling" not in config
+    assert "sequence_batching" not in config
+    assert not config["model_transaction_policy"].get("decoupled", False)
+    assert config["max_batch_size"] > 0
+    # It makes its inputs by the shape that is left behind the first dimension, so that must be fixed.
+    assert [list(tensor.shape[1:]) for tensor in metadata.inputs] == [[1]]
+    assert "statistics" in client.get_server_metadata().extensions
+    client.unregister_system_shared_memory()
+    client.unregister_cuda_shared_memory()
+    outputs = [triton.InferRequestedOutput(tensor.name) for tensor in metadata.outputs]
+    before = client.get_inference_statistics(MODEL)
+    for size in (1, 3):
+        result = client.infer(MODEL, texts(*WORDS[:size]), outputs=outputs, request_id="1")
+        assert result.as_numpy("text").shape == (size, 1)
+    listener = Listener(client)
+    client.async_stream_infer(MODEL, texts("court"), outputs=outputs, request_id="281474976710656")
+    assert listener.until_final().keys() == {"281474976710656"}
+    client.stop_stream()
+    after = client.get_inference_statistics(MODEL)
+    assert after.model_stats[0].inference_count == before.model_stats[0].inference_count + 5
+
+
+def test_reflection_describes_both_faces(server: LocalServer) -> None:
+    with grpc.insecure_channel(server.address) as channel:
+        database = ProtoReflectionDescriptorDatabase(channel)
+        services = set(database.get_services())
+        assert services >= {"dragoman.v1.GenerationService", "inference.GRPCInferenceService", "grpc.health.v1.Health"}
+        for service in services:
+            file = database.FindFileContainingSymbol(service)
+            assert any(f"{file.package}.{each.name}" == service for each in file.service)
+
+
+def test_an_idle_stream_does_not_hold_up_a_server_that_stops(tmp_path: Path, start_server: StartServer) -> None:
+    server = start_server("--drain-seconds", "60")
+    with triton.InferenceServerClient(server.address) as client:
+        listener = Listener(client)
+        client.async_stream_infer(MODEL, texts("court"), request_id="some")
+        listener.until_final()
+        ended: queue.Queue[float] = queue.Queue()
+        started = time.monotonic()
+        threading.Thread(target=lambda: ended.put(server.stop(50)), daemon=True).start()
+        error = listener.error()
+        assert error.status() == "StatusCode.UNAVAILABLE"
+        assert ended.get(timeout=30) == 0
+        assert time.monotonic() - started < 30
+        client.stop_stream()

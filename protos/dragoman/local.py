@@ -17,13 +17,8 @@ import urllib.request
 from pathlib import Path
 from types import TracebackType
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-
 LOOPBACK = "127.0.0.1"
 POLL_SECONDS = 0.02
-# Without these gRPC waits a second before it tries a second time to connect.
-QUICK_RECONNECT = [(f"grpc.{kind}_reconnect_backoff_ms", 50) for kind in ("initial", "min", "max")]
 
 
 class ServerStartError(Exception):
@@ -61,11 +56,11 @@ class LocalServer:
         address: HOST:PORT for a client.
         process: the process, for those who want to send it signals.
         log: the file that its standard output and error go to.
-        start_seconds: from the start of the process to the first SERVING.
+        start_seconds: from the start of the process until it is ready.
     """
 
     def __init__(self, *arguments: str, log: Path | None = None, wait_seconds: float = 60) -> None:
-        """Starts the server and waits until its health service says SERVING.
+        """Starts the server and waits until it is ready.
 
         Args:
             arguments: more arguments of dragoman-serve, such as "--bundle", "DIR".
@@ -92,16 +87,13 @@ class LocalServer:
         self.start_seconds = time.monotonic() - started
 
     def _wait_until_serving(self, deadline: float) -> None:
-        with grpc.insecure_channel(self.address, options=QUICK_RECONNECT) as channel:
-            health = health_pb2_grpc.HealthStub(channel)
-            while self.process.poll() is None and time.monotonic() < deadline:
-                try:
-                    answer = health.Check(health_pb2.HealthCheckRequest(), timeout=1)
-                    if answer.status == health_pb2.HealthCheckResponse.SERVING:
-                        return
-                except grpc.RpcError:
-                    pass  # not listening yet
-                time.sleep(POLL_SECONDS)
+        """Asks over plain HTTP, which works with every setting of the gRPC port."""
+        while self.process.poll() is None and time.monotonic() < deadline:
+            try:
+                with urllib.request.urlopen(f"http://{LOOPBACK}:{self.metrics_port}/readyz", timeout=1):
+                    return
+            except OSError:
+                time.sleep(POLL_SECONDS)  # not listening yet, or not ready
         exited = self.process.poll()
         reason = "was not serving in time" if exited is None else f"exited with {exited}"
         raise ServerStartError(f"dragoman-serve {reason}; it said:\n{self.last_words()}")

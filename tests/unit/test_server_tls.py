@@ -1,0 +1,113 @@
+"""Files of certificates: what is wrong with them is said in a sentence, and they are read anew as they change."""
+
+import asyncio
+import socket
+import ssl
+from pathlib import Path
+
+import grpc
+import pytest
+from cryptography.hazmat.primitives import serialization
+from structlog.testing import capture_logs
+
+from server.security.files import FileError
+from server.security.tls import Tls
+from tests.certificates import Authority, Mount
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path, "ours")
+
+
+def test_files_that_can_not_be_used_are_told_in_a_sentence(authority: Authority, tmp_path: Path) -> None:
+    pair, other = authority.sign("server"), authority.sign("other")
+    nothing, text = tmp_path / "nothing", tmp_path / "text"
+    text.write_text("canary")
+    for cert, key, ca, sentence in (
+        (nothing, pair.key, None, f"{nothing} can't be read: No such file or directory"),
+        (pair.cert, pair.key, nothing, f"{nothing} can't be read: No such file or directory"),
+        (pair.cert, tmp_path, None, f"{tmp_path} can't be read: Is a directory"),
+        (pair.cert, other.key, None, f"the key in {other.key} is not that of the certificate in {pair.cert}"),
+        (text, pair.key, None, f"{text} holds no certificate in PEM form"),
+        (pair.key, pair.key, None, f"{pair.key} holds no certificate in PEM form"),
+        (pair.cert, text, None, f"{text} holds no private key in PEM form, or one with a password"),
+        (pair.cert, pair.cert, None, f"{pair.cert} holds no private key in PEM form, or one with a password"),
+        (pair.cert, pair.key, text, f"{text} holds no certificates in PEM form"),
+    ):
+        with pytest.raises(FileError) as error:
+            Tls(cert, key, ca)
+        assert str(error.value) == sentence
+
+
+def test_a_key_with_a_password_is_refused_without_asking_for_it(authority: Authority, tmp_path: Path) -> None:
+    pair = authority.sign("server")
+    key = serialization.load_pem_private_key(pair.key.read_bytes(), None)
+    locked = tmp_path / "locked.pem"
+    locked.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"canary"),
+        )
+    )
+    with pytest.raises(FileError, match="or one with a password"):
+        Tls(pair.cert, locked, None)
+
+
+def test_new_files_make_a_new_value_and_only_they(authority: Authority, tmp_path: Path) -> None:
+    pair = authority.sign("server")
+    tls = Tls(pair.cert, pair.key, None)
+    first = tls.files.value
+    assert not tls.files.refresh()
+    new = authority.sign("server")
+    # As a careless hand does it: for a moment the key is not that of the certificate.
+    new.cert.replace(pair.cert)
+    with capture_logs() as logs:
+        assert not tls.files.refresh()
+        assert not tls.files.refresh()
+        assert tls.files.value is first
+        new.key.replace(pair.key)
+        assert tls.files.refresh()
+    assert tls.files.value is not first
+    assert [each["log_level"] for each in logs] == ["error", "info"]
+    assert "is not that of the certificate" in logs[0]["why"]
+
+
+def test_a_swapped_directory_behind_links_is_noticed(authority: Authority, tmp_path: Path) -> None:
+    """As Kubernetes renews a secret: tls.crt -> ..data/tls.crt, and ..data is led elsewhere."""
+    mount = Mount(tmp_path / "secret")
+    mount.put(authority.sign("first"))
+    tls = Tls(mount.cert, mount.key, None)
+    mount.put(authority.sign("second"))
+    assert tls.files.refresh()
+    assert not tls.files.refresh()
+
+
+def presented(port: int, authority: Authority) -> str:
+    """The common name of the certificate that a server shows."""
+    context = ssl.create_default_context(cafile=authority.ca)
+    with (
+        socket.create_connection(("127.0.0.1", port)) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as secure,
+    ):
+        certificate = secure.getpeercert()
+    assert certificate is not None
+    subject: dict[str, str] = dict(part[0] for part in certificate["subject"])  # type: ignore[misc]
+    return subject["commonName"]
+
+
+async def test_each_handshake_gets_what_the_files_held_last(authority: Authority, tmp_path: Path) -> None:
+    pair, new = authority.sign("first"), authority.sign("second")
+    tls = Tls(pair.cert, pair.key, None)
+    server = grpc.aio.server()
+    port = server.add_secure_port("127.0.0.1:0", tls.credentials())
+    await server.start()
+    assert await asyncio.to_thread(presented, port, authority) == "first"
+    new.cert.replace(pair.cert)
+    new.key.replace(pair.key)
+    assert await asyncio.to_thread(presented, port, authority) == "first"
+    assert tls.files.refresh()
+    for _ in range(2):
+        assert await asyncio.to_thread(presented, port, authority) == "second"
+    await server.stop(None)

@@ -1,35 +1,28 @@
 """The process: ports, loading, signals, draining."""
 
 import asyncio
-import gc
 import os
 import signal
 import sys
 import time
-from dataclasses import replace
-from functools import partial
 
 import structlog
 
+from server.api.admin import AdminService
 from server.api.health import Health
 from server.api.inference.service import SERVICE as INFERENCE
 from server.api.inference.service import InferenceService
-from server.api.limits import request_limits, token_limits
-from server.api.model import ServedModel
 from server.api.service import SERVICE as GENERATION
 from server.api.service import GenerationService
-from server.bundle.load import BundleError, load_bundle
 from server.config import ServerConfig
-from server.cpu import usable_cpus
-from server.engine.pool import EngineOptions, EnginePool, layout
-from server.engine.scorer import Scorer
 from server.errors import StartError
 from server.metrics import ServerMetrics
+from server.models.manager import ModelManager
 from server.models.registry import ModelRegistry
+from server.models.repository import Repository, RepositoryError, SingleBundle, Source
 from server.ports import listen, serve_metrics
 from server.probes import Probes
-from server.runtime.device import DeviceError
-from server.runtime.scorer import ScorerRuntime
+from server.readiness import Readiness
 from server.security.access import read_access
 from server.security.files import watch
 
@@ -53,20 +46,22 @@ async def run(config: ServerConfig) -> int:
     sys.setswitchinterval(0.0005)
     stop = _stop_on_signals()
     metrics = ServerMetrics()
-    health = Health(SERVICES)
+    health, probes = Health(SERVICES), Probes()
+    readiness = Readiness(health, probes)
     registry = ModelRegistry()
+    manager = ModelManager(_source(config), config, registry, metrics, on_change=readiness.models)
     service = GenerationService(metrics.rejected, registry)
-    inference = InferenceService(service, registry, metrics, lambda: health.serving)
-    probes = Probes()
+    admin = AdminService(manager) if config.admin else None
+    inference = InferenceService(service, registry, metrics, lambda: health.serving, admin)
     access = read_access(config)
     metrics_port = serve_metrics(config, metrics, probes)
-    server, port = listen(config, metrics, service, inference, health, access)
+    server, port = listen(config, metrics, service, inference, admin, health, access)
     await server.start()
     standing = [asyncio.create_task(probes.beat_forever()), asyncio.create_task(watch(access.files))]
-    # Calls get UNAVAILABLE, and health NOT_SERVING, until the model is ready.
+    # Calls get UNAVAILABLE, and health NOT_SERVING, until the models are ready.
     log.info("listening", host=config.host, port=port, metrics_port=metrics_port)
     stopping = asyncio.create_task(stop.wait())
-    loading = asyncio.create_task(_load(config, metrics, registry))
+    loading = asyncio.create_task(_load(config, manager))
     await asyncio.wait([stopping, loading], return_when=asyncio.FIRST_COMPLETED)
     if stop.is_set():
         await server.stop(None)
@@ -74,73 +69,48 @@ async def run(config: ServerConfig) -> int:
         # NOTE: threads that load can't be interrupted, and an ordinary end would wait for them.
         os._exit(0)
     try:
-        pool, scorer = loading.result()
+        loading.result()
     except BaseException:
         await server.stop(None)
         raise
-    health.set_serving(True)
-    probes.serving()
-    failing = asyncio.create_task(pool.failed.wait())
+    readiness.start()
+    if config.model_repository is not None and config.repository_poll_seconds:
+        standing.append(asyncio.create_task(manager.watch(config.repository_poll_seconds)))
+    failing = asyncio.create_task(manager.failed.wait())
     await asyncio.wait([stopping, failing], return_when=asyncio.FIRST_COMPLETED)
-    health.set_serving(False)
-    if pool.failed.is_set():
-        probes.failed("an engine failed")
-    else:
-        probes.not_serving("the server is draining")
+    readiness.end("an engine failed" if manager.failed.is_set() else None)
     inference.drain()
-    await _drain(config, metrics, registry, pool, scorer)
+    await _drain(config, metrics, registry, manager)
     health.end()
     await server.stop(1)
     for task in standing:
         task.cancel()
-    return 1 if pool.failed.is_set() else 0
+    return 1 if manager.failed.is_set() else 0
 
 
-async def _load(config: ServerConfig, metrics: ServerMetrics, registry: ModelRegistry) -> tuple[EnginePool, Scorer]:
-    """Brings the model up, and the service to answer for it."""
-    started = time.monotonic()
-    options = EngineOptions(
-        device=config.device,
-        engines=config.engines,
-        threads_per_engine=config.threads_per_engine,
-        cores=usable_cpus(),
-        max_rows=config.max_rows,
-        memory_budget=config.memory_budget,
-        queue_size=config.queue_size,
-        queue_tokens=config.queue_tokens,
-    )
+def _source(config: ServerConfig) -> Source:
+    if config.model_repository is not None:
+        return Repository(config.model_repository, config)
+    return SingleBundle(config.bundle)
+
+
+async def _load(config: ServerConfig, manager: ModelManager) -> None:
+    """Brings the models up.
+
+    Raises:
+        StartError: the one that is to be served, or the repository, can't be used.
+    """
     try:
-        bundle = await asyncio.to_thread(load_bundle, config.bundle)
-        limits = token_limits(config, bundle.manifest.limits)
-        manifest = bundle.manifest.model_copy(update={"limits": limits})
-        bundle = replace(bundle, manifest=manifest)
-        pool = EnginePool(bundle, options, metrics.model(manifest.name))
-        await pool.start()
-    except (BundleError, DeviceError) as error:
+        await manager.start()
+    except RepositoryError as error:
         raise StartError(str(error)) from None
-    except MemoryError:
-        raise StartError(f"there is not enough memory for --max-rows {config.max_rows}") from None
-    device = str(pool.device)
-    # Twice what the engines can run: they never wait for a batch, and what it has in the queue is gone in a moment.
-    engines, threads = layout(options, pool.device, manifest.shape.parameters)
-    window = max(1, min(2 * pool.rows * engines, options.queue_size // 2))
-    load_scorer = partial(ScorerRuntime, bundle, pool.device, threads)
-    scorer = Scorer(load_scorer, manifest.shape, options.queue_size, metrics.model(manifest.name))
-    served = ServedModel(bundle, pool, scorer, device, window, request_limits(config, pool.rows, manifest.shape))
-    registry.serve(served)
-    # What is there now stays: the garbage collector need not look through it, which takes tens of milliseconds.
-    gc.collect()
-    gc.freeze()
-    seconds = time.monotonic() - started
-    metrics.loaded(manifest.name, seconds, device, manifest.precision, pool.device.fallback is not None)
-    log.info("ready", model=manifest.name, version=manifest.version, device=device, load_seconds=round(seconds, 3))
-    return pool, scorer
+    problems = [report.problem for report in manager.reports() if report.problem]
+    if config.model_repository is None and problems:
+        raise StartError(problems[0])
 
 
-async def _drain(
-    config: ServerConfig, metrics: ServerMetrics, registry: ModelRegistry, pool: EnginePool, scorer: Scorer
-) -> None:
-    """Refuses new calls, waits for those that run, and stops the engines and the scorer."""
+async def _drain(config: ServerConfig, metrics: ServerMetrics, registry: ModelRegistry, manager: ModelManager) -> None:
+    """Refuses new calls, waits for those that run, and takes the models down."""
     registry.refuse("the server is shutting down")
     deadline = time.monotonic() + config.drain_seconds
     log.info("draining", calls=metrics.calls.running(*SERVICES), at_most_seconds=config.drain_seconds)
@@ -149,8 +119,7 @@ async def _drain(
         await asyncio.sleep(POLL_SECONDS)
     if unfinished := metrics.calls.running(*SERVICES):
         log.warning("calls were not finished in time and end with UNAVAILABLE", calls=unfinished)
-    await pool.close()
-    await scorer.close()
+    await manager.close()
     await _refuse_latecomers(metrics, min(deadline, time.monotonic() + LATECOMER_SECONDS))
     log.info("stopped")
 

@@ -8,7 +8,9 @@ import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dragoman.inference import open_inference_pb2_grpc
-from dragoman.v1 import generation_pb2_grpc
+from dragoman.v1 import admin_pb2_grpc, generation_pb2_grpc
+from server.api.admin import SERVICE as ADMIN
+from server.api.admin import AdminService
 from server.api.gate import Gate
 from server.api.health import Health
 from server.api.inference.service import SERVICE as INFERENCE
@@ -32,10 +34,14 @@ def listen(
     metrics: ServerMetrics,
     service: GenerationService,
     inference: InferenceService,
+    admin: AdminService | None,
     health: Health,
     access: Access,
 ) -> tuple[grpc.aio.Server, int]:
     """The gRPC server, not yet started, and its port.
+
+    Args:
+        admin: None where administration is switched off.
 
     Raises:
         StartError: the port can't be had.
@@ -49,8 +55,11 @@ def listen(
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, server)
     open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(inference, server)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    names = [GENERATION, INFERENCE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name]
+    if admin is not None:
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
+        names.append(ADMIN)
     if config.reflection:
-        names = [GENERATION, INFERENCE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name]
         enable_reflection(names, server)
     address = f"[{config.host}]:{config.port}" if ":" in config.host else f"{config.host}:{config.port}"
     try:

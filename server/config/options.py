@@ -122,6 +122,7 @@ class AccessOptions(_Options, title="Access"):
     api_keys: Path | None = Field(
         default=None, description="File of API keys, made by python -m server.keys; by default none is needed."
     )
+    admin: bool = Field(default=True, description="Let clients load and unload models, as `dragoman admin` does.")
     reflection: bool = Field(default=True, description="Tell clients what services there are, as grpcurl asks.")
 
     @model_validator(mode="after")

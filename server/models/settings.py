@@ -35,6 +35,7 @@ OPTIONS = frozenset(
         "max_stop_sequences",
         "max_batch_items",
         "queue_size",
+        "queue_tokens",
     }
 )
 

@@ -443,6 +443,30 @@ class Administration:
     async def UnloadModel(self, request: admin_pb2.UnloadModelRequest, context: Any) -> None:
         self.asked.append(request)
 
+    async def GetStatus(self, request: admin_pb2.GetStatusRequest, context: Any) -> admin_pb2.GetStatusResponse:
+        states = [
+            admin_pb2.VersionStatus(model="a", version="1", state=pb.MODEL_STATE_UNLOADED, held=True),
+            admin_pb2.VersionStatus(model="a", version="2", state=pb.MODEL_STATE_READY),
+            admin_pb2.VersionStatus(model="b", version="1", state=pb.MODEL_STATE_FAILED, problem="it is broken"),
+            admin_pb2.VersionStatus(model="b", version="2", state=pb.MODEL_STATE_LOADING),
+            admin_pb2.VersionStatus(model="b", version="3", state=pb.MODEL_STATE_RETIRING),
+        ]
+        return admin_pb2.GetStatusResponse(status=admin_pb2.RepositoryStatus(versions=states))
+
+
+async def test_the_index_has_what_is_not_served() -> None:
+    async with serve_fake(administration=Administration()) as face:
+        index = (await face.inference_stub.RepositoryIndex(oip.RepositoryIndexRequest())).models
+        assert [(entry.name, entry.version, entry.state, entry.reason) for entry in index] == [
+            ("a", "1", "UNAVAILABLE", "unloaded"),
+            ("a", "2", "READY", ""),
+            ("b", "1", "UNAVAILABLE", "it is broken"),
+            ("b", "2", "LOADING", ""),
+            ("b", "3", "UNLOADING", ""),
+        ]
+        index = (await face.inference_stub.RepositoryIndex(oip.RepositoryIndexRequest(ready=True))).models
+        assert [(entry.name, entry.version) for entry in index] == [("a", "2")]
+
 
 async def test_models_are_loaded_and_unloaded_by_the_administration() -> None:
     administration = Administration()

@@ -3,6 +3,7 @@
 from importlib.metadata import version
 
 from dragoman.inference import open_inference_pb2 as oip
+from dragoman.v1 import admin_pb2
 from dragoman.v1 import generation_pb2 as pb
 from server.api.inference.outputs import ALWAYS, OUTPUTS
 from server.api.inference.tensors import INPUT
@@ -16,6 +17,7 @@ STATES = {
     pb.MODEL_STATE_LOADING: "LOADING",
     pb.MODEL_STATE_FAILED: "UNAVAILABLE",
     pb.MODEL_STATE_RETIRING: "UNLOADING",
+    pb.MODEL_STATE_UNLOADED: "UNAVAILABLE",
 }
 
 
@@ -89,24 +91,11 @@ def model_statistics(model: pb.Model, metrics: ModelMetrics) -> oip.ModelStatist
     )
 
 
-def repository_index(models: list[pb.Model], ready: bool) -> oip.RepositoryIndexResponse:
-    """Args:
-    models: all versions there are.
-    ready: whether only those that answer requests are wanted.
-    """
-    entry = oip.RepositoryIndexResponse.ModelIndex
-    return oip.RepositoryIndexResponse(
-        models=[
-            entry(
-                name=model.name,
-                version=model.version,
-                state=STATES.get(model.state, "UNKNOWN"),
-                reason=model.problem,
-            )
-            for model in models
-            if model.state == pb.MODEL_STATE_READY or not ready
-        ]
-    )
+def index_entry(name: str, model: pb.Model | admin_pb2.VersionStatus) -> oip.RepositoryIndexResponse.ModelIndex:
+    """A version, whether it is served or not."""
+    reason = model.problem or ("unloaded" if model.state == pb.MODEL_STATE_UNLOADED else "")
+    state = STATES.get(model.state, "UNKNOWN")
+    return oip.RepositoryIndexResponse.ModelIndex(name=name, version=model.version, state=state, reason=reason)
 
 
 def _duration(histogram: Histogram) -> oip.StatisticDuration:

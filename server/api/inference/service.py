@@ -17,10 +17,10 @@ from dragoman.v1 import admin_pb2
 from dragoman.v1 import generation_pb2 as pb
 from server.api.errors import ApiError, Rejection, from_engine, invalid
 from server.api.inference.metadata import (
+    index_entry,
     model_config,
     model_metadata,
     model_statistics,
-    repository_index,
     server_metadata,
 )
 from server.api.inference.outputs import FINAL, OutputWriter
@@ -45,6 +45,8 @@ class Administration(Protocol):
     async def LoadModel(self, request: admin_pb2.LoadModelRequest, context: Context) -> Any: ...
 
     async def UnloadModel(self, request: admin_pb2.UnloadModelRequest, context: Context) -> Any: ...
+
+    async def GetStatus(self, request: admin_pb2.GetStatusRequest, context: Context) -> Any: ...
 
 
 class InferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
@@ -143,7 +145,14 @@ class InferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
     async def RepositoryIndex(
         self, request: oip.RepositoryIndexRequest, context: Context
     ) -> oip.RepositoryIndexResponse:
-        return repository_index(self._models.list(), request.ready)
+        if self._administration is None:
+            entries = [index_entry(model.name, model) for model in self._models.list()]
+        else:  # which knows of versions that are not loaded, too
+            status = (await self._administration.GetStatus(admin_pb2.GetStatusRequest(), context)).status
+            entries = [index_entry(version.model, version) for version in status.versions]
+        return oip.RepositoryIndexResponse(
+            models=[entry for entry in entries if entry.state == "READY" or not request.ready]
+        )
 
     async def RepositoryModelLoad(
         self, request: oip.RepositoryModelLoadRequest, context: Context

@@ -57,6 +57,12 @@ class ModelOptions(_Options, title="Model"):
         description="Memory for all of it, weights included, of the GPU where that computes; by default what is free.",
     )
 
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.model_repository is not None and self.bundle != shipped_bundle():
+            raise ValueError("--bundle and --model-repository can't both be given")
+        return self
+
 
 class NetworkOptions(_Options, title="Network"):
     """Where it listens."""

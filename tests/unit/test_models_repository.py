@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from server.config import ServerConfig
 from server.models.repository import Repository, RepositoryError
@@ -189,3 +190,8 @@ def test_wrong_settings_leave_the_models_to_be_seen_and_say_what_is_wrong(tmp_pa
     assert snapshot.settings is None
     assert "models must be a table" in snapshot.problem
     assert snapshot.models.keys() == {"m"}
+
+
+def test_a_bundle_and_a_repository_exclude_each_other(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match=r"--bundle and --model-repository can't both be given"):
+        ServerConfig(bundle=tmp_path, model_repository=tmp_path)

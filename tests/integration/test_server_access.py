@@ -1,0 +1,326 @@
+"""Who is let in: TLS, mutual TLS and API keys of real servers, seen by real clients."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from grpc_status import rpc_status
+
+from dragoman import (
+    AsyncClient,
+    Client,
+    HealthStatus,
+    ResourceExhaustedError,
+    Result,
+    RetryPolicy,
+    Tls,
+    UnauthenticatedError,
+    UnavailableError,
+)
+from dragoman.local import LocalServer, serve_command
+from dragoman.v1 import generation_pb2 as pb
+from dragoman.v1 import generation_pb2_grpc
+from server.keys import add
+from tests.certificates import Authority, Mount, Pair
+from tests.conftest import StartServer
+
+WORD, SOUND = "transformer", "T R AE N S F AO R M ER"
+ONCE = RetryPolicy(attempts=1)
+SERVICE = "dragoman.v1.GenerationService"
+
+
+@pytest.fixture
+def ours(tmp_path: Path) -> Authority:
+    return Authority(tmp_path, "ours")
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Authority:
+    return Authority(tmp_path, "theirs")
+
+
+def ask(server: LocalServer, tls: Tls | bool = False, **arguments: Any) -> str:
+    with Client(server.address, tls=tls, retry=ONCE, timeout=20, **arguments) as client:
+        return client.generate(WORD).text
+
+
+def command(server: LocalServer, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    program = str(Path(sys.executable).with_name("dragoman"))
+    words = [program, "generate", WORD, "--address", server.address, *map(str, arguments)]
+    return subprocess.run(
+        words, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **environment}
+    )
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it never came about"
+        time.sleep(0.05)
+
+
+def events(server: LocalServer) -> list[Any]:
+    return [json.loads(line) for line in server.log.read_text().splitlines()]
+
+
+def page(server: LocalServer, path: str) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}{path}", timeout=10) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+def refusal(*arguments: str | Path) -> str:
+    words = [serve_command(), "--port", "0", "--metrics-port", "0", *map(str, arguments)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    # Beside the sentence there may be lines of log.
+    return "\n".join(line for line in done.stderr.splitlines() if not line.startswith("{"))
+
+
+def served(pair: Pair, ca: Path | None = None) -> list[str]:
+    words = ["--tls-cert", str(pair.cert), "--tls-key", str(pair.key)]
+    return [*words, "--tls-client-ca", str(ca)] if ca is not None else words
+
+
+async def test_tls_is_for_those_who_trust_the_certificate(
+    start_server: StartServer, ours: Authority, theirs: Authority
+) -> None:
+    server = start_server(*served(ours.sign("server")))
+    assert ask(server, Tls(ca=ours.ca)) == SOUND
+    async with AsyncClient(server.address, tls=Tls(ca=str(ours.ca))) as client:
+        assert (await client.generate(WORD)).text == SOUND
+        assert [piece.text async for piece in client.generate_stream(WORD)]
+        assert [each async for each in client.generate_many([WORD] * 3)]
+        assert await client.health() is HealthStatus.SERVING
+    for wrong in (Tls(ca=theirs.ca), True):
+        with pytest.raises(UnavailableError, match=r"nobody who is trusted here has signed the server's certificate"):
+            ask(server, wrong)
+    with pytest.raises(UnavailableError):
+        ask(server, False)
+    # The kubelet and Prometheus have no certificates.
+    assert page(server, "/readyz") == "ok\n"
+    assert "dragoman_build_info" in page(server, "/metrics")
+
+
+def test_a_certificate_for_another_name_is_refused_unless_it_is_the_name_that_is_meant(
+    start_server: StartServer, ours: Authority
+) -> None:
+    server = start_server(*served(ours.sign("server", host="dragoman.example")))
+    with pytest.raises(UnavailableError, match="the server's certificate is for another name"):
+        ask(server, Tls(ca=ours.ca))
+    assert ask(server, Tls(ca=ours.ca, server_name="dragoman.example")) == SOUND
+
+
+def test_a_client_that_wants_tls_is_told_where_there_is_none(start_server: StartServer) -> None:
+    with pytest.raises(UnavailableError, match="it does not talk TLS"):
+        ask(start_server(), True)
+
+
+def test_calls_go_round_several_servers_with_tls(start_server: StartServer, ours: Authority) -> None:
+    servers = [start_server(*served(ours.sign("server"))) for _ in range(2)]
+    tls = Tls(ca=ours.ca, server_name="localhost")
+    with Client([server.address for server in servers], tls=tls) as client:
+        answers = list(client.generate_many([WORD] * 20))
+        assert all(isinstance(answer, Result) for answer in answers)
+    counts = [sum(v for k, v in server.metrics().items() if k.startswith("dragoman_finishes")) for server in servers]
+    assert sum(counts) == 20
+    assert all(counts)
+
+
+def test_mutual_tls_is_for_those_whom_we_have_signed(
+    start_server: StartServer, ours: Authority, theirs: Authority
+) -> None:
+    server = start_server(*served(ours.sign("server"), theirs.ca))
+    good = theirs.sign("client")
+    assert ask(server, Tls(ours.ca, good.cert, good.key)) == SOUND
+    stranger, expired = ours.sign("stranger"), theirs.sign("client", days=-1)
+    for wrong in (Tls(ours.ca), Tls(ours.ca, stranger.cert, stranger.key), Tls(ours.ca, expired.cert, expired.key)):
+        with pytest.raises(UnavailableError, match="no server can be reached"):
+            ask(server, wrong)
+    assert page(server, "/livez") == "ok\n"
+
+
+def test_the_command_talks_tls(start_server: StartServer, ours: Authority, theirs: Authority) -> None:
+    server = start_server(*served(ours.sign("server"), theirs.ca))
+    good = theirs.sign("client")
+    done = command(server, "--ca", ours.ca, "--cert", good.cert, "--key", good.key)
+    assert (done.stdout, done.stderr) == (SOUND + "\n", "")
+    names = {"DRAGOMAN_CA": str(ours.ca), "DRAGOMAN_CERT": str(good.cert), "DRAGOMAN_KEY": str(good.key)}
+    assert command(server, **names).stdout == SOUND + "\n"
+    for arguments, words in (
+        (("--tls", "--timeout", "2"), "nobody who is trusted here"),
+        (("--ca", ours.ca, "--cert", good.cert), "--cert and --key need each other"),
+        (("--ca", "/no/such"), "tls: ca /no/such can't be read: No such file or directory"),
+        (("--ca", good.key), "holds no certificate in PEM form"),
+    ):
+        done = command(server, *arguments)
+        assert done.returncode == 1
+        assert words in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_certificates_are_renewed_under_open_connections(
+    start_server: StartServer, ours: Authority, theirs: Authority, tmp_path: Path
+) -> None:
+    mount = Mount(tmp_path / "secret")
+    mount.put(ours.sign("old"))
+    server = start_server("--tls-cert", str(mount.cert), "--tls-key", str(mount.key))
+    with Client(server.address, tls=Tls(ca=ours.ca), retry=ONCE) as before:
+        assert before.generate(WORD).text == SOUND
+        mount.put(theirs.sign("new"))
+        eventually(lambda: any(event["event"] == "read anew" for event in events(server)))
+        assert ask(server, Tls(ca=theirs.ca)) == SOUND
+        with pytest.raises(UnavailableError):
+            ask(server, Tls(ca=ours.ca))
+        assert before.generate(WORD).text == SOUND  # what is open stays open
+        # A renewal that went wrong changes nothing.
+        mount.put(Pair(ours.sign("one").cert, ours.sign("another").key))
+        eventually(lambda: any(event["level"] == "error" for event in events(server)))
+        assert ask(server, Tls(ca=theirs.ca)) == SOUND
+
+
+def test_clients_of_an_authority_that_is_no_longer_trusted_stay_out(
+    start_server: StartServer, ours: Authority, theirs: Authority, tmp_path: Path
+) -> None:
+    trusted = tmp_path / "trusted.pem"
+    trusted.write_bytes(ours.ca.read_bytes() + theirs.ca.read_bytes())
+    server = start_server(*served(ours.sign("server"), trusted))
+    ally, rival = ours.sign("client"), theirs.sign("client")
+    for pair in (ally, rival):
+        assert ask(server, Tls(ours.ca, pair.cert, pair.key)) == SOUND
+    trusted.write_bytes(ours.ca.read_bytes())
+    eventually(lambda: any(event["event"] == "read anew" for event in events(server)))
+    assert ask(server, Tls(ours.ca, ally.cert, ally.key)) == SOUND
+    with pytest.raises(UnavailableError):
+        ask(server, Tls(ours.ca, rival.cert, rival.key))
+
+
+def test_files_that_can_not_be_used_end_the_start(ours: Authority, tmp_path: Path) -> None:
+    pair, other = ours.sign("server"), ours.sign("other")
+    said = refusal("--tls-cert", pair.cert, "--tls-key", other.key)
+    assert said == f"dragoman-serve: the key in {other.key} is not that of the certificate in {pair.cert}"
+    assert "--tls-cert and --tls-key need each other" in refusal("--tls-cert", pair.cert)
+    assert "--tls-client-ca needs --tls-cert and --tls-key" in refusal("--tls-client-ca", ours.ca)
+    keys = tmp_path / "keys.txt"
+    assert refusal("--api-keys", keys) == f"dragoman-serve: {keys} can't be read: No such file or directory"
+    keys.write_text("canary\n")
+    assert refusal("--api-keys", keys).startswith(f"dragoman-serve: line 1 of {keys} must have sha256:")
+
+
+def test_only_those_with_a_key_are_let_in(start_server: StartServer, tmp_path: Path) -> None:
+    file = tmp_path / "keys.txt"
+    key, other = add(file, "speech"), add(tmp_path / "other.txt", "speech")
+    server = start_server("--api-keys", str(file))
+    assert ask(server, api_key=key) == SOUND
+    with pytest.raises(UnauthenticatedError, match=r"^this server wants an API key; send one as metadata"):
+        ask(server)
+    with pytest.raises(UnauthenticatedError, match=r"^this API key is not known here") as error:
+        ask(server, api_key=other)
+    assert other not in str(error.value)
+    done = command(server, DRAGOMAN_API_KEY=key)
+    assert (done.stdout, done.stderr) == (SOUND + "\n", "")
+    done = command(server, "--api-key", other)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    metrics = server.metrics()
+    assert metrics['dragoman_key_calls_total{key="speech"}'] == 2
+    assert metrics['dragoman_rejections_total{reason="unauthenticated"}'] == 3
+    assert all(secret not in server.log.read_text() + page(server, "/metrics") for secret in (key, other))
+
+
+def test_health_needs_no_key_and_all_else_does(start_server: StartServer, tmp_path: Path) -> None:
+    file = tmp_path / "keys.txt"
+    key = add(file, "speech")
+    server = start_server("--api-keys", str(file))
+    with grpc.insecure_channel(server.address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        assert health.Check(health_pb2.HealthCheckRequest()).status == health_pb2.HealthCheckResponse.SERVING
+        assert next(health.Watch(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
+        for name, method in pb.DESCRIPTOR.services_by_name["GenerationService"].methods_by_name.items():
+            call: Any = (channel.unary_stream if method.server_streaming else channel.unary_unary)(
+                f"/{SERVICE}/{name}", request_serializer=None, response_deserializer=None
+            )
+            receive = list if method.server_streaming else bytes
+            with pytest.raises(grpc.RpcError) as refused:
+                receive(call(b""))
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED, name
+        with pytest.raises(grpc.RpcError) as refused:
+            ProtoReflectionDescriptorDatabase(channel).get_services()
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        reflect: Any = channel.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
+        ask_services = b"\x3a\x00"  # list_services
+        assert SERVICE.encode() in next(reflect(iter([ask_services]), metadata=[("authorization", f"bearer {key}")]))
+
+
+def test_keys_come_and_go_while_the_server_runs(start_server: StartServer, tmp_path: Path) -> None:
+    file = tmp_path / "keys.txt"
+    first = add(file, "first")
+    server = start_server("--api-keys", str(file))
+    with Client(server.address, api_key=first, retry=ONCE) as client:
+        assert client.generate(WORD).text == SOUND
+        file.unlink()
+        second = add(file, "second")
+        eventually(lambda: any(event["event"] == "read anew" for event in events(server)))
+        assert ask(server, api_key=second) == SOUND
+        with pytest.raises(UnauthenticatedError):  # also on a connection that is open
+            client.generate(WORD)
+        file.write_text("what is this\n")
+        eventually(lambda: any(event["level"] == "error" for event in events(server)))
+        assert ask(server, api_key=second) == SOUND
+
+
+def test_a_key_s_limits_hold_and_say_when_to_come_again(start_server: StartServer, tmp_path: Path) -> None:
+    file = tmp_path / "keys.txt"
+    slow, narrow, free = add(file, "slow", per_second="0.01"), add(file, "narrow", at_once="1"), add(file, "free")
+    server = start_server("--api-keys", str(file), "--engines", "1", "--max-rows", "2")
+    assert ask(server, api_key=slow) == SOUND
+    with pytest.raises(ResourceExhaustedError, match=r"0\.01 requests per second; retry in") as refused:
+        ask(server, api_key=slow)
+    assert refused.value.retry_after == pytest.approx(100, abs=50)
+    assert ask(server, api_key=free) == SOUND
+    with grpc.insecure_channel(server.address) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        metadata = (("authorization", f"Bearer {narrow}"),)
+        batch = pb.GenerateBatchRequest(inputs=[pb.Input(text=f"{WORD}{'ab'[n % 2] * (n % 9)}") for n in range(2000)])
+        running = stub.GenerateBatch.future(batch, metadata=metadata)
+        eventually(lambda: server.metrics().get('dragoman_key_calls_total{key="narrow"}') == 1)
+        single = pb.GenerateRequest(input=pb.Input(text=WORD))
+        with pytest.raises(grpc.RpcError) as error:
+            stub.Generate(single, metadata=metadata)
+        assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        status: Any = rpc_status.from_call(error.value)  # type: ignore[arg-type]
+        retry = error_details_pb2.RetryInfo()
+        assert status.details[0].Unpack(retry)
+        assert retry.retry_delay.ToNanoseconds() > 0
+        assert ask(server, api_key=free) == SOUND
+        running.cancel()
+
+        def let_in() -> bool:
+            try:
+                return bool(stub.Generate(single, metadata=metadata).hypotheses)
+            except grpc.RpcError:
+                return False
+
+        eventually(let_in)
+    assert server.metrics()['dragoman_key_refusals_total{key="narrow"}'] >= 1
+
+
+def test_reflection_can_be_switched_off(start_server: StartServer) -> None:
+    server = start_server("--no-reflection")
+    with grpc.insecure_channel(server.address) as channel:
+        with pytest.raises(grpc.RpcError) as refused:
+            ProtoReflectionDescriptorDatabase(channel).get_services()
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert ask(server) == SOUND

@@ -50,7 +50,6 @@ def _run(configuration: Configuration) -> NoReturn:
     """Serves until told to stop, and ends the process."""
     config = configuration.config
     configure_logs(config.log_format, config.log_level)
-    log.info("configured", options=chosen(configuration))
     # NOTE: both are read when the libraries are first used. The tokenizer's own threads would take the engines' cores,
     # and what gRPC's core writes about a port that it can't have is said here in one sentence.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -60,6 +59,7 @@ def _run(configuration: Configuration) -> NoReturn:
     from server.app import run
     from server.errors import StartError
 
+    log.info("configured", options=chosen(configuration))
     try:
         status = uvloop.run(run(config))
     except StartError as error:

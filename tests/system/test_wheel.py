@@ -45,7 +45,7 @@ def test_wheel_holds_packages_data_and_licences(wheel: Path) -> None:
         for path in (ROOT / folder).rglob("*")
         if path.is_file()
     }
-    expected |= {"dragoman/v1/generation.proto", "dragoman/v1/generation_pb2_grpc.py"}
+    expected |= {"dragoman/v1/generation.proto", "dragoman/v1/generation_pb2_grpc.py", "server/server.yaml"}
     assert "server/bundles/g2p-en/manifest.json" in expected
     assert expected <= names
     assert {"LICENSE", "NOTICE"} <= {Path(name).name for name in names if ".dist-info/" in name}

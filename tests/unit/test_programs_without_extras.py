@@ -33,7 +33,7 @@ def test_what_is_not_installed_is_named_with_its_extra(
     )
 
 
-@pytest.mark.parametrize("package", ["tokenizers", "onnxruntime", "pydantic"])
+@pytest.mark.parametrize("package", ["tokenizers", "onnxruntime", "pydantic", "yaml"])
 def test_the_server_names_what_it_lacks(package: str) -> None:
     code = f"import sys; sys.modules[{package!r}] = None; from server.__main__ import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -72,10 +72,20 @@ class _Lane:
 
 @dataclass(slots=True)
 class _Hold:
-    """Free rows of an engine that are set aside for a job that wants more than there are."""
+    """Free rows of an engine that are set aside for a job that wants more than there are.
+
+    Attributes:
+        first: rows that were, to begin with.
+        released: rows that have become free since; every other one is set aside.
+    """
 
     job: Job
-    rows: int
+    first: int
+    released: int = 0
+
+    @property
+    def rows(self) -> int:
+        return min(self.job.search.rows, self.first + (self.released + 1) // 2)
 
 
 @dataclass(slots=True)
@@ -135,6 +145,7 @@ class Scheduler:
         self._encode_tokens = encode_tokens
         self._least_length = least_length
         self._lanes = {priority: _Lane(weight) for priority, weight in SHARES.items()}
+        self._batch = self._lanes[Priority.BATCH]
         self._turn = 0.0  # of the lane that was served last, before it was
         self._running = [0] * engines  # rows
         self._holds: list[_Hold | None] = [None] * engines
@@ -216,21 +227,26 @@ class Scheduler:
             return admission
         room = self._room(engine, free_rows, batch_rows)
         if self._held:
-            self._start_held(engine, free_rows, batch_rows, room, admission.admitted)
+            self._start_held(engine, free_rows, room, admission.admitted)
         lanes = [lane for lane in self._lanes.values() if lane.jobs]
+        competing = lanes.copy()
         while lanes:
             lane = lanes[0] if len(lanes) == 1 or lanes[0].turn <= lanes[1].turn else lanes[1]
-            job = self._next(lane, engine, room, not admission.admitted)
+            in_turn = len(competing) == 1 or all(lane.turn <= other.turn for other in competing)
+            job = self._next(lane, engine, room, not admission.admitted, in_turn)
             if job is None:
                 lanes.remove(lane)
+                if lane is self._batch and room.free and room.batch >= room.batch_limit:
+                    lane.turn = max(lane.turn, self._turn)  # what it may not have it does not save up
+                    competing.remove(lane)
                 continue
-            tokens = max(len(job.request.source_ids), self._least_length)
-            if admission.admitted and tokens > room.tokens:
+            if admission.admitted and self._tokens(job) > room.tokens:
                 break
-            room.tokens -= tokens
-            self._start(job, lane, engine, room, admission.admitted)
+            self._charge(lane, job.search.rows)
+            self._start(job, engine, room, admission.admitted)
             if not lane.jobs:
                 lanes.remove(lane)
+                competing.remove(lane)
         return admission
 
     def release(self, engine: int, rows: int, now: float, finished: int = 0) -> None:
@@ -242,7 +258,7 @@ class Scheduler:
         self._running[engine] -= rows
         hold = self._holds[engine]
         if hold is not None:
-            hold.rows = min(hold.job.search.rows, hold.rows + (rows + 1) // 2)
+            hold.released += rows
         if finished:
             if self._last_finish is not None:
                 seconds = (now - self._last_finish) / finished
@@ -274,37 +290,36 @@ class Scheduler:
         slots = free_rows + running
         return _Room(free_rows, share, batch_rows, slots - slots // BATCH_RESERVE, self._encode_tokens)
 
-    def _start_held(self, engine: int, free_rows: int, batch_rows: int, room: _Room, admitted: list[Job]) -> None:
-        """Starts a job for which rows were set aside, here or at another engine; else counts what is set aside here."""
-        hold = self._holds[engine]
-        if hold is not None:
-            rows, batch = hold.job.search.rows, hold.job.request.priority is Priority.BATCH
+    def _start_held(self, engine: int, free_rows: int, room: _Room, admitted: list[Job]) -> None:
+        """Starts jobs for which rows were set aside, here or at another engine; else counts what is set aside here."""
+        own = self._holds[engine]
+        if own is not None:
+            rows, aside = own.job.search.rows, own.rows
+            batch = own.job.request.priority is Priority.BATCH
             if batch and rows <= room.batch_limit:
-                hold.rows = min(hold.rows, max(room.batch_limit - batch_rows, 0))
-            if rows <= free_rows and (hold.rows == rows or _within(rows, room, batch)):
-                self._start_now(hold.job, engine, room, admitted)
+                aside = min(aside, max(room.batch_limit - room.batch, 0))
+            if rows <= free_rows and (aside == rows or _within(rows, room, batch)):
+                self._start(own.job, engine, room, admitted)
             else:
-                room.free -= hold.rows
-                room.batch += hold.rows if batch else 0
-        for other in self._holds:
-            if other is not None and other is not hold and room.share > 0:
-                rows, batch = other.job.search.rows, other.job.request.priority is Priority.BATCH
-                if rows <= room.free and _within(rows, room, batch):
-                    self._start_now(other.job, engine, room, admitted)
+                room.free -= aside
+                room.batch += aside if batch else 0
+        for hold in self._holds:
+            if hold is not None and hold is not own and room.share > 0:
+                job, batch = hold.job, hold.job.request.priority is Priority.BATCH
+                fits = job.search.rows <= room.free and _within(job.search.rows, room, batch)
+                if fits and not (admitted and self._tokens(job) > room.tokens):
+                    self._start(job, engine, room, admitted)
 
-    def _start_now(self, job: Job, engine: int, room: _Room, admitted: list[Job]) -> None:
-        room.tokens -= max(len(job.request.source_ids), self._least_length)
-        self._start(job, self._lanes[job.request.priority], engine, room, admitted)
-
-    def _next(self, lane: _Lane, engine: int, room: _Room, first: bool) -> Job | None:
+    def _next(self, lane: _Lane, engine: int, room: _Room, first: bool, in_turn: bool) -> Job | None:
         """The job of a lane that an engine shall start next, None for none.
 
         Args:
             first: nothing starts before it: then it may be larger than the engine's share, for it must start somewhere.
+            in_turn: rows may be set aside for one that wants more than there are.
         """
         if room.share <= 0:
             return None
-        batch = lane is self._lanes[Priority.BATCH]
+        batch = lane is self._batch
         for job in islice(lane.jobs, OVERTAKEN):
             if self._held and self._is_held(job):
                 continue
@@ -313,10 +328,9 @@ class Scheduler:
                 return job if first or rows <= room.share else None
             if rows == 1:  # nothing is smaller
                 break
-            if self._holds[engine] is None:
+            if in_turn and self._holds[engine] is None:
+                self._charge(lane, rows)
                 self._set_aside(job, engine, room, batch)
-        if batch and room.free and room.batch >= room.batch_limit:
-            lane.turn = max(lane.turn, self._turn)  # what it may not have it does not save up
         return None
 
     def _set_aside(self, job: Job, engine: int, room: _Room, batch: bool) -> None:
@@ -328,18 +342,24 @@ class Scheduler:
         if batch:
             room.batch += hold.rows
 
+    def _tokens(self, job: Job) -> int:
+        return max(len(job.request.source_ids), self._least_length)
+
     def _is_held(self, job: Job) -> bool:
         return any(hold is not None and hold.job is job for hold in self._holds)
 
-    def _start(self, job: Job, lane: _Lane, engine: int, room: _Room, admitted: list[Job]) -> None:
+    def _charge(self, lane: _Lane, rows: int) -> None:
+        self._turn = lane.turn
+        lane.turn += rows / lane.weight
+
+    def _start(self, job: Job, engine: int, room: _Room, admitted: list[Job]) -> None:
         rows = job.search.rows
         self._remove(job)
         job.engine = engine
         self._running[engine] += rows
-        self._turn = lane.turn
-        lane.turn += rows / lane.weight
         room.free -= rows
         room.share -= rows
+        room.tokens -= self._tokens(job)
         if job.request.priority is Priority.BATCH:
             room.batch += rows
         admitted.append(job)

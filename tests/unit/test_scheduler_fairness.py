@@ -1,0 +1,316 @@
+"""Who gets rows when: shares of the priorities, wide requests among narrow ones, bounds. A fake clock, no engine."""
+
+import random
+from collections import Counter
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.engine.requests import GenerationRequest, Priority, QueueFullError
+from server.engine.scheduler import BATCH_RESERVE, Job, Scheduler
+from server.search.base import Search
+from server.search.options import SearchOptions
+
+INTERACTIVE, BATCH = Priority.INTERACTIVE, Priority.BATCH
+OPTIONS = SearchOptions(5)
+
+
+class Rows:
+    """A search, as far as the scheduler looks at it."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+
+def job(priority: Priority = INTERACTIVE, rows: int = 1, source: int = 4, arrived: float = 0.0, **times: Any) -> Job:
+    request = GenerationRequest([5] * source, OPTIONS, priority=priority, **times)
+    return Job(request, cast(Search, Rows(rows)), arrived)
+
+
+def scheduler(
+    engines: int = 1, queue_size: int = 1000, queue_tokens: int = 10**6, encode_tokens: int = 10**6
+) -> Scheduler:
+    return Scheduler(engines, queue_size, 0.0, 0.0, encode_tokens, queue_tokens)
+
+
+class Engines:
+    """Engines that end each job a given number of turns after its start.
+
+    Attributes:
+        started: jobs in the order of their start.
+        ends: turns that each job takes.
+    """
+
+    def __init__(self, queue: Scheduler, slots: int, engines: int = 1) -> None:
+        self.queue, self.slots = queue, slots
+        self.running: list[dict[Job, int]] = [{} for _ in range(engines)]
+        self.ends: dict[Job, int] = {}
+        self.started: list[Job] = []
+        self.dropped: list[Job] = []
+        self.now = 0.0
+
+    def submit(self, new: Job, ends: int = 1) -> Job:
+        self.queue.submit(new)
+        self.ends[new] = ends
+        return new
+
+    def rows(self, engine: int, *priorities: Priority) -> int:
+        wanted = priorities or tuple(Priority)
+        return sum(each.search.rows for each in self.running[engine] if each.request.priority in wanted)
+
+    def turn(self, engine: int = 0) -> list[Job]:
+        """Lets jobs of an engine end, and starts others; gives those."""
+        running = self.running[engine]
+        for each in running:
+            running[each] -= 1
+        over = [each for each, turns in running.items() if turns <= 0]
+        for each in over:
+            del running[each]
+        if freed := sum(each.search.rows for each in over):
+            self.queue.release(engine, freed, self.now, len(over))
+        used = self.rows(engine)
+        admission = self.queue.take(engine, self.slots - used, self.now, self.rows(engine, BATCH))
+        self.dropped += admission.expired + admission.out_of_time
+        for each in admission.admitted:
+            running[each] = self.ends[each]
+        self.started += admission.admitted
+        self.now += 1.0
+        return admission.admitted
+
+
+def test_of_the_rows_that_start_interactive_requests_get_four_of_five() -> None:
+    engines = Engines(scheduler(), slots=1)
+    for _ in range(40):
+        engines.submit(job(BATCH))
+        engines.submit(job(INTERACTIVE))
+    for _ in range(50):
+        engines.turn()
+    assert Counter(each.request.priority for each in engines.started[:50]) == {INTERACTIVE: 40, BATCH: 10}
+    for start in range(0, 45, 5):
+        assert [each.request.priority for each in engines.started[start : start + 5]].count(BATCH) == 1
+
+
+def test_rows_count_and_not_requests() -> None:
+    engines = Engines(scheduler(), slots=4)
+    for _ in range(100):
+        engines.submit(job(INTERACTIVE, rows=4))
+        engines.submit(job(BATCH, rows=1))
+    for _ in range(60):
+        engines.turn()
+    rows = Counter[Priority]()
+    for each in engines.started:
+        rows[each.request.priority] += each.search.rows
+    assert rows[BATCH] / (rows[BATCH] + rows[INTERACTIVE]) == pytest.approx(1 / 5, abs=0.05)
+
+
+def test_a_priority_that_had_nothing_waiting_has_saved_up_nothing() -> None:
+    engines = Engines(scheduler(), slots=1)
+    for _ in range(100):
+        engines.submit(job(INTERACTIVE))
+        engines.turn()
+    for _ in range(20):
+        engines.submit(job(BATCH))
+        engines.submit(job(INTERACTIVE))
+    engines.started.clear()
+    for _ in range(10):
+        engines.turn()
+    assert [each.request.priority for each in engines.started].count(BATCH) == 2
+
+
+def test_an_interactive_request_finds_rows_while_long_batch_requests_have_all_they_may() -> None:
+    engines = Engines(scheduler(), slots=16)
+    for _ in range(100):
+        engines.submit(job(BATCH), ends=1000)
+    engines.turn()
+    assert engines.rows(0) == 14, "one of eight rows stays free"
+    comes = [engines.submit(job(INTERACTIVE), ends=1000) for _ in range(2)]
+    assert engines.turn() == comes
+
+
+def test_batch_requests_do_not_come_back_for_rows_they_were_not_to_have() -> None:
+    engines = Engines(scheduler(), slots=8)
+    for _ in range(200):
+        engines.submit(job(BATCH), ends=3)
+    for _ in range(50):  # seven rows are taken by batch requests all the time, the eighth by interactive ones
+        engines.submit(job(INTERACTIVE), ends=1)
+        engines.turn()
+    for _ in range(50):
+        engines.submit(job(INTERACTIVE), ends=1)
+    engines.started.clear()
+    for _ in range(20):
+        engines.turn()
+    assert Counter(each.request.priority for each in engines.started)[INTERACTIVE] >= 20
+
+
+@pytest.mark.parametrize("priority", Priority)
+@pytest.mark.parametrize("rows", [5, 8])
+def test_a_wide_request_starts_among_ever_more_narrow_ones_which_go_on_meanwhile(priority: Priority, rows: int) -> None:
+    engines = Engines(scheduler(), slots=8)
+    for _ in range(7):  # so that rows become free one by one
+        engines.submit(job(INTERACTIVE), ends=8)
+        engines.turn()
+    wide = engines.submit(job(priority, rows), ends=5)
+    turns = narrow = 0
+    while wide not in engines.started:
+        for each in Priority:
+            engines.submit(job(each), ends=8)
+        narrow += len(engines.turn())
+        turns += 1
+        assert turns <= 2 * rows * 8
+    assert narrow > rows / 2, "others were not held up"
+
+
+def test_wide_requests_start_in_their_order() -> None:
+    engines = Engines(scheduler(), slots=8)
+    for _ in range(8):
+        engines.submit(job(), ends=3)
+        engines.turn()
+    wide = [engines.submit(job(rows=rows), ends=3) for rows in (8, 4, 6, 8, 2)]
+    for _ in range(200):
+        engines.submit(job(), ends=3)
+        engines.turn()
+    assert [each for each in engines.started if each.search.rows > 4] == [wide[0], wide[2], wide[3]]
+    assert set(wide) <= set(engines.started)
+
+
+def test_a_wide_request_takes_the_first_engine_that_has_room() -> None:
+    engines = Engines(scheduler(engines=2), slots=4, engines=2)
+    for _ in range(8):
+        engines.submit(job(), ends=100)
+    engines.turn(0)
+    engines.turn(1)
+    wide = engines.submit(job(rows=4))
+    engines.turn(0)
+    for each in engines.running[1]:
+        engines.running[1][each] = 1
+    assert engines.turn(1) == [wide]
+
+
+def test_a_request_for_which_rows_are_set_aside_can_leave() -> None:
+    engines = Engines(scheduler(), slots=4)
+    for ends in (1, 9, 9):
+        engines.submit(job(), ends=ends)
+    engines.turn()
+    wide = engines.submit(job(rows=4))
+    late = engines.submit(job(rows=4, deadline=2.5))
+    engines.turn()
+    assert engines.queue.cancel(wide)
+    engines.turn()
+    engines.turn()
+    assert engines.dropped == [late]
+    comes = [engines.submit(job()) for _ in range(2)]
+    assert engines.turn() == comes, "what was set aside is free again"
+    assert engines.queue.waiting == 0
+
+
+def test_each_priority_has_a_queue_of_its_own_bounded_in_requests_and_in_source_tokens() -> None:
+    queue = scheduler(queue_size=3, queue_tokens=20)
+    for _ in range(3):
+        queue.submit(job(BATCH))
+    with pytest.raises(QueueFullError) as full:
+        queue.submit(job(BATCH))
+    assert full.value.bound == "requests"
+    queue.submit(job(INTERACTIVE, source=15))
+    with pytest.raises(QueueFullError) as full:
+        queue.submit(job(INTERACTIVE, source=6))
+    assert full.value.bound == "tokens"
+    assert 0 < full.value.retry_after <= 5
+    queue.submit(job(INTERACTIVE, source=5))
+    assert (queue.waiting, queue.waiting_tokens) == (5, 32)
+
+
+def test_a_request_of_more_tokens_than_may_wait_goes_where_nothing_waits() -> None:
+    queue = scheduler(queue_tokens=20)
+    queue.submit(job(source=30))
+    with pytest.raises(QueueFullError):
+        queue.submit(job(source=1))
+
+
+def test_sweeping_takes_out_what_has_waited_too_long_and_tells_when_the_next_will_have() -> None:
+    queue = scheduler()
+    times: list[tuple[Priority, dict[str, Any]]] = [
+        (BATCH, {"deadline": 2.0}),
+        (INTERACTIVE, {"time_limit": 3.0}),
+        (BATCH, {"deadline": 9.0}),
+        (BATCH, {}),
+    ]
+    jobs = [job(priority, **limits) for priority, limits in times]
+    for each in jobs:
+        queue.submit(each)
+    assert queue.next_expiry == 2.0
+    assert queue.sweep(1.9).expired == []
+    admission = queue.sweep(3.0)
+    assert (admission.expired, admission.out_of_time, admission.admitted) == ([jobs[0]], [jobs[1]], [])
+    assert (queue.next_expiry, queue.waiting, queue.waiting_tokens) == (9.0, 2, 8)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 20))
+def test_whatever_comes_rows_are_kept_bounds_hold_and_everyone_gets_his_turn(
+    seed: int, engines_count: int, slots: int
+) -> None:
+    draw = random.Random(seed)
+    queue_size, queue_tokens, encode_tokens = draw.randint(1, 30), draw.randint(5, 200), draw.randint(5, 100)
+    queue = scheduler(engines_count, queue_size, queue_tokens, encode_tokens)
+    engines = Engines(queue, slots, engines_count)
+    waiting: set[Job] = set()
+    accepted: list[Job] = []
+    left = set()
+
+    def turn() -> None:
+        engine = draw.randrange(engines_count)
+        batch_before = engines.rows(engine, BATCH)
+        started = engines.turn(engine)
+        waiting.difference_update(started, engines.dropped)
+        for index in range(engines_count):
+            assert engines.rows(index) <= slots
+        assert queue.running == sum(engines.rows(index) for index in range(engines_count))
+        assert queue.waiting == len(waiting)
+        assert queue.waiting_tokens == sum(len(each.request.source_ids) for each in waiting)
+        tokens = [len(each.request.source_ids) for each in started]
+        assert len(tokens) <= 1 or sum(tokens) <= encode_tokens
+        narrow = [each for each in started if each.request.priority is BATCH and each.search.rows == 1]
+        if narrow and batch_before:
+            widest = max(each.search.rows for each in engines.running[engine])
+            assert widest > 1 or engines.rows(engine, BATCH) <= slots - slots // BATCH_RESERVE
+        for each in started:
+            assert not each.expired(engines.now - 1.0)
+
+    for _ in range(draw.randint(10, 150)):
+        for _ in range(draw.randint(0, 3)):
+            priority = draw.choice(list(Priority))
+            rows = draw.choice([1, 1, 1, 2, draw.randint(1, slots)])
+            times = {"deadline": engines.now + draw.randint(1, 40)} if draw.random() < 0.2 else {}
+            new = job(priority, min(rows, slots), draw.randint(1, 30), engines.now, **times)
+            of_priority = [each for each in waiting if each.request.priority is priority]
+            length = len(new.request.source_ids)
+            tokens = sum(len(each.request.source_ids) for each in of_priority)
+            fits = not of_priority or (len(of_priority) < queue_size and tokens + length <= queue_tokens)
+            try:
+                engines.submit(new, draw.randint(1, 6))
+                took = True
+            except QueueFullError:
+                took = False
+            assert took == fits
+            if took:
+                waiting.add(new)
+                accepted.append(new)
+        if waiting and draw.random() < 0.1:
+            gone = draw.choice(sorted(waiting, key=accepted.index))
+            assert queue.cancel(gone)
+            waiting.discard(gone)
+            left.add(gone)
+        turn()
+    turns = 0
+    while waiting or queue.running:  # nobody waits for ever, nor for very long
+        turn()
+        turns += 1
+        assert turns < 40 * (len(accepted) + 10) * engines_count
+    assert set(engines.started) | set(engines.dropped) | left == set(accepted)
+    assert len(engines.started) == len(set(engines.started))
+    singles = [each for each in engines.started if each.search.rows == 1]
+    for priority in Priority:
+        order = [accepted.index(each) for each in singles if each.request.priority is priority]
+        assert order == sorted(order), "of equal ones the first come starts first"

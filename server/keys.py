@@ -11,7 +11,7 @@ from server.security.keys import NAME, Entry, digest_of, new_key, read_entries
 HEADER = "# API keys of dragoman-serve --api-keys: name, hash, limits. Whoever has no line here is not let in.\n"
 
 
-def add(path: Path, name: str, per_second: str | None = None, at_once: str | None = None) -> str:
+def add(path: Path, name: str, per_second: str | None = None, at_once: str | None = None, admin: bool = False) -> str:
     """Appends a line to the file, which is made where there is none; gives the key.
 
     The file is replaced as a whole: a server that watches it never sees half a line.
@@ -22,7 +22,7 @@ def add(path: Path, name: str, per_second: str | None = None, at_once: str | Non
     if not NAME.fullmatch(name):
         raise FileError("NAME must be at most 64 letters, digits, dots, dashes and underscores, the first no sign")
     key = new_key()
-    words = [Entry(name, digest_of(key)).line()]
+    words = [Entry(name, digest_of(key), admin=admin).line()]
     words += [f"{limit}={value}" for limit, value in (("per_second", per_second), ("at_once", at_once)) if value]
     try:
         before = path.read_text() if path.exists() else HEADER
@@ -53,9 +53,10 @@ def main() -> None:
     parser.add_argument("name", metavar="NAME", help="of whoever gets the key")
     parser.add_argument("--per-second", metavar="N", help="requests per second; each input of a batch is one")
     parser.add_argument("--at-once", metavar="N", help="calls at the same time")
+    parser.add_argument("--admin", action="store_true", help="may load and unload models")
     given = parser.parse_args()
     try:
-        print(add(given.file, given.name, given.per_second, given.at_once))
+        print(add(given.file, given.name, given.per_second, given.at_once, given.admin))
     except FileError as error:
         print(f"server.keys: {error}", file=sys.stderr)
         raise SystemExit(1) from None

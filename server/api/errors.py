@@ -25,6 +25,7 @@ class Rejection(StrEnum):
     QUEUE_TOKENS = "queue_tokens"
     UNAVAILABLE = "unavailable"
     UNAUTHENTICATED = "unauthenticated"
+    FORBIDDEN = "forbidden"
     KEY_LIMIT = "key_limit"
 
 
@@ -103,6 +104,11 @@ def unauthenticated(problem: str) -> ApiError:
     """UNAUTHENTICATED, with how to do better."""
     message = f"{problem}; send one as metadata, authorization: Bearer KEY"
     return ApiError(grpc.StatusCode.UNAUTHENTICATED, message, rejection=Rejection.UNAUTHENTICATED)
+
+
+def forbidden(problem: str) -> ApiError:
+    """PERMISSION_DENIED."""
+    return ApiError(grpc.StatusCode.PERMISSION_DENIED, problem, rejection=Rejection.FORBIDDEN)
 
 
 def key_limit(problem: str, retry_after: float) -> ApiError:

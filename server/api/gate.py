@@ -1,7 +1,9 @@
 """Lets calls in by their API keys, and counts what each key uses."""
 
+import asyncio
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
@@ -10,9 +12,10 @@ import grpc
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from dragoman.inference import open_inference_pb2 as oip
 from dragoman.v1 import generation_pb2 as pb
-from server.api.errors import key_limit, unauthenticated
-from server.security.keys import ApiKeys, OverLimitError
+from server.api.errors import forbidden, key_limit, unauthenticated
+from server.security.keys import ApiKeys, Caller, OverLimitError
 
 # Load balancers and the kubelet have no key, and learn from these only whether to send requests.
 OPEN = (
@@ -20,7 +23,14 @@ OPEN = (
     "inference.GRPCInferenceService/ServerLive",
     "inference.GRPCInferenceService/ServerReady",
 )
+ADMINISTRATION = (
+    "dragoman.v1.AdminService/",
+    "inference.GRPCInferenceService/RepositoryModelLoad",
+    "inference.GRPCInferenceService/RepositoryModelUnload",
+)
 METADATA, BEARER = "authorization", "bearer "
+# A tensor may claim any shape; it is looked at, and refused, behind the gate.
+MOST_COUNTED = 1_000_000
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -42,8 +52,8 @@ class Gate(Collector):
         self._calls: Counter[str] = Counter()
         self._refusals: Counter[str] = Counter()
 
-    def call(self, method: str, request: object, context: Context) -> AbstractContextManager[None]:
-        """A call, while it runs.
+    def call(self, method: str, request: Any, context: Context) -> AbstractContextManager[Any]:
+        """A call, while it runs; what is entered is the request, or a stream of them that comes no faster than it may.
 
         Args:
             method: "package.Service/Method".
@@ -52,8 +62,8 @@ class Gate(Collector):
             ApiError: it may not, or not now.
         """
         if self._keys is None or method.startswith(OPEN):
-            return nullcontext()
-        return self._call(self._keys, request, context)
+            return nullcontext(request)
+        return self._call(self._keys, method, request, context)
 
     def collect(self) -> Iterable[Metric]:
         if self._keys is not None:
@@ -67,24 +77,43 @@ class Gate(Collector):
                 yield family
 
     @contextmanager
-    def _call(self, keys: ApiKeys, request: object, context: Context) -> Iterator[None]:
+    def _call(self, keys: ApiKeys, method: str, request: Any, context: Context) -> Iterator[Any]:
         key = _key(context)
         caller = None if key is None else keys.caller(key)
         if caller is None:
             raise unauthenticated("this API key is not known here" if key else "this server wants an API key")
         name = caller.entry.name
         CALLER.set(name)
-        requests = len(request.inputs) if isinstance(request, pb.GenerateBatchRequest) else 1
+        if method.startswith(ADMINISTRATION) and not caller.entry.admin:
+            raise forbidden("this API key is not one of an administrator")
+        streams = isinstance(request, AsyncIterable)
         try:
-            caller.begin(requests)
+            caller.begin(0 if streams else _requests(request))
         except OverLimitError as error:
             self._refusals[name] += 1
             raise key_limit(str(error), error.retry_after) from None
         self._calls[name] += 1
         try:
-            yield
+            yield _paced(request, caller) if streams else request
         finally:
             caller.end()
+
+
+async def _paced(messages: AsyncIterable[Any], caller: Caller) -> AsyncIterator[Any]:
+    """The messages of a call whose requests stream, each when the key's rate allows it."""
+    async for message in messages:
+        while wait := caller.charge(_requests(message)):  # noqa: ASYNC110  # it is time that is waited for
+            await asyncio.sleep(wait)
+        yield message
+
+
+def _requests(message: object) -> int:
+    """How many requests a message stands for."""
+    if isinstance(message, pb.GenerateBatchRequest):
+        return max(1, len(message.inputs))
+    if isinstance(message, oip.ModelInferRequest) and message.inputs:
+        return max(1, min(math.prod(message.inputs[0].shape), MOST_COUNTED))
+    return 1
 
 
 def _key(context: Context) -> str | None:

@@ -76,8 +76,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 try:
                     if request is MALFORMED:
                         raise malformed()
-                    with self._gate.call(method, request, context):
-                        return await behaviour(request, context)
+                    with self._gate.call(method, request, context) as admitted:
+                        return await behaviour(admitted, context)
                 except Exception as error:
                     await abort(context, call.failed(error))
 
@@ -90,8 +90,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     if request is MALFORMED:
                         raise malformed()
                     # Closed when the client leaves: its rows are given back at once, not by the garbage collector.
-                    with self._gate.call(method, request, context):
-                        async with aclosing(behaviour(request, context)) as messages:
+                    with self._gate.call(method, request, context) as admitted:
+                        async with aclosing(behaviour(admitted, context)) as messages:
                             async for message in messages:
                                 yield message
                 except Exception as error:

@@ -1,8 +1,9 @@
 """API keys: how they are made, how the file that lists them is read, and who of its callers may call now.
 
-A line of the file is a key's name, its hash, and its limits; all but the first two may be left out:
+A line of the file is a key's name, its hash, and what it may do; all but the first two may be left out:
 
     speech-team  sha256:2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae  per_second=50 at_once=8
+    operations   sha256:fcde2b2edba56bf408601fb721fe9b5c338d10ee429ea04fae5511b68fbf8fb9  admin
 
 The hash is plain SHA-256. A slow one (scrypt) makes guessing hard where people choose what is hashed; a key has 256
 bits from the system's generator, which nobody guesses at any speed, and a slow hash would be paid at every call, also
@@ -24,6 +25,7 @@ PREFIX = "dgm_"  # by which scanners for leaked secrets know a key
 KEY_BYTES = 32
 SCHEME = "sha256:"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+ADMIN = "admin"
 SPREAD = 8  # bytes of the hash by which an entry is found
 # After which to try again where too many calls run: about what one takes.
 BUSY_SECONDS = 0.25
@@ -38,12 +40,14 @@ class Entry:
         digest: the key's SHA-256.
         per_second: requests, in the long run; as many may come at once after a quiet second. None for no limit.
         at_once: calls that run. None for no limit.
+        admin: it may load and unload models.
     """
 
     name: str
     digest: bytes
     per_second: float | None = None
     at_once: int | None = None
+    admin: bool = False
 
     def line(self) -> str:
         words = [self.name, SCHEME + self.digest.hex()]
@@ -51,6 +55,8 @@ class Entry:
             words.append(f"per_second={self.per_second:g}")
         if self.at_once is not None:
             words.append(f"at_once={self.at_once}")
+        if self.admin:
+            words.append(ADMIN)
         return "  ".join(words)
 
 
@@ -94,15 +100,23 @@ class Caller:
         if entry.at_once is not None and self.running >= entry.at_once:
             calls = "call" if entry.at_once == 1 else "calls"
             raise OverLimitError(f"this API key may have {entry.at_once} {calls} at once", BUSY_SECONDS)
-        if entry.per_second is not None:
-            now = self._clock()
-            self._credit = min(self._most, self._credit + (now - self._counted) * entry.per_second)
-            self._counted = now
-            if self._credit < 1:
-                wait = (1 - self._credit) / entry.per_second
-                raise OverLimitError(f"this API key may send {entry.per_second:g} requests per second", wait)
-            self._credit -= requests
+        if wait := self.charge(requests):
+            raise OverLimitError(f"this API key may send {entry.per_second:g} requests per second", wait)
         self.running += 1
+
+    def charge(self, requests: int) -> float:
+        """Counts requests where the rate allows one now; gives 0 then, or else the seconds until it does."""
+        rate = self.entry.per_second
+        if rate is None:
+            return 0.0
+        now = self._clock()
+        self._credit = min(self._most, self._credit + (now - self._counted) * rate)
+        self._counted = now
+        # Not quite 1: who comes back exactly when told to must not be sent away by a rounding.
+        if self._credit < 1 - 1e-6:
+            return (1 - self._credit) / rate
+        self._credit -= requests
+        return 0.0
 
     def end(self) -> None:
         self.running -= 1
@@ -193,15 +207,20 @@ def _entry(words: list[str]) -> Entry:
             f"must have {SCHEME} and 64 hexadecimal digits behind the name, as `python -m server.keys` makes it"
         )
     limits: dict[str, float] = {}
+    admin = ADMIN in rest[1:]
     for word in rest[1:]:
+        if word == ADMIN:
+            continue
         limit, _, value = word.partition("=")
         if limit not in ("per_second", "at_once"):
-            raise ValueError("may have nothing but per_second=N and at_once=N behind the hash")
+            raise ValueError("may have nothing but per_second=N, at_once=N and admin behind the hash")
         limits[limit] = _number(limit, value)
     at_once = limits.get("at_once")
     if at_once is not None and not at_once.is_integer():
         raise ValueError("must have a whole number in at_once=")
-    return Entry(name, bytes.fromhex(digest), limits.get("per_second"), None if at_once is None else int(at_once))
+    return Entry(
+        name, bytes.fromhex(digest), limits.get("per_second"), None if at_once is None else int(at_once), admin
+    )
 
 
 def _number(limit: str, text: str) -> float:

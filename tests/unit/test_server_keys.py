@@ -51,6 +51,14 @@ def test_the_file_does_not_hold_the_key_and_is_for_its_owner(path: Path) -> None
     assert read_entries(entry.line().encode(), "keys") == (entry,)
 
 
+def test_a_key_is_an_administrator_s_where_its_line_says_so(path: Path) -> None:
+    add(path, "a")
+    add(path, "b", "5", admin=True)
+    entries = read_entries(path.read_bytes(), "keys")
+    assert [entry.admin for entry in entries] == [False, True]
+    assert read_entries("\n".join(entry.line() for entry in entries).encode(), "keys") == entries
+
+
 def test_a_key_is_added_behind_what_people_wrote(path: Path) -> None:
     path.write_text("# ours\n\n" + "a sha256:" + "0" * 64)
     path.chmod(0o640)
@@ -98,7 +106,7 @@ def test_what_makes_no_sense_leaves_the_file_alone(
         ("canary", "64 hexadecimal digits"),
         ("a sha256:canary", "64 hexadecimal digits"),
         ("a " + "0" * 64, "64 hexadecimal digits"),
-        ("a sha256:" + "0" * 64 + " canary=5", "nothing but per_second=N and at_once=N"),
+        ("a sha256:" + "0" * 64 + " canary=5", "nothing but per_second=N, at_once=N and admin"),
         ("a sha256:" + "0" * 64 + " per_second=-5", "a number above 0"),
         ("canary! sha256:" + "0" * 64, "must begin with a name"),
     ],

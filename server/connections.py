@@ -29,7 +29,7 @@ def server_options(config: ServerConfig) -> list[tuple[str, int]]:
     if config.max_connection_age_seconds is not None:
         options += [
             ("grpc.max_connection_age_ms", round(1000 * config.max_connection_age_seconds)),
-            ("grpc.max_connection_age_grace_ms", round(1000 * config.max_connection_age_grace_seconds)),
+            ("grpc.max_connection_age_grace_ms", round(1000 * config.connection_age_grace_seconds)),
         ]
     return options
 

@@ -110,7 +110,7 @@ class ConnectionOptions(_Options, title="Connections"):
     max_connection_age_seconds: float | None = Field(
         default=None, gt=0, description="After so long a client must connect anew; by default never."
     )
-    max_connection_age_grace_seconds: float = Field(
+    connection_age_grace_seconds: float = Field(
         default=300.0, gt=0, description="Time for the calls that such a connection has; then they are cut off."
     )
 

@@ -93,7 +93,7 @@ def configure(
     try:
         config = kind.model_validate({name: setting.value for name, setting in merged.items()})
     except ValidationError as error:  # each value is good, so what is wrong is how they go together
-        raise ConfigError(_message(error.errors()[0])) from None
+        raise ConfigError(_with_origins(_message(error.errors()[0]), merged)) from None
     return Configuration(config, {name: setting.origin for name, setting in merged.items()})
 
 
@@ -141,7 +141,8 @@ def _from_file(path: Path, named_by: str, kind: type[ServerConfig]) -> Layer:
             origin = f"{path}:{key.start_mark.line + 1}"
             name = key.value if isinstance(key, yaml.ScalarNode) else "a list or mapping"
             if name not in kind.model_fields:
-                raise ConfigError(_unknown(f"{origin}: {name}", name, {each: each for each in kind.model_fields}))
+                subject = f"{origin}: {name if name.isprintable() else ascii(name)}"
+                raise ConfigError(_unknown(subject, name, {each: each for each in kind.model_fields}))
             if name in layer:
                 raise ConfigError(f"{origin}: {name} stands there a second time, after {layer[name].origin}")
             value = loader.construct_object(node, deep=True)
@@ -154,7 +155,8 @@ def _from_file(path: Path, named_by: str, kind: type[ServerConfig]) -> Layer:
         raise ConfigError(f"{path} is not text in UTF-8") from None
     except yaml.MarkedYAMLError as error:
         place = f"{path}:{error.problem_mark.line + 1}" if error.problem_mark else str(path)
-        raise ConfigError(f"{place}: this is not YAML: {error.problem}") from None
+        problem = ", ".join(filter(None, (error.context, error.problem)))
+        raise ConfigError(f"{place}: this is not YAML: {problem}") from None
     except (yaml.YAMLError, ValueError, RecursionError):
         raise ConfigError(f"{path} is not YAML") from None
     return layer
@@ -201,6 +203,14 @@ def _is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def _with_origins(sentence: str, layer: Layer) -> str:
+    """A sentence about several flags, and where those stand that are not given as flags."""
+    named = re.findall(r"--[a-z-]+", sentence)
+    elsewhere = {flag(name): setting.origin for name, setting in layer.items() if not setting.origin.startswith("--")}
+    told = [f"{name} is from {elsewhere[name]}" for name in named if name in elsewhere]
+    return f"{sentence} ({', '.join(told)})" if told else sentence
 
 
 def _shown(value: Any) -> str:

@@ -4,10 +4,12 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+import typer
 import yaml
 from pydantic import ByteSize, Field, SecretStr, field_validator
 from typer.testing import CliRunner
 
+from dragoman.cli.app import app as client
 from server.bundle.load import shipped_bundle
 from server.cli import MANUAL, app
 from server.config import ServerConfig
@@ -43,9 +45,17 @@ def refusal(
 
 
 def test_without_sources_it_is_the_default() -> None:
-    configuration = configure({}, {"PATH": "/bin", "DRAGOMAN_ADDRESS": "127.0.0.1:50051"})
+    configuration = configure({}, {"PATH": "/bin", "DRAGOMAN": "x"})
     assert configuration.config == DEFAULTS
     assert configuration.origins == {}
+
+
+def test_what_the_client_reads_from_the_environment_is_not_for_the_server() -> None:
+    main = typer.main.get_command(client)
+    commands = [main, *getattr(main, "commands", {}).values()]
+    variables = {parameter.envvar for command in commands for parameter in command.params if parameter.envvar}
+    assert "DRAGOMAN_ADDRESS" in variables
+    assert configure({}, dict.fromkeys(variables, "x")).config == DEFAULTS
 
 
 def test_flags_go_before_the_environment_and_that_before_the_file() -> None:
@@ -110,7 +120,7 @@ def test_paths_of_a_file_are_from_where_it_lies_and_others_are_left_alone(tmp_pa
         ("engines: -1", "engines is -1; expected a whole number from 1 to 256"),
         ("drain_seconds: .nan", "drain_seconds is .nan; expected a number of at least 0"),
         ("drain_seconds: .inf", "drain_seconds is .inf; expected a number of at least 0"),
-        ("max_connection_age_grace_seconds: 0", "max_connection_age_grace_seconds is 0; expected a number above 0"),
+        ("connection_age_grace_seconds: 0", "connection_age_grace_seconds is 0; expected a number above 0"),
         ("device: gpu", "device is 'gpu'; expected auto, cpu or cuda"),
         ("log_level: off", "log_level is false; expected debug, info, warning or error"),
         ("reflection: maybe", "reflection is 'maybe'; expected true or false"),
@@ -145,7 +155,11 @@ def test_what_a_higher_source_overrides_is_checked_too() -> None:
 def test_options_that_need_each_other_may_come_from_different_sources() -> None:
     config = configure({}, {"DRAGOMAN_TLS_KEY": "key.pem"}, yaml_file("tls_cert: cert.pem")).config
     assert (config.tls_cert, config.tls_key) == (Path.cwd() / "cert.pem", Path("key.pem"))
-    assert refusal("tls_cert: cert.pem") == "--tls-cert and --tls-key need each other"
+    sentence = "--tls-cert and --tls-key need each other"
+    assert refusal(flags={"tls_cert": "cert.pem"}) == sentence
+    assert refusal("tls_cert: cert.pem") == f"{sentence} (--tls-cert is from server.yaml:1)"
+    said = refusal("\nbundle: one", {"DRAGOMAN_MODEL_REPOSITORY": "many"})
+    assert said.endswith(" (--bundle is from server.yaml:2, --model-repository is from DRAGOMAN_MODEL_REPOSITORY)")
 
 
 def test_unknown_options_are_told_with_what_may_be_meant() -> None:
@@ -154,6 +168,7 @@ def test_unknown_options_are_told_with_what_may_be_meant() -> None:
     shown = "`dragoman-serve --print-config` shows those there are"
     assert refusal("zzz: 3") == f"server.yaml:1: zzz is not an option; {shown}"
     assert refusal("config: other.yaml").startswith("server.yaml:1: config is not an option")
+    assert refusal('"a\\nb": 3') == rf"server.yaml:1: 'a\nb' is not an option; {shown}"
     assert refusal("? [a]\n: 3") == f"server.yaml:1: a list or mapping is not an option; {shown}"
     sentence = "DRAGOMAN_MAX_ROW is not an option; did you mean DRAGOMAN_MAX_ROWS?"
     assert refusal(environment={"DRAGOMAN_MAX_ROW": "3"}) == sentence
@@ -187,9 +202,12 @@ def test_variables_of_kubernetes_are_not_options() -> None:
     ("text", "sentence"),
     [
         ("port: 1\nhost: h\nport: 2", "server.yaml:3: port stands there a second time, after server.yaml:1"),
-        ("port: 1\n\thost: h", "server.yaml:2: this is not YAML: "),
+        ("port: 1\n\thost: h", "server.yaml:2: this is not YAML: while scanning for the next token, found character"),
         ("port: [1", "server.yaml:1: this is not YAML: "),
-        ("port: 1\n---\nport: 2", "server.yaml:2: this is not YAML: but found another document"),
+        (
+            "port: 1\n---\nport: 2",
+            "server.yaml:2: this is not YAML: expected a single document in the stream, but found",
+        ),
         ("port: !!python/object:os.system 1", "server.yaml:1: this is not YAML: could not determine a constructor"),
         ("port: *gone", "server.yaml:1: this is not YAML: found undefined alias"),
         ("port: 2026-99-99", "server.yaml is not YAML"),
@@ -333,3 +351,5 @@ def test_help_has_every_flag_under_its_concern() -> None:
             assert f"--{name.replace('_', '-')} " in text[begin:end]
     assert "[default: 50051]" in text
     assert "[default: true]" in text
+    narrow = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80", "TERM": "dumb"}).output
+    assert "\u2026" not in narrow, "a flag is too long for a terminal of 80 columns, and was cut off"

@@ -38,11 +38,14 @@ if TYPE_CHECKING:
         Hypothesis,
         Limits,
         ModelInfo,
+        ModelState,
         Piece,
+        RepositoryStatus,
         Result,
         ScoreResult,
         TargetScore,
         Token,
+        VersionStatus,
     )
     from dragoman.retry import RetryPolicy
 
@@ -73,11 +76,14 @@ _HOMES = {
         "Hypothesis",
         "Limits",
         "ModelInfo",
+        "ModelState",
         "Piece",
+        "RepositoryStatus",
         "Result",
         "ScoreResult",
         "TargetScore",
         "Token",
+        "VersionStatus",
     ),
     "dragoman.retry": ("RetryPolicy",),
 }
@@ -102,8 +108,10 @@ __all__ = [
     "ItemError",
     "Limits",
     "ModelInfo",
+    "ModelState",
     "NotFoundError",
     "Piece",
+    "RepositoryStatus",
     "ResourceExhaustedError",
     "Result",
     "RetryPolicy",
@@ -116,6 +124,7 @@ __all__ = [
     "Token",
     "UnauthenticatedError",
     "UnavailableError",
+    "VersionStatus",
 ]
 
 

@@ -17,9 +17,10 @@ from dragoman.fields import Side, Source, Target
 from dragoman.messages import Call
 from dragoman.options import GenerateOptions
 from dragoman.pipeline import DEFAULT_IN_FLIGHT, Job, Pipeline
-from dragoman.results import HealthStatus, ModelInfo, Piece, Result, ScoreResult, Token
+from dragoman.results import HealthStatus, ModelInfo, Piece, RepositoryStatus, Result, ScoreResult, Token, VersionStatus
 from dragoman.retry import NO_RETRY, Attempts, RetryPolicy
 from dragoman.v1 import generation_pb2 as pb
+from dragoman.v1.admin_pb2_grpc import AdminServiceStub
 from dragoman.v1.generation_pb2_grpc import GenerationServiceStub
 
 Answer = TypeVar("Answer")
@@ -117,6 +118,22 @@ class AsyncClient:
         """As Client.model."""
         return await self._run(messages.model(name), timeout)
 
+    async def load_model(self, name: str, *, again: bool = False, timeout: float | None = None) -> list[VersionStatus]:
+        """As Client.load_model."""
+        return await self._run(messages.load_model(name, again=again), timeout)
+
+    async def unload_model(self, name: str, *, timeout: float | None = None) -> list[VersionStatus]:
+        """As Client.unload_model."""
+        return await self._run(messages.unload_model(name), timeout)
+
+    async def reload_repository(self, *, timeout: float | None = None) -> RepositoryStatus:
+        """As Client.reload_repository."""
+        return await self._run(messages.reload_repository(), timeout)
+
+    async def repository_status(self, *, timeout: float | None = None) -> RepositoryStatus:
+        """As Client.repository_status."""
+        return await self._run(messages.repository_status(), timeout)
+
     async def health(self, service: str = "", *, timeout: float | None = None) -> HealthStatus:
         """As Client.health."""
         check: Any = health_pb2_grpc.HealthStub(self._channel).Check
@@ -150,6 +167,13 @@ class AsyncClient:
     def _stub(self) -> Any:
         return GenerationServiceStub(self._channel)
 
+    @cached_property
+    def _admin(self) -> Any:
+        return AdminServiceStub(self._channel)
+
+    def _method(self, call: Call[Any]) -> Any:
+        return getattr(self._admin if call.service == "admin" else self._stub, call.method)
+
     def _seconds(self, timeout: float | None) -> float | None:
         return self._timeout if timeout is None else timeout
 
@@ -157,7 +181,7 @@ class AsyncClient:
         return Attempts(self._retry, self._seconds(timeout))
 
     async def _run(self, call: Call[Answer], timeout: float | None) -> Answer:
-        return call.parse(await self._send(getattr(self._stub, call.method), call.request, self._attempts(timeout)))
+        return call.parse(await self._send(self._method(call), call.request, self._attempts(timeout)))
 
     async def _send(self, method: Any, request: Any, attempts: Attempts) -> Any:
         while True:

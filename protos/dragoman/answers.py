@@ -11,12 +11,16 @@ from dragoman.results import (
     Hypothesis,
     Limits,
     ModelInfo,
+    ModelState,
     Piece,
+    RepositoryStatus,
     Result,
     ScoreResult,
     TargetScore,
     Token,
+    VersionStatus,
 )
+from dragoman.v1 import admin_pb2
 from dragoman.v1 import generation_pb2 as pb
 
 
@@ -32,6 +36,7 @@ def result(response: pb.GenerateResponse) -> Result:
         hypotheses=tuple(map(_hypothesis, response.hypotheses)),
         source_tokens=response.source_tokens,
         model=response.model,
+        model_version=response.model_version,
         seed=response.seed if response.HasField("seed") else None,
         source=tokens(response.source),
     )
@@ -73,6 +78,7 @@ def scores(response: pb.ScoreResponse, targets: int) -> ScoreResult:
         ),
         source=tokens(response.source),
         model=response.model,
+        model_version=response.model_version,
     )
 
 
@@ -118,7 +124,42 @@ def model(message: pb.Model) -> ModelInfo:
             score_targets=limits.score_targets,
             attention_weights=limits.attention_weights,
         ),
+        state=_state(message.state) if message.state else ModelState.READY,  # unsaid by servers of before
+        problem=message.problem,
+        aliases=tuple(message.aliases),
+        current=message.current,
+        default=message.default,
     )
+
+
+def version(message: admin_pb2.VersionStatus) -> VersionStatus:
+    return VersionStatus(
+        model=message.model,
+        version=message.version,
+        state=_state(message.state),
+        problem=message.problem,
+        aliases=tuple(message.aliases),
+        current=message.current,
+        default=message.default,
+        held=message.held,
+        calls=message.calls,
+        load_seconds=message.load_seconds,
+        cache_bytes=message.cache_bytes,
+        engines=message.engines,
+        threads_per_engine=message.threads_per_engine,
+        device=message.device,
+    )
+
+
+def repository(message: admin_pb2.RepositoryStatus) -> RepositoryStatus:
+    return RepositoryStatus(message.path, message.problem, tuple(map(version, message.versions)))
+
+
+def _state(value: int) -> ModelState:
+    try:
+        return ModelState(pb.ModelState.Name(value).removeprefix("MODEL_STATE_"))
+    except ValueError:
+        return ModelState.UNSPECIFIED
 
 
 def _hypothesis(message: pb.Hypothesis) -> Hypothesis:

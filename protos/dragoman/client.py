@@ -18,9 +18,10 @@ from dragoman.fields import Side, Source, Target
 from dragoman.messages import Call
 from dragoman.options import GenerateOptions
 from dragoman.pipeline import DEFAULT_IN_FLIGHT, Job, Pipeline
-from dragoman.results import HealthStatus, ModelInfo, Piece, Result, ScoreResult, Token
+from dragoman.results import HealthStatus, ModelInfo, Piece, RepositoryStatus, Result, ScoreResult, Token, VersionStatus
 from dragoman.retry import NO_RETRY, Attempts, RetryPolicy
 from dragoman.v1 import generation_pb2 as pb
+from dragoman.v1.admin_pb2_grpc import AdminServiceStub
 from dragoman.v1.generation_pb2_grpc import GenerationServiceStub
 
 Answer = TypeVar("Answer")
@@ -63,6 +64,7 @@ class Client:
             else grpc.secure_channel(target(address), credentials, options)
         )
         self._stub: Any = GenerationServiceStub(self._channel)
+        self._admin: Any = AdminServiceStub(self._channel)
 
     def generate(self, source: Source, *, timeout: float | None = None, **options: Unpack[GenerateOptions]) -> Result:
         """The answer to a text, or to the token ids of one."""
@@ -147,18 +149,46 @@ class Client:
         return self._run(messages.detokenize(ids, model=model, side=side), timeout)
 
     def models(self, *, timeout: float | None = None) -> list[ModelInfo]:
-        """The models that the server answers for."""
+        """The versions of models that the server has, those that are not ready too."""
         return self._run(messages.models(), timeout)
 
     def model(self, name: str = "", *, timeout: float | None = None) -> ModelInfo:
-        """One model; "" for the server's default."""
+        """What NAME, NAME@VERSION or NAME@ALIAS means to the server now; "" for its default model."""
         return self._run(messages.model(name), timeout)
+
+    def load_model(self, name: str, *, again: bool = False, timeout: float | None = None) -> list[VersionStatus]:
+        """Loads a model that was unloaded, or a version that the configuration leaves out; waits until it answers.
+
+        Returns the status of the model's versions. A DragomanError of the code FAILED_PRECONDITION says why it can't be
+        loaded; what was served before goes on.
+
+        Args:
+            name: NAME, or NAME@VERSION.
+            again: also where it is loaded already and its files have not changed.
+        """
+        return self._run(messages.load_model(name, again=again), timeout)
+
+    def unload_model(self, name: str, *, timeout: float | None = None) -> list[VersionStatus]:
+        """Takes a model, NAME, or a version of it, NAME@VERSION, out of service, until it is loaded again.
+
+        Calls that run are finished. Returns the status of the model's versions.
+        """
+        return self._run(messages.unload_model(name), timeout)
+
+    def reload_repository(self, *, timeout: float | None = None) -> RepositoryStatus:
+        """Has the server look for new versions now, and try again what failed; waits until that is done."""
+        return self._run(messages.reload_repository(), timeout)
+
+    def repository_status(self, *, timeout: float | None = None) -> RepositoryStatus:
+        """What the server has loaded, and why it has not loaded the rest."""
+        return self._run(messages.repository_status(), timeout)
 
     def health(self, service: str = "", *, timeout: float | None = None) -> HealthStatus:
         """What the server says of its health now: no retries. UnavailableError where there is no server.
 
         Args:
-            service: "" for the server as a whole, or a service's name such as "dragoman.v1.GenerationService".
+            service: "" for the server as a whole, "model:NAME" for a model, or a service's name such as
+                "dragoman.v1.GenerationService".
         """
         check: Any = health_pb2_grpc.HealthStub(self._channel).Check
         request = health_pb2.HealthCheckRequest(service=service)
@@ -186,8 +216,11 @@ class Client:
     def _attempts(self, timeout: float | None) -> Attempts:
         return Attempts(self._retry, self._seconds(timeout))
 
+    def _method(self, call: Call[Any]) -> Any:
+        return getattr(self._admin if call.service == "admin" else self._stub, call.method)
+
     def _run(self, call: Call[Answer], timeout: float | None) -> Answer:
-        return call.parse(self._send(getattr(self._stub, call.method), call.request, self._attempts(timeout)))
+        return call.parse(self._send(self._method(call), call.request, self._attempts(timeout)))
 
     def _send(self, method: Any, request: Any, attempts: Attempts) -> Any:
         while True:

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from dragoman import answers, fields, options
 from dragoman.errors import InvalidArgumentError, ItemError, ServerError
 from dragoman.fields import Side, Source, Target
-from dragoman.results import ModelInfo, Piece, Result, ScoreResult, Token
+from dragoman.results import ModelInfo, Piece, RepositoryStatus, Result, ScoreResult, Token, VersionStatus
+from dragoman.v1 import admin_pb2
 from dragoman.v1 import generation_pb2 as pb
 
 Answer = TypeVar("Answer")
@@ -15,11 +16,12 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[Answer]):
-    """A call of the service: the method's name, its request, and how to read its response."""
+    """A call of a service: the method's name, its request, and how to read its response."""
 
     method: str
     request: Any
     parse: Callable[[Any], Answer]
+    service: Literal["generation", "admin"] = "generation"
 
 
 def generate(source: Source, **given: Any) -> Call[Result]:
@@ -110,6 +112,31 @@ def models() -> Call[list[ModelInfo]]:
 def model(name: str) -> Call[ModelInfo]:
     request = pb.GetModelRequest(model=fields.text(name, "model"))
     return Call("GetModel", request, lambda response: answers.model(response.model))
+
+
+def load_model(name: str, *, again: bool) -> Call[list[VersionStatus]]:
+    request = admin_pb2.LoadModelRequest(model=fields.text(name, "name"), again=fields.flag(again, "again"))
+    return Call("LoadModel", request, _versions, "admin")
+
+
+def unload_model(name: str) -> Call[list[VersionStatus]]:
+    return Call("UnloadModel", admin_pb2.UnloadModelRequest(model=fields.text(name, "name")), _versions, "admin")
+
+
+def reload_repository() -> Call[RepositoryStatus]:
+    return Call("ReloadRepository", admin_pb2.ReloadRepositoryRequest(), _repository, "admin")
+
+
+def repository_status() -> Call[RepositoryStatus]:
+    return Call("GetStatus", admin_pb2.GetStatusRequest(), _repository, "admin")
+
+
+def _versions(response: admin_pb2.LoadModelResponse | admin_pb2.UnloadModelResponse) -> list[VersionStatus]:
+    return list(map(answers.version, response.versions))
+
+
+def _repository(response: admin_pb2.ReloadRepositoryResponse | admin_pb2.GetStatusResponse) -> RepositoryStatus:
+    return answers.repository(response.status)
 
 
 def input_or_error(index: int, source: Source) -> pb.Input | ItemError:

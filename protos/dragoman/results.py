@@ -27,6 +27,17 @@ class HealthStatus(StrEnum):
     SERVICE_UNKNOWN = "SERVICE_UNKNOWN"  # the server has no service of that name
 
 
+class ModelState(StrEnum):
+    """Whether a version of a model answers."""
+
+    UNSPECIFIED = "UNSPECIFIED"  # a state this client is too old to know
+    READY = "READY"
+    LOADING = "LOADING"
+    FAILED = "FAILED"  # it can't be loaded, and `problem` says why
+    RETIRING = "RETIRING"  # it takes no more requests, and finishes those it has
+    UNLOADED = "UNLOADED"  # it is there, and nobody wants it loaded
+
+
 @dataclass(frozen=True, slots=True)
 class Token:
     """A token as it stands in the vocabulary.
@@ -139,6 +150,7 @@ class Result:
         hypotheses: best first; samples in the order they were drawn in. At least one.
         source_tokens: how many tokens the model read, the end token included.
         model: the name of the model that answered.
+        model_version: its version.
         seed: of sampling: the seed that was used.
         source: the tokens the model read, where `alignment` or `attention` was asked for; else empty.
     """
@@ -148,6 +160,7 @@ class Result:
     model: str
     seed: int | None = None
     source: tuple[Token, ...] = ()
+    model_version: str = ""
 
     @property
     def best(self) -> Hypothesis:
@@ -237,11 +250,13 @@ class ScoreResult:
         scores: one for each target, in order.
         source: the tokens the model read.
         model: the name of the model that answered.
+        model_version: its version.
     """
 
     scores: tuple[TargetScore, ...]
     source: tuple[Token, ...]
     model: str
+    model_version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,11 +286,17 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """A model that a server answers for. Sizes are in tokens; the source's count its end token, the target's do not.
+    """A version of a model that a server has. Sizes are in tokens: sources with their end token, targets without.
+
+    Of one that is not ready nothing is known but its name, version, state, problem and aliases.
 
     Attributes:
         heads: attention heads of one decoder layer.
         limits: what one request may ask for.
+        problem: why it is not ready.
+        aliases: what may stand for the version behind the "@" of a model's name.
+        current: those who ask for the model and name no version get this one.
+        default: those who name no model get this one.
     """
 
     name: str
@@ -294,3 +315,53 @@ class ModelInfo:
     decoder_layers: int = 0
     heads: int = 0
     limits: Limits = Limits()
+    state: ModelState = ModelState.READY
+    problem: str = ""
+    aliases: tuple[str, ...] = ()
+    current: bool = False
+    default: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class VersionStatus:
+    """What an administrator is told of a version of a model.
+
+    Attributes:
+        problem: why it is not ready, or why its changed files were not taken.
+        aliases, current, default: as in ModelInfo.
+        held: it was unloaded by hand.
+        calls: that use it now.
+        load_seconds: that it took to load.
+        cache_bytes: of all its engines together.
+        engines, threads_per_engine: its step loops, and the CPU threads of each.
+    """
+
+    model: str
+    version: str
+    state: ModelState
+    problem: str = ""
+    aliases: tuple[str, ...] = ()
+    current: bool = False
+    default: bool = False
+    held: bool = False
+    calls: int = 0
+    load_seconds: float = 0.0
+    cache_bytes: int = 0
+    engines: int = 0
+    threads_per_engine: int = 0
+    device: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryStatus:
+    """What an administrator is told of all models.
+
+    Attributes:
+        path: where they come from.
+        problem: what is wrong with the repository as a whole.
+        versions: by model, the latest first.
+    """
+
+    path: str
+    problem: str
+    versions: tuple[VersionStatus, ...]

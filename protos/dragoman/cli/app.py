@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from dragoman.cli.admin import admin
 from dragoman.cli.attention import ATTENTION_HELP, attention
 from dragoman.cli.generate import GENERATE_HELP, generate
 from dragoman.cli.inspection import health, models, tokenize
@@ -25,6 +26,7 @@ app.command(help=ATTENTION_HELP)(attention)
 app.command()(models)
 app.command()(tokenize)
 app.command()(health)
+app.add_typer(admin)
 
 
 @app.callback(invoke_without_command=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
-from dragoman.results import Limits, ModelInfo
+from dragoman.results import Limits, ModelInfo, ModelState, RepositoryStatus, VersionStatus
 
 
 def write(text: str) -> None:
@@ -47,7 +47,7 @@ def show_models(models: Sequence[ModelInfo]) -> None:
         table = Table.grid(padding=(0, 2))
         rows = {
             "description": model.description,
-            "version": model.version,
+            "version": ", also ".join([model.version, *model.aliases]),
             "license": model.license,
             "runs on": f"{model.device}, {model.precision}, {model.parameters:,} parameters",
             "reads": f"up to {model.max_source_tokens} tokens of {model.source_vocabulary_size:,}",
@@ -57,6 +57,8 @@ def show_models(models: Sequence[ModelInfo]) -> None:
             **{name: f"{value:g}" for name, value in sorted(model.quality.items())},
             "for example": ", ".join(model.examples),
         }
+        if model.state is not ModelState.READY:
+            rows = {"version": model.version, "state": _state(model.state, model.problem)}
         # Text, not str: a server's words are no markup.
         for name, value in rows.items():
             if value:
@@ -64,6 +66,34 @@ def show_models(models: Sequence[ModelInfo]) -> None:
         console.print(Text(model.name, style="bold"))
         console.print(table)
     write(console.end_capture())
+
+
+def show_repository(status: RepositoryStatus) -> None:
+    """Where models come from, what is wrong with them as a whole, and a line for each version."""
+    write_line(f"models of {status.path}")
+    if status.problem:
+        write_line(f"problem: {status.problem}")
+    show_versions(status.versions)
+
+
+def show_versions(versions: Sequence[VersionStatus]) -> None:
+    """A line for each version: NAME@VERSION, its state, and what there is to say of it."""
+    wide = max((len(f"{each.model}@{each.version}") for each in versions), default=0)
+    for each in versions:
+        said = [
+            *(["default model"] if each.default else ["current"] if each.current else []),
+            *each.aliases,
+            *(["unloaded by hand"] if each.held else []),
+        ]
+        if each.device:
+            threads = f"{each.engines} x {each.threads_per_engine} threads"
+            said.append(f"{each.device}, {threads}, {each.cache_bytes / 2**20:,.1f} MiB of cache, {each.calls} calls")
+        state = _state(each.state, each.problem)
+        write_line(f"{each.model + '@' + each.version:<{wide}}  {'; '.join([state, *said])}")
+
+
+def _state(state: ModelState, problem: str) -> str:
+    return f"{state.value.lower()}: {problem}" if problem else state.value.lower()
 
 
 def _limits(limits: Limits) -> str:

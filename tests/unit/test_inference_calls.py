@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import random
 import struct
 from collections.abc import AsyncIterator
 from typing import Any
@@ -138,6 +139,21 @@ async def test_alternatives_and_seeds_are_told(face: Face) -> None:
     tokens = json.loads(output(response, "tokens")[0][0])
     assert [other["text"] for other in tokens[0]["alternatives"]] == ["b", "c"]
     assert output(response, "seed") == [[2**62]]
+
+
+async def test_large_responses_are_written_in_a_thread(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = []
+
+    async def to_thread(write: Any) -> Any:
+        sent.append(write)
+        return write()
+
+    request = ask(*["drawer"] * 20, top_tokens=9)
+    small = await face.inference_stub.ModelInfer(ask("drawer", top_tokens=9))
+    monkeypatch.setattr("server.api.inference.outputs.asyncio.to_thread", to_thread)
+    large = await face.inference_stub.ModelInfer(request)
+    assert output(large, "tokens") == output(small, "tokens") * 20
+    assert sent
 
 
 async def test_a_text_with_fewer_hypotheses_than_asked_for_leaves_places_empty() -> None:
@@ -365,6 +381,36 @@ async def test_draining_ends_streams_that_wait_and_lets_those_finish_that_run() 
         assert (await refusal(busy.read())).code() is grpc.StatusCode.UNAVAILABLE
         late = face.inference_stub.ModelStreamInfer()
         assert (await refusal(late.read())).code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_bytes_that_were_damaged_are_answered_with_an_error_of_the_client(face: Face) -> None:
+    """Whatever a request has become, none of it is an error of the server's."""
+    draw = random.Random(3)
+    requests: list[tuple[str, Message]] = [
+        ("ModelInfer", ask("ab", "cd", raw=True, beam_size=2, stop_sequences='["a"]', outputs=("text", "score"))),
+        ("ModelInfer", ask("ab", temperature=0.5, sample=True, seed=3, prefix="a", top_tokens=2)),
+        ("ModelMetadata", oip.ModelMetadataRequest(name=MODEL, version="1")),
+        ("RepositoryModelLoad", oip.RepositoryModelLoadRequest(repository_name="a", model_name=MODEL)),
+    ]
+    codes = set()
+    for _ in range(400):
+        method, request = draw.choice(requests)
+        data = bytearray(request.SerializeToString())
+        for _ in range(draw.randint(1, 4)):
+            place = draw.randrange(len(data))
+            data[place : place + draw.randint(0, 2)] = draw.randbytes(draw.randint(0, 2))
+        call: Any = face.channel.unary_unary(f"/{SERVICE}/{method}")
+        try:
+            await call(bytes(data))
+        except grpc.aio.AioRpcError as error:
+            codes.add(error.code())
+    assert grpc.StatusCode.INVALID_ARGUMENT in codes
+    assert codes <= {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+    }
 
 
 async def test_liveness_and_readiness_are_told_apart() -> None:

@@ -1,16 +1,20 @@
 """Answers as output tensors: a row for each text, in it a column for each hypothesis."""
 
+import asyncio
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from dragoman.inference import open_inference_pb2 as oip
 from dragoman.v1 import generation_pb2 as pb
 from server.api.errors import invalid
 from server.api.inference.parameters import Parameters
 from server.api.inference.tensors import check_tensor_parameters, write_tensor
+from server.api.model import INLINE_TOKENS
+
+Written = TypeVar("Written")
 
 FINAL = "triton_final_response"
 
@@ -87,23 +91,35 @@ class OutputWriter:
             self._names += ["seed"] if parameters.options.sample else []
         details.tokens |= "tokens" in self._names
         details.log_probabilities |= any(name in self._names for name in PROBABILITIES)
+        self._choices = 1 + max(0, details.top_tokens)
         self._width = max(1, parameters.options.num_hypotheses)
         self._id = request.id
         self._raw = bool(request.raw_input_contents)
 
-    def whole(self, answers: Sequence[pb.GenerateResponse]) -> oip.ModelInferResponse:
+    async def whole(self, answers: Sequence[pb.GenerateResponse]) -> oip.ModelInferResponse:
         """The response of a unary call.
 
         Args:
             answers: one for each text.
         """
+        size = sum(1 + self._size(hypothesis.tokens) for answer in answers for hypothesis in answer.hypotheses)
+        return await _write(size, lambda: self._whole(answers))
+
+    async def piece(self, message: pb.GenerateStreamResponse) -> oip.ModelInferResponse | None:
+        """What to send of a message of a stream. In the last one, outputs that can't come in pieces come whole."""
+        return await _write(self._size(message.tokens), lambda: self._piece(message))
+
+    def _size(self, tokens: Sequence[pb.Token]) -> int:
+        """How many there are to write, with their alternatives."""
+        return len(tokens) * self._choices
+
+    def _whole(self, answers: Sequence[pb.GenerateResponse]) -> oip.ModelInferResponse:
         response = self._response()
         for name in self._names:
             self._write(response, name, [_row(name, answer) for answer in answers])
         return response
 
-    def piece(self, message: pb.GenerateStreamResponse) -> oip.ModelInferResponse | None:
-        """What to send of a message of a stream. In the last one, outputs that can't come in pieces come whole."""
+    def _piece(self, message: pb.GenerateStreamResponse) -> oip.ModelInferResponse | None:
         final = message.final if message.HasField("final") else None
         pieces = {"text": message.text.encode(), "tokens": _tokens(message.tokens)}
         rows: dict[str, list[Any]] = {}
@@ -129,6 +145,10 @@ class OutputWriter:
         output = OUTPUTS[name]
         full = [row + [output.absent] * (self._width - len(row)) for row in rows]
         write_tensor(response, name, output.datatype, full, self._raw)
+
+
+async def _write(size: int, write: Callable[[], Written]) -> Written:
+    return write() if size <= INLINE_TOKENS else await asyncio.to_thread(write)
 
 
 def _row(name: str, answer: pb.GenerateResponse) -> list[Any]:

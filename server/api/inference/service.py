@@ -126,7 +126,7 @@ class InferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
         with named_as_here(), _deadline(parameters.timeout):
             async with asyncio.timeout(parameters.timeout):
                 answers = await self._generation.answer_all(asked, context)
-        return writer.whole(answers)
+        return await writer.whole(answers)
 
     async def ModelStreamInfer(
         self, requests: AsyncIterator[oip.ModelInferRequest], context: Context
@@ -237,7 +237,7 @@ class InferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
             with named_as_here(), _deadline(parameters.timeout):
                 async with aclosing(self._generation.GenerateStream(asked, context)) as messages:
                     async for message in _within(messages, parameters.timeout):
-                        if response := writer.piece(message):
+                        if response := await writer.piece(message):
                             yield oip.ModelStreamInferResponse(infer_response=response)
         except Exception as error:
             told = _told(error)

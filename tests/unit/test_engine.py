@@ -1,151 +1,26 @@
 """The engine thread and its pool, over a fake runtime that computes with plain numbers."""
 
 import asyncio
-import threading
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from server.engine.engine import Engine, Event, Queue
-from server.engine.pool import EngineOptions, EnginePool, layout
+from server.engine.pool import EngineOptions, layout
 from server.engine.requests import (
     DeadlineExpiredError,
     EngineUnavailableError,
     Finished,
     FinishReason,
-    GenerationRequest,
     Progress,
     QueueFullError,
 )
 from server.engine.scheduler import Job, Scheduler
 from server.runtime.device import Device
-from server.runtime.scores import PlainScores
-from server.search.base import Demand
 from server.search.factory import make_search
-from server.search.options import SearchOptions
 from server.text.stream import TargetDecoder
+from tests.counting_engines import END, CountingRuntime, Metrics, at_rest, pool_of, request, until
 from tests.fake_engines import letters, letters_bundle
-
-END = 3
-
-
-class CountingRuntime:
-    """The answer to a source is its ids in reverse, then the end token. Content lives in rows: a wrong move shows."""
-
-    def __init__(self, slots: int) -> None:
-        self.slots = slots
-        self.tokens: NDArray[np.int64] = np.zeros((slots, 1), np.int64)
-        self.positions: NDArray[np.int32] = np.zeros(slots, np.int32)
-        self.memory: list[list[int]] = [[] for _ in range(slots)]
-        self.encoded: list[list[int]] = []
-        self.gate = threading.Event()
-        self.gate.set()
-        self.steps = 0
-        self.hold_at: int | None = None  # the gate closes before this step
-        self.most_rows = 0
-        self.broken = False
-
-    def encode(self, sources: Sequence[Sequence[int]], row: int) -> int:
-        if self.broken:
-            raise RuntimeError("device lost")
-        for i, source in enumerate(sources):
-            self.memory[row + i] = list(source)
-            self.encoded.append(list(source))
-            self.tokens[row + i] = 2
-            self.positions[row + i] = 0
-        return 0
-
-    def step(self, demands: Sequence[Demand]) -> PlainScores:
-        rows = len(demands)
-        if self.steps == self.hold_at:
-            self.gate.clear()
-        self.gate.wait(10)
-        if self.broken:
-            raise RuntimeError("device lost")
-        self.steps += 1
-        self.most_rows = max(self.most_rows, rows)
-        ids = []
-        for row in range(rows):
-            position = int(self.positions[row])
-            answer = [*self.memory[row][-2::-1], END]
-            assert self.tokens[row, 0] == (2 if position == 0 else answer[position - 1]), "fed the wrong token"
-            ids.append([answer[position]])
-        return PlainScores(np.array(ids, np.int64), np.full((rows, 1), -0.5, np.float32))
-
-    def copy_target(self, source: int, target: int, start: int) -> None:
-        raise AssertionError("greedy search does not branch")
-
-    def move_row(self, source: int, target: int) -> None:
-        self.memory[target] = self.memory[source]
-        self.tokens[target] = self.tokens[source]
-        self.positions[target] = self.positions[source]
-
-
-class Metrics:
-    """Counts what it is told."""
-
-    def __init__(self) -> None:
-        self.drops: list[tuple[str, str]] = []
-        self.reasons: list[FinishReason] = []
-        self.first_tokens = 0
-
-    def dropped(self, reason: Any, phase: Any) -> None:
-        self.drops.append((reason, phase))
-
-    def finished(self, reason: FinishReason, source_tokens: int, target_tokens: int, seconds: float) -> None:
-        self.reasons.append(reason)
-
-    def first_token(self, seconds: float) -> None:
-        self.first_tokens += 1
-
-    def encoded(self, seconds: float, rows: int, source_tokens: int, padding_tokens: int) -> None: ...
-    def stepped(self, seconds: float, rows: int, gap_seconds: float | None) -> None: ...
-    def branched(self, seconds: float, rows: int) -> None: ...
-    def admitted(self, queue_seconds: float) -> None: ...
-    def queue(self, requests: int, source_tokens: int) -> None: ...
-    def state(self, engine: int, running: int, slots: int) -> None: ...
-    def cache(self, engine: int, bytes_: int) -> None: ...
-
-
-@asynccontextmanager
-async def pool_of(
-    *runtimes: CountingRuntime, queue_size: int = 1000, metrics: Metrics | None = None
-) -> AsyncIterator[EnginePool]:
-    """A pool whose engines run over fake runtimes."""
-    pool = EnginePool(letters_bundle(), EngineOptions(), metrics or Metrics())
-    pool._build = lambda: list(runtimes)  # type: ignore[method-assign, arg-type]
-    pool.options = EngineOptions(queue_size=queue_size, gather_seconds=0.0)
-    await pool.start()
-    try:
-        yield pool
-    finally:
-        for runtime in runtimes:
-            runtime.gate.set()
-        await pool.close()
-
-
-def request(*ids: int, limit: int = 50, **more: Any) -> GenerationRequest:
-    return GenerationRequest([*ids, END], SearchOptions(limit), **more)
-
-
-def at_rest(pool: EnginePool) -> bool:
-    """Whether nothing waits and every row has been given back."""
-    assert pool._queue is not None
-    with pool._queue.changed:
-        return pool._queue.scheduler.waiting == pool._queue.scheduler.running == 0
-
-
-async def until(condition: Any) -> None:
-    for _ in range(2000):
-        if condition():
-            return
-        await asyncio.sleep(0.002)
-    raise AssertionError("it did not happen within 4 seconds")
 
 
 async def test_answers_do_not_depend_on_batch_mates() -> None:

@@ -12,8 +12,9 @@ RETRY_SECONDS = 1.0
 class BatchRoom:
     """The places that one model has for items of batches: so many wait or run at the same time, of all calls together.
 
-    A place that becomes free goes to the call that has the fewest of those that want one. So a batch never fills the
-    queue, however large, and a small one that comes while a large one runs has its places as soon as some are free.
+    A place that becomes free goes to the call that has the fewest of those that want one, and of equals to the one that
+    got one the longest time ago. So a batch never fills the queue, however large, and a small one that comes while a
+    large one runs has its places as soon as some are free.
 
     Args:
         places: that there are.
@@ -23,15 +24,18 @@ class BatchRoom:
         self.places = places
         self.free = places
         self.shares: set[BatchShare] = set()
+        self._grants = 0
 
     def grant(self) -> None:
         """Gives free places to those who wait for one."""
         while self.free and (waiting := [share for share in self.shares if share.waiting]):
-            share = min(waiting, key=lambda share: share.held)
+            share = min(waiting, key=lambda share: (share.held, share.granted))
             place = share.waiting.popleft()
             if not place.done():  # else its task was cancelled, and has not run since
                 self.free -= 1
                 share.held += 1
+                self._grants += 1
+                share.granted = self._grants
                 place.set_result(None)
 
 
@@ -44,6 +48,7 @@ class BatchShare:
 
     def __init__(self, room: BatchRoom) -> None:
         self.held = 0
+        self.granted = 0  # the number of its last grant, among all
         self.waiting: deque[asyncio.Future[None]] = deque()
         self._room = room
 

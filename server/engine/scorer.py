@@ -114,14 +114,18 @@ class Scorer:
 
         Raises:
             QueueFullError: at once, where there is no room for all of them.
-            DeadlineExpiredError: the deadline passed while they waited.
+            DeadlineExpiredError: the deadline passed first, even where a run is under way.
             EngineUnavailableError: the scorer is stopping or failed.
         """
         self._loop = asyncio.get_running_loop()
         jobs = [_Job(target, deadline, self._loop.create_future()) for target in targets]
         self._submit(jobs)
         try:
-            return await asyncio.gather(*(job.answer for job in jobs))
+            async with asyncio.timeout(None if deadline is None else max(deadline - time.monotonic(), 0.0)):
+                return await asyncio.gather(*(job.answer for job in jobs))
+        except TimeoutError:
+            self._cancel(jobs)
+            raise DeadlineExpiredError from None
         except BaseException:  # the caller has left, or one of them has failed
             self._cancel(jobs)
             raise

@@ -119,6 +119,16 @@ async def test_those_who_leave_or_come_too_late_are_not_scored(bench: Bench) -> 
     assert bench.lengths() == [[(2, 0)], [(3, 3)]]
 
 
+async def test_a_deadline_passes_on_time_while_a_run_takes_long(bench: Bench) -> None:
+    task = await bench.busy()
+    with pytest.raises(DeadlineExpiredError):
+        await asyncio.wait_for(bench.scorer.score(targets(2), time.monotonic() + 0.05), 10)
+    assert not bench.scorer._waiting
+    bench.scoring.gate.set()
+    await task
+    assert bench.lengths() == [[(2, 0)]]
+
+
 async def test_a_full_queue_refuses_at_once_but_takes_a_large_call_where_nothing_waits() -> None:
     bench = Bench(queue_size=2)
     task = await bench.busy()

@@ -49,7 +49,7 @@ def serve(config: Path | None, print_config: bool, example_config: bool, **flags
 def _run(configuration: Configuration) -> NoReturn:
     """Serves until told to stop, and ends the process."""
     config = configuration.config
-    configure_logs(config.log_format, config.log_level)
+    configure_logs(config.log_format, config.log_level, config.log_text)
     # NOTE: both are read when the libraries are first used. The tokenizer's own threads would take the engines' cores,
     # and what gRPC's core writes about a port that it can't have is said here in one sentence.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -60,6 +60,8 @@ def _run(configuration: Configuration) -> NoReturn:
     from server.errors import StartError
 
     log.info("configured", options=chosen(configuration))
+    if config.log_text:
+        log.warning("EVERYTHING THAT CLIENTS SEND IS LOGGED, because of --log-text")
     try:
         status = uvloop.run(run(config))
     except StartError as error:

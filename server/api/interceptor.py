@@ -33,9 +33,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     Args:
         gate: who may call; by default everyone.
+        log_text: log what clients send.
     """
 
-    def __init__(self, metrics: ServerMetrics, gate: Gate | None = None) -> None:
+    def __init__(self, metrics: ServerMetrics, gate: Gate | None = None, log_text: bool = False) -> None:
+        self._log_text = log_text
         self._metrics = metrics
         self._gate = gate or Gate()
         self._wrapped: dict[str, Handler] = {}
@@ -76,6 +78,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 try:
                     if request is MALFORMED:
                         raise malformed()
+                    if self._log_text:
+                        log.info("received", method=method, request=str(request))
                     with self._gate.call(method, request, context) as admitted:
                         return await behaviour(admitted, context)
                 except Exception as error:
@@ -89,6 +93,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 try:
                     if request is MALFORMED:
                         raise malformed()
+                    if self._log_text:
+                        log.info("received", method=method, request=str(request))
                     # Closed when the client leaves: its rows are given back at once, not by the garbage collector.
                     with self._gate.call(method, request, context) as admitted:
                         async with aclosing(behaviour(admitted, context)) as messages:

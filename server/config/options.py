@@ -153,6 +153,9 @@ class LogOptions(_Options, title="Logs"):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least level that is logged."
     )
+    log_text: bool = Field(
+        default=False, description="Log what clients send, and exceptions in full. To find a fault, never for long."
+    )
 
 
 class ServerConfig(

@@ -64,6 +64,8 @@ def model_statistics(model: pb.Model, metrics: ModelMetrics) -> oip.ModelStatist
 
     A request is an input here, so that those of a batch count one by one. Preparing inputs and outputs happens beside
     other requests' steps and is not timed apart: it is part of compute_infer.
+
+    NOTE: perf_analyzer stops where the three counts of compute_* differ.
     """
     with metrics.lock:
         answered, waited = _duration(metrics.generation_seconds), _duration(metrics.queue_seconds)

@@ -1,0 +1,176 @@
+"""What a server allows its connections and requests, as its operator says."""
+
+import signal
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from dragoman import Client, InvalidArgumentError, ItemError, ResourceExhaustedError, RetryPolicy
+from dragoman.local import LocalServer
+from dragoman.v1 import generation_pb2 as pb
+from dragoman.v1 import generation_pb2_grpc
+from tests.conftest import StartServer
+
+WORD, SOUND = "transformer", "T R AE N S F AO R M ER"
+ONCE = RetryPolicy(attempts=1)
+ALONE = [("grpc.use_local_subchannel_pool", 1)]  # else channels to one server share a connection
+QUICK = [(f"grpc.{kind}_reconnect_backoff_ms", 100) for kind in ("initial", "min", "max")]
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it never came about"
+        time.sleep(0.05)
+
+
+def healthy(channel: grpc.Channel, wait: bool = False) -> bool:
+    stub = health_pb2_grpc.HealthStub(channel)
+    try:
+        stub.Check(health_pb2.HealthCheckRequest(), timeout=10, wait_for_ready=wait)
+    except grpc.RpcError as error:
+        return error.code() is not grpc.StatusCode.UNAVAILABLE
+    return True
+
+
+def client_ports(server: LocalServer) -> set[int]:
+    """Of the connections to the gRPC port."""
+    connections = psutil.Process(server.process.pid).net_connections("tcp")
+    return {each.raddr.port for each in connections if each.raddr and each.laddr.port == server.port}
+
+
+def test_one_connection_too_many_is_closed_until_another_ends(start_server: StartServer) -> None:
+    server = start_server("--max-connections", "3")
+    channels = [grpc.insecure_channel(server.address, [*ALONE, *QUICK]) for _ in range(4)]
+    assert [healthy(channel) for channel in channels] == [True, True, True, False]
+    assert [healthy(channel) for channel in channels[:3]] == [True, True, True]
+    channels[0].close()
+    assert healthy(channels[3], wait=True)
+    for channel in channels:
+        channel.close()
+
+
+def test_an_aged_connection_is_replaced_and_no_call_notices(start_server: StartServer) -> None:
+    server = start_server("--max-connection-age-seconds", "0.5")
+    seen: set[int] = set()
+
+    def asked() -> bool:
+        assert client.generate(WORD).text == SOUND
+        seen.update(client_ports(server))
+        return len(seen) >= 3
+
+    with Client(server.address, retry=ONCE) as client:
+        eventually(asked)
+
+
+def test_calls_on_an_aged_connection_have_their_grace_and_no_more(start_server: StartServer) -> None:
+    server = start_server("--max-connection-age-seconds", "0.5", "--connection-age-grace-seconds", "2")
+    with grpc.insecure_channel(server.address) as channel:
+        started = time.monotonic()
+        watch: Any = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=60)
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(grpc.RpcError) as ended:
+            next(watch)
+        assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert time.monotonic() - started > 2
+
+
+def test_an_idle_client_that_pings_is_not_sent_away(start_server: StartServer) -> None:
+    options = [
+        ("grpc.keepalive_time_ms", 1200),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+    server = start_server()
+    with grpc.insecure_channel(server.address, options) as channel:
+        states: list[grpc.ChannelConnectivity] = []
+        channel.subscribe(states.append)
+        assert healthy(channel)
+        time.sleep(6)  # five pings; gRPC's own default would end the connection at the third
+        assert states[-1] is grpc.ChannelConnectivity.READY
+        assert grpc.ChannelConnectivity.TRANSIENT_FAILURE not in states
+        assert len(client_ports(server)) == 1
+
+
+def test_one_stream_too_many_waits_in_the_client(start_server: StartServer) -> None:
+    server = start_server("--max-concurrent-streams", "2")
+    with grpc.insecure_channel(server.address) as channel:
+        assert healthy(channel)  # so that the client has been told the limit
+        stub = health_pb2_grpc.HealthStub(channel)
+        watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(2)]
+        for watch in watches:
+            next(watch)
+        with pytest.raises(grpc.RpcError) as waited:
+            stub.Check(health_pb2.HealthCheckRequest(), timeout=0.5)
+        assert waited.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        watches[0].cancel()
+        assert healthy(channel)
+        watches[1].cancel()
+
+
+@pytest.mark.parametrize("limit", [2**20, 2**23])
+def test_a_message_has_the_size_that_is_allowed(start_server: StartServer, limit: int) -> None:
+    server = start_server("--max-message-bytes", str(limit))
+    with Client(server.address) as client:
+        # Their size is what matters here: the items are refused, one by one, as too long.
+        fits, too_large = ["a" * (limit - 1000)], ["a" * (limit + 1)]
+        [item] = client.generate_batch(fits)
+        assert isinstance(item, ItemError)
+        assert isinstance(item.error, InvalidArgumentError)
+        with pytest.raises(ResourceExhaustedError, match="larger than max"):
+            client.generate_batch(too_large)
+
+
+def test_requests_are_held_to_what_the_operator_allows(start_server: StartServer) -> None:
+    server = start_server(
+        *("--max-source-tokens", "6", "--max-target-tokens", "4", "--max-stop-sequences", "1"),
+        *("--max-batch-items", "2", "--max-beam-size", "3", "--max-hypotheses", "3"),
+    )
+    with Client(server.address) as client:
+        model = client.model()
+        assert (model.max_source_tokens, model.max_target_tokens) == (6, 4)
+        assert (model.limits.beam_size, model.limits.stop_sequences, model.limits.batch_items) == (3, 1, 2)
+        assert client.generate("court").text == "K AO R T"
+        cut = client.generate("banan")
+        assert cut.target_tokens <= 4
+        for source, options, words in (
+            ("courts", {}, "reads at most 6"),
+            ("court", {"max_new_tokens": 5}, "in 1 to 4"),
+            ("court", {"beam_size": 4}, "in 1 to 3"),
+            ("court", {"beam_size": 3, "num_hypotheses": 4}, "num_hypotheses"),
+            ("court", {"stop_sequences": ["K", "T"]}, "at most 1 are looked for"),
+        ):
+            with pytest.raises(InvalidArgumentError, match=words):
+                client.generate(source, **options)
+        with pytest.raises(InvalidArgumentError, match="at most 2"):
+            client.generate_batch(["a"] * 3)
+
+
+def test_a_server_that_drains_is_alive_but_not_ready(start_server: StartServer) -> None:
+    def status(path: str) -> int:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/{path}", timeout=10) as page:
+                code: int = page.status
+        except urllib.error.HTTPError as error:
+            code = error.code
+        return code
+
+    server = start_server("--engines", "1", "--max-rows", "1")
+    assert [status(path) for path in ("startupz", "readyz", "livez")] == [200, 200, 200]
+    with grpc.insecure_channel(server.address) as channel:
+        inputs = [pb.Input(text=WORD[: 1 + number % 11]) for number in range(5000)]
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        batch = stub.GenerateBatch.future(pb.GenerateBatchRequest(inputs=inputs))
+        eventually(lambda: any(v for k, v in server.metrics().items() if k.startswith("dragoman_rows_running")))
+        server.process.send_signal(signal.SIGTERM)
+        eventually(lambda: status("readyz") == 503)
+        assert [status(path) for path in ("startupz", "livez")] == [200, 200]
+        batch.cancel()
+    assert server.process.wait(30) == 0

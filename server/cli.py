@@ -42,8 +42,8 @@ def serve(config: Path | None, print_config: bool, example_config: bool, **flags
         _fail(error, WRONG_CONFIGURATION)
     if not print_config:
         _run(configuration)
-    for line, wanted in lines(configuration):
-        typer.echo(typer.style(line, bold=wanted, dim=not wanted))  # plain text where it is not a terminal
+    for line, wanted in lines(configuration):  # in plain text where it is not a terminal
+        typer.echo(typer.style(line, bold=True) if wanted else typer.style(line, dim=True))
 
 
 def _run(configuration: Configuration) -> NoReturn:

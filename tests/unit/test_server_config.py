@@ -342,6 +342,13 @@ def test_the_command_prints_and_refuses(monkeypatch: pytest.MonkeyPatch) -> None
     assert done.stdout == ""
 
 
+def test_what_someone_chose_stands_out_on_a_terminal() -> None:
+    done = CliRunner().invoke(app, ["--max-rows", "3", "--print-config"], color=True)
+    bold = [line for line in done.output.splitlines() if line.startswith("\x1b[1m")]
+    assert [line.removeprefix("\x1b[1m").split(":")[0] for line in bold] == ["max_rows"]
+    assert sum(line.startswith("\x1b[2m") for line in done.output.splitlines()) >= len(ServerConfig.model_fields) - 1
+
+
 def test_help_has_every_flag_under_its_concern() -> None:
     text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
     at = [text.index(f" {panel.model_config['title']} ") for panel in PANELS]

@@ -15,6 +15,9 @@ from server.runtime.scores import PlainScores
 from server.runtime.step import Step, all_plain
 from server.search.base import Demand, Scores
 
+WARM_UP_TOKENS = 8  # of each source, where many are encoded together,
+WARM_UP_ENCODED = 1024  # and of all of them, padding included: no more than requests will take
+
 _DTYPES: dict[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),
     "tensor(float16)": np.dtype(np.float16),
@@ -95,14 +98,23 @@ class Runtime:
         return self.self_cache.nbytes + self.cross_cache.nbytes + (self.last.nbytes if self.last else 0)
 
     def warm_up(self) -> None:
-        """Encodes the longest source and decodes the last position.
+        """Encodes the longest source and decodes the last position; then encodes and steps 1, 4, 16, ... rows and all.
 
-        So the first request need not wait while memory is allocated and kernels are chosen, and graphs that are not
+        So the first requests need not wait while memory is allocated and kernels are chosen, and graphs that are not
         what the manifest says fail here, not under somebody's request.
         """
-        self.encode([[self.manifest.tokens.end] * self.source_capacity], 0)
+        end = self.manifest.tokens.end
+        self.encode([[end] * self.source_capacity], 0)
         self.positions[0] = self.target_capacity - 1
         self.top(1, 1)
+        short = [end] * min(WARM_UP_TOKENS, self.source_capacity)
+        at_once = max(1, WARM_UP_ENCODED // (self.source_capacity if self._encodes_in_place else len(short)))
+        for rows in sorted(
+            {*(4**power for power in range(self.slots.bit_length()) if 4**power < self.slots), self.slots}
+        ):
+            for first in range(0, rows, at_once):
+                self.encode([short] * min(at_once, rows - first), first)
+            self.top(rows, 1)
 
     def encode(self, sources: Sequence[Sequence[int]], row: int) -> int:
         """Encodes sources into rows `row`, `row` + 1, ... and makes them ready for their first step.

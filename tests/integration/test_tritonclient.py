@@ -18,6 +18,8 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from tritonclient.utils import InferenceServerException
 
 from dragoman import Client
+from dragoman.inference import open_inference_pb2 as oip
+from dragoman.inference import open_inference_pb2_grpc
 from dragoman.local import LocalServer
 from server.bundle.load import shipped_bundle
 from server.keys import add
@@ -290,6 +292,28 @@ def test_what_perf_analyzer_asks_for_is_answered(client: Any) -> None:
     client.stop_stream()
     after = client.get_inference_statistics(MODEL)
     assert after.model_stats[0].inference_count == before.model_stats[0].inference_count + 5
+
+
+def test_generated_stubs_and_typed_contents(server: LocalServer, own: Client) -> None:
+    """Beside NVIDIA's stubs, in the same process."""
+    contents = oip.InferTensorContents(bytes_contents=[word.encode() for word in WORDS])
+    tensor = oip.ModelInferRequest.InferInputTensor(
+        name="text", datatype="BYTES", shape=[len(WORDS)], contents=contents
+    )
+    request = oip.ModelInferRequest(model_name=MODEL, id="some", inputs=[tensor])
+    with grpc.insecure_channel(server.address) as channel:
+        stub = open_inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        assert stub.ModelReady(oip.ModelReadyRequest(name=MODEL)).ready
+        text, reason = stub.ModelInfer(request).outputs
+        assert (text.name, list(text.shape)) == ("text", [len(WORDS), 1])
+        answers = [own.generate(word).text for word in WORDS]
+        assert [element.decode() for element in text.contents.bytes_contents] == answers
+        assert set(reason.contents.bytes_contents) == {b"EOS"}
+        del request.inputs[0].contents.bytes_contents[1:]
+        request.inputs[0].shape[:] = [1]
+        pieces = [response.infer_response for response in stub.ModelStreamInfer(iter([request]))]
+        assert b"".join(piece.outputs[0].contents.bytes_contents[0] for piece in pieces).decode() == answers[0]
+        assert [piece.parameters["triton_final_response"].bool_param for piece in pieces].index(True) == len(pieces) - 1
 
 
 def test_reflection_describes_both_faces(server: LocalServer) -> None:

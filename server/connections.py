@@ -9,6 +9,8 @@ from server.config import ServerConfig
 LEAST_PING_MILLISECONDS = 1000
 # A client whose machine or network vanished says no goodbye; without pings its calls would hold their places for hours.
 PING_MILLISECONDS, PONG_MILLISECONDS = 60_000, 20_000
+# For a client that connects and then says nothing; until then it counts as a connection.
+HANDSHAKE_MILLISECONDS = 20_000
 # Files beside connections: libraries, weights, the metrics port, what Python imports.
 OTHER_FILES = 256
 
@@ -21,6 +23,7 @@ def server_options(config: ServerConfig) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_allowed_incoming_connections", config.max_connections),
         ("grpc.max_concurrent_streams", config.max_concurrent_streams),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MILLISECONDS),
         ("grpc.http2.min_ping_interval_without_data_ms", LEAST_PING_MILLISECONDS),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.keepalive_time_ms", PING_MILLISECONDS),

@@ -61,10 +61,8 @@ class Tls:
             except ssl.SSLError as error:
                 raise FileError(self._blame(error, certificate)) from None
         for authorities in client_ca:
-            try:
-                context.load_verify_locations(cadata=authorities.decode("ascii"))
-            except (ssl.SSLError, UnicodeDecodeError):
-                raise FileError(f"{self._names[2]} holds no certificates in PEM form") from None
+            if not _holds_certificates(authorities):
+                raise FileError(f"{self._names[2]} holds no certificates in PEM form")
         roots = client_ca[0] if client_ca else None
         return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=roots)
 
@@ -74,11 +72,18 @@ class Tls:
             return f"the key in {key_name} is not that of the certificate in {certificate_name}"
         if error.reason and "TOO" in error.reason:  # EE_KEY_TOO_SMALL, CA_MD_TOO_WEAK
             return f"the certificate in {certificate_name} is too weak: {error.reason.lower().replace('_', ' ')}"
-        try:
-            ssl.create_default_context(cadata=certificate.decode("ascii"))
-        except (ssl.SSLError, UnicodeDecodeError):
+        if not _holds_certificates(certificate):
             return f"{certificate_name} holds no certificate in PEM form"
         return f"{key_name} holds no private key in PEM form, or one with a password"
+
+
+def _holds_certificates(content: bytes) -> bool:
+    with _as_file(content) as file:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cafile=file)
+        except ssl.SSLError:
+            return False
+    return True
 
 
 def _no_password() -> str:

@@ -24,6 +24,8 @@ def test_files_that_can_not_be_used_are_told_in_a_sentence(authority: Authority,
     pair, other = authority.sign("server"), authority.sign("other")
     nothing, text = tmp_path / "nothing", tmp_path / "text"
     text.write_text("canary")
+    empty = tmp_path / "empty"
+    empty.touch()
     for cert, key, ca, sentence in (
         (nothing, pair.key, None, f"{nothing} can't be read: No such file or directory"),
         (pair.cert, pair.key, nothing, f"{nothing} can't be read: No such file or directory"),
@@ -34,10 +36,21 @@ def test_files_that_can_not_be_used_are_told_in_a_sentence(authority: Authority,
         (pair.cert, text, None, f"{text} holds no private key in PEM form, or one with a password"),
         (pair.cert, pair.cert, None, f"{pair.cert} holds no private key in PEM form, or one with a password"),
         (pair.cert, pair.key, text, f"{text} holds no certificates in PEM form"),
+        (pair.cert, pair.key, empty, f"{empty} holds no certificates in PEM form"),
+        (empty, pair.key, None, f"{empty} holds no certificate in PEM form"),
+        (pair.cert, empty, None, f"{empty} holds no private key in PEM form, or one with a password"),
     ):
         with pytest.raises(FileError) as error:
             Tls(cert, key, ca)
         assert str(error.value) == sentence
+
+
+def test_remarks_around_certificates_do_no_harm(authority: Authority) -> None:
+    """As bundles of authorities have them, in any script."""
+    pair = authority.sign("server")
+    for file in (pair.cert, pair.key, authority.ca):
+        file.write_bytes("Türktrust, Łódź\n".encode() + file.read_bytes() + "Ж\n".encode())
+    Tls(pair.cert, pair.key, authority.ca)
 
 
 def test_a_key_with_a_password_is_refused_without_asking_for_it(authority: Authority, tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ def listen(
     _check_port(config.host, config.port, "--port")
     gate = Gate(access.keys)
     metrics.registry.register(gate)
+    metrics.registry.register(access)
     interceptor = CallInterceptor(metrics, gate, config.log_text)
     server = grpc.aio.server(interceptors=[interceptor], options=server_options(config))
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, server)

@@ -1,9 +1,12 @@
 """What the configuration says of who may come in."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import structlog
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from server.config import ServerConfig
 from server.errors import StartError
@@ -15,7 +18,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
-class Access:
+class Access(Collector):
     """None for what is not asked for."""
 
     tls: Tls | None = None
@@ -25,6 +28,17 @@ class Access:
     def files(self) -> list[WatchedFiles[Any]]:
         """What must be watched."""
         return [each.files for each in (self.tls, self.keys) if each is not None]
+
+    def collect(self) -> Iterable[Metric]:
+        if self.files:
+            text = "1 where changed files can't be used, and those from before are still in force."
+            unusable = GaugeMetricFamily("dragoman_files_unusable", text, labels=["files"])
+            for each in self.files:
+                unusable.add_metric([each.name], each.complaint is not None)
+            yield unusable
+        if self.tls is not None and self.tls.ends is not None:
+            text = "When the certificate of the gRPC port ends, in seconds since 1970."
+            yield GaugeMetricFamily("dragoman_certificate_end_timestamp_seconds", text, value=self.tls.ends)
 
 
 def read_access(config: ServerConfig) -> Access:

@@ -31,14 +31,17 @@ class WatchedFiles(Generic[Value]):
         parse: makes the value of their contents; raises FileError.
 
     Attributes:
+        name: as given.
         value: what was made last.
+        complaint: why they can't be used as they are now; None where they are in use.
 
     Raises:
         FileError: they can't be used now.
     """
 
     def __init__(self, name: str, paths: Sequence[Path], parse: Callable[[list[bytes]], Value]) -> None:
-        self._name, self._paths, self._parse = name, paths, parse
+        self.name, self._paths, self._parse = name, paths, parse
+        self.complaint: str | None = None
         self._seen = self._signature()
         self.value = parse(self._read())
 
@@ -47,6 +50,7 @@ class WatchedFiles(Generic[Value]):
         try:
             signature = self._signature()
             if signature == self._seen:
+                self.complaint = None
                 return False
             contents = self._read()
             if self._signature() != signature:
@@ -56,18 +60,16 @@ class WatchedFiles(Generic[Value]):
             self._complain(str(error))
             return False
         self._seen, self.value = signature, value
-        self._complaint = None
-        log.info("read anew", files=self._name)
+        self.complaint = None
+        log.info("read anew", files=self.name)
         return True
-
-    _complaint: str | None = None
 
     def _complain(self, complaint: str) -> None:
         """Says what is wrong, once."""
-        if complaint != self._complaint:
-            self._complaint = complaint
+        if complaint != self.complaint:
+            self.complaint = complaint
             log.error(
-                "changed files can't be used; what was read before stays in force", files=self._name, why=complaint
+                "changed files can't be used; what was read before stays in force", files=self.name, why=complaint
             )
 
     def _signature(self) -> list[tuple[int, int, int, int]]:
@@ -99,4 +101,7 @@ async def watch(files: Sequence[WatchedFiles[object]], seconds: float = POLL_SEC
     while True:
         await asyncio.sleep(seconds)
         for each in files:
-            await asyncio.to_thread(each.refresh)
+            try:
+                await asyncio.to_thread(each.refresh)
+            except Exception as error:  # whatever it is, it must not end the watch
+                log.error("changed files can't be read", files=each.name, exc_info=error)

@@ -2,13 +2,18 @@
 
 import os
 import ssl
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
+import structlog
 
+from server.security.expiry import ends_at
 from server.security.files import FileError, WatchedFiles
+
+log = structlog.get_logger()
 
 Configuration = grpc.ServerCertificateConfiguration
 
@@ -23,12 +28,16 @@ class Tls:
         key: PEM file of its private key, without a password.
         client_ca: PEM file; None for TLS without clients' certificates.
 
+    Attributes:
+        ends: seconds since 1970 at which the certificate ends, None where it does not say so in a way that we know.
+
     Raises:
         FileError: the files can't be used.
     """
 
     def __init__(self, certificate: Path, key: Path, client_ca: Path | None) -> None:
         self._names = [str(path) for path in (certificate, key, client_ca) if path is not None]
+        self.ends: float | None = None
         paths = [Path(name) for name in self._names]
         self.files: WatchedFiles[Configuration] = WatchedFiles("TLS certificates", paths, self._parse)
         self._mutual = client_ca is not None
@@ -63,6 +72,12 @@ class Tls:
         for authorities in client_ca:
             if not _holds_certificates(authorities):
                 raise FileError(f"{self._names[2]} holds no certificates in PEM form")
+        try:
+            self.ends = ends_at(certificate.decode("ascii", "replace"))
+        except ValueError:
+            self.ends = None
+        if self.ends is not None and self.ends < time.time():
+            log.error("the certificate has expired, and clients will refuse it", file=self._names[0])
         roots = client_ca[0] if client_ca else None
         return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=roots)
 

@@ -187,7 +187,8 @@ def test_certificates_are_renewed_under_open_connections(
         assert before.generate(WORD).text == SOUND  # what is open stays open
         # A renewal that went wrong changes nothing.
         mount.put(Pair(ours.sign("one").cert, ours.sign("another").key))
-        eventually(lambda: any(event["level"] == "error" for event in events(server)))
+        eventually(lambda: server.metrics()['dragoman_files_unusable{files="TLS certificates"}'] == 1)
+        assert any(event["level"] == "error" for event in events(server))
         assert ask(server, Tls(ca=theirs.ca)) == SOUND
 
 

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import grpc
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives import serialization
+from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
+from server.security.access import Access
+from server.security.expiry import ends_at
 from server.security.files import FileError
 from server.security.tls import Tls
 from tests.certificates import Authority, Mount
@@ -85,6 +89,45 @@ def test_new_files_make_a_new_value_and_only_they(authority: Authority, tmp_path
     assert tls.files.value is not first
     assert [each["log_level"] for each in logs] == ["error", "info"]
     assert "is not that of the certificate" in logs[0]["why"]
+
+
+def test_the_end_of_the_certificate_is_known(authority: Authority) -> None:
+    # Beyond 2049 the time is written in another way.
+    for days in (1, 365, 40 * 365):
+        pair = authority.sign("server", days=days)
+        certificate = x509.load_pem_x509_certificate(pair.cert.read_bytes())
+        assert Tls(pair.cert, pair.key, None).ends == certificate.not_valid_after_utc.timestamp()
+    with capture_logs() as logs:
+        old = authority.sign("server", days=-1)
+        assert Tls(old.cert, old.key, None).ends is not None
+    assert [each["event"] for each in logs] == ["the certificate has expired, and clients will refuse it"]
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x30\x00", b"\x30\x03\x30\x01\x30", bytes(100), b"\x30\x84\xff\xff\xff\xff"])
+def test_what_is_no_certificate_has_no_end(damage: bytes) -> None:
+    with pytest.raises(ValueError):
+        ends_at(ssl.DER_cert_to_PEM_cert(damage))
+    with pytest.raises(ValueError):
+        ends_at(damage.decode("latin-1"))
+
+
+def test_metrics_tell_of_what_can_not_be_used(authority: Authority) -> None:
+    pair, other = authority.sign("server"), authority.sign("other")
+    registry = CollectorRegistry()
+    registry.register(Access(tls := Tls(pair.cert, pair.key, None)))
+
+    def unusable() -> float | None:
+        return registry.get_sample_value("dragoman_files_unusable", {"files": "TLS certificates"})
+
+    assert registry.get_sample_value("dragoman_certificate_end_timestamp_seconds") == tls.ends
+    assert unusable() == 0
+    kept = pair.key.read_bytes()
+    pair.key.write_bytes(other.key.read_bytes())
+    assert not tls.files.refresh()
+    assert unusable() == 1
+    pair.key.write_bytes(kept)
+    tls.files.refresh()
+    assert unusable() == 0
 
 
 def test_a_swapped_directory_behind_links_is_noticed(authority: Authority, tmp_path: Path) -> None:

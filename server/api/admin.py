@@ -8,8 +8,9 @@ from google.rpc import error_details_pb2
 from dragoman.v1 import admin_pb2 as pb
 from dragoman.v1 import admin_pb2_grpc
 from server.api.errors import ApiError, Rejection, invalid
-from server.models.manager import ModelManager, NotLoadedError, Report, UnknownModelError
+from server.models.manager import ModelManager, NotLoadedError, UnknownModelError
 from server.models.names import split
+from server.models.state import Report
 
 SERVICE = "dragoman.v1.AdminService"
 

@@ -5,23 +5,23 @@ Everything happens on the event loop, one change at a time; only loading itself,
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import structlog
 
-from dragoman.v1 import generation_pb2 as pb
 from server.config import ServerConfig
 from server.metrics import ModelMetrics
 from server.models import memory
 from server.models.loading import LoadedVersion, LoadError, load_version
-from server.models.names import LATEST, is_name, newest_first, split
-from server.models.planning import Candidate, Orders, Plan, State, make_plan
-from server.models.registry import Absent, ModelRegistry, Route
-from server.models.repository import Found, RepositoryError, Snapshot, Source
-from server.models.settings import ModelSettings, RepositorySettings, options_of
+from server.models.names import LATEST, is_name, split
+from server.models.planning import Orders
+from server.models.registry import ModelRegistry
+from server.models.repository import RepositoryError, Snapshot, Source
+from server.models.settings import RepositorySettings, options_of
+from server.models.state import Model, Report, Version, describe
 
 log = structlog.get_logger()
 
@@ -50,83 +50,6 @@ class ManagerMetrics(Protocol):
     def unloaded(self, name: str, version: str, metrics: ModelMetrics) -> None: ...
 
     def forget(self, name: str) -> None: ...
-
-
-@dataclass(slots=True)
-class _Version:
-    """What became of a version that was tried."""
-
-    loaded: LoadedVersion | None = None
-    identity: str | None = None  # of `loaded`
-    failed: Candidate | None = None
-    problem: str = ""  # of `failed`
-
-
-@dataclass(slots=True)
-class _Model:
-    """What is known of a model."""
-
-    found: Mapping[str, Found] = field(default_factory=dict)
-    settings: ModelSettings = field(default_factory=ModelSettings)
-    versions: dict[str, _Version] = field(default_factory=dict)
-    orders: Orders = field(default_factory=Orders)
-    current: str | None = None
-    loading: tuple[str, ...] = ()
-    told: Mapping[str, str] = field(default_factory=dict)  # what is wrong with versions, as last logged
-
-    def candidates(self) -> dict[str, Candidate]:
-        options = repr(sorted(self.settings.options.items()))
-        return {
-            version: Candidate(f"{found.path} {found.content} {options}", found.stamp, not found.problem)
-            for version, found in self.found.items()
-        }
-
-    def plan(self) -> Plan:
-        states = {
-            version: State(state.identity if state.loaded else None, state.failed)
-            for version, state in self.versions.items()
-        }
-        return make_plan(self.settings, self.candidates(), states, self.orders, self.current)
-
-    def route(self) -> Route:
-        served = {version: state.loaded.served for version, state in self.versions.items() if state.loaded}
-        absent = {}
-        for version, found in self.found.items():
-            if version in served:
-                continue
-            if version in self.loading:
-                absent[version] = Absent(pb.MODEL_STATE_LOADING)
-            elif problem := found.problem or self.problem(version):
-                absent[version] = Absent(pb.MODEL_STATE_FAILED, problem)
-        return Route(self.current, served, absent, self.settings.aliases)
-
-    def problem(self, version: str) -> str:
-        """Why the version as it lies there now is not served, or the version before it still is."""
-        state = self.versions.get(version)
-        if state is not None and state.failed is not None and state.failed == self.candidates().get(version):
-            return state.problem
-        return ""
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What is to be told of a version.
-
-    Attributes:
-        problem: why it is not served, or why the files there now are not.
-        held: it was unloaded by hand.
-        loaded: what serves, or finishes its requests; None where nothing does.
-    """
-
-    model: str
-    version: str
-    state: pb.ModelState
-    problem: str = ""
-    aliases: tuple[str, ...] = ()
-    current: bool = False
-    default: bool = False
-    held: bool = False
-    loaded: LoadedVersion | None = None
 
 
 class ModelManager:
@@ -160,7 +83,7 @@ class ModelManager:
         self._load_version = load
         self._on_change = on_change
         self._settings = RepositorySettings()
-        self._models: dict[str, _Model] = {}
+        self._models: dict[str, Model] = {}
         self._retiring: list[LoadedVersion] = []
         self._watchers: dict[LoadedVersion, asyncio.Task[None]] = {}
         self._lock = asyncio.Lock()
@@ -228,36 +151,14 @@ class ModelManager:
         await asyncio.gather(*(loaded.close() for loaded in [*self._loaded(), *self._retiring]))
 
     def reports(self) -> list[Report]:
-        """All versions there are: by model, the latest first; retiring ones follow."""
+        """All versions there are, by model, the latest first."""
         default = self._default()
-        reports = []
-        for name, model in sorted(self._models.items()):
-            route = model.route()
-            aliases = {
-                version: tuple(sorted(alias for alias, meant in model.settings.aliases.items() if meant == version))
-                for version in {*model.found, *route.served}
-            }
-            for version in newest_first(aliases):
-                state = model.versions.get(version, _Version())
-                absent = route.absent.get(version, Absent(pb.MODEL_STATE_UNLOADED))
-                found = model.found.get(version)
-                reports.append(
-                    Report(
-                        name,
-                        version,
-                        pb.MODEL_STATE_READY if version in route.served else absent.state,
-                        (found.problem if found else "") or model.problem(version),
-                        aliases[version],
-                        current=version == model.current,
-                        default=version == model.current and name == default,
-                        held=version in model.orders.held or (model.orders.out and version not in route.served),
-                        loaded=state.loaded,
-                    )
-                )
-        reports += [
-            Report(loaded.name, loaded.version, pb.MODEL_STATE_RETIRING, loaded=loaded) for loaded in self._retiring
+        names = sorted({*self._models, *(loaded.name for loaded in self._retiring)})
+        return [
+            report
+            for name in names
+            for report in describe(name, self._models.get(name, Model()), name == default, self._retiring)
         ]
-        return reports
 
     async def _alone(self, change: Callable[[], Awaitable[None]]) -> None:
         """Makes a change when none is under way, to its end even where whoever asked for it has left."""
@@ -284,7 +185,7 @@ class ModelManager:
 
     async def _reload(self) -> None:
         for model in self._models.values():
-            _forget_failures(model)
+            model.forget_failures()
         await self._rescan()
         if self.problem:
             raise NotLoadedError(self.problem)
@@ -292,7 +193,7 @@ class ModelManager:
     async def _load_by_hand(self, name: str, again: bool) -> None:
         await self._rescan()
         model, version = self._named(name)
-        _forget_failures(model)
+        model.forget_failures()
         targets = {version} if version is not None else set(model.versions)
         if version is None:
             model.orders = Orders()
@@ -323,7 +224,7 @@ class ModelManager:
             model.orders = replace(orders, held=orders.held | {version}, extra=orders.extra - {version})
         await self._settle(split(name)[0], model)
 
-    def _named(self, name: str) -> tuple[_Model, str | None]:
+    def _named(self, name: str) -> tuple[Model, str | None]:
         name, asked = split(name)
         model = self._models.get(name) if is_name(name) else None
         if model is None:
@@ -341,7 +242,7 @@ class ModelManager:
             self._settings = snapshot.settings
         self._tell(snapshot.problem)
         for name, found in snapshot.models.items():
-            self._models.setdefault(name, _Model()).found = found
+            self._models.setdefault(name, Model()).found = found
         for name, model in list(self._models.items()):
             model.found = snapshot.models.get(name, {})
             model.settings = self._settings.of(name)
@@ -354,7 +255,7 @@ class ModelManager:
                 self._metrics.forget(name)
         self._arrange()
 
-    async def _settle(self, name: str, model: _Model) -> list[str]:
+    async def _settle(self, name: str, model: Model) -> list[str]:
         """Does what the plan says, until there is nothing left to do.
 
         Returns:
@@ -373,14 +274,14 @@ class ModelManager:
             if failure := await self._bring_up(name, model, plan.load[0]):
                 failures.append(failure)
 
-    async def _bring_up(self, name: str, model: _Model, version: str) -> str | None:
+    async def _bring_up(self, name: str, model: Model, version: str) -> str | None:
         """Loads a version. It takes the place of the one that is served under its name, or nothing changes.
 
         Returns:
             why it could not be loaded.
         """
         found, candidate = model.found[version], model.candidates()[version]
-        state = model.versions.setdefault(version, _Version())
+        state = model.versions.setdefault(version, Version())
         log.info("loading", model=name, version=version, path=str(found.path))
         try:
             loaded = await self._load_version(found.path, name, version, options_of(self._config, model.settings))
@@ -408,7 +309,7 @@ class ModelManager:
             self._let_go(before)
         return None
 
-    def _retire(self, model: _Model, version: str) -> None:
+    def _retire(self, model: Model, version: str) -> None:
         state = model.versions[version]
         assert state.loaded is not None, "only what is served is retired"
         self._let_go(state.loaded)
@@ -466,15 +367,10 @@ class ModelManager:
             log.error("the model repository can't be followed", reason=problem)
         self.problem = problem
 
-    def _tell_incomplete(self, name: str, model: _Model) -> None:
+    def _tell_incomplete(self, name: str, model: Model) -> None:
         """Logs of versions that are not there as a whole, once for each thing that is missing."""
         told = {version: found.problem for version, found in model.found.items() if found.problem}
         for version, problem in told.items():
             if problem != model.told.get(version):
                 log.warning("incomplete", model=name, version=version, reason=problem)
         model.told = told
-
-
-def _forget_failures(model: _Model) -> None:
-    for state in model.versions.values():
-        state.failed, state.problem = None, ""

@@ -190,7 +190,7 @@ async def test_a_new_version_takes_over_when_it_is_loaded_and_the_old_one_finish
             pb.MODEL_STATE_RETIRING,
         ]
         assert 'model="m",version="1"' in world.page()
-    await until(lambda: len(world.manager.reports()) == 2)
+    await until(lambda: world.state("m@1") == ("UNLOADED", ""))
     assert world.pools("m@1")[0].closed
     assert not world.pools("m@2")[0].closed
     assert world.state("m@1") == ("UNLOADED", "")

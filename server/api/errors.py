@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from server.engine.requests import DeadlineExpiredError, EngineUnavailableError, QueueBound, QueueFullError
+from server.security.keys import OverLimitError
 
 DETAILS_KEY = "grpc-status-details-bin"  # where gRPC implementations look for a google.rpc.Status
 DOMAIN = "dragoman"  # of the reasons
@@ -111,14 +112,10 @@ def forbidden(problem: str) -> ApiError:
     return ApiError(grpc.StatusCode.PERMISSION_DENIED, problem, rejection=Rejection.FORBIDDEN)
 
 
-def key_limit(problem: str, retry_after: float) -> ApiError:
-    """RESOURCE_EXHAUSTED for an API key that has had its share.
-
-    Args:
-        retry_after: seconds.
-    """
-    message = f"{problem}; retry in {retry_after:.2g} s"
-    return ApiError(grpc.StatusCode.RESOURCE_EXHAUSTED, message, _retry_after(retry_after), Rejection.KEY_LIMIT)
+def key_limit(error: OverLimitError) -> ApiError:
+    """RESOURCE_EXHAUSTED for an API key that has had its share."""
+    message, detail = f"{error}; retry in {error.retry_after:.2g} s", _retry_after(error.retry_after)
+    return ApiError(grpc.StatusCode.RESOURCE_EXHAUSTED, message, detail, Rejection.KEY_LIMIT, error.reason)
 
 
 def from_engine(error: QueueFullError | DeadlineExpiredError | EngineUnavailableError) -> ApiError:

@@ -91,7 +91,7 @@ class Gate(Collector):
             caller.begin(0 if streams else _requests(request))
         except OverLimitError as error:
             self._refusals[name] += 1
-            raise key_limit(str(error), error.retry_after) from None
+            raise key_limit(error) from None
         self._calls[name] += 1
         try:
             yield _paced(request, caller) if streams else request

@@ -64,12 +64,13 @@ class OverLimitError(Exception):
     """A key's limit is reached; the message says which.
 
     Attributes:
+        reason: the same for programs.
         retry_after: seconds after which there may be room.
     """
 
-    def __init__(self, message: str, retry_after: float) -> None:
+    def __init__(self, message: str, reason: str, retry_after: float) -> None:
         super().__init__(message)
-        self.retry_after = retry_after
+        self.reason, self.retry_after = reason, retry_after
 
 
 class Caller:
@@ -99,9 +100,9 @@ class Caller:
         entry = self.entry
         if entry.at_once is not None and self.running >= entry.at_once:
             calls = "call" if entry.at_once == 1 else "calls"
-            raise OverLimitError(f"this API key may have {entry.at_once} {calls} at once", BUSY_SECONDS)
+            raise OverLimitError(f"this API key may have {entry.at_once} {calls} at once", "KEY_CALLS", BUSY_SECONDS)
         if wait := self.charge(requests):
-            raise OverLimitError(f"this API key may send {entry.per_second:g} requests per second", wait)
+            raise OverLimitError(f"this API key may send {entry.per_second:g} requests per second", "KEY_RATE", wait)
         self.running += 1
 
     def charge(self, requests: int) -> float:

@@ -127,6 +127,7 @@ def test_the_rate_is_kept_over_time_and_a_second_s_worth_may_come_at_once(path: 
     with pytest.raises(OverLimitError, match="4 requests per second") as refused:
         caller.begin(1)
     assert refused.value.retry_after == pytest.approx(0.25)
+    assert refused.value.reason == "KEY_RATE"
     clock.now += refused.value.retry_after
     caller.begin(1)
     with pytest.raises(OverLimitError):
@@ -166,8 +167,9 @@ def test_calls_at_once_are_counted_from_begin_to_end(path: Path, clock: Clock) -
     assert caller is not None
     caller.begin(1)
     caller.begin(1)
-    with pytest.raises(OverLimitError, match="2 calls at once"):
+    with pytest.raises(OverLimitError, match="2 calls at once") as refused:
         caller.begin(1)
+    assert refused.value.reason == "KEY_CALLS"
     caller.end()
     caller.begin(1)
 

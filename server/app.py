@@ -74,11 +74,11 @@ async def run(config: ServerConfig) -> int:
         await server.stop(None)
         raise
     readiness.start()
-    if config.model_repository is not None and config.repository_poll_seconds:
-        standing.append(asyncio.create_task(manager.watch(config.repository_poll_seconds)))
+    following = asyncio.create_task(manager.watch(config.repository_poll_seconds if config.model_repository else 0))
     failing = asyncio.create_task(manager.failed.wait())
     await asyncio.wait([stopping, failing], return_when=asyncio.FIRST_COMPLETED)
     readiness.end("an engine failed" if manager.failed.is_set() else None)
+    following.cancel()
     inference.drain()
     await _drain(config, metrics, registry, manager)
     health.end()

@@ -105,8 +105,8 @@ class ModelManager:
         self._registry.open()
 
     async def watch(self, seconds: float) -> None:
-        """Looks at the source every so many seconds, for good."""
-        while True:
+        """Looks at the source every so many seconds, for good; with 0, never."""
+        while seconds:
             await asyncio.sleep(seconds)
             try:
                 await self._alone(self._rescan)

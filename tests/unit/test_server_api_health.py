@@ -39,6 +39,34 @@ async def test_an_unknown_service_is_not_found() -> None:
         assert await next_status(watch) == Response.SERVICE_UNKNOWN
 
 
+async def test_models_have_a_health_of_their_own() -> None:
+    async with serve_fake(ready=False) as face:
+
+        async def status(service: str) -> int:
+            found: int = (await face.health_stub.Check(Request(service=service))).status
+            return found
+
+        face.health.set_models({"a": True, "b": False})
+        assert await status("model:a") == Response.NOT_SERVING  # the server has not started
+        watch = face.health_stub.Watch(Request(service="model:b"))
+        assert await next_status(watch) == Response.NOT_SERVING
+        face.health.set_serving(True)
+        assert [await status(name) for name in ("", "model:a", "model:b")] == [
+            Response.SERVING,
+            Response.SERVING,
+            Response.NOT_SERVING,
+        ]
+        face.health.set_models({"b": True})
+        assert await next_status(watch) == Response.SERVING
+        face.health.set_models({})
+        assert await next_status(watch) == Response.SERVICE_UNKNOWN
+        assert await status("") == Response.NOT_SERVING
+        for name in ("model:a", "a", "model:"):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await status(name)
+            assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+
+
 async def test_every_watcher_hears_of_every_change() -> None:
     async with serve_fake(ready=False) as face:
         watches = [face.health_stub.Watch(Request(service=SERVICE)) for _ in range(3)]

@@ -18,7 +18,7 @@ from dragoman.v1 import admin_pb2
 from dragoman.v1 import generation_pb2 as pb
 from server.api.errors import ApiError
 from server.api.inference.stream import MOST_REQUESTS
-from server.engine.requests import EngineUnavailableError, FinishReason
+from server.engine.requests import EngineUnavailableError, FinishReason, Priority
 from tests.fake_engines import MODEL, Face, FakeEngines, backwards, serve_fake
 
 SERVICE = "inference.GRPCInferenceService"
@@ -252,6 +252,24 @@ async def test_a_timeout_ends_the_request_and_gives_its_rows_back() -> None:
 async def test_a_timeout_that_is_none_or_far_away_changes_nothing(face: Face, timeout: int) -> None:
     assert output(await face.inference_stub.ModelInfer(ask("ab", timeout=timeout)), "text") == [[b"ba"]]
     assert len(await stream(face, ask("ab", timeout=timeout))) == 3
+
+
+@pytest.mark.parametrize(
+    ("texts", "parameters", "expected"),
+    [
+        (["ab"], {}, Priority.INTERACTIVE),
+        (["ab", "cd"], {}, Priority.BATCH),
+        (["ab"], {"priority": "batch"}, Priority.BATCH),
+        (["ab", "cd"], {"priority": 1}, Priority.INTERACTIVE),
+    ],
+)
+async def test_who_waits_for_one_text_is_first(
+    face: Face, texts: list[str], parameters: dict[str, Any], expected: Priority
+) -> None:
+    await face.inference_stub.ModelInfer(ask(*texts, **parameters))
+    if len(texts) == 1:
+        await stream(face, ask(*texts, **parameters))
+    assert [generation.request.priority for generation in face.engines.accepted] == [expected] * 2
 
 
 async def test_pieces_of_a_stream_join_to_the_whole(face: Face) -> None:

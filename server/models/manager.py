@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import structlog
 
 from server.config import ServerConfig
+from server.cpu import usable_cpus
 from server.metrics import ModelMetrics
 from server.models import memory
 from server.models.loading import LoadedVersion, LoadError, load_version
@@ -89,6 +90,7 @@ class ModelManager:
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing = False
+        self._threads = 0
 
     async def start(self) -> None:
         """Loads what there is.
@@ -254,6 +256,7 @@ class ModelManager:
                 del self._models[name]
                 self._metrics.forget(name)
         self._arrange()
+        self._tell_threads()
 
     async def _settle(self, name: str, model: Model) -> list[str]:
         """Does what the plan says, until there is nothing left to do.
@@ -366,6 +369,18 @@ class ModelManager:
         if problem and problem != self.problem:
             log.error("the model repository can't be followed", reason=problem)
         self.problem = problem
+
+    def _tell_threads(self) -> None:
+        """Logs, when it has changed, that models have more threads for computing than there are cores for two."""
+        threads = sum(loaded.engines * loaded.threads for loaded in self._loaded())
+        cores = usable_cpus()
+        if threads != self._threads and threads > 2 * cores and len(self._loaded()) > 1:
+            log.warning(
+                "models that are busy at the same time will wait for each other's threads; give them fewer engines",
+                threads=threads,
+                cores=cores,
+            )
+        self._threads = threads
 
     def _tell_incomplete(self, name: str, model: Model) -> None:
         """Logs of versions that are not there as a whole, once for each thing that is missing."""

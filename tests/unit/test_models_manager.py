@@ -9,6 +9,7 @@ from typing import Any, cast
 import grpc
 import pytest
 from prometheus_client import generate_latest
+from structlog.testing import capture_logs
 
 from dragoman.v1 import generation_pb2 as pb
 from server.api.errors import ApiError
@@ -418,6 +419,19 @@ async def test_watching_goes_on_after_a_mistake(monkeypatch: pytest.MonkeyPatch)
     source.models["m"]["2"] = "a"
     await until(lambda: world.answers("m") == "m@2")
     watching.cancel()
+
+
+async def test_more_threads_than_cores_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.models.manager.usable_cpus", lambda: 2)
+    source = FakeSource(m={"1": "a"}, n={"1": "a"})
+    world = World(source)
+    with capture_logs() as entries:
+        await world.manager.start()
+        assert not [entry for entry in entries if "threads" in entry]  # four for two cores
+        source.models["o"] = {"1": "a"}
+        await world.rescan()
+        await world.rescan()
+    assert [entry["threads"] for entry in entries if "threads" in entry] == [6]
 
 
 async def test_an_engine_that_fails_is_noticed_and_closing_ends_all() -> None:

@@ -89,7 +89,9 @@ class BeamReference:
                     group.running = []
                 chosen.update(h.ids[-1] for h in group.running)
         for group in self.groups:
-            self.margins.cut(sorted((h.score for h in group.finished), reverse=True), kept)
+            ranking = sorted((h.score for h in group.finished), reverse=True)
+            if kept < len(ranking):
+                self._compare(ranking[kept - 1], ranking[kept])
         found = [h for part in self._parts(kept) for h in part]
         return self._best(found or [self._result(h, FinishReason.DEAD_END, None) for h in stuck], count)
 
@@ -167,10 +169,10 @@ class BeamReference:
         # A group that is over no longer keeps the others from its tokens, so it matters when it is.
         longer = self.beam.length_penalty > 0
         length = self.options.max_new_tokens if longer else generated + 1
-        differences = [part[-1].score - normalised(h.total, length, self.beam) for h in group.running]
-        for difference in differences:
-            self.margins.note(difference)
-        return all(difference >= 0 for difference in differences)
+        worst, bounds = part[-1].score, [normalised(h.total, length, self.beam) for h in group.running]
+        for bound in bounds:
+            self._compare(worst, bound)
+        return all(bound <= worst for bound in bounds)
 
     def _parts(self, kept: int) -> list[list[HypothesisResult]]:
         """What each group has for the answer: its best, without what a group before it has."""
@@ -188,8 +190,12 @@ class BeamReference:
             if all(result.ids != better.ids for better in distinct):
                 distinct.append(result)
         for better, worse in itertools.pairwise(distinct[: count + 1]):
-            self.margins.note(better.score - worse.score)
+            self._compare(better.score, worse.score)
         return distinct[:count]
+
+    def _compare(self, better: float, worse: float) -> None:
+        """Notes how close two scores are, which a negative length penalty makes large, as it does their rounding."""
+        self.margins.note((better - worse) / max(1.0, abs(worse)))
 
     def _result(self, h: Hypothesis, reason: FinishReason, characters: int | None) -> HypothesisResult:
         score = normalised(h.total, len(h.log_probabilities), self.beam)

@@ -1,6 +1,7 @@
 """What is seen in a repository of models, and what its repository.yaml may say."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from pydantic import ValidationError
 from server.config import ServerConfig
 from server.models.repository import Repository, RepositoryError
 from server.models.settings import (
+    OPTIONS,
     All,
     Latest,
     ModelSettings,
@@ -140,6 +142,14 @@ def test_everything_that_settings_may_say(tmp_path: Path) -> None:
             "e": ModelSettings(),
         },
     )
+
+
+def test_the_example_in_the_manual_is_taken(tmp_path: Path) -> None:
+    manual = (Path(__file__).parents[2] / "docs" / "model-repository.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```yaml\n(.*?)```", manual, re.DOTALL)
+    expected = ModelSettings(Latest(1), {"stable": "2"}, {"engines": 1, "max_rows": 16})
+    assert settings(tmp_path, example) == RepositorySettings("g2p-en", {"g2p-en": expected})
+    assert all(f"`{option}`" in manual for option in OPTIONS)
 
 
 def test_a_model_has_options_of_its_own(tmp_path: Path) -> None:

@@ -61,8 +61,8 @@ async def test_targets_are_scored_with_their_end_tokens(face: Face) -> None:
     assert not first.HasField("attention")
     assert face.scoring.runs == [([(4, 2), (4, 1)], False)]
     assert face.metric("dragoman_requests_total", method="dragoman.v1.GenerationService/Score", code="OK") == 1
-    assert face.metric("dragoman_scored_tokens_total", model=MODEL) == 5
-    assert face.metric("dragoman_score_rows_sum", model=MODEL) == 2
+    assert face.metric("dragoman_scored_tokens_total", model=MODEL, version="1") == 5
+    assert face.metric("dragoman_score_rows_sum", model=MODEL, version="1") == 2
 
 
 async def test_a_target_may_come_as_ids_be_empty_or_have_what_a_model_may_write(face: Face) -> None:

@@ -67,7 +67,8 @@ def plan_rows(memory: Memory, working: int, row: int, engines: int, asked: int |
         raise MemoryBudgetError(f"not enough memory for {wanted} in {each}, {needed}: {explained}, so {room}; {remedy}")
     reason = "as --max-rows says" if asked else "the default" if rows == DEFAULT_ROWS else "what there is room for"
     total = in_words(rows * row * engines)
-    return Plan(rows, f"{explained}; {each} gets {rows} cache rows ({reason}) of {in_words(row)}, together {total}")
+    what = "1 cache row" if rows == 1 else f"{rows} cache rows"
+    return Plan(rows, f"{explained}; {each} gets {what} ({reason}) of {in_words(row)}, together {total}")
 
 
 def _left(memory: Memory, working: int) -> tuple[str, int]:

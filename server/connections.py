@@ -28,6 +28,7 @@ def server_options(config: ServerConfig) -> list[tuple[str, int]]:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.keepalive_time_ms", PING_MILLISECONDS),
         ("grpc.keepalive_timeout_ms", PONG_MILLISECONDS),
+        ("grpc.http2.ping_timeout_ms", PONG_MILLISECONDS),  # else a minute, whatever the option above says
     ]
     if config.max_connection_age_seconds is not None:
         options += [

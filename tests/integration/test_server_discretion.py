@@ -90,7 +90,7 @@ def send(channel: grpc.Channel, method: MethodDescriptor, data: bytes) -> str:
         (False, True): channel.unary_stream,
         (True, True): channel.stream_stream,
     }[method.client_streaming, method.server_streaming]
-    metadata = [("x-request-id", "canary"), ("authorization", "Bearer canary"), ("traceparent", "canary")]
+    metadata = [("x-anything", "canary"), ("authorization", "Bearer canary"), ("traceparent", "canary")]
     request = iter([data]) if method.client_streaming else data
     try:
         # Health's Watch goes on for ever.

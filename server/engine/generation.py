@@ -65,19 +65,16 @@ class Generation:
         if isinstance(event, Progress | BeamProgress):
             self._merge(event)
         else:
-            self._end(event)
-        self._tell()
-
-    def _end(self, event: Event) -> None:
-        self._ended = True
-        if self._answer.done():  # its waiter was cancelled, but nobody has said so to the pool yet
-            return
-        if isinstance(event, Finished):
-            self._answer.set_result(event)
-        elif isinstance(event, Exception):
-            self._answer.set_exception(event)
-            # A stream's reader may have left: then nobody will ever ask for the exception.
-            self._answer.exception()
+            self._ended = True
+            if not self._answer.done():  # else its waiter was cancelled, and nobody has said so to the pool yet
+                if isinstance(event, Finished):
+                    self._answer.set_result(event)
+                else:
+                    self._answer.set_exception(event)
+                    # A stream's reader may have left: then nobody will ever ask for the exception.
+                    self._answer.exception()
+        if self._news is not None:
+            self._tell()
 
     def _merge(self, event: Progress | BeamProgress) -> None:
         if isinstance(event, BeamProgress):

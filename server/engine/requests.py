@@ -25,6 +25,24 @@ class Priority(Enum):
     BATCH = "batch"
 
 
+@dataclass(slots=True)
+class Stages:
+    """When a request got how far, as time.monotonic(); 0.0 where it did not.
+
+    Attributes:
+        submitted: it was put into the queue.
+        encoding, encoded: the encoder run in which it got its row began and ended.
+        decoded: its search was over.
+        answered: its answer was written.
+    """
+
+    submitted: float = 0.0
+    encoding: float = 0.0
+    encoded: float = 0.0
+    decoded: float = 0.0
+    answered: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """A validated request.
@@ -36,6 +54,7 @@ class GenerationRequest:
         time_limit: time.monotonic() after which what was generated so far is the answer. None for no limit.
         streaming: whether tokens are wanted as they are decided, or all at the end.
         priority: see Scheduler.
+        stages: where to note how far it got; None for nowhere.
     """
 
     source_ids: list[int]
@@ -44,6 +63,7 @@ class GenerationRequest:
     time_limit: float | None = None
     streaming: bool = False
     priority: Priority = Priority.INTERACTIVE
+    stages: Stages | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,8 +82,7 @@ class ModelMetrics:
         self.drops: dict[tuple[DropReason, Phase], int] = {
             (reason, phase): 0 for reason in ("expired", "cancelled", "failed") for phase in ("waiting", "running")
         }
-        self.waiting = 0
-        self.waiting_tokens = 0
+        self.waits: Callable[[], tuple[int, int]] = lambda: (0, 0)  # requests, and their source tokens
         self.engines: dict[int, tuple[int, int]] = {}  # rows running, rows there are
         self.cache_bytes: dict[int, int] = {}
 
@@ -131,8 +130,8 @@ class ModelMetrics:
         with self.lock:
             self.drops[reason, phase] += 1
 
-    def queue(self, requests: int, source_tokens: int) -> None:
-        self.waiting, self.waiting_tokens = requests, source_tokens
+    def queue(self, waits: Callable[[], tuple[int, int]]) -> None:
+        self.waits = waits
 
     def state(self, engine: int, running: int, slots: int) -> None:
         self.engines[engine] = running, slots
@@ -225,6 +224,12 @@ class ServerMetrics(Collector):
     def rejected(self, reason: Rejection) -> None:
         """A request, or an item of a batch, was refused. For the event loop alone."""
         self._rejections[reason] += 1
+
+    def load(self) -> tuple[int, int]:
+        """Requests in the queues of all models, and rows in use in their engines' caches."""
+        models = list(self._models.values())
+        running = sum(rows for model in models for rows, _ in list(model.engines.values()))
+        return sum(model.waits()[0] for model in models), running
 
     def collect(self) -> Iterable[Metric]:
         yield from self._collect_calls()
@@ -373,13 +378,15 @@ _MODEL_FAMILIES = [
         ("reason", "phase"),
         lambda m: list(m.drops.items()),
     ),
-    _numbers(GaugeMetricFamily, "dragoman_requests_waiting", "Requests in the queue", (), lambda m: [((), m.waiting)]),
+    _numbers(
+        GaugeMetricFamily, "dragoman_requests_waiting", "Requests in the queue", (), lambda m: [((), m.waits()[0])]
+    ),
     _numbers(
         GaugeMetricFamily,
         "dragoman_queue_tokens",
         "Source tokens of the requests in the queue",
         (),
-        lambda m: [((), m.waiting_tokens)],
+        lambda m: [((), m.waits()[1])],
     ),
     _numbers(
         GaugeMetricFamily,

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -91,7 +91,7 @@ class Metrics:
         self.drops: list[tuple[str, str]] = []
         self.reasons: list[FinishReason] = []
         self.first_tokens = 0
-        self.waiting = (0, 0)  # requests, source tokens
+        self.waits: Callable[[], tuple[int, int]] = lambda: (0, 0)  # requests, source tokens
 
     def dropped(self, reason: Any, phase: Any) -> None:
         self.drops.append((reason, phase))
@@ -106,8 +106,8 @@ class Metrics:
     def stepped(self, seconds: float, rows: int, gap_seconds: float | None) -> None: ...
     def branched(self, seconds: float, rows: int) -> None: ...
     def admitted(self, queue_seconds: float) -> None: ...
-    def queue(self, requests: int, source_tokens: int) -> None:
-        self.waiting = requests, source_tokens
+    def queue(self, waits: Callable[[], tuple[int, int]]) -> None:
+        self.waits = waits
 
     def state(self, engine: int, running: int, slots: int) -> None: ...
     def cache(self, engine: int, bytes_: int) -> None: ...

@@ -105,7 +105,6 @@ class Engine:
         events: list[tuple[Job, Event]] = []
         with queue.changed:
             while not (queue.stopping or table.used or queue.scheduler.waiting):
-                self._metrics.queue(0, 0)
                 self._metrics.state(self._index, 0, table.slots)
                 self._step_ended = None
                 queue.changed.wait()
@@ -114,14 +113,12 @@ class Engine:
             now = time.monotonic()
             scheduler = queue.scheduler
             admission = scheduler.take(self._index, table.slots - table.reserved, now, table.reserved_for_batch)
-            waiting, tokens = scheduler.waiting, scheduler.waiting_tokens
         if admission.expired or admission.out_of_time:
             events += overdue(admission, now, self._metrics)
         try:
             self._evict(now, events)
             if admission.admitted:
                 self._admit(admission.admitted, now)
-            self._metrics.queue(waiting, tokens)
             self._metrics.state(self._index, table.used, table.slots)
             if table.used:
                 self._step(events)
@@ -140,11 +137,15 @@ class Engine:
                 self._table.add(job)
         for run in runs:
             sources = [job.request.source_ids for job in run]
-            started = time.perf_counter()
+            started = time.monotonic()
             padding = self._runtime.encode(sources, row)
+            ended = time.monotonic()
             row += len(run)
             tokens = sum(map(len, sources))
-            self._metrics.encoded(time.perf_counter() - started, len(sources), tokens, padding)
+            self._metrics.encoded(ended - started, len(sources), tokens, padding)
+            for job in run:
+                if job.request.stages is not None:
+                    job.request.stages.encoding, job.request.stages.encoded = started, ended
 
     def _step(self, events: list[tuple[Job, Event]]) -> None:
         """One decode step for all rows, and what follows from it for each job."""
@@ -281,6 +282,8 @@ def _finish(job: Job, now: float, metrics: EngineMetrics, reason: FinishReason |
     """The answer of a search that is over, or that is ended for a reason."""
     if reason is not None:
         job.search.stop(reason)
+    if job.request.stages is not None:
+        job.request.stages.decoded = now
     hypotheses = job.search.hypotheses()
     target_tokens = sum(len(h.ids) for h in hypotheses)
     metrics.finished(hypotheses[0].reason, len(job.request.source_ids), target_tokens, now - job.arrived)

@@ -1,5 +1,6 @@
 """What the engines report of themselves."""
 
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 from server.engine.requests import FinishReason
@@ -32,8 +33,8 @@ class EngineMetrics(Protocol):
     def dropped(self, reason: DropReason, phase: Phase) -> None:
         """A request ended without an answer."""
 
-    def queue(self, requests: int, source_tokens: int) -> None:
-        """What waits, for any engine."""
+    def queue(self, waits: Callable[[], tuple[int, int]]) -> None:
+        """How to learn, from any thread, how many requests wait for any engine, and their source tokens."""
 
     def state(self, engine: int, running: int, slots: int) -> None:
         """Rows that run in an engine, of how many."""

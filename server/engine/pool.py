@@ -99,6 +99,7 @@ class EnginePool:
             0 if self.device.kind == "cpu" else self.bundle.manifest.limits.max_source_tokens,
         )
         self._queue = Queue(scheduler)
+        self._metrics.queue(scheduler.waits)
         self._engines = [
             Engine(index, runtime, self._queue, self._metrics, self._deliver, self._engine_failed)
             for index, runtime in enumerate(runtimes)
@@ -215,7 +216,6 @@ class EnginePool:
         with self._queue.changed:
             admission = scheduler.sweep(now)
             next_expiry = scheduler.next_expiry
-            self._metrics.queue(scheduler.waiting, scheduler.waiting_tokens)
         self._timer, self._timer_at = None, NEVER
         self._dispatch(overdue(admission, now, self._metrics))
         if next_expiry < NEVER:

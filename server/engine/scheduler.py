@@ -156,10 +156,9 @@ class Scheduler:
         self._seconds_per_request = 0.05  # running mean of the time between two requests that finish
         self._last_finish: float | None = None
 
-    @property
-    def waiting_tokens(self) -> int:
-        """Source tokens of the requests that wait."""
-        return sum(lane.tokens for lane in self._lanes.values())
+    def waits(self) -> tuple[int, int]:
+        """Requests that wait, and source tokens of theirs."""
+        return self.waiting, sum(lane.tokens for lane in self._lanes.values())
 
     @property
     def running(self) -> int:

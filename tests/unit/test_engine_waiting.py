@@ -37,7 +37,7 @@ async def test_limits_pass_on_time_while_the_only_engine_is_in_one_endless_step(
         assert (answer.reason, answer.ids) == (FinishReason.TIME_LIMIT, [])
         assert not runtime.gate.is_set(), "the engine has not come back from its step"
         assert (metrics.drops, metrics.reasons) == ([("expired", "waiting")], [FinishReason.TIME_LIMIT])
-        assert metrics.waiting == (1, 2)
+        assert metrics.waits() == (1, 2)
         runtime.gate.set()
         assert (await busy.result()).hypotheses[0].ids == [*reversed(MANY)]
         assert (await patient.result()).hypotheses[0].ids == [5]

@@ -218,7 +218,7 @@ def test_each_priority_has_a_queue_of_its_own_bounded_in_requests_and_in_source_
     assert full.value.bound == "tokens"
     assert 0 < full.value.retry_after <= 5
     queue.submit(job(INTERACTIVE, source=5))
-    assert (queue.waiting, queue.waiting_tokens) == (5, 32)
+    assert queue.waits() == (5, 32)
 
 
 def test_a_request_of_more_tokens_than_may_wait_goes_where_nothing_waits() -> None:
@@ -243,7 +243,7 @@ def test_sweeping_takes_out_what_has_waited_too_long_and_tells_when_the_next_wil
     assert queue.sweep(1.9).expired == []
     admission = queue.sweep(3.0)
     assert (admission.expired, admission.out_of_time, admission.admitted) == ([jobs[0]], [jobs[1]], [])
-    assert (queue.next_expiry, queue.waiting, queue.waiting_tokens) == (9.0, 2, 8)
+    assert (queue.next_expiry, *queue.waits()) == (9.0, 2, 8)
 
 
 @settings(max_examples=150, deadline=None)
@@ -267,8 +267,7 @@ def test_whatever_comes_rows_are_kept_bounds_hold_and_everyone_gets_his_turn(
         for index in range(engines_count):
             assert engines.rows(index) <= slots
         assert queue.running == sum(engines.rows(index) for index in range(engines_count))
-        assert queue.waiting == len(waiting)
-        assert queue.waiting_tokens == sum(len(each.request.source_ids) for each in waiting)
+        assert queue.waits() == (len(waiting), sum(len(each.request.source_ids) for each in waiting))
         tokens = [len(each.request.source_ids) for each in started]
         assert len(tokens) <= 1 or sum(tokens) <= encode_tokens
         narrow = [each for each in started if each.request.priority is BATCH and each.search.rows == 1]

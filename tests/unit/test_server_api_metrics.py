@@ -47,7 +47,7 @@ def test_engine_reports_are_exposed() -> None:
     metrics.model("m").scored(0.001, rows=3, target_tokens=21)
     engine.state(0, running=2, slots=32)
     engine.state(1, running=1, slots=32)
-    engine.queue(5, source_tokens=31)
+    engine.queue(lambda: (5, 31))
     engine.cache(0, 1024)
     metrics.loaded("m", 1.5, "cuda:0", "fp16", fallback=False)
     assert value(metrics, "dragoman_encode_seconds_count") == 1
@@ -65,6 +65,7 @@ def test_engine_reports_are_exposed() -> None:
     assert value(metrics, "dragoman_finishes_total", reason="time_limit") == 0
     assert value(metrics, "dragoman_drops_total", reason="expired", phase="waiting") == 1
     assert value(metrics, "dragoman_requests_waiting") == 5
+    assert value(metrics, "dragoman_queue_tokens") == 31
     assert value(metrics, "dragoman_score_seconds_count") == 1
     assert value(metrics, "dragoman_score_rows_sum") == 3
     assert value(metrics, "dragoman_scored_tokens_total") == 21

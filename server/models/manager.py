@@ -91,6 +91,7 @@ class ModelManager:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing = False
         self._threads = 0
+        self._told: set[str] = set()  # models there were when it was last told that there is no default
 
     async def start(self) -> None:
         """Loads what there is.
@@ -195,6 +196,8 @@ class ModelManager:
     async def _load_by_hand(self, name: str, again: bool) -> None:
         await self._rescan()
         model, version = self._named(name)
+        if version is not None and version not in model.found:
+            raise UnknownModelError(f"there is no version {version} of model {split(name)[0]} in {self.source.path}")
         model.forget_failures()
         targets = {version} if version is not None else set(model.versions)
         if version is None:
@@ -245,7 +248,8 @@ class ModelManager:
         self._tell(snapshot.problem)
         for name, found in snapshot.models.items():
             self._models.setdefault(name, Model()).found = found
-        for name, model in list(self._models.items()):
+        # What is gone comes last: what takes its place may be there under another name.
+        for name, model in sorted(self._models.items(), key=lambda item: item[0] not in snapshot.models):
             model.found = snapshot.models.get(name, {})
             model.settings = self._settings.of(name)
             await self._settle(name, model)
@@ -257,6 +261,9 @@ class ModelManager:
                 self._metrics.forget(name)
         self._arrange()
         self._tell_threads()
+        if self._default() is None and len(self._models) > 1 and snapshot.models.keys() != self._told:
+            log.warning("requests that name no model are refused: repository.yaml names no default")
+        self._told = set(snapshot.models)
 
     async def _settle(self, name: str, model: Model) -> list[str]:
         """Does what the plan says, until there is nothing left to do.
@@ -326,7 +333,8 @@ class ModelManager:
         """Waits for the calls that use a version, and closes it."""
         log.info("retiring", model=loaded.name, version=loaded.version, calls=loaded.served.calls)
         try:
-            await asyncio.wait_for(loaded.served.idle(), self._config.retire_seconds)
+            if loaded.served.calls:
+                await asyncio.wait_for(loaded.served.idle(), self._config.retire_seconds)
         except TimeoutError:
             log.warning(
                 "calls of a retired version were not finished in time and end with UNAVAILABLE",

@@ -11,7 +11,7 @@ from server.bundle.load import BundleError, load_manifest
 from server.bundle.manifest import MANIFEST_FILE
 from server.config import ServerConfig
 from server.models.names import is_name
-from server.models.settings import RepositorySettings, SettingsError, read_settings
+from server.models.settings import Pinned, RepositorySettings, SettingsError, read_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class SingleBundle:
         except BundleError as error:
             raise RepositoryError(str(error)) from None
         found = replace(_look(root), problem="")  # what is missing shows when it is loaded
-        return Snapshot({manifest.name: {manifest.version: found}})
+        return Snapshot({manifest.name: {manifest.version: found}}, RepositorySettings(default=manifest.name))
 
 
 class Repository:
@@ -96,8 +96,7 @@ class Repository:
         settings, problem = None, ""
         try:
             settings = read_settings(self.path, self._config)
-            missing = sorted({*settings.models, *([settings.default] if settings.default else [])} - models.keys())
-            if missing:
+            if missing := _missing(settings, models):
                 problem = f"repository.yaml names {', '.join(missing)}, of which there is nothing in {self.path}"
         except SettingsError as error:
             problem = str(error)
@@ -109,6 +108,16 @@ class Repository:
             return {version: _look(folder / version, self._before) for version in _folders(folder)}
         except OSError:
             return {}
+
+
+def _missing(settings: RepositorySettings, models: Mapping[str, Mapping[str, Found]]) -> list[str]:
+    """Models, and versions as NAME@VERSION, that settings speak of and that are not there."""
+    missing = {*settings.models, *([settings.default] if settings.default else [])} - models.keys()
+    for name in settings.models.keys() & models.keys():
+        model = settings.models[name]
+        pinned = model.choice.versions if isinstance(model.choice, Pinned) else frozenset()
+        missing |= {f"{name}@{version}" for version in {*pinned, *model.aliases.values()} - models[name].keys()}
+    return sorted(missing)
 
 
 def _folders(path: Path) -> list[str]:

@@ -300,6 +300,46 @@ async def test_a_model_that_is_gone_is_forgotten() -> None:
     await until(lambda: 'model="m"' not in world.page())
 
 
+async def test_a_bundle_that_takes_another_name_is_served_before_the_old_one_goes() -> None:
+    source = FakeSource(m={"1": "a"})
+    world = World(source)
+    await world.manager.start()
+    source.models = {"n": {"1": "a"}}
+    source.settings = RepositorySettings(default="n")
+    world.gate.clear()
+    reloading = asyncio.create_task(world.rescan())
+    await until(lambda: "n@1" in world.loads)
+    assert world.answers("m") == "m@1"
+    world.gate.set()
+    await reloading
+    assert (world.answers(), world.answers("m")) == ("n@1", "NOT_FOUND")
+
+
+async def test_a_version_that_is_gone_from_the_repository_can_not_be_loaded() -> None:
+    source = FakeSource(m={"1": "a"})
+    world = World(source)
+    await world.manager.start()
+    source.models["m"] = {"2": "broken"}
+    await world.rescan()
+    assert world.answers("m") == "m@1"
+    with pytest.raises(UnknownModelError, match="there is no version 1 of model m"):
+        await world.manager.load("m@1")
+    assert world.answers("m") == "m@1"
+    await world.manager.unload("m@1")
+    assert world.answers("m") == "UNAVAILABLE"
+
+
+async def test_no_default_is_told_once() -> None:
+    source = FakeSource(m={"1": "a"}, n={"1": "a"})
+    world = World(source)
+    with capture_logs() as entries:
+        await world.manager.start()
+        await world.rescan()
+    assert [entry["event"] for entry in entries if entry["log_level"] == "warning"] == [
+        "requests that name no model are refused: repository.yaml names no default"
+    ]
+
+
 async def test_a_repository_that_can_not_be_read_changes_nothing() -> None:
     source = FakeSource(m={"1": "a"})
     world = World(source)

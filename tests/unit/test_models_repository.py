@@ -191,9 +191,10 @@ def test_settings_that_make_no_sense_are_told_in_one_sentence(tmp_path: Path, te
 
 def test_wrong_settings_leave_the_models_to_be_seen_and_say_what_is_wrong(tmp_path: Path) -> None:
     bundle(tmp_path / "m" / "1")
-    (tmp_path / "repository.yaml").write_text("default: n\nmodels: {o: {}}")
+    text = "default: n\nmodels: {o: {}, m: {versions: [1, 2], aliases: {stable: 1, next: 3}}}"
+    (tmp_path / "repository.yaml").write_text(text)
     snapshot = Repository(tmp_path, ServerConfig()).scan()
-    assert snapshot.problem == f"repository.yaml names n, o, of which there is nothing in {tmp_path}"
+    assert snapshot.problem == f"repository.yaml names m@2, m@3, n, o, of which there is nothing in {tmp_path}"
     assert snapshot.settings is not None
     (tmp_path / "repository.yaml").write_text("models: 3")
     snapshot = Repository(tmp_path, ServerConfig()).scan()

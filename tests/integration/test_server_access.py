@@ -28,9 +28,11 @@ from dragoman import (
     UnauthenticatedError,
     UnavailableError,
 )
+from dragoman.inference import open_inference_pb2 as oip
+from dragoman.inference import open_inference_pb2_grpc as oip_grpc
 from dragoman.local import LocalServer, serve_command
+from dragoman.v1 import admin_pb2, admin_pb2_grpc, generation_pb2_grpc
 from dragoman.v1 import generation_pb2 as pb
-from dragoman.v1 import generation_pb2_grpc
 from server.keys import add
 from tests.certificates import Authority, Mount, Pair
 from tests.conftest import StartServer
@@ -325,3 +327,38 @@ def test_reflection_can_be_switched_off(start_server: StartServer) -> None:
             ProtoReflectionDescriptorDatabase(channel).get_services()
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
     assert ask(server) == SOUND
+
+
+def status_of(call: Callable[..., Any], *arguments: Any, **options: Any) -> str:
+    try:
+        call(*arguments, **options)
+    except grpc.RpcError as error:
+        return str(error.code().name)
+    return "OK"
+
+
+def test_administration_is_for_administrators_and_can_be_switched_off(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    file = tmp_path / "keys.txt"
+    plain, admin = add(file, "plain"), add(file, "admin", admin=True)
+    status = admin_pb2.GetStatusRequest()
+    load = oip.RepositoryModelLoadRequest(model_name="no-such-model")
+    unload = oip.RepositoryModelUnloadRequest(model_name="no-such-model")
+    server = start_server("--api-keys", str(file))
+    with grpc.insecure_channel(server.address) as channel:
+        ours, kserve = admin_pb2_grpc.AdminServiceStub(channel), oip_grpc.GRPCInferenceServiceStub(channel)
+        for key, codes in ((plain, ["PERMISSION_DENIED"] * 3), (admin, ["OK", "NOT_FOUND", "NOT_FOUND"])):
+            metadata = [("authorization", f"Bearer {key}")]
+            assert codes == [
+                status_of(ours.GetStatus, status, metadata=metadata),
+                status_of(kserve.RepositoryModelLoad, load, metadata=metadata),
+                status_of(kserve.RepositoryModelUnload, unload, metadata=metadata),
+            ]
+    closed = start_server("--no-admin")
+    with grpc.insecure_channel(closed.address) as channel:
+        ours, kserve = admin_pb2_grpc.AdminServiceStub(channel), oip_grpc.GRPCInferenceServiceStub(channel)
+        assert status_of(ours.GetStatus, status) == "UNIMPLEMENTED"
+        assert status_of(kserve.RepositoryModelLoad, load) == "FAILED_PRECONDITION"
+        assert status_of(kserve.RepositoryModelUnload, unload) == "FAILED_PRECONDITION"
+    assert ask(closed) == SOUND

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from server.engine.requests import Priority
-from server.engine.scheduler import Job
+from server.engine.scheduler import BATCH, Job
 
 
 class RowTable:
@@ -31,7 +30,7 @@ class RowTable:
         """Gives a job its first row, the next free one."""
         self._reserved[job] = job.search.rows
         self.reserved += job.search.rows
-        if job.request.priority is Priority.BATCH:
+        if job.request.priority is BATCH:
             self.reserved_for_batch += job.search.rows
         assert self.reserved <= self.slots, "the scheduler admits no more than there is room for"
         self.rows[job] = []
@@ -83,5 +82,5 @@ class RowTable:
         self.reserved = sum(self._reserved.values())
         if self.reserved_for_batch:
             reserved = self._reserved.items()
-            self.reserved_for_batch = sum(rows for job, rows in reserved if job.request.priority is Priority.BATCH)
+            self.reserved_for_batch = sum(rows for job, rows in reserved if job.request.priority is BATCH)
         return before - self.reserved

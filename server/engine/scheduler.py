@@ -8,7 +8,8 @@ from server.engine.requests import GenerationRequest, Priority, QueueBound, Queu
 from server.search.base import Search
 
 # Rows that start while requests of both priorities wait: so many of the one for so many of the other.
-SHARES = {Priority.INTERACTIVE: 4, Priority.BATCH: 1}
+INTERACTIVE_SHARE, BATCH_SHARE = 4, 1
+BATCH = Priority.BATCH  # which takes an enumeration long to look up
 BATCH_RESERVE = 8  # one row of so many is not for batch requests
 OVERTAKEN = 64  # jobs of a priority that one may overtake where they want more rows than there are
 NEVER = float("inf")
@@ -144,8 +145,7 @@ class Scheduler:
         self._gather_seconds = gather_seconds
         self._encode_tokens = encode_tokens
         self._least_length = least_length
-        self._lanes = {priority: _Lane(weight) for priority, weight in SHARES.items()}
-        self._batch = self._lanes[Priority.BATCH]
+        self._interactive, self._batch = self._lanes = _Lane(INTERACTIVE_SHARE), _Lane(BATCH_SHARE)
         self._turn = 0.0  # of the lane that was served last, before it was
         self._running = [0] * engines  # rows
         self._holds: list[_Hold | None] = [None] * engines
@@ -158,7 +158,7 @@ class Scheduler:
 
     def waits(self) -> tuple[int, int]:
         """Requests that wait, and source tokens of theirs."""
-        return self.waiting, sum(lane.tokens for lane in self._lanes.values())
+        return self.waiting, sum(lane.tokens for lane in self._lanes)
 
     @property
     def running(self) -> int:
@@ -172,7 +172,7 @@ class Scheduler:
             QueueFullError: at once, where that is full.
         """
         request = job.request
-        lane, tokens = self._lanes[request.priority], len(request.source_ids)
+        lane, tokens = self._lane(request), len(request.source_ids)
         if not lane.jobs:
             lane.turn = max(lane.turn, self._turn)
         elif len(lane.jobs) >= self.queue_size:
@@ -189,7 +189,7 @@ class Scheduler:
     def cancel(self, job: Job) -> bool:
         """Takes a waiting job out of the queue; False where it does not wait (its engine then sees `cancelled`)."""
         job.cancelled = True
-        if job.engine is not None or job not in self._lanes[job.request.priority].jobs:
+        if job.engine is not None or job not in self._lane(job.request).jobs:
             return False
         self._remove(job)
         return True
@@ -200,7 +200,7 @@ class Scheduler:
         if now < self.next_expiry:
             return admission
         self.next_expiry = NEVER
-        for lane in self._lanes.values():
+        for lane in self._lanes:
             for job in list(lane.jobs):
                 if job.expired(now):
                     admission.expired.append(job)
@@ -227,7 +227,7 @@ class Scheduler:
         room = self._room(engine, free_rows, batch_rows)
         if self._held:
             self._start_held(engine, free_rows, room, admission.admitted)
-        lanes = [lane for lane in self._lanes.values() if lane.jobs]
+        lanes = [lane for lane in self._lanes if lane.jobs]
         competing = lanes.copy()
         while lanes:
             lane = lanes[0] if len(lanes) == 1 or lanes[0].turn <= lanes[1].turn else lanes[1]
@@ -266,7 +266,7 @@ class Scheduler:
 
     def drop_all(self) -> list[Job]:
         """Empties the queue."""
-        jobs = [job for lane in self._lanes.values() for job in lane.jobs]
+        jobs = [job for lane in self._lanes for job in lane.jobs]
         for job in jobs:
             self._remove(job)
         return jobs
@@ -277,7 +277,7 @@ class Scheduler:
         if running == 0 or self._waiting_rows >= self._gather_share * running:
             return True
         latest = now - self._gather_seconds
-        return any(lane.jobs and next(iter(lane.jobs)).arrived <= latest for lane in self._lanes.values())
+        return any(lane.jobs and next(iter(lane.jobs)).arrived <= latest for lane in self._lanes)
 
     def _room(self, engine: int, free_rows: int, batch_rows: int) -> _Room:
         running = self._running[engine]
@@ -294,7 +294,7 @@ class Scheduler:
         own = self._holds[engine]
         if own is not None:
             rows, aside = own.job.search.rows, own.rows
-            batch = own.job.request.priority is Priority.BATCH
+            batch = own.job.request.priority is BATCH
             if batch and rows <= room.batch_limit:
                 aside = min(aside, max(room.batch_limit - room.batch, 0))
             if rows <= free_rows and (aside == rows or _within(rows, room, batch)):
@@ -304,7 +304,7 @@ class Scheduler:
                 room.batch += aside if batch else 0
         for hold in self._holds:
             if hold is not None and hold is not own and room.share > 0:
-                job, batch = hold.job, hold.job.request.priority is Priority.BATCH
+                job, batch = hold.job, hold.job.request.priority is BATCH
                 fits = job.search.rows <= room.free and _within(job.search.rows, room, batch)
                 if fits and not (admitted and self._tokens(job) > room.tokens):
                     self._start(job, engine, room, admitted)
@@ -341,6 +341,9 @@ class Scheduler:
         if batch:
             room.batch += hold.rows
 
+    def _lane(self, request: GenerationRequest) -> _Lane:
+        return self._batch if request.priority is BATCH else self._interactive
+
     def _tokens(self, job: Job) -> int:
         return max(len(job.request.source_ids), self._least_length)
 
@@ -359,13 +362,13 @@ class Scheduler:
         room.free -= rows
         room.share -= rows
         room.tokens -= self._tokens(job)
-        if job.request.priority is Priority.BATCH:
+        if job.request.priority is BATCH:
             room.batch += rows
         admitted.append(job)
 
     def _remove(self, job: Job) -> None:
         """Takes a job out of its lane, and gives back what is set aside for it."""
-        lane, rows = self._lanes[job.request.priority], job.search.rows
+        lane, rows = self._lane(job.request), job.search.rows
         del lane.jobs[job]
         lane.tokens -= len(job.request.source_ids)
         self.waiting -= 1

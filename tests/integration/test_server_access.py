@@ -159,7 +159,7 @@ def test_the_command_talks_tls(start_server: StartServer, ours: Authority, their
     good = theirs.sign("client")
     done = command(server, "--ca", ours.ca, "--cert", good.cert, "--key", good.key)
     assert (done.stdout, done.stderr) == (SOUND + "\n", "")
-    names = {"DRAGOMAN_CA": str(ours.ca), "DRAGOMAN_CERT": str(good.cert), "DRAGOMAN_KEY": str(good.key)}
+    names = {"DRAGOMAN_CA": str(ours.ca), "DRAGOMAN_CLIENT_CERT": str(good.cert), "DRAGOMAN_CLIENT_KEY": str(good.key)}
     assert command(server, **names).stdout == SOUND + "\n"
     for arguments, words in (
         (("--tls", "--timeout", "2"), "nobody who is trusted here"),

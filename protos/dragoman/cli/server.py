@@ -39,10 +39,11 @@ class Server:
         ),
     ] = None
     cert: Annotated[
-        Path | None, _option(envvar="DRAGOMAN_CERT", metavar="FILE", help="A certificate to show to the server (PEM).")
+        Path | None,
+        _option(envvar="DRAGOMAN_CLIENT_CERT", metavar="FILE", help="A certificate to show to the server (PEM)."),
     ] = None
     key: Annotated[
-        Path | None, _option(envvar="DRAGOMAN_KEY", metavar="FILE", help="The private key of --cert (PEM).")
+        Path | None, _option(envvar="DRAGOMAN_CLIENT_KEY", metavar="FILE", help="The private key of --cert (PEM).")
     ] = None
     api_key: Annotated[
         str | None,

@@ -1,5 +1,6 @@
 """A real server whose models come and go: by hand, by watching, whole and broken, while clients call."""
 
+import hashlib
 import json
 import shutil
 import threading
@@ -12,9 +13,10 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from dragoman import Client, DragomanError, HealthStatus, ModelState, NotFoundError, UnavailableError
+from dragoman import AsyncClient, Client, DragomanError, HealthStatus, ModelState, NotFoundError, UnavailableError
 from dragoman.cli.app import app
 from dragoman.local import LocalServer, ServerStartError
+from dragoman.retry import NO_RETRY
 from tests.conftest import StartServer
 from tests.integration.test_server_process import refuses_to_start
 
@@ -29,6 +31,23 @@ def put(bundle: Path, repository: Path, name: str, version: str) -> Path:
     copy = folder / f".{version}"
     shutil.copytree(bundle, copy)
     return copy.rename(folder / version)
+
+
+@pytest.fixture(scope="session")
+def shouting(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle with capitals in its target vocabulary, so that its answers can be told from those of the other."""
+    bundle = tmp_path_factory.mktemp("shouting") / "bundle"
+    shutil.copytree(tiny_bundle, bundle)
+    path = bundle / "target_tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    words = tokenizer["model"]["vocab"]
+    tokenizer["model"]["vocab"] = {word if word[0] == "<" else word.upper(): index for word, index in words.items()}
+    path.write_text(json.dumps(tokenizer))
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    content = path.read_bytes()
+    manifest["files"][path.name] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    return bundle
 
 
 def damage(folder: Path) -> None:
@@ -64,8 +83,9 @@ def states(client: Client) -> dict[str, ModelState]:
 
 
 def test_versions_come_and_go_under_load_and_no_call_fails(
-    start_server: StartServer, repository: Path, tiny_bundle: Path
+    start_server: StartServer, repository: Path, tiny_bundle: Path, shouting: Path
 ) -> None:
+    """Versions with even numbers answer in capitals."""
     settings = repository / "repository.yaml"
     settings.write_text("models: {numbers: {aliases: {stable: 1}}}")
     server = start_server("--model-repository", str(repository), *POLL, "--engines", "1")
@@ -74,15 +94,19 @@ def test_versions_come_and_go_under_load_and_no_call_fails(
     stop = threading.Event()
 
     def call(name: str) -> None:
-        with Client(server.address) as client:
+        with Client(server.address, retry=NO_RETRY) as client:
             while not stop.is_set():
-                result = client.generate("4207", model=name)
-                assert (result.text, result.model) == (expected, "numbers")
-                answered[name].add(result.model_version)
-                pieces = client.generate_stream("4207", model=name, beam_size=2, num_hypotheses=2)
-                assert pieces.result().text
-                assert all(each.text for each in client.generate_batch(["1", "2"], model=name))  # type: ignore[union-attr]
-                assert client.score("42", ["forty two"], model=name).scores
+                stream = client.generate_stream("4207", model=name)
+                said = "".join(piece.text for piece in stream)
+                results = [client.generate("4207", model=name), stream.result()]
+                results += client.generate_batch(["4207", "4207"], model=name)  # type: ignore[arg-type]
+                for result in results:
+                    even = int(result.model_version) % 2 == 0
+                    assert (result.text, result.model) == (expected.upper() if even else expected, "numbers")
+                    answered[name].add(result.model_version)
+                assert said == results[1].text
+                score = client.score("42", [[5, 6]], model=name)
+                assert score.scores[0].tokens[0].text.isupper() == (int(score.model_version) % 2 == 0)
                 calls[name] += 1
 
     with Client(server.address) as client, ThreadPoolExecutor() as clients:
@@ -90,7 +114,7 @@ def test_versions_come_and_go_under_load_and_no_call_fails(
         load = [clients.submit(call, name) for name in answered]
         try:
             for version in range(2, 6):
-                put(tiny_bundle, repository, "numbers", str(version))
+                put(tiny_bundle if version % 2 else shouting, repository, "numbers", str(version))
                 settle(lambda: str(version) in answered["numbers"])  # noqa: B023
                 if version == 3:
                     damage(put(tiny_bundle, repository, "numbers", "7").parent / "7")
@@ -282,3 +306,14 @@ def test_a_repository_that_makes_no_sense_is_told(repository: Path, tmp_path: Pa
     (repository / "repository.yaml").write_text("models: {numbers: {max_rows: none}}")
     said = refuses_to_start("--model-repository", repository)
     assert said.startswith(f"{repository}/repository.yaml: models.numbers.max_rows: ")
+
+
+async def test_asyncio_programs_administer_too(start_server: StartServer, repository: Path) -> None:
+    server = start_server("--model-repository", str(repository), *BY_HAND, "--engines", "1")
+    async with AsyncClient(server.address) as client:
+        (unloaded,) = await client.unload_model("numbers")
+        assert unloaded.held
+        loaded, *_ = await client.load_model("numbers")
+        assert (loaded.state, loaded.aliases, loaded.current) == (ModelState.READY, (), True)
+        for status in (await client.reload_repository(), await client.repository_status()):
+            assert (status.path, status.versions[0].version) == (str(repository), "1")

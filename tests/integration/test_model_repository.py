@@ -141,6 +141,23 @@ def test_versions_come_and_go_under_load_and_no_call_fails(
     assert len(engines) <= 2
 
 
+def test_a_long_call_is_finished_by_the_version_that_began_it(
+    by_hand: tuple[LocalServer, Client], repository: Path, shouting: Path
+) -> None:
+    _, client = by_hand
+    expected = client.generate("4207").text
+    with ThreadPoolExecutor() as other:
+        long = other.submit(client.generate_batch, ["4207"] * 10_000)
+        settle(lambda: client.repository_status().versions[0].calls == 1)
+        put(shouting, repository, "numbers", "2")
+        client.reload_repository()
+        assert client.generate("4207").text == expected.upper()
+        assert states(client) == {"numbers@2": ModelState.READY, "numbers@1": ModelState.RETIRING}
+        assert not long.done()
+        assert {(each.text, each.model_version) for each in long.result()} == {(expected, "1")}  # type: ignore[union-attr]
+    settle(lambda: states(client)["numbers@1"] is ModelState.UNLOADED)
+
+
 def threads(server: LocalServer) -> list[str]:
     """Names of the process's threads, where the machine tells."""
     return [

@@ -1,6 +1,7 @@
 """Models that come and go, with a repository and engines that are not real."""
 
 import asyncio
+import random
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -504,3 +505,58 @@ async def test_the_registry_says_why_it_refuses() -> None:
     await world.manager.unload("m")
     assert refusal("") == (grpc.StatusCode.UNAVAILABLE, "no model is loaded")
     assert refusal("n") == (grpc.StatusCode.NOT_FOUND, "model 'n' is not served here; there is none")
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_whatever_happens_at_once_nothing_is_closed_that_is_used(seed: int) -> None:
+    """Files change, administrators act and clients call, in any order and at the same time."""
+    chance = random.Random(seed)
+    source = FakeSource(m={"1": "a"}, n={"1": "a"})
+    world = World(source)
+    await world.manager.start()
+    used = 0
+    refusals: set[grpc.StatusCode] = set()
+
+    async def call() -> None:
+        nonlocal used
+        try:
+            with world.registry.use(chance.choice(["m", "n", "m@1", "m@2"])) as model:
+                (loaded,) = [each for each in world.loaded if each.served.model is model]
+                await asyncio.sleep(chance.random() * 0.01)
+                assert not cast(FakePool, loaded.pool).closed
+                used += 1
+        except ApiError as error:
+            refusals.add(error.code)
+
+    async def change() -> None:
+        models = {name: dict(versions) for name, versions in source.models.items()}
+        versions = models.setdefault(chance.choice("mn"), {})
+        versions[chance.choice("123")] = chance.choice(["a", "b", "c", "broken"])
+        if chance.random() < 0.3:
+            versions.pop(chance.choice("123"), None)
+        if chance.random() < 0.1:
+            models.pop(chance.choice("mn"), None)
+        source.models = models  # in one step, since a thread may be looking
+
+    async def administer() -> None:
+        name = chance.choice(["m", "n", "m@1", "m@2", "n@3"])
+        try:
+            await chance.choice([world.manager.load, world.manager.unload])(name)
+            await world.manager.reload()
+        except (UnknownModelError, NotLoadedError):
+            pass
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(300):
+            tasks.create_task(chance.choice([call, call, call, change, administer])())
+            await asyncio.sleep(chance.random() * 0.002)
+    assert used > 10
+    assert refusals <= {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAVAILABLE}
+    source.models = {"m": {"1": "a"}, "n": {"1": "a"}}
+    for name in ("m", "n"):
+        await world.manager.load(name)
+    assert (world.answers("m"), world.answers("n")) == ("m@1", "n@1")
+    await until(lambda: sum(not cast(FakePool, loaded.pool).closed for loaded in world.loaded) == 2)
+    await until(lambda: 'version="2"' not in world.page())
+    await world.manager.close()
+    assert all(cast(FakePool, loaded.pool).closed for loaded in world.loaded)

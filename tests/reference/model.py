@@ -1,7 +1,8 @@
 """What the trained PyTorch model says of the next token, computed from the start every time."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -15,6 +16,17 @@ Matrix = NDArray[np.float64]
 Forward = Callable[[Sequence[Sequence[int]]], tuple[Matrix, Matrix]]
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """On a machine with other work threads wait for each other longer than so small a model computes."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 class ReferenceModel:
     """In float64, without a cache: every call is a teacher-forced pass over the whole source and the whole target."""
 
@@ -26,6 +38,7 @@ class ReferenceModel:
         """The model, given a source (its end token included)."""
 
         @torch.no_grad()
+        @one_thread()
         def run(rows: Sequence[Sequence[int]]) -> tuple[Matrix, Matrix]:
             memory, mask = self._model.encode(torch.tensor([source] * len(rows)))
             target = torch.tensor([[self._begin, *ids] for ids in rows])

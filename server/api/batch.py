@@ -120,11 +120,13 @@ class Batch:
                 items[index] = pb.BatchItem(response=answer)
 
     async def _answer_in_turn(self, source: list[int]) -> pb.GenerateResponse | ApiError:
-        await self._share.take()
+        times = [moment for moment in (self._request.deadline, self._request.time_limit) if moment is not None]
+        placed = await self._share.take(min(times, default=None))
         try:
-            return await self._answer(source)
+            return await self._answer(source)  # without a place its time is over, which the engines tell
         finally:
-            self._share.give()
+            if placed:
+                self._share.give()
 
     async def _answer(self, source: list[int]) -> pb.GenerateResponse | ApiError:
         search = reseeded(self._request.search) if self._own_seeds else self._request.search

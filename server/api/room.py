@@ -1,6 +1,7 @@
 """How batches share the engines' queue with each other, and leave room for others."""
 
 import asyncio
+import time
 from collections import deque
 
 from server.engine.requests import QueueFullError
@@ -61,22 +62,33 @@ class BatchShare:
     def __exit__(self, *_: object) -> None:
         self._room.shares.discard(self)
 
-    async def take(self) -> None:
-        """Waits for a place."""
+    async def take(self, moment: float | None = None) -> bool:
+        """Waits for a place.
+
+        Args:
+            moment: time.monotonic() after which not to wait any longer.
+
+        Returns:
+            whether there is one.
+        """
         if self._room.free:  # then nobody waits
             self._room.free -= 1
             self.held += 1
-            return
+            return True
         place = asyncio.get_running_loop().create_future()
         self.waiting.append(place)
         try:
-            await place
-        except asyncio.CancelledError:
+            async with asyncio.timeout(None if moment is None else max(moment - time.monotonic(), 0.0)):
+                await place
+        except (TimeoutError, asyncio.CancelledError) as error:
             if place.done() and not place.cancelled():
                 self.give()
             elif place in self.waiting:
                 self.waiting.remove(place)
+            if isinstance(error, TimeoutError):
+                return False
             raise
+        return True
 
     def give(self) -> None:
         """Gives a place back."""

@@ -12,8 +12,8 @@ from server.engine.encoding import PADDING_SHARE
 from server.engine.engine import Engine, Event, Queue, overdue
 from server.engine.generation import Generation
 from server.engine.metrics import EngineMetrics
-from server.engine.requests import EngineUnavailableError, GenerationRequest
-from server.engine.scheduler import NEVER, Job, Scheduler
+from server.engine.requests import EngineUnavailableError, GenerationRequest, QueueFullError
+from server.engine.scheduler import NEVER, Admission, Job, Scheduler
 from server.runtime.capacity import device_memory, row_bytes, working_bytes
 from server.runtime.device import Device, DeviceChoice, DeviceError, choose_device
 from server.runtime.model import Runtime, Sessions
@@ -160,7 +160,7 @@ class EnginePool:
         return runtime
 
     def submit(self, request: GenerationRequest) -> Generation:
-        """Puts a request into the queue.
+        """Puts a request into the queue; one whose time is over already is ended at once, even where that is full.
 
         Raises:
             QueueFullError: there is no room.
@@ -175,7 +175,17 @@ class EnginePool:
         with self._queue.changed:
             if self._queue.stopping:
                 raise EngineUnavailableError("the model is stopping")
-            self._queue.scheduler.submit(job)
+            try:
+                self._queue.scheduler.submit(job)
+            except QueueFullError:
+                if job.expired(job.arrived):
+                    admission = Admission(expired=[job])
+                elif job.out_of_time(job.arrived):
+                    admission = Admission(out_of_time=[job])
+                else:
+                    raise
+                self._loop.call_soon(self._dispatch, overdue(admission, job.arrived, self._metrics))
+                return generation
             self._queue.changed.notify()
             next_expiry = self._queue.scheduler.next_expiry
         if next_expiry < self._timer_at:

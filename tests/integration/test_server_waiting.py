@@ -131,6 +131,17 @@ def test_a_deadline_of_a_fifth_of_a_second_ends_the_call_and_its_place_in_the_qu
     assert not busy.done()
 
 
+def test_a_batch_keeps_its_time_limit_behind_another_that_has_all_places(stub: Any, busy: Any) -> None:
+    large = stub.GenerateBatch.future(pb.GenerateBatchRequest(inputs=[WORD] * 1000))
+    options = pb.GenerationOptions(time_limit=FIFTH_SECOND)
+    items = stub.GenerateBatch(pb.GenerateBatchRequest(inputs=[WORD] * 10, options=options), timeout=PATIENCE).items
+    reasons = {item.response.hypotheses[0].finish_reason for item in items}
+    assert reasons == {pb.FINISH_REASON_TIME_LIMIT}
+    assert not busy.done()
+    assert not large.done()
+    large.cancel()
+
+
 def test_a_time_limit_ends_what_runs_with_what_there_is(stub: Any) -> None:
     request = long_request()
     request.options.time_limit.CopyFrom(FIFTH_SECOND)

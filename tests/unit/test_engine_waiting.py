@@ -147,6 +147,24 @@ async def test_a_queue_full_of_tokens_refuses_and_each_priority_has_its_own() ->
         await until(lambda: at_rest(pool))
 
 
+async def test_a_request_whose_time_is_over_is_told_so_even_where_the_queue_is_full() -> None:
+    runtime = CountingRuntime(1)
+    runtime.gate.clear()
+    async with pool_of(runtime, queue_size=1) as pool:
+        pool.submit(request(5))
+        await until(lambda: runtime.encoded)
+        pool.submit(request(6))
+        past = time.monotonic() - 1
+        (answer,) = (await asyncio.wait_for(pool.submit(request(7, time_limit=past)).result(), 10)).hypotheses
+        assert (answer.reason, answer.ids) == (FinishReason.TIME_LIMIT, [])
+        with pytest.raises(DeadlineExpiredError):
+            await asyncio.wait_for(pool.submit(request(7, deadline=past)).result(), 10)
+        with pytest.raises(QueueFullError):
+            pool.submit(request(7, deadline=time.monotonic() + 600))
+        runtime.gate.set()
+        await until(lambda: at_rest(pool))
+
+
 async def test_newcomers_of_very_different_lengths_are_encoded_apart_and_answered_alike() -> None:
     runtime = CountingRuntime(12)
     runtime.gate.clear()

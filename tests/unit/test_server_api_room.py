@@ -1,6 +1,7 @@
 """How batches share what one model has for them, and how a client says who waits."""
 
 import asyncio
+import time
 from typing import Any
 
 import grpc
@@ -58,6 +59,17 @@ async def test_a_call_that_ends_while_it_waits_leaves_its_place_to_others() -> N
         await asyncio.wait_for(stays, 10)
         assert (other.held, third.held, room.free) == (0, 1, 0)
         assert not other.waiting
+
+
+async def test_nobody_waits_for_a_place_longer_than_he_has_time() -> None:
+    room = BatchRoom(1)
+    with BatchShare(room) as one, BatchShare(room) as other:
+        assert await one.take()
+        assert not await asyncio.wait_for(other.take(time.monotonic() + 0.02), 10)
+        assert not await asyncio.wait_for(other.take(time.monotonic() - 1), 10)
+        assert not other.waiting
+        one.give()
+        assert await other.take(time.monotonic() - 1), "there is one"
 
 
 async def test_a_small_batch_is_answered_while_a_large_one_runs() -> None:

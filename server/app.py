@@ -16,10 +16,14 @@ from server.api.service import SERVICE as GENERATION
 from server.api.service import GenerationService
 from server.config import ServerConfig
 from server.errors import StartError
+from server.logs import line_renderer
 from server.metrics import ServerMetrics
 from server.models.manager import ModelManager
 from server.models.registry import ModelRegistry
 from server.models.repository import Repository, RepositoryError, SingleBundle, Source
+from server.observe.lines import DRAIN_SECONDS, LineWriter
+from server.observe.observer import Observer
+from server.observe.start import start_tracing
 from server.ports import listen, serve_metrics
 from server.probes import Probes
 from server.readiness import Readiness
@@ -33,8 +37,11 @@ SERVICES = (GENERATION, INFERENCE)
 QUIET_SECONDS, LATECOMER_SECONDS = 0.1, 5.0
 
 
-async def run(config: ServerConfig) -> int:
+async def run(config: ServerConfig, lines: LineWriter) -> int:
     """Serves until SIGTERM or SIGINT, then drains; a second signal, or one while it loads, ends the process at once.
+
+    Args:
+        lines: what the log is written with.
 
     Returns:
         the exit status: 0 after a signal, 1 after an engine has failed.
@@ -44,8 +51,18 @@ async def run(config: ServerConfig) -> int:
     """
     # An engine that comes back from a step must not wait Python's usual 5 ms, several steps, for the event loop's turn.
     sys.setswitchinterval(0.0005)
-    stop = _stop_on_signals()
+    stop = _stop_on_signals(lines)
     metrics = ServerMetrics()
+    metrics.registry.register(lines)
+    tracer = start_tracing(config)
+    observer = Observer(
+        lines,
+        line_renderer(config.log_format),
+        requests=config.log_requests if config.log_level in ("debug", "info") else "none",
+        probes=config.log_level == "debug",
+        load=metrics.load,
+        tracer=tracer,
+    )
     health, probes = Health(SERVICES), Probes()
     readiness = Readiness(health, probes)
     registry = ModelRegistry()
@@ -55,17 +72,21 @@ async def run(config: ServerConfig) -> int:
     inference = InferenceService(service, registry, metrics, lambda: health.serving, admin)
     access = read_access(config)
     metrics_port = serve_metrics(config, metrics, probes)
-    server, port = listen(config, metrics, service, inference, admin, health, access)
+    server, port = listen(config, metrics, service, inference, admin, health, access, observer)
     await server.start()
     standing = [asyncio.create_task(probes.beat_forever()), asyncio.create_task(watch(access.files))]
+    if config.summary_seconds and config.log_level in ("debug", "info"):
+        standing.append(asyncio.create_task(observer.summarize(config.summary_seconds)))
     # Calls get UNAVAILABLE, and health NOT_SERVING, until the models are ready.
     log.info("listening", host=config.host, port=port, metrics_port=metrics_port)
     stopping = asyncio.create_task(stop.wait())
     loading = asyncio.create_task(_load(config, manager))
     await asyncio.wait([stopping, loading], return_when=asyncio.FIRST_COMPLETED)
     if stop.is_set():
+        loading.cancel()
         await server.stop(None)
         log.info("stopped", loaded=False)
+        lines.drain(DRAIN_SECONDS)
         # NOTE: threads that load can't be interrupted, and an ordinary end would wait for them.
         os._exit(0)
     try:
@@ -85,6 +106,9 @@ async def run(config: ServerConfig) -> int:
     await server.stop(1)
     for task in standing:
         task.cancel()
+    if tracer is not None:
+        lines.drain(DRAIN_SECONDS)  # spans are made where lines are written
+        await asyncio.to_thread(tracer.close, DRAIN_SECONDS)
     return 1 if manager.failed.is_set() else 0
 
 
@@ -136,13 +160,14 @@ async def _refuse_latecomers(metrics: ServerMetrics, deadline: float) -> None:
         await asyncio.sleep(QUIET_SECONDS)
 
 
-def _stop_on_signals() -> asyncio.Event:
+def _stop_on_signals(lines: LineWriter) -> asyncio.Event:
     """An event that the first SIGTERM or SIGINT sets; the second ends the process."""
     stop = asyncio.Event()
 
     def received(number: signal.Signals) -> None:
         if stop.is_set():
             log.warning("second signal: ends at once", signal=number.name)
+            lines.drain(DRAIN_SECONDS)
             os._exit(1)
         log.info("signal", signal=number.name)
         stop.set()

@@ -1,5 +1,6 @@
 """`dragoman-serve`."""
 
+import atexit
 import inspect
 import os
 import sys
@@ -16,6 +17,7 @@ from server.config.options import PANELS
 from server.config.show import chosen, lines
 from server.config.sources import FILE_VARIABLE, PREFIX, ConfigError, Configuration, configure, flag
 from server.logs import configure_logs
+from server.observe.lines import DRAIN_SECONDS, LineWriter
 
 FAILED, WRONG_CONFIGURATION = 1, 2
 MANUAL = Path(__file__).with_name("server.yaml")
@@ -49,7 +51,9 @@ def serve(config: Path | None, print_config: bool, example_config: bool, **flags
 def _run(configuration: Configuration) -> NoReturn:
     """Serves until told to stop, and ends the process."""
     config = configuration.config
-    configure_logs(config.log_format, config.log_level, config.log_text)
+    lines = LineWriter(sys.stderr)
+    atexit.register(lines.drain, DRAIN_SECONDS)
+    configure_logs(config.log_format, config.log_level, config.log_text, lines)
     # NOTE: both are read when the libraries are first used. The tokenizer's own threads would take the engines' cores,
     # and what gRPC's core writes about a port that it can't have is said here in one sentence.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -63,8 +67,9 @@ def _run(configuration: Configuration) -> NoReturn:
     if config.log_text:
         log.warning("EVERYTHING THAT CLIENTS SEND IS LOGGED, because of --log-text")
     try:
-        status = uvloop.run(run(config))
+        status = uvloop.run(run(config, lines))
     except StartError as error:
+        lines.drain(DRAIN_SECONDS)
         _fail(error, FAILED)
     raise SystemExit(status)
 

@@ -1,32 +1,37 @@
 """Structured logs on standard error. What clients send, and what they are answered, is logged on demand alone."""
 
+import json
 import logging
 import sys
-from typing import Literal
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Literal
 
 import structlog
 from structlog.processors import ExceptionRenderer
 
+from server.observe.lines import LineWriter
 from server.tracebacks import LibraryFormatter, exception_without_words, hush_hooks, write_without_words
 
 LogFormat = Literal["auto", "console", "json"]
 
 
-def configure_logs(style: LogFormat, level: str, text: bool = False) -> None:
+def configure_logs(style: LogFormat, level: str, text: bool = False, lines: LineWriter | None = None) -> None:
     """Sets up `structlog.get_logger()` for the whole process.
 
     Args:
         style: "json" writes one object a line, "console" is for people, "auto" is console on a terminal and else JSON.
         level: least level that is written: "debug", "info", "warning" or "error".
         text: let exceptions and libraries say things that may quote what a client sent.
+        lines: writes standard error; None to have each line written at once by whoever logs it.
     """
     threshold = logging.getLevelNamesMapping()[level.upper()]
-    console = style == "console" or (style == "auto" and sys.stderr.isatty())
     on_console = structlog.dev.plain_traceback if text else write_without_words
     in_json = structlog.processors.format_exc_info if text else ExceptionRenderer(exception_without_words)
     renderer: list[structlog.typing.Processor] = (
         [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=on_console)]
-        if console
+        if _for_people(style)
         else [in_json, structlog.processors.JSONRenderer()]
     )
     structlog.configure(
@@ -36,11 +41,49 @@ def configure_logs(style: LogFormat, level: str, text: bool = False) -> None:
             *renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr) if lines is None else lambda *_: _LineLogger(lines),
         cache_logger_on_first_use=True,
     )
     # Libraries log through `logging`: only what is wrong with them is of interest.
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, force=True)
+    handler = logging.StreamHandler(sys.stderr if lines is None else lines)
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     if not text:
-        logging.getLogger().handlers[0].setFormatter(LibraryFormatter(logging.BASIC_FORMAT))
+        handler.setFormatter(LibraryFormatter(logging.BASIC_FORMAT))
         hush_hooks()
+    if lines is not None:
+        render = line_renderer(style)
+        told = {"event": "log lines were dropped: standard error was too slow", "level": "warning"}
+        lines.tell = lambda dropped: render({**told, "lines": dropped, "timestamp": time.time()})
+
+
+def line_renderer(style: LogFormat) -> Callable[[Mapping[str, Any]], str]:
+    """What makes lines, as `structlog.get_logger()` has them, of fields that hold no exceptions.
+
+    The fields are those of the event, "event" and "level" among them, and "timestamp", as time.time(). It goes around
+    structlog's processors, since there is a line for each call.
+    """
+    if not _for_people(style):
+        encode = json.JSONEncoder(separators=(", ", ": ")).encode
+        return lambda fields: encode({**fields, "timestamp": _iso(fields["timestamp"])}) + "\n"
+    console = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), sort_keys=False)
+    return lambda fields: f"{console(None, '', {**fields, 'timestamp': _iso(fields['timestamp'])})}\n"
+
+
+class _LineLogger:
+    """What structlog hands its lines to."""
+
+    def __init__(self, lines: LineWriter) -> None:
+        self._lines = lines
+
+    def msg(self, message: str) -> None:
+        self._lines.put(message + "\n")
+
+    debug = info = warning = error = critical = msg
+
+
+def _for_people(style: LogFormat) -> bool:
+    return style == "console" or (style == "auto" and sys.stderr.isatty())
+
+
+def _iso(timestamp: float) -> str:
+    return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

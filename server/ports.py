@@ -23,6 +23,7 @@ from server.config import ServerConfig
 from server.connections import allow_connections, server_options
 from server.errors import StartError
 from server.metrics import ServerMetrics
+from server.observe.observer import Observer
 from server.probes import Probes, serve_http
 from server.security.access import Access
 
@@ -37,11 +38,13 @@ def listen(
     admin: AdminService | None,
     health: Health,
     access: Access,
+    observer: Observer,
 ) -> tuple[grpc.aio.Server, int]:
     """The gRPC server, not yet started, and its port.
 
     Args:
         admin: None where administration is switched off.
+        observer: hears of every call.
 
     Raises:
         StartError: the port can't be had.
@@ -52,7 +55,7 @@ def listen(
     gate = Gate(access.keys)
     metrics.registry.register(gate)
     metrics.registry.register(access)
-    interceptor = CallInterceptor(metrics, gate, config.log_text)
+    interceptor = CallInterceptor(metrics, gate, config.log_text, observer)
     server = grpc.aio.server(interceptors=[interceptor], options=server_options(config))
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, server)
     open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(inference, server)

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ from server.engine.requests import (
 from server.engine.scorer import Scorer
 from server.metrics import ServerMetrics
 from server.models.registry import ModelRegistry
+from server.observe.observer import Observer
 from server.runtime.scorer import Scores
 from server.search.stopping import StopTracker
 from server.text.stream import TargetDecoder
@@ -181,6 +183,8 @@ class FakeGeneration:
             self._answer.set_exception(error)
             self._answer.exception()
         else:
+            if (stages := self.request.stages) is not None:
+                stages.encoding = stages.encoded = stages.decoded = time.monotonic()
             results = self._engines.results(self.request)
             for event in events(self.request, results):
                 self._progress.put_nowait(event)
@@ -309,6 +313,7 @@ async def serve_fake(
     ready: bool = True,
     score_queue: int = 100,
     administration: Administration | None = None,
+    observer: Observer | None = None,
 ) -> AsyncIterator[Face]:
     """A server on a free port of the loopback interface."""
     engines, scoring = engines or FakeEngines(), FakeScoring()
@@ -316,7 +321,7 @@ async def serve_fake(
     registry = ModelRegistry()
     service = GenerationService(metrics.rejected, registry)
     inference = InferenceService(service, registry, metrics, lambda: health.serving, administration)
-    server = grpc.aio.server(interceptors=[CallInterceptor(metrics)])
+    server = grpc.aio.server(interceptors=[CallInterceptor(metrics, observer=observer)])
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, server)
     open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(inference, server)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)

@@ -1,6 +1,7 @@
 """Many inputs in one call: each with its own answer or error, and only so many at the engines at once."""
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -15,7 +16,9 @@ from server.engine.requests import (
     Finished,
     GenerationRequest,
     QueueFullError,
+    Stages,
 )
+from server.observe.record import RECORD
 
 ROOM_SECONDS = 0.02  # how often an item that found the queue full looks again
 
@@ -70,11 +73,16 @@ class Batch:
         most = self._model.limits.batch_items
         if len(inputs) > most:
             raise invalid("inputs", f"has {len(inputs)} items, but a batch may have at most {most}")
+        record = RECORD.get()
+        if record is not None:
+            record.tokenize(len(inputs))
         sources = await self._encode(inputs)
         for source in sources:
             if self._all_or_none and isinstance(source, ApiError):
                 raise source
         source_tokens = sum(len(source) for source in sources if not isinstance(source, ApiError))
+        if record is not None:
+            record.tokens(source_tokens)
         self._model.check_attention(self._wanted, self._request.search, source_tokens)
         items: list[pb.BatchItem | None] = [None] * len(inputs)
         work = iter(enumerate(sources))
@@ -85,7 +93,10 @@ class Batch:
                         workers.create_task(self._work(work, items))
         except* (QueueFullError, DeadlineExpiredError, ApiError) as errors:
             raise errors.exceptions[0] from None
-        return [item for item in items if item is not None]
+        answers = [item for item in items if item is not None]
+        if record is not None:
+            record.failed = sum(item.HasField("error") for item in answers)
+        return answers
 
     async def _encode(self, inputs: Sequence[pb.Input]) -> list[list[int] | ApiError]:
         """The source ids of each input, or what is wrong with it."""
@@ -130,7 +141,8 @@ class Batch:
 
     async def _answer(self, source: list[int]) -> pb.GenerateResponse | ApiError:
         search = reseeded(self._request.search) if self._own_seeds else self._request.search
-        request = replace(self._request, source_ids=source, search=search)
+        stages = None if RECORD.get() is None else Stages(time.monotonic())
+        request = replace(self._request, source_ids=source, search=search, stages=stages)
         generation: PendingAnswer | None = None
         try:
             generation = await self._submit(request)

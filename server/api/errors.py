@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from server.engine.requests import DeadlineExpiredError, EngineUnavailableError, QueueBound, QueueFullError
+from server.observe.record import REQUEST_ID
 from server.security.keys import OverLimitError
 
 DETAILS_KEY = "grpc-status-details-bin"  # where gRPC implementations look for a google.rpc.Status
@@ -128,9 +129,9 @@ def from_engine(error: QueueFullError | DeadlineExpiredError | EngineUnavailable
     return unavailable(str(error), rejection=None)
 
 
-async def abort(context: grpc.aio.ServicerContext[object, object], error: ApiError) -> NoReturn:
-    """Ends the call with the error's status."""
-    details = ((DETAILS_KEY, error.status().SerializeToString()),)
+async def abort(context: grpc.aio.ServicerContext[object, object], error: ApiError, request_id: str) -> NoReturn:
+    """Ends the call with the error's status, and the call's id behind it."""
+    details = ((DETAILS_KEY, error.status().SerializeToString()), (REQUEST_ID, request_id))
     try:
         await context.abort(error.code, error.message, details)
     except grpc.aio.InternalError:  # gRPC can't send it: the client left at this very moment

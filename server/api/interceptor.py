@@ -1,9 +1,10 @@
-"""What every call has in common: it is counted and timed, and its errors become gRPC statuses."""
+"""What every call has in common: a name, a record and a time, and its errors become gRPC statuses."""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from contextvars import ContextVar
 from typing import Any, TypeAlias
 
 import grpc
@@ -11,15 +12,20 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from server.api.errors import ApiError, abort, from_engine, malformed
-from server.api.gate import Gate
+from server.api.gate import CALLER, Gate
 from server.engine.requests import DeadlineExpiredError, EngineUnavailableError, QueueFullError
 from server.metrics import ServerMetrics
+from server.observe.observer import Observer
+from server.observe.record import RECORD, REQUEST_ID, record_call
 
 log = structlog.get_logger()
 
 # Stands for a request that could not be parsed; gRPC would answer it with UNKNOWN, and log a traceback.
 MALFORMED = object()
 TRANSIT_SECONDS = 0.05  # that a call may have been on its way
+
+# When the present task's call arrived, as time.monotonic(), before its request was read.
+RECEIVED: ContextVar[float] = ContextVar("received", default=0.0)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in the type stubs alone
@@ -34,10 +40,18 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     Args:
         gate: who may call; by default everyone.
         log_text: log what clients send.
+        observer: hears of every call that ended.
     """
 
-    def __init__(self, metrics: ServerMetrics, gate: Gate | None = None, log_text: bool = False) -> None:
+    def __init__(
+        self,
+        metrics: ServerMetrics,
+        gate: Gate | None = None,
+        log_text: bool = False,
+        observer: Observer | None = None,
+    ) -> None:
         self._log_text = log_text
+        self._observer = observer
         self._metrics = metrics
         self._gate = gate or Gate()
         self._wrapped: dict[str, Handler] = {}
@@ -48,6 +62,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> "Handler | None":
         method = handler_call_details.method
+        RECEIVED.set(time.monotonic())
         wrapped = self._wrapped.get(method)
         if wrapped is None:
             handler = await continuation(handler_call_details)
@@ -74,60 +89,72 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     def _unary(self, method: str, behaviour: Any) -> Any:
         async def call(request: Any, context: Context) -> Any:
-            with _Call(self._metrics, method, context) as call:
+            with _Call(self._metrics, method, context, self._observer) as call:
                 try:
                     if request is MALFORMED:
                         raise malformed()
                     if self._log_text:
-                        log.info("received", method=method, request=str(request))
+                        log.info("received", method=method, request_id=call.record.id, request=str(request))
                     with self._gate.call(method, request, context) as admitted:
                         return await behaviour(admitted, context)
                 except Exception as error:
-                    await abort(context, call.failed(error))
+                    await abort(context, call.failed(error), call.record.id)
 
         return call
 
     def _stream(self, method: str, behaviour: Any) -> Any:
         async def call(request: Any, context: Context) -> AsyncIterator[Any]:
-            with _Call(self._metrics, method, context) as call:
+            with _Call(self._metrics, method, context, self._observer) as call:
                 try:
                     if request is MALFORMED:
                         raise malformed()
                     if self._log_text:
-                        log.info("received", method=method, request=str(request))
+                        log.info("received", method=method, request_id=call.record.id, request=str(request))
                     # Closed when the client leaves: its rows are given back at once, not by the garbage collector.
                     with self._gate.call(method, request, context) as admitted:
                         async with aclosing(behaviour(admitted, context)) as messages:
                             async for message in messages:
                                 yield message
                 except Exception as error:
-                    await abort(context, call.failed(error))
+                    await abort(context, call.failed(error), call.record.id)
 
         return call
 
 
 class _Call:
-    """One call's count and time."""
+    """One call's name, count and time.
 
-    __slots__ = ("_code", "_context", "_method", "_metrics", "_started")
+    Attributes:
+        record: of it.
+    """
 
-    def __init__(self, metrics: ServerMetrics, method: str, context: Context) -> None:
-        self._metrics, self._method, self._context = metrics, method, context
-        self._code = "OK"
+    __slots__ = ("_context", "_method", "_metrics", "_observer", "record")
+
+    def __init__(self, metrics: ServerMetrics, method: str, context: Context, observer: Observer | None) -> None:
+        self._metrics, self._method, self._context, self._observer = metrics, method, context, observer
 
     def __enter__(self) -> "_Call":
-        self._started = time.perf_counter()
+        self.record = record_call(self._method, self._context.invocation_metadata(), RECEIVED.get())
+        RECORD.set(self.record)
+        if self._observer is not None:
+            self.record.tell = self._observer.told
+        self._context.set_trailing_metadata(((REQUEST_ID, self.record.id),))
         self._metrics.calls.begin(self._method)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        record = self.record
         if kind is not None and issubclass(kind, asyncio.CancelledError | GeneratorExit):
             # The client left, or its deadline passed, or the server stops. The client's clock runs out a little before
             # ours, which started when the call arrived.
             remaining = self._context.time_remaining()
             late = remaining is not None and remaining <= TRANSIT_SECONDS
-            self._code = "DEADLINE_EXCEEDED" if late else "CANCELLED"
-        self._metrics.calls.end(self._method, self._code, time.perf_counter() - self._started)
+            record.code = "DEADLINE_EXCEEDED" if late else "CANCELLED"
+        record.ended = time.monotonic()
+        self._metrics.calls.end(self._method, record.code, record.seconds)
+        if self._observer is not None:
+            record.key = CALLER.get()
+            self._observer.ended(record)
 
     def failed(self, error: Exception) -> ApiError:
         """What the client gets for an exception."""
@@ -136,11 +163,11 @@ class _Call:
         elif isinstance(error, DecodeError):  # a later message of a call whose requests stream
             error = malformed()
         elif not isinstance(error, ApiError):
-            log.error("call failed", method=self._method, exc_info=error)
+            log.error("call failed", method=self._method, request_id=self.record.id, exc_info=error)
             error = ApiError(grpc.StatusCode.INTERNAL, "the server failed at this; its log says why")
         if error.rejection:
             self._metrics.rejected(error.rejection)
-        self._code = error.code.name
+        self.record.code = error.code.name
         return error
 
 

@@ -1,6 +1,7 @@
 """A model as the service sees it: what clients send becomes requests for its engines, and their answers messages."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol, TypeVar
 
@@ -13,6 +14,7 @@ from server.api.text import SourceEncoder, TargetEncoder, TargetKind, is_text
 from server.bundle.load import Bundle
 from server.engine.requests import BeamProgress, Finished, GenerationRequest, Progress
 from server.engine.scorer import Scored, Target
+from server.observe.record import RECORD
 from server.search.options import SearchOptions
 from server.text.stream import TargetDecoder
 
@@ -138,7 +140,10 @@ class ServedModel:
         tokens = (
             sum(len(result.ids) for result in finished.hypotheses) * (1 + wanted.top_tokens) if wanted.tokens else 0
         )
-        return await _write(tokens, lambda: self.writer.response(request, finished, wanted, looks))
+        response = await _write(tokens, lambda: self.writer.response(request, finished, wanted, looks))
+        if (record := RECORD.get()) is not None:
+            record.answered(request, finished)
+        return response
 
     async def score(self, request: pb.ScoreRequest, deadline: float | None) -> pb.ScoreResponse:
         """Raises:
@@ -150,6 +155,8 @@ class ServedModel:
             raise invalid("targets", "is empty")
         if count > most:
             raise invalid("targets", f"has {count} targets, but at most {most} are scored at once")
+        if (record := RECORD.get()) is not None:
+            record.tokenize(1)
         source_ids = await self.source_ids(request.input, "input")
         names = [f"targets[{index}]" for index in range(count)]
         parts = await self.target.encode(request.targets, names, TargetKind(whole=True, special=True))
@@ -157,8 +164,12 @@ class ServedModel:
             weights = len(source_ids) * sum(len(ids) + 1 for ids in parts)
             self._check_weights(weights, "attention", "ask for fewer targets at once")
         targets = [Target(source_ids, ids, request.alignment, request.attention) for ids in parts]
+        if record is not None:
+            record.tokenized = time.monotonic()
         found = await self._scorer.score(targets, deadline)
         tokens = sum(len(ids) + 1 for ids in parts)
+        if record is not None:
+            record.scored(len(source_ids), tokens, count)
         return await _write(tokens, lambda: self.writer.score(source_ids, targets, found))
 
     def _check_weights(self, weights: int, field: str, remedy: str) -> None:

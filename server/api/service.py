@@ -18,6 +18,7 @@ from server.api.options import Wanted, read_priority, read_time_limit
 from server.api.streaming import stream_answer
 from server.engine.requests import GenerationRequest, Priority
 from server.models.registry import ModelRegistry
+from server.observe.record import RECORD
 
 SERVICE = "dragoman.v1.GenerationService"
 MAX_DETOKENIZE = 65_536  # ids
@@ -121,12 +122,16 @@ async def _prepare(
         ApiError: the request is wrong.
     """
     arrival = time.monotonic()
+    record = RECORD.get()
+    if record is not None:
+        record.tokenize(1)
     search, wanted = await model.plan(request.options, request.details)
     stop = read_time_limit(request.options, arrival)
     source_ids = await model.source_ids(request.input, "input")
     model.check_attention(wanted, search, len(source_ids))
     priority = read_priority(request.priority, Priority.INTERACTIVE)
-    return GenerationRequest(source_ids, search, _deadline(context, arrival), stop, streaming, priority), wanted
+    stages = None if record is None else record.tokens(len(source_ids))
+    return GenerationRequest(source_ids, search, _deadline(context, arrival), stop, streaming, priority, stages), wanted
 
 
 def _deadline(context: Context, now: float) -> float | None:

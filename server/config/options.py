@@ -153,6 +153,16 @@ class LogOptions(_Options, title="Logs"):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least level that is logged."
     )
+    log_requests: Literal["all", "failed", "none"] = Field(
+        default="all", description="Which calls have a line: sizes, times and how it ended."
+    )
+    summary_seconds: float = Field(
+        default=10.0, ge=0, description="Log rates and percentiles so often, unless idle; 0 for never."
+    )
+    tracing: bool = Field(
+        default=False,
+        description="Send OpenTelemetry traces to where the OTEL_ variables say; needs the extra tracing.",
+    )
     log_text: bool = Field(
         default=False, description="Log what clients send, and exceptions in full. To find a fault, never for long."
     )

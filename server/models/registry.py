@@ -9,6 +9,7 @@ from dragoman.v1 import generation_pb2 as pb
 from server.api.errors import invalid, unavailable, unknown_model
 from server.api.model import ServedModel
 from server.models.names import LATEST, newest_first, split
+from server.observe.record import RECORD
 
 
 class ServedVersion:
@@ -114,6 +115,8 @@ class ModelRegistry:
             ApiError: there is none of that name, or it is not served now.
         """
         with self.find(name).used() as model:
+            if (record := RECORD.get()) is not None:
+                record.model, record.version = model.name, model.version
             yield model
 
     def find(self, name: str) -> ServedVersion:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from server.observe.lines import LineWriter
 from server.observe.phases import phases
@@ -17,6 +17,7 @@ PROBES = (
     "inference.GRPCInferenceService/ServerReady",
 )
 
+Which = Literal["all", "failed", "none"]
 Render = Callable[[Mapping[str, Any]], str]
 
 
@@ -37,8 +38,8 @@ class Observer:
     Args:
         lines: where lines go.
         render: makes a line of fields.
-        requests: write a line for each call,
-        probes: for those that ask for health, too.
+        requests: which calls have a line,
+        probes: and whether those have one that ask for health.
         load: requests that wait and cache rows in use.
         tracer: None for no traces.
     """
@@ -48,7 +49,7 @@ class Observer:
         lines: LineWriter,
         render: Render,
         *,
-        requests: bool = True,
+        requests: Which = "all",
         probes: bool = False,
         load: Callable[[], tuple[int, int]] = lambda: (0, 0),
         tracer: Tracer | None = None,
@@ -72,7 +73,7 @@ class Observer:
 
     def told(self, record: CallRecord) -> None:
         """As `ended`, for one of the requests of a call whose requests stream."""
-        if self._requests or self._tracer is not None:
+        if self._wanted(record) or self._tracer is not None:
             now = time.time()
             self._lines.put(lambda: self._line(record, now - record.ended))
 
@@ -91,9 +92,12 @@ class Observer:
             {"event": "summary", "level": "info", "timestamp": timestamp, **window.told(now, waiting, running)}
         )
 
+    def _wanted(self, record: CallRecord) -> bool:
+        return self._requests == "all" or (self._requests == "failed" and record.code != "OK")
+
     def _line(self, record: CallRecord, epoch: float) -> str:
         trace = "" if self._tracer is None else self._tracer.trace(record, epoch)
-        if not self._requests:
+        if not self._wanted(record):
             return ""
         fields = told(record)
         if trace:

@@ -20,6 +20,7 @@ def start_tracing(config: ServerConfig) -> "CallTracer | None":
     try:
         from server.observe.tracing import CallTracer, tracer_provider
     except ModuleNotFoundError as error:
-        sentence = f"--tracing needs {error.name}; `pip install '.[server,tracing]'` in a clone of Dragoman brings it"
+        lacking = (error.name or "").partition(".")[0]
+        sentence = f"--tracing needs {lacking}; `pip install '.[server,tracing]'` in a clone of Dragoman brings it"
         raise StartError(sentence) from None
     return CallTracer(tracer_provider())

@@ -8,6 +8,7 @@ OTEL_SERVICE_NAME and so on.
 import os
 from importlib import import_module
 from importlib.metadata import version
+from threading import Thread
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
@@ -88,7 +89,10 @@ class CallTracer:
 
     def close(self, seconds: float) -> None:
         """Sends what has not been sent, for so long at most."""
-        self._provider.force_flush(int(seconds * 1000))
+        # NOTE: where nobody answers, exporters take longer than they are told to.
+        sending = Thread(target=self._provider.force_flush, args=[int(seconds * 1000)], daemon=True)
+        sending.start()
+        sending.join(seconds)
 
     def _parent(self, record: CallRecord) -> Context:
         if not record.traceparent:

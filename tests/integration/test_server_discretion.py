@@ -143,6 +143,7 @@ def test_a_debug_flag_logs_what_comes_and_says_so_loudly(start_server: StartServ
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
         stub.Generate(pb.GenerateRequest(input=pb.Input(text="canary")))
         assert len(list(stub.GenerateStream(pb.GenerateRequest(input=pb.Input(text="canary"))))) > 0
+    assert server.stop() == 0
     events = [json.loads(line) for line in server.log.read_text().splitlines()]
     received = [event for event in events if event["event"] == "received"]
     assert [event["method"].rpartition("/")[2] for event in received] == ["Generate", "GenerateStream"]

@@ -25,4 +25,4 @@ async def test_a_client_that_leaves_while_it_is_refused_is_no_error() -> None:
             raise grpc.aio.InternalError("the batch failed")
 
     with pytest.raises(asyncio.CancelledError):
-        await abort(cast("grpc.aio.ServicerContext[object, object]", Gone()), invalid("input", "is wrong"))
+        await abort(cast("grpc.aio.ServicerContext[object, object]", Gone()), invalid("input", "is wrong"), "name")

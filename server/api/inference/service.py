@@ -31,6 +31,7 @@ from server.api.service import GenerationService
 from server.engine.requests import DeadlineExpiredError, EngineUnavailableError, QueueFullError
 from server.metrics import ServerMetrics
 from server.models.registry import ModelRegistry
+from server.observe.record import record_part
 
 log = structlog.get_logger()
 
@@ -222,31 +223,35 @@ class InferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
         self, request: oip.ModelInferRequest, context: Context
     ) -> AsyncGenerator[oip.ModelStreamInferResponse, None]:
         """The answer to one request of a stream: its pieces, or what is wrong with it."""
-        try:
-            texts, parameters, writer = self._read(request)
-            if len(texts) > 1:
-                problem = f"has {len(texts)} elements, but a request of a stream has one; a stream has many requests"
-                raise invalid("text", problem)
-            asked = pb.GenerateRequest(
-                model=_name(request.model_name, request.model_version),
-                input=pb.Input(text=texts[0]),
-                options=parameters.options,
-                details=parameters.details,
-                priority=parameters.priority,
-            )
-            with named_as_here(), _deadline(parameters.timeout):
-                async with aclosing(self._generation.GenerateStream(asked, context)) as messages:
-                    async for message in _within(messages, parameters.timeout):
-                        if response := await writer.piece(message):
-                            yield oip.ModelStreamInferResponse(infer_response=response)
-        except Exception as error:
-            told = _told(error)
-            if told.rejection:
-                self._metrics.rejected(told.rejection)
-            failed = oip.ModelInferResponse(id=request.id, model_name=request.model_name)
-            failed.parameters[FINAL].bool_param = True
-            problem = f"{told.code.name}: {told.message}"
-            yield oip.ModelStreamInferResponse(error_message=problem, infer_response=failed)
+        with record_part() as record:
+            try:
+                texts, parameters, writer = self._read(request)
+                if len(texts) > 1:
+                    problem = (
+                        f"has {len(texts)} elements, but a request of a stream has one; a stream has many requests"
+                    )
+                    raise invalid("text", problem)
+                asked = pb.GenerateRequest(
+                    model=_name(request.model_name, request.model_version),
+                    input=pb.Input(text=texts[0]),
+                    options=parameters.options,
+                    details=parameters.details,
+                    priority=parameters.priority,
+                )
+                with named_as_here(), _deadline(parameters.timeout):
+                    async with aclosing(self._generation.GenerateStream(asked, context)) as messages:
+                        async for message in _within(messages, parameters.timeout):
+                            if response := await writer.piece(message):
+                                yield oip.ModelStreamInferResponse(infer_response=response)
+            except Exception as error:
+                told = _told(error, record.id)
+                record.code = told.code.name
+                if told.rejection:
+                    self._metrics.rejected(told.rejection)
+                failed = oip.ModelInferResponse(id=request.id, model_name=request.model_name)
+                failed.parameters[FINAL].bool_param = True
+                problem = f"{told.code.name}: {told.message}"
+                yield oip.ModelStreamInferResponse(error_message=problem, infer_response=failed)
 
     def _describe(self, name: str, version: str) -> pb.Model:
         with named_as_here():
@@ -294,13 +299,13 @@ def _deadline(timeout: float | None) -> Iterator[None]:
         raise DeadlineExpiredError from None
 
 
-def _told(error: Exception) -> ApiError:
+def _told(error: Exception, request_id: str) -> ApiError:
     """What the client of a stream hears of an exception that ended one of its requests."""
     if isinstance(error, QueueFullError | DeadlineExpiredError | EngineUnavailableError):
         return from_engine(error)
     if isinstance(error, ApiError):
         return error
-    log.error("request of a stream failed", exc_info=error)
+    log.error("request of a stream failed", request_id=request_id, exc_info=error)
     return ApiError(grpc.StatusCode.INTERNAL, "the server failed at this; its log says why")
 
 

@@ -9,6 +9,7 @@ import grpc
 from google.rpc import error_details_pb2, status_pb2
 
 _STATUS_DETAILS_KEY = "grpc-status-details-bin"
+_REQUEST_ID_KEY = "x-request-id"
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 # gRPC's words for a connection that never came about; the reason stands after the last colon.
 # Its words for what TLS may stumble over, and ours.
@@ -39,6 +40,8 @@ class DragomanError(Exception):
         code: the gRPC status code's name, such as "INVALID_ARGUMENT".
         violations: the fields that are wrong, where the server named them.
         retry_after: seconds after which the server wants to be asked again, where it said so.
+        request_id: the name that the call has in the server's log and traces, where the server answered. A traceback
+            shows it.
     """
 
     code = "UNKNOWN"
@@ -55,6 +58,7 @@ class DragomanError(Exception):
         self.code = code or type(self).code
         self.violations = violations
         self.retry_after = retry_after
+        self.request_id: str | None = None
 
 
 class InvalidArgumentError(DragomanError):
@@ -118,6 +122,7 @@ class ItemError(DragomanError):
         )
         self.index = index
         self.error = error
+        self.request_id = error.request_id
 
 
 _CLASSES: dict[str, type[DragomanError]] = {
@@ -151,15 +156,22 @@ def concerns_one_input(error: DragomanError) -> bool:
 def from_rpc_error(error: Any, address: str) -> DragomanError:
     """The exception for a grpc.RpcError (grpc or grpc.aio) of a call to `address`."""
     status = status_pb2.Status()
+    request_id = None
     for key, value in error.trailing_metadata() or ():
         if key == _STATUS_DETAILS_KEY:
             status.ParseFromString(value)
+        elif key == _REQUEST_ID_KEY:
+            request_id = value
     message = error.details() or ""
     if error.code() is grpc.StatusCode.UNAVAILABLE and _NO_CONNECTION.search(message):
         message = f"no server can be reached at {address} ({_reason(message)})"
     elif error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and message == "Deadline Exceeded":
         message = "the timeout passed before the answer came"
-    return _build(error.code(), message, status.details)
+    failure = _build(error.code(), message, status.details)
+    if request_id is not None:
+        failure.request_id = request_id
+        failure.add_note(f"the server logs this call as {request_id}")
+    return failure
 
 
 def _reason(message: str) -> str:

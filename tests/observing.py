@@ -1,0 +1,39 @@
+"""Lines and records of calls, for tests."""
+
+import asyncio
+import io
+import json
+from typing import Any
+
+from server.engine.requests import Stages
+from server.logs import line_renderer
+from server.observe.lines import LineWriter
+from server.observe.observer import Observer
+from server.observe.record import CallRecord
+
+
+class Log:
+    """An observer's lines."""
+
+    def __init__(self, **options: Any) -> None:
+        self.stream = io.StringIO()
+        self.lines = LineWriter(self.stream)
+        self.observer = Observer(self.lines, line_renderer("json"), **options)
+
+    async def entries(self, count: int) -> list[dict[str, Any]]:
+        """What was written so far, once there is so much."""
+        for _ in range(1000):
+            assert await asyncio.to_thread(self.lines.drain, 20)
+            entries = [json.loads(line) for line in self.stream.getvalue().splitlines()]
+            if len(entries) >= count:
+                return entries
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"there are {len(entries)} lines, not {count}")
+
+
+def staged(until: float, **stages: float) -> CallRecord:
+    """A call that began at 10 and ended at some time; its stages are given by their moments."""
+    record = CallRecord("dragoman.v1.GenerationService/Generate", "name")
+    record.received, record.started, record.tokenizing, record.tokenized, record.ended = 9.0, 10.0, 11.0, 12.0, until
+    record.stages = Stages(12.0, **stages)
+    return record

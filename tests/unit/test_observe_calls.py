@@ -1,0 +1,252 @@
+"""What is told of a call: its name, its sizes, how its time was spent and how it ended, and nothing of what it says."""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from itertools import pairwise
+from typing import Any
+
+import grpc
+import pytest
+
+from dragoman.inference import open_inference_pb2 as oip
+from dragoman.v1 import generation_pb2 as pb
+from server.observe.observer import told
+from server.observe.phases import phases
+from server.observe.record import CallRecord, record_call
+from server.observe.summary import MOST_TIMES, Window, percentile
+from tests.fake_engines import MODEL, Face, FakeEngines, serve_fake
+from tests.observing import Log, staged
+
+SERVICE = "dragoman.v1.GenerationService"
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log()
+
+
+@pytest.fixture
+async def face(log: Log) -> AsyncIterator[Face]:
+    async with serve_fake(observer=log.observer) as face:
+        yield face
+
+
+def asked(text: str, **options: Any) -> pb.GenerateRequest:
+    return pb.GenerateRequest(input=pb.Input(text=text), **options)
+
+
+async def test_a_call_has_one_line_with_sizes_and_times(face: Face, log: Log) -> None:
+    answer = await face.stub.Generate(asked("cab"))
+    [entry] = await log.entries(1)
+    times = {name: entry.pop(name) for name in list(entry) if name.endswith("_ms")}
+    assert list(times) == ["tokenize_ms", "queue_ms", "encode_ms", "decode_ms", "detokenize_ms", "total_ms"]
+    assert all(0 <= time <= times["total_ms"] for time in times.values())
+    assert entry.pop("timestamp").endswith("Z")
+    assert entry.pop("request_id")
+    assert entry == {
+        "event": "request",
+        "level": "info",
+        "method": f"{SERVICE}/Generate",
+        "code": "OK",
+        "model": answer.model,
+        "version": answer.model_version,
+        "source_tokens": 4,
+        "target_tokens": 3,
+        "hypotheses": 1,
+        "finish": "eos",
+    }
+
+
+async def test_a_batch_has_the_sums_of_its_inputs(face: Face, log: Log) -> None:
+    inputs = [pb.Input(text=text) for text in ("ab", "abc", "", "a")]
+    await face.stub.GenerateBatch(pb.GenerateBatchRequest(inputs=inputs))
+    [entry] = await log.entries(1)
+    assert (entry["inputs"], entry["failed"], entry["finish"]) == (4, 1, "eos=3")
+    assert (entry["source_tokens"], entry["target_tokens"], entry["hypotheses"]) == (9, 6, 3)
+
+
+async def test_a_stream_of_answers_and_scores_have_a_line_as_well(face: Face, log: Log) -> None:
+    assert [message async for message in face.stub.GenerateStream(asked("abc"))]
+    await face.stub.Score(pb.ScoreRequest(input=pb.Input(text="ab"), targets=[pb.Input(text="abc")]))
+    stream, score = await log.entries(2)
+    assert (stream["method"], stream["target_tokens"], stream["finish"]) == (f"{SERVICE}/GenerateStream", 3, "eos")
+    assert (score["source_tokens"], score["target_tokens"], score["hypotheses"]) == (3, 4, 1)
+
+
+async def test_each_request_of_a_stream_of_requests_has_a_line(face: Face, log: Log) -> None:
+    def infer(text: bytes) -> oip.ModelInferRequest:
+        tensor = oip.ModelInferRequest.InferInputTensor(name="text", datatype="BYTES", shape=[1])
+        tensor.contents.bytes_contents.append(text)
+        return oip.ModelInferRequest(model_name=MODEL, inputs=[tensor])
+
+    requests = [infer(b"abc"), infer(b"")]
+    call = face.inference_stub.ModelStreamInfer(iter(requests), metadata=[("x-request-id", "theirs")])
+    assert [message async for message in call]
+    first, second, whole = await log.entries(3)
+    parts = {entry["request_id"]: entry for entry in (first, second)}
+    assert {name: part["code"] for name, part in parts.items()} == {"theirs/1": "OK", "theirs/2": "INVALID_ARGUMENT"}
+    assert parts["theirs/1"]["target_tokens"] == 3
+    assert (whole["request_id"], whole["code"], whole["requests"]) == ("theirs", "OK", 2)
+
+
+@pytest.mark.parametrize(
+    ("sent", "kept"),
+    [
+        ("a-name:1/2.3_4+5=6@7", True),
+        ("x" * 128, True),
+        ("x" * 129, False),
+        ("two words", False),
+        ('"quoted"', False),
+        ("", False),
+    ],
+)
+async def test_a_call_has_the_name_that_the_client_gave_it_or_one_of_ours(
+    face: Face, log: Log, sent: str, kept: bool
+) -> None:
+    for text in ("cab", ""):  # answered and refused
+        call = face.stub.Generate(asked(text), metadata=[("x-request-id", sent)])
+        code = await call.code()
+        assert (code is grpc.StatusCode.OK) is bool(text)
+        names = [value for key, value in await call.trailing_metadata() if key == "x-request-id"]
+        assert len(names) == 1
+        assert (names[0] == sent) is kept
+        entry = (await log.entries(1 if text else 2))[-1]
+        assert (entry["request_id"], entry["code"]) == (names[0], code.name)
+
+
+async def test_no_two_calls_have_the_same_name(face: Face) -> None:
+    names = set()
+    for _ in range(5):
+        call = face.stub.Generate(asked("cab"))
+        names |= {value for key, value in await call.trailing_metadata() if key == "x-request-id"}
+    assert len(names) == 5
+
+
+async def test_a_call_whose_client_leaves_has_its_line() -> None:
+    log, engines = Log(), FakeEngines(automatic=False)
+    async with serve_fake(engines, observer=log.observer) as face:
+        call = face.stub.Generate(asked("cab"))
+        await engines.until(running=1)
+        call.cancel()
+        [entry] = await log.entries(1)
+        with pytest.raises(grpc.RpcError):
+            await face.stub.Generate(asked("cab"), timeout=0.05)
+        late = (await log.entries(2))[1]
+    assert (entry["code"], late["code"]) == ("CANCELLED", "DEADLINE_EXCEEDED")
+    assert "finish" not in entry
+    assert entry["queue_ms"] <= entry["total_ms"]
+
+
+async def test_who_asks_for_health_has_no_line_unless_wanted() -> None:
+    from grpc_health.v1 import health_pb2
+
+    for probes in (False, True):
+        log = Log(probes=probes)
+        async with serve_fake(observer=log.observer) as face:
+            await face.health_stub.Check(health_pb2.HealthCheckRequest())
+            await face.stub.Generate(asked("cab"))
+            methods = [entry["method"] for entry in await log.entries(1 + probes)]
+        assert methods == ["grpc.health.v1.Health/Check"] * probes + [f"{SERVICE}/Generate"]
+
+
+async def test_lines_of_calls_can_be_switched_off() -> None:
+    log = Log(requests="none", load=lambda: (3, 5))
+    async with serve_fake(observer=log.observer) as face:
+        call = face.stub.Generate(asked("cab"), metadata=[("x-request-id", "mine")])
+        assert ("x-request-id", "mine") in tuple(await call.trailing_metadata())
+        task = asyncio.create_task(log.observer.summarize(0.01))
+        entry = (await log.entries(1))[0]
+        task.cancel()
+    assert (entry["event"], entry["calls"], entry["not_ok"]) == ("summary", 1, 0)
+    assert (entry["waiting"], entry["rows_running"]) == (3, 5)
+
+
+async def test_lines_can_be_had_of_calls_that_failed_alone() -> None:
+    log = Log(requests="failed")
+    async with serve_fake(observer=log.observer) as face:
+        await face.stub.Generate(asked("cab"))
+        await face.stub.Generate(asked("")).code()
+        [entry] = await log.entries(1)
+    assert entry["code"] == "INVALID_ARGUMENT"
+
+
+async def test_there_is_no_summary_of_nothing(log: Log) -> None:
+    task = asyncio.create_task(log.observer.summarize(0.001))
+    await asyncio.sleep(0.05)
+    assert await log.entries(0) == []
+    log.observer.ended(ended(seconds=0.5))
+    [call, summary] = await log.entries(2)
+    await asyncio.sleep(0.05)
+    assert len(await log.entries(2)) == 2
+    task.cancel()
+    assert (call["event"], summary["event"], summary["p50_ms"]) == ("request", "summary", 500)
+
+
+def ended(seconds: float = 1.0, code: str = "OK") -> CallRecord:
+    record = CallRecord(f"{SERVICE}/Generate", "name")
+    record.ended = record.started + seconds
+    record.code = code
+    return record
+
+
+def test_the_summary_has_rates_and_exact_percentiles() -> None:
+    window = Window(100.0)
+    for thousandths in range(200, 0, -1):
+        record = ended(thousandths / 1000, "OK" if thousandths % 2 else "CANCELLED")
+        record.source_tokens, record.target_tokens = 3, 2
+        window.add(record)
+    fields = window.told(110.0, 0, 4)
+    assert fields["p50_ms"] == pytest.approx(100, abs=0.01)
+    assert fields["p99_ms"] == pytest.approx(198, abs=0.01)
+    assert (fields["seconds"], fields["calls"], fields["not_ok"], fields["calls_per_second"]) == (10.0, 200, 100, 20.0)
+    assert (fields["source_tokens_per_second"], fields["target_tokens_per_second"]) == (60.0, 40.0)
+    assert "p50_ms" not in Window(0.0).told(1.0, 2, 0)
+    assert percentile([7.0], 50) == percentile([7.0], 99) == 7.0
+    assert percentile([1.0, 2.0], 50) == 1.0
+
+
+def test_a_window_keeps_no_more_times_than_it_may() -> None:
+    window, record = Window(0.0), ended()
+    for _ in range(MOST_TIMES + 10):
+        window.add(record)
+    assert window.told(1.0, 0, 0)["calls"] == MOST_TIMES + 10
+    assert len(window._times) == MOST_TIMES
+
+
+@pytest.mark.parametrize(
+    ("record", "spent"),
+    [
+        (
+            staged(20.0, encoding=13.0, encoded=15.0, decoded=18.0, answered=18.5),
+            {"tokenize": 1, "queue": 1, "encode": 2, "decode": 3, "detokenize": 0.5},
+        ),
+        (staged(14.0), {"tokenize": 1, "queue": 2}),  # left while it waited
+        (staged(14.0, encoding=13.0), {"tokenize": 1, "queue": 1, "encode": 1}),
+        (staged(16.0, encoding=13.0, encoded=14.0), {"tokenize": 1, "queue": 1, "encode": 1, "decode": 2}),
+        # Its time limit passed while it waited, so it got an empty answer.
+        (staged(16.0, decoded=15.0, answered=15.5), {"tokenize": 1, "queue": 3, "detokenize": 0.5}),
+        # The engine did not hear at once that the client had left.
+        (staged(13.5, encoding=13.0, encoded=15.0, decoded=18.0), {"tokenize": 1, "queue": 1, "encode": 0.5}),
+    ],
+)
+def test_phases_follow_one_another_as_far_as_the_call_got(record: CallRecord, spent: dict[str, float]) -> None:
+    found = list(phases(record))
+    assert {name: end - start for name, start, end in found} == spent
+    assert all(end == start for (_, _, end), (_, start, _) in pairwise(found))
+    assert told(record)["total_ms"] == (record.ended - 10) * 1000
+
+
+def test_a_call_that_is_refused_before_its_inputs_are_looked_at_has_no_phases() -> None:
+    record = ended(seconds=0.001, code="NOT_FOUND")
+    assert list(phases(record)) == []
+    fields = told(record)
+    assert math.isclose(fields.pop("total_ms"), 1, rel_tol=0.01)
+    assert fields == {"request_id": "name", "method": f"{SERVICE}/Generate", "code": "NOT_FOUND"}
+
+
+def test_metadata_may_be_bytes_or_missing() -> None:
+    for metadata in (None, [], [("x-request-id", b"bytes")]):
+        record = record_call("a/B", metadata)
+        assert record.id
+        assert record.traceparent == ""

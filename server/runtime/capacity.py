@@ -17,7 +17,9 @@ def row_bytes(manifest: Manifest, itemsize: int) -> int:
 
 
 def working_bytes(manifest: Manifest, source_tokens: int, rows: int, itemsize: int) -> int:
-    """Bytes that an engine's largest runs take, about.
+    """Bytes that an engine's largest runs take, about: twice what lives at once, as ONNX Runtime's arena does.
+
+    (Measured with the model that ships, on a CPU: 96 MiB, where 52 MiB live and this says 104.)
 
     Args:
         source_tokens: of the largest encoder run, padding included.
@@ -29,7 +31,7 @@ def working_bytes(manifest: Manifest, source_tokens: int, rows: int, itemsize: i
     encoder = tokens * (4 * shape.d_model + shape.d_ff + 2 * shape.decoder_layers * shape.d_model)
     attention = tokens * shape.heads * longest
     step = rows * (2 * shape.target_vocabulary + 4 * shape.d_model + shape.d_ff)
-    return (max(encoder + attention, step)) * itemsize
+    return 2 * max(encoder + attention, step) * itemsize
 
 
 def device_memory(device: Device) -> tuple[int, str, int]:

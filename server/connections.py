@@ -13,6 +13,7 @@ PING_MILLISECONDS, PONG_MILLISECONDS = 60_000, 20_000
 HANDSHAKE_MILLISECONDS = 20_000
 # Files beside connections: libraries, weights, the metrics port, what Python imports.
 OTHER_FILES = 256
+PENDING_CALLS = 1_000_000
 
 
 def server_options(config: ServerConfig) -> list[tuple[str, int]]:
@@ -23,6 +24,10 @@ def server_options(config: ServerConfig) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_allowed_incoming_connections", config.max_connections),
         ("grpc.max_concurrent_streams", config.max_concurrent_streams),
+        # Of a burst, gRPC would else refuse what is beyond a thousand, without a delay after which to try again: our
+        # queue is what refuses.
+        ("grpc.server.max_pending_requests", PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", PENDING_CALLS),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_MILLISECONDS),
         ("grpc.http2.min_ping_interval_without_data_ms", LEAST_PING_MILLISECONDS),
         ("grpc.keepalive_permit_without_calls", 1),

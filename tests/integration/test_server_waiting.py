@@ -1,5 +1,6 @@
 """What clients wait for in a server that is busy, and what it does for those who don't wait any more."""
 
+import json
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ import grpc
 import pytest
 from google.protobuf import duration_pb2
 
-from dragoman.local import LocalServer
+from dragoman.local import LocalServer, ServerStartError
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
 from tests.long_answers import lengthened
@@ -142,6 +143,22 @@ def test_a_batch_keeps_its_time_limit_behind_another_that_has_all_places(stub: A
     large.cancel()
 
 
+def test_a_large_batch_lets_small_requests_and_batches_through(stub: Any) -> None:
+    words = [pb.Input(text=word) for word in ("alpha", "beta", "gamma")]
+    alone = [stub.Generate(pb.GenerateRequest(input=word)).hypotheses[0].text for word in words]
+    large = stub.GenerateBatch.future(pb.GenerateBatchRequest(inputs=[WORD] * 9000))
+    time.sleep(0.2)
+    for _ in range(5):
+        batch = pb.GenerateBatchRequest(inputs=words)
+        items = stub.GenerateBatch(batch, timeout=PATIENCE).items
+        assert [item.response.hypotheses[0].text for item in items] == alone
+        for priority in (pb.PRIORITY_INTERACTIVE, pb.PRIORITY_BATCH):
+            single = pb.GenerateRequest(input=words[0], priority=priority)
+            assert stub.Generate(single, timeout=PATIENCE).hypotheses[0].text == alone[0]
+    assert not large.done()
+    large.cancel()
+
+
 def test_a_time_limit_ends_what_runs_with_what_there_is(stub: Any) -> None:
     request = long_request()
     request.options.time_limit.CopyFrom(FIFTH_SECOND)
@@ -209,3 +226,18 @@ def test_a_slow_reader_holds_up_nobody_and_gets_all_of_it_in_the_end(bundle: Pat
         assert "".join(message.text for message in messages) == final.text
         assert [token.id for message in messages for token in message.tokens] == [token.id for token in final.tokens]
         assert len(messages) < 1000, "what he lagged behind came together"
+
+
+def test_a_memory_budget_decides_the_rows_and_the_log_does_the_sum(bundle: Path, tmp_path: Path) -> None:
+    """A row of such long answers takes more than 100 MiB."""
+    log = tmp_path / "server.log"
+    arguments = ["--bundle", str(bundle), "--engines", "1", "--memory-budget", "1GiB", "--log-format", "json"]
+    with LocalServer(*arguments, log=log) as server:
+        rows = metric(server, "dragoman_rows")
+        assert 1 <= rows < 10
+        assert metric(server, "dragoman_cache_bytes") < 2**30
+    [told] = [json.loads(line)["sum"] for line in log.read_text().splitlines() if '"memory"' in line]
+    assert told.startswith("of the budget of 1.0 GiB ")
+    assert f"1 engine gets {rows:.0f} cache rows (what there is room for) of 117 MiB, together " in told
+    with pytest.raises(ServerStartError, match="not enough memory for even one cache row in 1 engine, 117 MiB: of the"):
+        LocalServer(*arguments[:-3], "100MB", log=log)

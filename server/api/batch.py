@@ -131,6 +131,8 @@ class Batch:
                 items[index] = pb.BatchItem(response=answer)
 
     async def _answer_in_turn(self, source: list[int]) -> pb.GenerateResponse | ApiError:
+        if not self._model.batch_room.free:  # it will have waited: to be refused then would come late
+            self._admitted = True
         times = [moment for moment in (self._request.deadline, self._request.time_limit) if moment is not None]
         placed = await self._share.take(min(times, default=None))
         try:

@@ -92,6 +92,24 @@ async def test_a_small_batch_is_answered_while_a_large_one_runs() -> None:
         await engines.until(0)
 
 
+async def test_a_batch_that_has_waited_for_a_place_is_not_refused_for_want_of_room() -> None:
+    engines = FakeEngines(automatic=False)
+    async with serve_fake(engines, window=1) as face:
+        first = face.stub.GenerateBatch(batch(1))
+        await engines.until(1)
+        second = face.stub.GenerateBatch(batch(1))
+        await asyncio.sleep(0.05)
+        engines.room = 0
+        engines.running[0].finish()
+        await first
+        await asyncio.sleep(0.05)
+        assert not second.done()
+        engines.room = 1
+        await engines.until(1)
+        engines.running[0].finish()
+        assert (await second).items[0].HasField("response")
+
+
 async def test_more_batches_than_there_can_be_places_for_are_refused() -> None:
     engines = FakeEngines(automatic=False)
     async with serve_fake(engines, window=2) as face:

@@ -105,7 +105,7 @@ class ConnectionOptions(_Options, title="Connections"):
         default=4096, ge=1, description="Connections open at once; one more is closed as it comes."
     )
     max_concurrent_streams: int = Field(
-        default=1000, ge=1, description="Calls at once on one connection; more wait in the client."
+        default=10_000, ge=1, description="Calls at once on one connection; more wait in the client."
     )
     max_connection_age_seconds: float | None = Field(
         default=None, gt=0, description="After so long a client must connect anew; by default never."

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -15,6 +15,7 @@ from dragoman.credentials import Tls, call_metadata, channel_credentials, channe
 from dragoman.errors import CallCancelledError, DragomanError, ItemError, NotFoundError, ServerError, from_rpc_error
 from dragoman.fields import Side, Source, Target
 from dragoman.messages import Call
+from dragoman.names import Metadata, named
 from dragoman.options import GenerateOptions
 from dragoman.pipeline import DEFAULT_IN_FLIGHT, Job, Pipeline
 from dragoman.results import HealthStatus, ModelInfo, Piece, RepositoryStatus, Result, ScoreResult, Token, VersionStatus
@@ -60,7 +61,7 @@ class AsyncClient:
         """As Client.generate_stream; iterate with `async for`."""
         call = messages.generate_stream(source, **options)
         return AsyncGenerationStream(
-            partial(self._stub.GenerateStream, metadata=self._metadata), call, self._attempts(timeout), self._address
+            self._stub.GenerateStream, call, self._attempts(timeout), self._address, self._metadata
         )
 
     async def generate_batch(
@@ -184,11 +185,12 @@ class AsyncClient:
         return call.parse(await self._send(self._method(call), call.request, self._attempts(timeout)))
 
     async def _send(self, method: Any, request: Any, attempts: Attempts) -> Any:
+        metadata = named(self._metadata, attempts.request_id)
         while True:
             try:
-                return await method(request, timeout=attempts.remaining(), metadata=self._metadata)
+                return await method(request, timeout=attempts.remaining(), metadata=metadata)
             except grpc.RpcError as error:
-                failure = from_rpc_error(error, self._address)
+                failure = from_rpc_error(error, self._address, attempts.request_id)
                 delay = attempts.delay_after(failure)
                 if delay is None:
                     raise failure from error
@@ -209,7 +211,9 @@ class AsyncClient:
                     reading.add_done_callback(lambda done: events.put_nowait((None, done)))
                 for job in pipeline.due():
                     call = self._stub.Generate(
-                        job.call.request, timeout=job.attempts.remaining(), metadata=self._metadata
+                        job.call.request,
+                        timeout=job.attempts.remaining(),
+                        metadata=named(self._metadata, job.attempts.request_id),
                     )
                     in_flight[job.index] = call
                     call.add_done_callback(lambda done, job=job: events.put_nowait((job, done)))
@@ -234,7 +238,7 @@ class AsyncClient:
                 try:
                     pipeline.answered(event, event.call.parse(await done))
                 except grpc.RpcError as error:
-                    pipeline.failed(event, from_rpc_error(error, self._address))
+                    pipeline.failed(event, from_rpc_error(error, self._address, event.attempts.request_id))
                 except DragomanError as error:
                     pipeline.failed(event, error)
         finally:
@@ -252,8 +256,16 @@ async def _asynchronous(sources: Iterable[Source]) -> AsyncIterator[Source]:
 class AsyncGenerationStream(AsyncIterator[Piece]):
     """As GenerationStream: iterate with `async for`; `await result()` gives the whole. To leave early: `cancel()`."""
 
-    def __init__(self, method: Any, call: Call[tuple[Piece, Result | None]], attempts: Attempts, address: str) -> None:
+    def __init__(
+        self,
+        method: Any,
+        call: Call[tuple[Piece, Result | None]],
+        attempts: Attempts,
+        address: str,
+        metadata: Metadata | None,
+    ) -> None:
         self._method = method
+        self._metadata = named(metadata, attempts.request_id)
         self._call = call
         self._attempts = attempts
         self._address = address
@@ -267,7 +279,7 @@ class AsyncGenerationStream(AsyncIterator[Piece]):
             try:
                 message = await self._stream.read()
             except grpc.RpcError as error:
-                failure = from_rpc_error(error, self._address)
+                failure = from_rpc_error(error, self._address, self._attempts.request_id)
                 # What has been handed on cannot be taken back, so only an unstarted stream is opened again.
                 delay = None if self._started else self._attempts.delay_after(failure)
                 if delay is None:
@@ -309,4 +321,4 @@ class AsyncGenerationStream(AsyncIterator[Piece]):
         self.cancel()
 
     def _open(self) -> Any:
-        return self._method(self._call.request, timeout=self._attempts.remaining())
+        return self._method(self._call.request, timeout=self._attempts.remaining(), metadata=self._metadata)

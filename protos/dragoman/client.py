@@ -3,7 +3,6 @@
 import queue
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -16,6 +15,7 @@ from dragoman.credentials import Tls, call_metadata, channel_credentials, channe
 from dragoman.errors import DragomanError, ItemError, NotFoundError, ServerError, from_rpc_error
 from dragoman.fields import Side, Source, Target
 from dragoman.messages import Call
+from dragoman.names import Metadata, named
 from dragoman.options import GenerateOptions
 from dragoman.pipeline import DEFAULT_IN_FLIGHT, Job, Pipeline
 from dragoman.results import HealthStatus, ModelInfo, Piece, RepositoryStatus, Result, ScoreResult, Token, VersionStatus
@@ -79,9 +79,7 @@ class Client:
         that tell its progress. Several hypotheses come mixed; `Piece.hypothesis` tells them apart.
         """
         call = messages.generate_stream(source, **options)
-        return GenerationStream(
-            partial(self._stub.GenerateStream, metadata=self._metadata), call, self._attempts(timeout), self._address
-        )
+        return GenerationStream(self._stub.GenerateStream, call, self._attempts(timeout), self._address, self._metadata)
 
     def generate_batch(
         self, sources: Iterable[Source], *, timeout: float | None = None, **options: Unpack[GenerateOptions]
@@ -223,11 +221,12 @@ class Client:
         return call.parse(self._send(self._method(call), call.request, self._attempts(timeout)))
 
     def _send(self, method: Any, request: Any, attempts: Attempts) -> Any:
+        metadata = named(self._metadata, attempts.request_id)
         while True:
             try:
-                return method(request, timeout=attempts.remaining(), metadata=self._metadata)
+                return method(request, timeout=attempts.remaining(), metadata=metadata)
             except grpc.RpcError as error:
-                failure = from_rpc_error(error, self._address)
+                failure = from_rpc_error(error, self._address, attempts.request_id)
                 delay = attempts.delay_after(failure)
                 if delay is None:
                     raise failure from error
@@ -247,7 +246,9 @@ class Client:
                         more = False
                 for job in pipeline.due():
                     future = self._stub.Generate.future(
-                        job.call.request, timeout=job.attempts.remaining(), metadata=self._metadata
+                        job.call.request,
+                        timeout=job.attempts.remaining(),
+                        metadata=named(self._metadata, job.attempts.request_id),
                     )
                     in_flight[job.index] = future
                     future.add_done_callback(lambda done, job=job: outcomes.put((job, done)))
@@ -265,7 +266,7 @@ class Client:
                 try:
                     pipeline.answered(job, job.call.parse(done.result()))
                 except grpc.RpcError as error:
-                    pipeline.failed(job, from_rpc_error(error, self._address))
+                    pipeline.failed(job, from_rpc_error(error, self._address, job.attempts.request_id))
                 except DragomanError as error:
                     pipeline.failed(job, error)
         finally:
@@ -276,8 +277,16 @@ class Client:
 class GenerationStream(Iterator[Piece]):
     """A streamed answer: iterate for its pieces; `result()` has the whole. To leave early: `cancel()`, or a `with`."""
 
-    def __init__(self, method: Any, call: Call[tuple[Piece, Result | None]], attempts: Attempts, address: str) -> None:
+    def __init__(
+        self,
+        method: Any,
+        call: Call[tuple[Piece, Result | None]],
+        attempts: Attempts,
+        address: str,
+        metadata: Metadata | None,
+    ) -> None:
         self._method = method
+        self._metadata = named(metadata, attempts.request_id)
         self._call = call
         self._attempts = attempts
         self._address = address
@@ -294,7 +303,7 @@ class GenerationStream(Iterator[Piece]):
                     raise ServerError("the stream ended without its last message", code="INTERNAL") from None
                 raise
             except grpc.RpcError as error:
-                failure = from_rpc_error(error, self._address)
+                failure = from_rpc_error(error, self._address, self._attempts.request_id)
                 # What has been handed on cannot be taken back, so only an unstarted stream is opened again.
                 delay = None if self._started else self._attempts.delay_after(failure)
                 if delay is None:
@@ -326,4 +335,4 @@ class GenerationStream(Iterator[Piece]):
         self.cancel()
 
     def _open(self) -> Any:
-        return self._method(self._call.request, timeout=self._attempts.remaining())
+        return self._method(self._call.request, timeout=self._attempts.remaining(), metadata=self._metadata)

@@ -8,8 +8,9 @@ from typing import Any
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
+from dragoman.names import REQUEST_ID
+
 _STATUS_DETAILS_KEY = "grpc-status-details-bin"
-_REQUEST_ID_KEY = "x-request-id"
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 # gRPC's words for a connection that never came about; the reason stands after the last colon.
 # Its words for what TLS may stumble over, and ours.
@@ -19,6 +20,8 @@ _TLS_REASONS = {
     "Hostname Verification": "the server's certificate is for another name",
     "is not in peer certificate": "the server's certificate is for another name",
 }
+# Of which the server's log may tell more; other failures say all themselves.
+_SERVER_FAULTS = {"INTERNAL", "UNKNOWN", "DATA_LOSS", "UNAVAILABLE", "DEADLINE_EXCEEDED"}
 _NO_CONNECTION = re.compile(r"failed to connect to all addresses|connections to all backends failing|errors resolving")
 
 
@@ -40,8 +43,8 @@ class DragomanError(Exception):
         code: the gRPC status code's name, such as "INVALID_ARGUMENT".
         violations: the fields that are wrong, where the server named them.
         retry_after: seconds after which the server wants to be asked again, where it said so.
-        request_id: the name that the call has in the server's log and traces, where the server answered. A traceback
-            shows it.
+        request_id: the name of the call in the server's log and traces; None where it can't have come there. A
+            traceback shows it where that may tell more.
     """
 
     code = "UNKNOWN"
@@ -153,24 +156,28 @@ def concerns_one_input(error: DragomanError) -> bool:
     return error.code in _CODES_OF_ONE_INPUT
 
 
-def from_rpc_error(error: Any, address: str) -> DragomanError:
-    """The exception for a grpc.RpcError (grpc or grpc.aio) of a call to `address`."""
+def from_rpc_error(error: Any, address: str, request_id: str | None = None) -> DragomanError:
+    """The exception for a grpc.RpcError (grpc or grpc.aio) of a call to `address`.
+
+    Args:
+        request_id: the name that it was sent with. The server may have given it another.
+    """
     status = status_pb2.Status()
-    request_id = None
     for key, value in error.trailing_metadata() or ():
         if key == _STATUS_DETAILS_KEY:
             status.ParseFromString(value)
-        elif key == _REQUEST_ID_KEY:
+        elif key == REQUEST_ID:
             request_id = value
     message = error.details() or ""
     if error.code() is grpc.StatusCode.UNAVAILABLE and _NO_CONNECTION.search(message):
-        message = f"no server can be reached at {address} ({_reason(message)})"
+        message, request_id = f"no server can be reached at {address} ({_reason(message)})", None
     elif error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and message == "Deadline Exceeded":
         message = "the timeout passed before the answer came"
     failure = _build(error.code(), message, status.details)
     if request_id is not None:
         failure.request_id = request_id
-        failure.add_note(f"the server logs this call as {request_id}")
+        if failure.code in _SERVER_FAULTS:
+            failure.add_note(f"request id: {request_id}")
     return failure
 
 

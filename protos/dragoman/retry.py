@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dragoman.errors import DragomanError, ResourceExhaustedError, UnavailableError
+from dragoman.names import new_request_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,9 @@ class Attempts:
         patient: refusals for want of room do not count as attempts: only the timeout ends them.
         clock: seconds, monotonic.
         chance: a number from 0 to 1 for the jitter.
+
+    Attributes:
+        request_id: name of the call, the same in all attempts.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class Attempts:
     ) -> None:
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout: expected more than 0 seconds, got {timeout}")
+        self.request_id = new_request_id()
         self._policy = policy
         self._patient = patient
         self._clock = clock

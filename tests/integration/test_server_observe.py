@@ -113,15 +113,13 @@ def test_a_call_that_fails_can_be_found_by_the_name_that_its_error_has(start_ser
         with pytest.raises(InvalidArgumentError) as wrong:
             client.generate("")
         with pytest.raises(DeadlineExceededError) as late:
-            client.generate(CANARY, max_new_tokens=48, min_new_tokens=48, timeout=0.004)
+            client.generate_batch([CANARY] * 5000, beam_size=8, min_new_tokens=40, max_new_tokens=40, timeout=1)
     assert server.stop() == 0
     lines = {entry["request_id"]: entry for entry in entries(server, "request")}
-    for failure in (wrong, late):
-        name = failure.value.request_id
-        assert name is not None
-        assert failure.value.__notes__ == [f"the server logs this call as {name}"]
     assert lines[wrong.value.request_id or ""]["code"] == "INVALID_ARGUMENT"
-    assert lines.get(late.value.request_id or "", {"code": "DEADLINE_EXCEEDED"})["code"] == "DEADLINE_EXCEEDED"
+    assert not hasattr(wrong.value, "__notes__")  # says all itself
+    assert lines[late.value.request_id or ""]["code"] in ("DEADLINE_EXCEEDED", "CANCELLED")
+    assert late.value.__notes__ == [f"request id: {late.value.request_id}"]
 
 
 def test_traces_reach_a_collector_with_every_phase_and_no_words(

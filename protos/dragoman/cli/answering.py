@@ -5,6 +5,7 @@ import os
 from collections.abc import AsyncIterator, Sequence
 
 from dragoman.aio import AsyncClient
+from dragoman.cli.common import sentence
 from dragoman.cli.layout import Layout
 from dragoman.cli.lines import STDIN, stdin_lines
 from dragoman.cli.output import complain, one_line, write, write_json
@@ -116,7 +117,7 @@ class Printer:
             write("\n")
         self._next()
         self.failures += 1
-        complain(f"{self._place()}{error}")
+        complain(f"{self._place()}{sentence(error)}")
 
     def _next(self, result: Result | None = None) -> None:
         self._number += 1

@@ -34,6 +34,11 @@ def connected(server: Server) -> "Iterator[Client]":
         yield client
 
 
+def sentence(error: Exception) -> str:
+    """What went wrong, with the name of the call where the server's log may tell more."""
+    return " ".join([str(error), *(f"({note})" for note in getattr(error, "__notes__", ()))])
+
+
 @contextmanager
 def reported() -> "Iterator[None]":
     """Turns what can go wrong outside our hands into one sentence and an exit status."""
@@ -43,7 +48,7 @@ def reported() -> "Iterator[None]":
         yield
         sys.stdout.flush()
     except (DragomanError, ValueError) as error:
-        typer.echo(f"dragoman: {error}", err=True)
+        typer.echo(f"dragoman: {sentence(error)}", err=True)
         raise typer.Exit(FAILED) from None
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None

@@ -15,7 +15,7 @@ GATHER_SECONDS = (
     0.02  # between two writes, so that a busy server wakes the thread fifty times a second and not for each
 )
 
-DRAIN_SECONDS = 2.0  # that a process which ends waits for its last lines to be read
+DRAIN_SECONDS = 1.0  # that a process which ends waits for its last lines to be read
 
 # A line with its end, or what makes one in the thread: several, or "" for none.
 Line = str | Callable[[], str]

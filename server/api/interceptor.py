@@ -137,7 +137,7 @@ class _Call:
         self.record = record_call(self._method, self._context.invocation_metadata(), RECEIVED.get())
         RECORD.set(self.record)
         if self._observer is not None:
-            self.record.tell = self._observer.told
+            self.record.tell = self._observer.ended
         self._context.set_trailing_metadata(((REQUEST_ID, self.record.id),))
         self._metrics.calls.begin(self._method)
         return self

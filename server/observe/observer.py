@@ -63,16 +63,15 @@ class Observer:
         self._window = Window(time.monotonic())
 
     def ended(self, record: CallRecord) -> None:
-        """Takes the record of a call that is over. For the event loop alone."""
+        """Takes the record of a call that is over, or of one of the requests of a call whose requests stream.
+
+        For the event loop alone.
+        """
         if record.method.startswith(PROBES):
             if not self._probes:
                 return
-        else:
+        elif not record.parts:  # those are counted by themselves; how long their stream was open tells nothing
             self._window.add(record)
-        self.told(record)
-
-    def told(self, record: CallRecord) -> None:
-        """As `ended`, for one of the requests of a call whose requests stream."""
         if self._wanted(record) or self._tracer is not None:
             now = time.time()
             self._lines.put(lambda: self._line(record, now - record.ended))

@@ -159,8 +159,5 @@ def record_part() -> Iterator[CallRecord]:
         raise
     finally:
         part.ended = monotonic()
-        whole.source_tokens += part.source_tokens
-        whole.target_tokens += part.target_tokens
-        whole.hypotheses += part.hypotheses
         if whole.tell is not None:
             whole.tell(part)

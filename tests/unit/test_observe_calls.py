@@ -88,6 +88,11 @@ async def test_each_request_of_a_stream_of_requests_has_a_line(face: Face, log: 
     assert {name: part["code"] for name, part in parts.items()} == {"theirs/1": "OK", "theirs/2": "INVALID_ARGUMENT"}
     assert parts["theirs/1"]["target_tokens"] == 3
     assert (whole["request_id"], whole["code"], whole["requests"]) == ("theirs", "OK", 2)
+    summing = asyncio.create_task(log.observer.summarize(0.01))
+    summary = (await log.entries(4))[3]
+    summing.cancel()
+    assert (summary["calls"], summary["not_ok"]) == (2, 1)  # the requests, and not their stream
+    assert summary["target_tokens_per_second"] > 0
 
 
 @pytest.mark.parametrize(

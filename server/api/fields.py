@@ -3,6 +3,8 @@
 import math
 from typing import NoReturn
 
+import numpy as np
+
 from dragoman.v1 import generation_pb2 as pb
 from server.api.errors import invalid
 
@@ -54,6 +56,9 @@ class Fields:
     ) -> float:
         """The field, or the default where it is absent.
 
+        A field has 32 bits, and gives 0.1 as 0.10000000149. What is taken is the shortest decimal that the field holds,
+        for that is what the client wrote.
+
         Args:
             low, high: what it must lie in.
             above, below: whether it must not be `low` or `high` itself.
@@ -63,10 +68,10 @@ class Fields:
         """
         if name not in self.given:
             return default
-        asked: float = getattr(self.options, name)
+        asked = float(str(np.float32(getattr(self.options, name))))
         inside = low <= asked <= high and not (above and asked == low) and not (below and asked == high)
         if not inside or math.isnan(asked):
             least = f"more than {low:g}" if above else f"at least {low:g}"
             most = f"less than {high:g}" if below else f"at most {high:g}"
-            self.refuse(name, f"is {asked:g}, but must be {least} and {most}")
+            self.refuse(name, f"is {asked:.9g}, but must be {least} and {most}")
         return asked

@@ -1,6 +1,5 @@
 """GenerationOptions and Details, checked: what a search is told, or why the request makes no sense."""
 
-import math
 import secrets
 from dataclasses import dataclass, replace
 
@@ -111,7 +110,7 @@ async def read_options(
             fields.refuse("num_hypotheses", f"is {num_hypotheses}, but there are only {choices} tokens to choose from")
     if beam and beam.early_stopping:
         least = 1 if options.alternatives else num_hypotheses
-        ends_at = math.floor(beam.patience * beam.beam_size + 0.5)
+        ends_at = beam.enough(beam.beam_size)
         if ends_at < least:
             problem = f"is {beam.patience:g}, so that the search would end with {ends_at} hypotheses, but {least}"
             fields.refuse("patience", f"{problem} are needed")

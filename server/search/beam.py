@@ -94,7 +94,7 @@ class BeamSearch:
         self._kept = min(self._wanted, self._width)
         self._quota = math.inf
         if beam.early_stopping:
-            self._quota = max(math.floor(beam.patience * self._width + 0.5), self._kept)
+            self._quota = max(beam.enough(self._width), self._kept)
         self._diversity = beam.diversity_penalty
         self._scoring = Scoring(beam, options.max_new_tokens)  # with the end token there are no more, nor without
 

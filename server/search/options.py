@@ -1,6 +1,8 @@
 """What a request wants of its search."""
 
+import math
 from dataclasses import dataclass
+from decimal import Decimal
 from enum import Enum
 
 
@@ -24,6 +26,13 @@ class BeamOptions:
     patience: float = 1.0
     groups: int = 1
     diversity_penalty: float = 0.5
+
+    def enough(self, width: int) -> int:
+        """How many hypotheses a beam of this width, all of it or a group, must have finished for `early_stopping`.
+
+        patience * width, halves rounded up; of the decimals, for 0.58 * 25 as floats is less than 14.5.
+        """
+        return math.floor(Decimal(str(self.patience)) * width + Decimal("0.5"))
 
 
 @dataclass(frozen=True, slots=True)

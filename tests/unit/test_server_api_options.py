@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from dragoman.inference import open_inference_pb2 as oip
 from dragoman.v1 import generation_pb2 as pb
 from server.api.errors import ApiError
+from server.api.inference.parameters import Parameters
 from server.api.limits import request_limits
 from server.api.options import Wanted, read_details, read_options, reseeded
 from server.api.text import TargetEncoder
@@ -170,6 +172,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"suppressed_sequences": [ids(A, B)] * 257}, "suppressed_sequences", "has 257 sequences, but at most 256"),
     ({"repetition_penalty": 0.0}, "repetition_penalty", "is 0, but must be at least 0.01 and at most 100"),
     ({"repetition_penalty": -1.0}, "repetition_penalty", "is -1, but must be"),
+    ({"repetition_penalty": 100.00001}, "repetition_penalty", "is 100.00001, but must be"),
     ({"repetition_penalty": NAN}, "repetition_penalty", "is nan, but must be"),
     ({"repetition_penalty": INFINITY}, "repetition_penalty", "is inf, but must be"),
     ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size", "is -1, but must be at least 0"),
@@ -297,6 +300,59 @@ async def test_what_makes_no_sense_is_refused_by_the_name_of_its_field(
 )
 async def test_what_makes_sense_becomes_a_search(options: dict[str, Any], expected: SearchOptions) -> None:
     assert await search(options) == expected
+
+
+# The bounds that the API documents as belonging to the range, none of which 32 bits hold exactly unless it is a whole
+# number, and what the search is told.
+BOUNDS: list[tuple[dict[str, Any], SearchOptions]] = [
+    ({"repetition_penalty": 0.01}, constrained(repetition_penalty=0.01)),
+    ({"repetition_penalty": 100}, constrained(repetition_penalty=100.0)),
+    ({"length_penalty": -10, **BEAM}, beam(length_penalty=-10.0)),
+    ({"length_penalty": 10, **BEAM}, beam(length_penalty=10.0)),
+    ({"coverage_penalty": 100, **BEAM}, beam(coverage_penalty=100.0)),
+    ({"early_stopping": True, "patience": 1000, **BEAM}, beam(early_stopping=True, patience=1000.0)),
+    ({"beam_groups": 2, "diversity_penalty": 100, **BEAM}, beam(groups=2, diversity_penalty=100.0)),
+    ({"sample": True, "seed": 1, "temperature": 0.001}, sampling(temperature=0.001)),
+    ({"sample": True, "seed": 1, "temperature": 1000}, sampling(temperature=1000.0)),
+    ({"sample": True, "seed": 1, "min_p": 1}, sampling(min_p=1.0)),
+]
+DECIMALS: list[tuple[dict[str, Any], SearchOptions]] = [
+    ({"length_penalty": 0.6, "coverage_penalty": 0.2, **BEAM}, beam(length_penalty=0.6, coverage_penalty=0.2)),
+    ({"early_stopping": True, "patience": 0.9, **BEAM}, beam(early_stopping=True, patience=0.9)),
+    ({"beam_groups": 2, "diversity_penalty": 0.7, **BEAM}, beam(groups=2, diversity_penalty=0.7)),
+    (
+        {"sample": True, "seed": 1, "temperature": 0.7, "top_p": 0.9, "min_p": 1e-6, "typical_p": 0.2},
+        sampling(temperature=0.7, top_p=0.9, min_p=1e-6, typical_p=0.2),
+    ),
+    ({"prefix": ids(A), "prefix_bias": 0.1}, constrained(prefix=(A,), prefix_bias=0.1)),
+    ({"repetition_penalty": 1.2}, constrained(repetition_penalty=1.2)),
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"), BOUNDS + DECIMALS, ids=lambda case: described(case) if isinstance(case, dict) else ""
+)
+async def test_numbers_are_those_that_the_client_wrote(options: dict[str, Any], expected: SearchOptions) -> None:
+    """Though their fields have 32 bits, which make 0.01 a little less, and 0.9 a little less or more."""
+    assert await search(options) == expected
+
+
+@pytest.mark.parametrize(
+    ("patience", "width", "enough"),
+    [(0.9, 5, 5), (0.7, 5, 4), (0.58, 25, 15), (0.5, 5, 3), (0.49, 5, 2), (1, 5, 5), (1e-6, 5, 0), (1000, 64, 64000)],
+)
+def test_halves_are_rounded_up(patience: float, width: int, enough: int) -> None:
+    assert BeamOptions(64, early_stopping=True, patience=patience).enough(width) == enough
+
+
+async def test_patience_and_bounds_hold_in_the_other_protocol_as_well() -> None:
+    decimals = {"repetition_penalty": 0.01, "patience": 0.9}
+    given = {"beam_size": oip.InferParameter(int64_param=5), "early_stopping": oip.InferParameter(bool_param=True)}
+    given |= {name: oip.InferParameter(double_param=value) for name, value in decimals.items()}
+    found = await read_options(Parameters(given).options, Wanted(), TARGET, LIMITS)
+    assert found.constraints.repetition_penalty == 0.01
+    assert found.beam
+    assert found.beam.enough(5) == 5
 
 
 def test_no_option_is_left_out_here() -> None:

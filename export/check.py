@@ -14,7 +14,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 from export.choices import check_choices
 from export.errors import ExportError
 from export.generate import greedy, within_limit
-from export.references import Reference, ScorerGraph, TorchReference
+from export.references import Reference, ScorerGraph, TorchReference, largest_difference
 from export.walk import Walk, draw_sources, limit, walk
 from server.bundle.load import Bundle
 from server.bundle.manifest import Manifest
@@ -145,8 +145,8 @@ def _check_scorer(
         actual = scorer.scores(sources, targets)
         single, exact = (trained.scores(model, sources, targets) for model in (trained.trained, trained.precise))
         for name, a, b, c in zip(worst, actual, single, exact, strict=True):
-            worst[name] = max(worst[name], float(np.nan_to_num(np.abs(a - c), nan=np.inf).max()))
-            rounding[name] = max(rounding[name], float(np.abs(b - c).max()))
+            worst[name] = max(worst[name], largest_difference(a, c))
+            rounding[name] = max(rounding[name], largest_difference(b, c))
     for name, difference in worst.items():
         allowed = limit(tolerance, rounding[name])
         if not difference <= allowed:

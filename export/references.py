@@ -18,6 +18,15 @@ from training.model import Transformer
 Floats = NDArray[np.float32]
 
 
+def largest_difference(a: NDArray[np.floating[Any]], b: NDArray[np.floating[Any]]) -> float:
+    """Infinite where one of two is, or where one is no number; two of the same infinity do not differ."""
+    different = a != b
+    difference = np.zeros(a.shape)
+    np.subtract(a, b, out=difference, where=different, dtype=np.float64)
+    largest = float(np.abs(difference).max(initial=0.0))
+    return largest if largest == largest else float("inf")
+
+
 class Reference(Protocol):
     """An uncached model.
 
@@ -64,7 +73,7 @@ class TorchReference:
         return self._forward(self.precise, sources, targets)
 
     def rounding(self, sources: Sequence[Sequence[int]], targets: NDArray[np.int64], exact: Floats) -> float:
-        return float(np.abs(self._forward(self.trained, sources, targets) - exact).max())
+        return largest_difference(self._forward(self.trained, sources, targets), exact)
 
     @torch.inference_mode()
     def _forward(self, model: Transformer, sources: Sequence[Sequence[int]], targets: NDArray[np.int64]) -> Floats:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from export.references import Reference
+from export.references import Reference, largest_difference
 from server.runtime.memory import Memory
 from server.runtime.model import Runtime
 
@@ -92,9 +92,7 @@ def walk(runtime: Runtime, reference: Reference, rows: int, longest: int) -> Wal
             distribution = np.empty(vocabulary, np.float32)
             distribution[scores.ids[row]] = scores.log_probabilities[row]
             actual = distribution if reference.whole else distribution[targets[i, position], None]
-            difference = float(np.abs(actual - expected[i, position]).max())
-            # NaN compares as not larger, and must not pass for none.
-            found.difference = max(found.difference, difference if difference == difference else float("inf"))
+            found.difference = max(found.difference, largest_difference(actual, expected[i, position]))
             found.compared += actual.size
             runtime.tokens[row, 0] = targets[i, position]
             runtime.positions[row] += 1

@@ -72,7 +72,8 @@ def convert(model: Transformer, tokens: SpecialTokens) -> PreTrainedModel:
     else:
         shape |= {"vocab_size": source_vocabulary, "decoder_vocab_size": target_vocabulary}
         theirs = MarianMTModel(MarianConfig(**shape, share_encoder_decoder_embeddings=False))
-    theirs.final_logits_bias.zero_()
+    forbidden = model.decoder.forbidden
+    theirs.final_logits_bias.copy_(torch.zeros(target_vocabulary) if forbidden is None else forbidden)
     offset = MBART_OFFSET if config.norm == "pre" else 0
     for half, ours in ((theirs.model.encoder, model.encoder), (theirs.model.decoder, model.decoder)):
         half.embed_tokens.weight.copy_(ours.embedding.tokens.weight)

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from training.checkpoint import average_checkpoints, checkpoint_steps, load_state
 from training.data.corpus import BadLines, Pair, read_pairs
 from training.data.prepare import DEV, SOURCE_TOKENIZER, TARGET_TOKENIZER, read_splits
-from training.data.tokenizers import PAD_ID, load_tokenizer
+from training.data.tokenizers import NEVER_WRITTEN, PAD_ID, load_tokenizer
 from training.errors import TrainingError
 from training.model import Transformer
 from training.recipe import ParallelFiles, Recipe, load_recipe
@@ -46,6 +46,9 @@ class Run:
 def load_run(path: Path) -> Run:
     """Reads a run: its averaged model, or where training has not ended the average of the checkpoints there are.
 
+    The model writes none of the special tokens but the end token: smoothed labels give them a little probability, but
+    no target has one, and they have no text.
+
     Raises:
         TrainingError: the directory holds no run, no checkpoint, or a damaged file.
     """
@@ -64,6 +67,7 @@ def load_run(path: Path) -> Run:
         weights, steps = average_checkpoints(path, steps)
     model = Transformer(recipe.model, source.get_vocab_size(), target.get_vocab_size(), PAD_ID)
     model.load_state_dict(weights)
+    model.decoder.forbid(NEVER_WRITTEN)
     return Run(path, recipe, source, target, model.eval(), _provenance(path, recipe, finished, steps))
 
 

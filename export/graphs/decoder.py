@@ -169,12 +169,12 @@ class DecoderStep(nn.Module):
             x = layer.residuals[2](x, layer.feed_forward)
         x = self.decoder.norm(x)
         assert step.query is not None
-        projection = self.decoder.projection.weight  # [vocabulary, d_model]
+        projection, bias = self.decoder.projection.weight, self.decoder.forbidden
         whole = Choice(rows, scales, k, edit_ids, edit_penalties, edit_offsets)
         short = Choice(short_rows, short_scales, short_k, short_edit_ids, short_edit_penalties, short_edit_offsets)
         return [
-            *choose(x, projection, whole),
-            *choose(x, projection, short, ShortList(short_list, short_columns, short_mask)),
+            *choose(x, projection, bias, whole),
+            *choose(x, projection, bias, short, ShortList(short_list, short_columns, short_mask)),
             look(step.query, cache[2], source_lengths, attention_rows),
             *step.written,
         ]

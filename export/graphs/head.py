@@ -52,7 +52,9 @@ class ShortList:
     mask: Tensor
 
 
-def choose(x: Tensor, projection: Tensor, choice: Choice, short: ShortList | None = None) -> list[Tensor]:
+def choose(
+    x: Tensor, projection: Tensor, bias: Tensor | None, choice: Choice, short: ShortList | None = None
+) -> list[Tensor]:
     """The most probable tokens of some rows.
 
     Edits come before the softmax, so what they forbid gives its probability to the rest: exact for the whole
@@ -61,6 +63,7 @@ def choose(x: Tensor, projection: Tensor, choice: Choice, short: ShortList | Non
     Args:
         x: hidden states [rows, d_model]
         projection: of hidden states to logits [vocabulary, d_model]
+        bias: of the logits [vocabulary]
         short: None for the whole vocabulary; else ids, edited ones too, are places in a row's own list.
 
     Returns:
@@ -74,9 +77,10 @@ def choose(x: Tensor, projection: Tensor, choice: Choice, short: ShortList | Non
     if not half:
         x = x * choice.scales
     if short is None:
-        logits = functional.linear(x, projection).float()  # [n, vocabulary]
+        logits = functional.linear(x, projection, bias).float()  # [n, vocabulary]
     else:
-        logits = functional.linear(x, projection.index_select(0, short.tokens)).float()  # [n, listed]
+        own_bias = None if bias is None else bias.index_select(0, short.tokens)
+        logits = functional.linear(x, projection.index_select(0, short.tokens), own_bias).float()  # [n, listed]
         logits = logits.gather(1, short.columns) + short.mask  # [n, own]
     if half:
         logits = logits * choice.scales

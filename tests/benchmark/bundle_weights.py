@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from server.bundle.load import Bundle
 from tests.benchmark.parts import decoder_layers, encoder_layers, last_norm, norms
+from training.data.tokenizers import NEVER_WRITTEN
 from training.model import ModelConfig, Transformer
 from training.model.layers import DecoderLayer, EncoderLayer
 
@@ -66,6 +67,7 @@ def load_model(bundle: Bundle) -> Transformer:
         raise UnreadableGraphError(
             f"{bundle.path}: the graphs are not those of the manifest's model: {error!r}"
         ) from None
+    model.decoder.forbid(NEVER_WRITTEN)  # as the exported one
     return model
 
 

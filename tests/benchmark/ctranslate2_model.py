@@ -59,6 +59,8 @@ def convert(model: Transformer, source_tokenizer: Tokenizer, target_tokenizer: T
     for decoder_layer, layer_spec in zip(decoder_layers(model), spec.decoder.layer, strict=True):
         _layer(layer_spec, decoder_layer)
     spec.decoder.projection.weight = _array(model.decoder.projection.weight)
+    if model.decoder.forbidden is not None:
+        spec.decoder.projection.bias = _array(model.decoder.forbidden)
 
     spec.register_source_vocabulary(vocabulary(source_tokenizer))
     spec.register_target_vocabulary(vocabulary(target_tokenizer))

@@ -52,7 +52,9 @@ def compare(shipped: Shipped, client: Client, ours: dict[str, Any], theirs: dict
 def largest_difference(ours: Any, theirs: Any, source: Tensor, target: Tensor) -> float:
     with one_thread():
         other = theirs(input_ids=source, attention_mask=(source != 0).long(), decoder_input_ids=target).logits
-        return float((ours(source, target) - other).abs().max())
+        mine = ours(source, target)
+        assert torch.equal(mine.isinf(), other.isinf()), "what is never written is so in both"
+        return float((mine - other)[mine.isfinite()].abs().max())
 
 
 def test_the_shipped_model_has_the_same_logits_there(shipped: Shipped) -> None:
@@ -129,7 +131,7 @@ def test_what_forbids_tokens_is_renormalised_there_only_on_request(
 
 
 def test_repetition_penalties_are_the_same_in_greedy_search_only(shipped: Shipped, shipped_client: Client) -> None:
-    """There the begin token is penalised as well, which moves log-probabilities a little; and beams multiply
+    """There the begin token is penalised as well, which does nothing to what is never written; and beams multiply
     log-probabilities, where greedy search divides or multiplies logits, as all searches do here.
     """
     penalty = {"repetition_penalty": 1.5}
@@ -139,7 +141,7 @@ def test_repetition_penalties_are_the_same_in_greedy_search_only(shipped: Shippe
         [answer.ids for answer in answers] for answers in theirs
     ]
     moved = [abs(one[0].score - other[0].score) for one, other in zip(ours, theirs, strict=True)]
-    assert TOLERANCE < max(moved) < 0.02
+    assert max(moved) < TOLERANCE
     for renormalize in (False, True):
         theirs_options = {**penalty, "renormalize_logits": renormalize}
         assert len(compare(shipped, shipped_client, penalty, theirs_options)) > len(FEWER_WORDS) / 2

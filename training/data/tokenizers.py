@@ -14,6 +14,7 @@ from training.recipe import TokenizerConfig
 PAD, UNKNOWN, BEGIN, END = "<pad>", "<unk>", "<s>", "</s>"
 SPECIAL_TOKENS = [PAD, UNKNOWN, BEGIN, END]
 PAD_ID, UNKNOWN_ID, BEGIN_ID, END_ID = range(4)
+NEVER_WRITTEN = (PAD_ID, UNKNOWN_ID, BEGIN_ID)  # by a model that is trained
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 
 

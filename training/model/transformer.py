@@ -1,5 +1,6 @@
 """The encoder-decoder Transformer ("Attention Is All You Need", Vaswani et al. 2017), assembled from its parts."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -72,6 +73,13 @@ class Decoder(nn.Module):
         )
         self.norm = nn.LayerNorm(config.d_model) if config.norm == "pre" else nn.Identity()
         self.projection = nn.Linear(config.d_model, vocabulary, bias=False)
+        self.forbidden: Tensor | None
+        self.register_buffer("forbidden", None, persistent=False)
+
+    def forbid(self, ids: Sequence[int]) -> None:
+        """Gives these tokens no probability from now on, since no target has them; for a model that is trained."""
+        self.forbidden = torch.zeros_like(self.projection.weight[:, 0])
+        self.forbidden[list(ids)] = -torch.inf
 
     def forward(
         self, target: Tensor, memory: Tensor, memory_mask: Tensor | None, *, return_weights: bool = False
@@ -93,7 +101,8 @@ class Decoder(nn.Module):
             x, layer_weights = layer(x, memory, memory_mask, return_weights=return_weights)
             if layer_weights is not None:
                 weights.append(layer_weights)
-        return self.projection(self.norm(x)), weights
+        logits = self.projection(self.norm(x))
+        return logits if self.forbidden is None else logits + self.forbidden, weights
 
 
 class Transformer(nn.Module):

@@ -57,7 +57,7 @@ def test_a_full_server_only_slows_the_answers(scripted: ScriptedServer) -> None:
 @pytest.mark.parametrize("options", [[], ["--stream"]])
 def test_bad_lines_are_reported_and_the_others_stay_aligned(scripted: ScriptedServer, options: list[str]) -> None:
     done = run("generate", *options, stdin=b"one\r\nbad\n\xff\xfeoops\n\nnul\0\n")
-    assert done.stdout == b"ONE\n\n\n\nNUL\0\n"
+    assert done.stdout == b"ONE\n\n\n\nNUL\\x00\n"
     assert done.returncode == 1
     second, third = done.stderr.decode().splitlines()
     assert second == "dragoman: line 2: input.text is bad"
@@ -87,6 +87,28 @@ def test_columns_and_line_breaks(scripted: ScriptedServer) -> None:
     assert run("generate", "--tokens", "ab").stdout == b"AB\tA B\n"
     assert run("generate", "--log-probabilities", "ab").stdout == b"AB\t-1.0000\tA(-0.5000) B(-0.5000)\n"
     assert run("generate", "a\nb").stdout == b"A\\nB\n"
+
+
+@pytest.mark.parametrize("options", [[], ["--stream"], ["-n", "2"], ["--tokens"], ["--stream", "--tokens"]])
+def test_control_characters_are_spelled_and_columns_kept(scripted: ScriptedServer, options: list[str]) -> None:
+    """An answer can neither begin a column or a line nor tell the terminal anything."""
+    text = "\t\x1b[31m\r\x7f\x9b\u2028\u2029 \u200d"
+    shown = r"\t\x1b[31M\r\x7f\x9b\u2028\u2029 " + "\u200d"
+    [line, *others] = run("generate", *options, text).stdout.decode().split("\n")
+    columns = line.split("\t")
+    before = 2 if "-n" in options else 0
+    assert len(columns) == before + 1 + ("--tokens" in options)
+    assert columns[before] == shown
+    assert others[-1] == ""
+    if "--tokens" in options:
+        assert columns[1].startswith(r"\t \x1b [ 3 1 M")
+    [found] = map(json.loads, run("generate", "--json", text).stdout.splitlines())
+    assert found["text"] == text.upper()
+
+
+def test_tokens_and_scores_have_control_characters_spelled(scripted: ScriptedServer) -> None:
+    assert run("tokenize", "a\t\x1b").stdout == b"97\ta\n9\t\\t\n27\t\\x1b\n"
+    assert run("score", "ab", "\t").stdout.endswith(b"\t\\t\n")
 
 
 def test_options_reach_the_server(scripted: ScriptedServer) -> None:

@@ -11,7 +11,8 @@ from dragoman.cli.server import Server, asks_server
 
 GENERATE_HELP = """Answer each TEXT, or each line of standard input: one answer a line, in order.
 
-Greedy, unless --beam-size or --sample says otherwise. Line breaks inside an answer are printed as \\n.
+Greedy, unless --beam-size or --sample says otherwise. Line breaks, tabs and other control characters inside an \
+answer are printed as \\n, \\t or \\x1b.
 
 What is asked for beside the text follows it, behind tabs: the log-probability; the tokens, with spaces between them, \
 as in A(-0.1250), or with --top-tokens A(-0.1250)|B(-2.5000)|C(-4.0000); the alignment.

@@ -42,7 +42,7 @@ def tokenize(
             write_json(token_objects(found))
         else:
             for token in found:
-                write_line(f"{token.id}\t{token.text}")
+                write_line(str(token.id), token.text)
 
 
 @asks_server(timeout=5.0)

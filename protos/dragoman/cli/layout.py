@@ -53,7 +53,7 @@ class Layout:
             parts.append(" ".join(_shown(each, self.log_probabilities) for each in hypothesis.tokens))
         if self.alignment:
             parts.append(_pairs(hypothesis.alignment))
-        return one_line("\t".join(parts))
+        return "\t".join(map(one_line, parts))
 
     def object(self, result: Result) -> dict[str, Any]:
         """The answer for JSON."""
@@ -102,14 +102,14 @@ class Layout:
         return token_objects(tokens, log_probabilities=self.log_probabilities)
 
 
-def score_line(target: str, found: TargetScore, *, tokens: bool) -> str:
-    """The line of a target: its log-probability, itself, and its tokens and alignment, where they were asked for."""
+def score_columns(target: str, found: TargetScore, *, tokens: bool) -> list[str]:
+    """A target's columns: its log-probability, itself, and its tokens and alignment, where they were asked for."""
     parts = [_number(found.log_probability), target]
     if tokens:
         parts.append(" ".join(_shown(each, True) for each in found.tokens))
     if found.alignment:
         parts.append(_pairs(found.alignment))
-    return "\t".join(parts)
+    return parts
 
 
 def scores_object(targets: Sequence[str], result: ScoreResult) -> dict[str, Any]:

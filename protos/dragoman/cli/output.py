@@ -8,6 +8,9 @@ from typing import Any
 
 from dragoman.results import Limits, ModelInfo, ModelState, RepositoryStatus, VersionStatus
 
+# Control characters, and the two others that end a line.
+_SPELLED = {code: repr(chr(code))[1:-1] for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)}
+
 
 def write(text: str) -> None:
     """Writes to standard output at once, so that a pipe's reader sees each answer when it is there."""
@@ -15,8 +18,8 @@ def write(text: str) -> None:
     sys.stdout.buffer.flush()
 
 
-def write_line(line: str) -> None:
-    write(one_line(line) + "\n")
+def write_line(*columns: str) -> None:
+    write("\t".join(map(one_line, columns)) + "\n")
 
 
 def write_json(value: Any) -> None:
@@ -31,8 +34,11 @@ def complain(message: str) -> None:
 
 
 def one_line(text: str) -> str:
-    """The text with its line breaks spelled, so that it stays on one line."""
-    return text.replace("\r", "\\r").replace("\n", "\\n")
+    """The text with its control characters spelled, as in "\\n", "\\t" and "\\x1b".
+
+    So it stays on one line and in one column, and a terminal shows it instead of doing what it says.
+    """
+    return text.translate(_SPELLED)
 
 
 def show_models(models: Sequence[ModelInfo]) -> None:

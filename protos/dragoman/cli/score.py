@@ -37,7 +37,7 @@ def score(
     if attention and not as_json:
         raise typer.BadParameter("--attention needs --json")
 
-    from dragoman.cli.layout import score_line, scores_object
+    from dragoman.cli.layout import score_columns, scores_object
     from dragoman.cli.output import write_json, write_line
 
     with connected(server) as client:
@@ -46,4 +46,4 @@ def score(
             write_json(scores_object(targets, result))
         else:
             for target, found in zip(targets, result.scores, strict=True):
-                write_line(score_line(target, found, tokens=tokens))
+                write_line(*score_columns(target, found, tokens=tokens))

@@ -3,7 +3,7 @@
 from dragoman.v1 import generation_pb2 as pb
 from server.api.errors import invalid
 from server.api.fields import Fields
-from server.api.text import TargetEncoder, TargetKind
+from server.api.text import TargetEncoder
 from server.search.options import Constraints
 
 
@@ -43,14 +43,14 @@ async def read_constraints(fields: Fields, target: TargetEncoder, limits: pb.Lim
 def choosable_tokens(constraints: Constraints, target: TargetEncoder) -> int:
     """How many tokens may be chosen at all, the end token not counted."""
     if constraints.vocabulary is None:
-        return target.vocabulary_size - 1 - len(constraints.suppressed)
+        return target.vocabulary_size - len(target.special.keys() | set(constraints.suppressed))
     return len(set(constraints.vocabulary).difference(constraints.suppressed)) - 1
 
 
 async def _prefix(options: pb.GenerationOptions, target: TargetEncoder) -> tuple[int, ...]:
     if not options.HasField("prefix"):
         return ()
-    [prefix] = await target.encode([options.prefix], ["options.prefix"], TargetKind())
+    [prefix] = await target.encode([options.prefix], ["options.prefix"])
     if len(prefix) >= target.max_tokens:
         field = "options.prefix.text" if options.prefix.HasField("text") else "options.prefix.token_ids.ids"
         problem = f"has {len(prefix)} tokens, which leaves none to generate of the model's limit of {target.max_tokens}"
@@ -79,7 +79,7 @@ async def _suppressed_sequences(
         problem = f"has {len(given)} sequences, but at most {limits.suppressed_sequences} can be suppressed"
         raise invalid("options.suppressed_sequences", problem)
     names = [f"options.suppressed_sequences[{index}]" for index in range(len(given))]
-    return await target.encode(given, names, TargetKind(special=True))
+    return await target.encode(given, names)
 
 
 def _stop_sequences(options: pb.GenerationOptions, limits: pb.Limits) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from server.api.answers import AnswerWriter
 from server.api.errors import invalid
 from server.api.options import Wanted, read_details, read_options
 from server.api.room import BatchRoom
-from server.api.text import SourceEncoder, TargetEncoder, TargetKind, is_text
+from server.api.text import SourceEncoder, TargetEncoder, is_text
 from server.bundle.load import Bundle
 from server.engine.requests import BeamProgress, Finished, GenerationRequest, Progress
 from server.engine.scorer import Scored, Target
@@ -159,7 +159,7 @@ class ServedModel:
             record.tokenize(1)
         source_ids = await self.source_ids(request.input, "input")
         names = [f"targets[{index}]" for index in range(count)]
-        parts = await self.target.encode(request.targets, names, TargetKind(whole=True, special=True))
+        parts = await self.target.encode(request.targets, names, whole=True)
         if request.attention:
             weights = len(source_ids) * sum(len(ids) + 1 for ids in parts)
             self._check_weights(weights, "attention", "ask for fewer targets at once")

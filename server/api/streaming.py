@@ -35,14 +35,14 @@ async def stream_answer(
                 yield pb.GenerateStreamResponse(progress=progress)
             else:
                 final = await model.answer(request, event, wanted)
-                # The first comes last, together with the whole.
-                for index, hypothesis in reversed(list(enumerate(final.hypotheses))):
+                last = len(final.hypotheses) - 1  # it comes together with the whole
+                for index, hypothesis in enumerate(final.hypotheses):
                     stream = streams[index]
                     text, tokens = stream.rest(hypothesis.text), hypothesis.tokens[stream.tokens :]
                     message = pb.GenerateStreamResponse(text=text, tokens=tokens, hypothesis=index)
-                    if index == 0:
+                    if index == last:
                         message.final.CopyFrom(final)
-                    if text or tokens or index == 0:
+                    if text or tokens or index == last:
                         yield message
     finally:
         generation.cancel()

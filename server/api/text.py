@@ -3,7 +3,6 @@
 import asyncio
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tokenizers import Encoding, Tokenizer
 
@@ -171,29 +170,17 @@ class SourceEncoder(TextEncoder):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class TargetKind:
-    """What a part of a target is given for.
-
-    Attributes:
-        whole: it may be nothing, and may have its end token.
-        special: it may have other special tokens, as what a model writes may.
-    """
-
-    whole: bool = False
-    special: bool = False
-
-
 class TargetEncoder(TextEncoder):
     """Checks and encodes what a model has written, shall write or shall not. Its limit does not count the end token."""
 
     async def encode(
-        self, inputs: Sequence[pb.Input], fields: Sequence[str], kind: TargetKind
+        self, inputs: Sequence[pb.Input], fields: Sequence[str], whole: bool = False
     ) -> list[tuple[int, ...]]:
         """Token ids of each input, without end token.
 
         Args:
             fields: the inputs' fields, for the error.
+            whole: they are targets, which may be empty and may have their end token; else parts of some.
 
         Raises:
             ApiError: one of them is not something that the model can write.
@@ -212,12 +199,12 @@ class TargetEncoder(TextEncoder):
                 self._check_known(encoding, given.text, field)
             else:
                 field, ids = f"{field}.token_ids.ids", list(given.token_ids.ids)
-                if len(ids) > self.max_tokens + kind.whole:  # before each is looked at
+                if len(ids) > self.max_tokens + whole:  # before each is looked at
                     raise self._too_long(f"{len(ids)} tokens", field)
-                self._check_ids(ids, field, kind)
-                if kind.whole and ids and ids[-1] == self.end:
+                self._check_ids(ids, field, whole)
+                if whole and ids and ids[-1] == self.end:
                     ids.pop()
-            if not ids and not kind.whole:
+            if not ids and not whole:
                 raise invalid(field, "is empty")
             if len(ids) > self.max_tokens:
                 raise self._too_long(f"{len(ids)} tokens", field)
@@ -229,14 +216,14 @@ class TargetEncoder(TextEncoder):
         if not 0 <= token < self.vocabulary_size:
             raise invalid(field, f"is {token}, but the target vocabulary has ids 0 to {self.vocabulary_size - 1}")
 
-    def _check_ids(self, ids: Sequence[int], field: str, kind: TargetKind) -> None:
+    def _check_ids(self, ids: Sequence[int], field: str, whole: bool) -> None:
         last = len(ids) - 1
         for index, token in enumerate(ids):
             self.check_id(token, f"{field}[{index}]")
             if token == self.end:
-                misplaced = not kind.whole or index < last
+                misplaced = not whole or index < last
             else:
-                misplaced = token in self.special and not kind.special
+                misplaced = token in self.special
             if misplaced:
                 raise invalid(f"{field}[{index}]", f"is {token}, the special token {self.special[token]}")
 

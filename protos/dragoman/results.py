@@ -213,7 +213,8 @@ class Piece:
     """A part of a streamed answer.
 
     Attributes:
-        text: what to append to the text of the hypothesis; may be empty. A beam search's comes whole, at the end.
+        text: what to append to the text of the hypothesis; may be empty. A beam search's comes whole, at the end, the
+            best hypothesis first.
         tokens: those decided since the last piece, where they were asked for.
         hypothesis: which one it belongs to, where there are several; the result has them in this order.
         progress: of a beam search that still runs.

@@ -178,6 +178,9 @@ async def test_streamed_pieces_and_tokens_are_those_of_the_unary_answer(
         assert [(each.tokens, each.running, each.finished) for each in told][:2] == [(1, 4, 0), (2, 4, 0)]
         last = len(messages) - len(answer.hypotheses)
         assert not any(message.text or message.tokens for message in messages[:last])
+        order = [message.hypothesis for message in messages if message.text or message.HasField("final")]
+        assert order == sorted(order)  # the best first
+        assert order[-1] == len(answer.hypotheses) - 1
     elif "stop" not in kind:
         assert len([message for message in messages if message.text]) > len(answer.hypotheses)
 

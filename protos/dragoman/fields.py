@@ -81,7 +81,7 @@ def flag(value: Any, name: str) -> bool:
 def duration(value: Any, name: str) -> duration_pb2.Duration:
     """Of seconds."""
     if not math.isfinite(value) or abs(value) > _DURATION_MAX_SECONDS:
-        raise ValueError(f"{name}: expected seconds, got {value}")
+        raise ValueError(f"{name}: expected more than 0 and at most {_DURATION_MAX_SECONDS} seconds, got {value}")
     message = duration_pb2.Duration()
     message.FromNanoseconds(round(value * 1e9))
     return message

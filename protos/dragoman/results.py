@@ -58,8 +58,8 @@ class Attention:
     """Where the tokens of a target look in the source, in every layer and head of the decoder.
 
     Attributes:
-        target_tokens: the target's tokens and its end token; a token's shares are what the model looked at when it
-            chose it.
+        target_tokens: the target's tokens and its end token or, where the answer was cut, what would have come next; a
+            token's shares are what the model looked at when it chose it.
         source_tokens: the tokens that the model read.
         weights: shares of attention, those of one target token over the source sum to 1. Flat, in the order of `shape`.
             An array of 32-bit floats, which `numpy.asarray(attention.weights).reshape(attention.shape)` does not copy.

@@ -157,8 +157,8 @@ def test_a_failure_of_all_lines_ends_the_work(scripted: ScriptedServer) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [
-        (["generate", "--address", "nowhere", "a"], 1, b"address: expected HOST:PORT, got 'nowhere'"),
-        (["generate", "--time-limit", "nan", "a"], 1, b"time_limit: expected seconds"),
+        (["generate", "--address", "nowhere", "a"], 2, b"address: expected HOST:PORT, got 'nowhere'"),
+        (["generate", "--time-limit", "nan", "a"], 2, b"time_limit: expected more than 0 and at most 315576000000 sec"),
         (["generate", "--max-new-tokens", "x", "a"], 2, b"max-new-tokens"),
         (["generate", "--timeout", "0", "a"], 2, b"timeout"),
         (["translate"], 2, b"translate"),

@@ -13,6 +13,7 @@ from dragoman.attention import draw
 from dragoman.attention.labels import label
 from dragoman.client import Client
 from dragoman.local import LocalServer
+from dragoman.results import FinishReason
 from tests.scripted_server import ScriptedServer
 
 START = "import sys; from dragoman.cli import main; {}; main()"
@@ -70,7 +71,7 @@ def test_a_wrong_name_is_refused_before_the_server_is_asked(
     scripted: ScriptedServer, arguments: list[str], message: str
 ) -> None:
     done = run(*arguments)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"dragoman: {message}\n")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"dragoman: {message}\n")
     assert scripted.calls == []
 
 
@@ -124,15 +125,21 @@ def test_a_servers_attention_is_drawn(tiny_server: LocalServer, tmp_path: Path) 
     with Client(tiny_server.address) as client:
         answer = client.generate("42", attention=True)
         scored = client.score("42", [answer.text], attention=True)
+        cut = client.generate("42", max_new_tokens=1, attention=True)
     assert answer.attention is not None
     own = draw(answer.attention, answer.source, answer.tokens)
     labels = [text.get_text() for text in own.figure().axes[0].get_yticklabels()]
     assert labels == [*(label(token.text) for token in answer.tokens), "(end)"]
     assert scored.scores[0].attention is not None
-    given = draw(scored.scores[0].attention, scored.source, scored.scores[0].tokens)
-    # What the command draws of this server is what Python draws.
-    for drawing, target in ((own, []), (given, [answer.text])):
+    given = draw(scored.scores[0].attention, scored.source, scored.scores[0].tokens[:-1])
+    assert [text.get_text() for text in given.figure().axes[0].get_yticklabels()] == labels
+    assert cut.finish_reason is FinishReason.LENGTH
+    assert cut.attention is not None
+    first = draw(cut.attention, cut.source, [cut.tokens[0].text, "(next)"])
+    # What the command draws of this server is what Python draws. The model's own answer and the same as a given target
+    # have the same rows; one that was cut has no end.
+    for drawing, arguments in ((own, []), (given, [answer.text]), (first, ["--max-new-tokens", "1"])):
         picture = tmp_path / "picture.png"
-        done = run("42", *target, "-o", picture, "--address", tiny_server.address)
+        done = run("42", *arguments, "-o", picture, "--address", tiny_server.address)
         assert (done.returncode, done.stderr) == (0, "")
         assert picture.read_bytes() == drawing.render("png")

@@ -202,9 +202,10 @@ def test_targets_are_scored(scripted: ScriptedServer) -> None:
         (["generate", "--prefix", "a", "--prefix-ids", "5", "a"], 2, "exclude each other"),
         (["generate", "--length-normalization", "wu", "a"], 2, "length"),
         (["generate", "--vocabulary", "no-such-file", "a"], 2, "no-such-file"),
-        (["generate", "--prefix-ids", "5 b", "a"], 1, 'dragoman: --prefix-ids: expected token ids, as in "5 17", got'),
-        (["generate", "--seed", "-1", "a"], 1, "dragoman: seed: -1 does not fit in 64 bits without a sign"),
-        (["generate", "--temperature", "nan", "a"], 1, "dragoman: temperature: expected a number of 32 bits, got nan"),
+        (["generate", "--prefix-ids", "5 b", "a"], 2, 'dragoman: --prefix-ids: expected token ids, as in "5 17", got'),
+        (["generate", "--seed", "-1", "a"], 2, "dragoman: seed: -1 does not fit in 64 bits without a sign"),
+        (["generate", "--temperature", "nan", "a"], 2, "dragoman: temperature: expected a number of 32 bits, got nan"),
+        (["models", "--cert", "x.pem"], 2, "--cert and --key need each other"),
     ],
 )
 def test_wrong_usage_is_one_sentence(scripted: ScriptedServer, arguments: list[str], status: int, says: str) -> None:
@@ -218,7 +219,7 @@ def test_a_shortlist_with_a_bad_line_is_named_with_its_place(scripted: ScriptedS
     shortlist = tmp_path / "shortlist"
     shortlist.write_text("4\nA\t5\n", encoding="utf-8")
     done = run("generate", "--vocabulary", str(shortlist), "a")
-    assert (done.returncode, done.stderr) == (1, f"dragoman: {shortlist}, line 2: expected a token id, got 'A'\n")
+    assert (done.returncode, done.stderr) == (2, f"dragoman: {shortlist}, line 2: expected a token id, got 'A'\n")
 
 
 def test_the_help_explains_every_option(monkeypatch: pytest.MonkeyPatch) -> None:

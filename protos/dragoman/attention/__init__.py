@@ -65,7 +65,8 @@ def draw(
     Args:
         attention: what the client returns, or made of other weights.
         source: its tokens, or their texts.
-        target: its tokens, or their texts; the end token may be left out.
+        target: its tokens, or their texts; the end token may be left out, and is "(end)" then. Where the answer was
+            cut, the row behind its tokens is of what would have come next: add a text that says so.
         layer: this layer only, counted from 0, or with -1 from the last; None for all.
         head: this head only, counted like that; None for all.
         grid: a heat map for each of these layers and heads, instead of one with their mean.

@@ -12,7 +12,8 @@ from dragoman.cli.server import Server, asks_server
 ATTENTION_HELP = """Draw the cross-attention of TARGET, or of the model's own answer, as an answer to SOURCE.
 
 A row for each token of the target, a column for each of the source: how much of its attention the model gave to the \
-one when it chose the other. Without --grid the mean of all layers and heads, or of those chosen.
+one when it chose the other. The last row is of the end token, "(end)"; of an answer that was cut, of what would have \
+come next, "(next)". Without --grid the mean of all layers and heads, or of those chosen.
 
 Needs matplotlib, which the extra `attention` brings.
 """
@@ -46,7 +47,8 @@ def attention(
 ) -> None:
     from dragoman.attention import MissingExtraError, check_format, check_installed, draw
     from dragoman.cli.output import complain
-    from dragoman.results import Hypothesis, TargetScore
+    from dragoman.errors import ServerError
+    from dragoman.results import FinishReason, Hypothesis, TargetScore
 
     with connected(server) as client:
         try:
@@ -56,17 +58,26 @@ def attention(
             raise typer.Exit(FAILED) from None
         kind = check_format(output)
         answer: Hypothesis | TargetScore
+        end = "(end)"
         if target is None:
             result = client.generate(source, model=model, max_new_tokens=max_new_tokens, attention=True)
             answer, tokens = result.best, result.source
+            # Of one that was cut, the last row is of what would have come next.
+            if answer.finish_reason is not FinishReason.EOS:
+                end = "(next)"
         else:
             scored = client.score(source, [target], model=model, attention=True)
             answer, tokens = scored.scores[0], scored.source
         if answer.attention is None:
-            raise ValueError("the server returned no attention")
+            raise ServerError("the server returned no attention", code="INTERNAL")
+        texts = [token.text for token in answer.tokens][: answer.attention.target_tokens - 1]
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            picture = draw(answer.attention, tokens, answer.tokens, layer=layer, head=head, grid=grid, theme=theme)
+            try:
+                picture = draw(answer.attention, tokens, [*texts, end], layer=layer, head=head, grid=grid, theme=theme)
+            except ValueError as error:  # it is the model that says which layers and heads there are
+                complain(str(error))
+                raise typer.Exit(FAILED) from None
             content = picture.render(kind)
         for warning in caught:
             complain(str(warning.message))

@@ -17,6 +17,7 @@ else:
     from contextlib import contextmanager
 
 FAILED = 1
+WRONG_USAGE = 2  # as for what typer itself refuses
 INTERRUPTED = 130  # 128 + SIGINT
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 
@@ -41,7 +42,10 @@ def sentence(error: Exception) -> str:
 
 @contextmanager
 def reported() -> "Iterator[None]":
-    """Turns what can go wrong outside our hands into one sentence and an exit status."""
+    """Turns what can go wrong outside our hands into one sentence and an exit status.
+
+    A ValueError is wrong usage: so the client refuses what can't be sent, before any call.
+    """
     from dragoman.errors import DragomanError
 
     try:
@@ -49,7 +53,7 @@ def reported() -> "Iterator[None]":
         sys.stdout.flush()
     except (DragomanError, ValueError) as error:
         typer.echo(f"dragoman: {sentence(error)}", err=True)
-        raise typer.Exit(FAILED) from None
+        raise typer.Exit(FAILED if isinstance(error, DragomanError) else WRONG_USAGE) from None
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     except OSError as error:

@@ -1,6 +1,7 @@
 """What comes back on request, over engines that turn words around."""
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -60,16 +61,23 @@ async def test_a_large_answer_is_written_beside_the_event_loop(monkeypatch: pyte
 
     async with serve_fake(FakeEngines(results=long)) as face:
         request = ask("ab", pb.Details(top_tokens=20), sample=True, seed=1, num_hypotheses=8)
-        call = asyncio.ensure_future(face.stub.Generate(request))
-        turns = []
-        while not call.done():
-            before = time.thread_time()  # not the clock's time: other processes may have the CPU
-            await asyncio.sleep(0)
-            turns.append(time.thread_time() - before)
-        large = await call
-        assert max(turns) < 0.03  # to write it takes several times as long
+
+        async def answer_and_longest_turn() -> tuple[pb.GenerateResponse, float]:
+            call = asyncio.ensure_future(face.stub.Generate(request))
+            gc.collect()  # or it may come in the middle of a turn
+            turns = []
+            while not call.done():
+                before = time.thread_time()  # not the clock's time: other processes may have the CPU
+                await asyncio.sleep(0)
+                turns.append(time.thread_time() - before)
+            return await call, max(turns)
+
+        beside = [await answer_and_longest_turn() for _ in range(3)]
         monkeypatch.setattr("server.api.model.INLINE_TOKENS", 10**6)
-        assert await face.stub.Generate(request) == large
+        inline = [await answer_and_longest_turn() for _ in range(3)]
+        large = beside[0][0]
+        assert all(answer == large for answer, _ in [*beside, *inline])
+        assert min(turn for _, turn in beside) < min(turn for _, turn in inline) / 2
         assert len(large.hypotheses[7].tokens[499].alternatives) == 20
 
 

@@ -1,11 +1,13 @@
 """From what a request wants to the search that finds it."""
 
+from functools import cache
+
 from server.bundle.manifest import SpecialTokens
 from server.search.base import Search
 from server.search.beam import BeamSearch
 from server.search.constraints import TokenRules
 from server.search.fork import Fork
-from server.search.options import SearchOptions
+from server.search.options import UNCONSTRAINED, SearchOptions
 from server.search.sequence import SequenceSearch
 from server.search.stopping import StopTracker
 from server.text.stream import TargetDecoder
@@ -25,9 +27,16 @@ def make_search(options: SearchOptions, tokens: SpecialTokens, vocabulary_size: 
     return _make_one(options, tokens.end, vocabulary_size, decoder, 0)
 
 
+@cache
+def _unconstrained(end: int) -> TokenRules:
+    """For most requests, which need not make their own."""
+    return TokenRules(UNCONSTRAINED, end)
+
+
 def _make_one(options: SearchOptions, end: int, vocabulary_size: int, decoder: TargetDecoder, index: int) -> Search:
     """Of the samples or alternatives, that of this index; without such, the only one."""
-    rules = TokenRules(options.constraints, end)
+    free = options.constraints is UNCONSTRAINED
+    rules = _unconstrained(end) if free else TokenRules(options.constraints, end)
     stops = StopTracker(decoder, options.constraints) if options.constraints.stop_sequences else None
     if options.beam is None:
         return SequenceSearch(options, end, vocabulary_size, rules, stops, index)

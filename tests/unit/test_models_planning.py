@@ -1,5 +1,6 @@
 """What is loaded and let go, for whatever there is and whatever is wanted."""
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 import pytest
@@ -169,7 +170,7 @@ def test_plans_come_to_an_end_and_serve_what_is_wanted(
             assert settings.choice.versions & sound <= served
         # What is wanted and sound is served as it lies there now, not as it was. (What is not wanted goes on as it is
         # where nothing takes its place.)
-        wanted = found.keys()
+        wanted: Set[str] = found.keys()
         if isinstance(settings.choice, Pinned):
             wanted = settings.choice.versions | set(settings.aliases.values()) | orders.extra
         for version in served & sound & wanted:

@@ -7,6 +7,7 @@ from server.engine.requests import FinishReason
 
 DropReason = Literal["expired", "cancelled", "failed"]
 Phase = Literal["waiting", "running"]
+DeviceErrorKind = Literal["out_of_memory", "other"]
 
 
 class EngineMetrics(Protocol):
@@ -32,6 +33,9 @@ class EngineMetrics(Protocol):
 
     def dropped(self, reason: DropReason, phase: Phase) -> None:
         """A request ended without an answer."""
+
+    def device_error(self, kind: DeviceErrorKind) -> None:
+        """A graph failed to run, with all the requests that took part."""
 
     def queue(self, waits: Callable[[], tuple[int, int]]) -> None:
         """How to learn, from any thread, how many requests wait for any engine, and their source tokens."""

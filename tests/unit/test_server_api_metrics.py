@@ -44,6 +44,7 @@ def test_engine_reports_are_exposed() -> None:
     engine.finished(FinishReason.EOS, 5, 7, 0.01)
     engine.finished(FinishReason.LENGTH, 4, 8, 0.02)
     engine.dropped("expired", "waiting")
+    engine.device_error("out_of_memory")
     metrics.model("m").scored(0.001, rows=3, target_tokens=21)
     engine.state(0, running=2, slots=32)
     engine.state(1, running=1, slots=32)
@@ -64,6 +65,8 @@ def test_engine_reports_are_exposed() -> None:
     assert value(metrics, "dragoman_finishes_total", reason="length") == 1
     assert value(metrics, "dragoman_finishes_total", reason="time_limit") == 0
     assert value(metrics, "dragoman_drops_total", reason="expired", phase="waiting") == 1
+    assert value(metrics, "dragoman_device_errors_total", kind="out_of_memory") == 1
+    assert value(metrics, "dragoman_device_errors_total", kind="other") == 0
     assert value(metrics, "dragoman_requests_waiting") == 5
     assert value(metrics, "dragoman_queue_tokens") == 31
     assert value(metrics, "dragoman_score_seconds_count") == 1
@@ -100,6 +103,22 @@ def test_what_was_said_of_a_version_goes_with_it() -> None:
     metrics.unloaded("m", "2", anew)
     metrics.forget("m")
     assert 'model="m"' not in generate_latest(metrics.registry).decode()
+
+
+def test_workers_are_told_of_with_a_zero_for_every_reason() -> None:
+    metrics = ServerMetrics()
+
+    def of(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(name, {"worker": "0", **labels})
+
+    metrics.worker_up("0", True)
+    assert (of("dragoman_worker_up"), of("dragoman_worker_restarts_total", reason="hung")) == (1, 0)
+    metrics.worker_up("0", False)
+    metrics.worker_restarted("0", "died")
+    assert of("dragoman_worker_up") == 0
+    assert [of("dragoman_worker_restarts_total", reason=reason) for reason in ("died", "hung", "errors")] == [1, 0, 0]
+    metrics.worker_gone("0")
+    assert 'worker="0"' not in generate_latest(metrics.registry).decode()
 
 
 def test_reports_of_several_engines_at_once_all_count() -> None:
@@ -146,6 +165,7 @@ async def test_the_page_parses_and_keeps_to_the_rules() -> None:
     assert {family.name.split("_")[0] for family in families} <= {"dragoman", "process", "python"}
     assert "no such model" not in page
     allowed = {"model", "version", "method", "code", "reason", "phase", "engine", "device", "precision", "le"}
+    allowed |= {"kind", "worker"}
     for family in ours:
         assert family.documentation
         assert family.type != "unknown", family.name

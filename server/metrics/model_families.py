@@ -1,0 +1,153 @@
+"""What is told of models: each function makes one metric of what was counted of all of them."""
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from server.metrics.histogram import Histogram, Labels
+from server.metrics.model import ModelMetrics
+
+Models = dict[tuple[str, str], ModelMetrics]
+Samples = Callable[[ModelMetrics], Iterable[tuple[Labels, float]]]
+
+
+def _unit(name: str) -> str:
+    """Of a metric, as OpenMetrics wants it told beside the name that ends with it; "" for mere counts."""
+    last = name.rpartition("_")[2]
+    return last if last in ("seconds", "bytes", "tokens", "rows") else ""
+
+
+def _histogram(name: str, text: str, get: Callable[[ModelMetrics], Histogram]) -> Callable[[Models], Metric]:
+    def collect(models: Models) -> Metric:
+        family = HistogramMetricFamily(name, text, labels=["model", "version"], unit=_unit(name))
+        for model, metrics in list(models.items()):
+            with metrics.lock:
+                get(metrics).write(family, model)
+        return family
+
+    return collect
+
+
+def _numbers(
+    kind: type[CounterMetricFamily] | type[GaugeMetricFamily], name: str, text: str, labels: Labels, get: Samples
+) -> Callable[[Models], Metric]:
+    def collect(models: Models) -> Metric:
+        family = kind(name, text, labels=["model", "version", *labels], unit=_unit(name))
+        for model, metrics in list(models.items()):
+            with metrics.lock:
+                samples = list(get(metrics))
+            for values, number in samples:
+                family.add_metric((*model, *values), number)
+        return family
+
+    return collect
+
+
+MODEL_FAMILIES = [
+    _histogram("dragoman_queue_seconds", "From arrival to a cache row", lambda m: m.queue_seconds),
+    _histogram("dragoman_first_token_seconds", "From arrival to the first token", lambda m: m.first_token_seconds),
+    _histogram("dragoman_inter_token_seconds", "Between two tokens of a row", lambda m: m.inter_token_seconds),
+    _histogram("dragoman_generation_seconds", "From arrival to the answer", lambda m: m.generation_seconds),
+    _histogram("dragoman_encode_seconds", "One run of the encoder", lambda m: m.encode_seconds),
+    _histogram("dragoman_encode_rows", "Rows of an encoder run", lambda m: m.encode_rows),
+    _histogram("dragoman_step_seconds", "One decode step", lambda m: m.step_seconds),
+    _histogram("dragoman_step_rows", "Rows of a decode step", lambda m: m.step_rows),
+    _numbers(
+        CounterMetricFamily,
+        "dragoman_branch_seconds",
+        "Copying of cache rows between steps, where hypotheses branch",
+        (),
+        lambda m: [((), m.branch_seconds)],
+    ),
+    _numbers(
+        CounterMetricFamily,
+        "dragoman_branch_rows",
+        "Cache rows copied where hypotheses branch",
+        (),
+        lambda m: [((), m.branch_rows)],
+    ),
+    _histogram("dragoman_score_seconds", "One run of the scorer", lambda m: m.score_seconds),
+    _histogram("dragoman_score_rows", "Targets of a scorer run", lambda m: m.score_rows),
+    _histogram("dragoman_source_length_tokens", "Source tokens of an answered request", lambda m: m.source_length),
+    _histogram("dragoman_target_length_tokens", "Target tokens of an answered request", lambda m: m.target_length),
+    _numbers(
+        CounterMetricFamily,
+        "dragoman_source_tokens",
+        "Source tokens encoded, padding not counted",
+        (),
+        lambda m: [((), m.encoded_tokens)],
+    ),
+    _numbers(
+        CounterMetricFamily,
+        "dragoman_target_tokens",
+        "Target tokens of answered requests",
+        (),
+        lambda m: [((), m.target_length.sum)],
+    ),
+    _numbers(
+        CounterMetricFamily,
+        "dragoman_scored_tokens",
+        "Target tokens scored, end tokens included, padding not counted",
+        (),
+        lambda m: [((), m.scored_tokens)],
+    ),
+    _numbers(
+        CounterMetricFamily,
+        "dragoman_padding_tokens",
+        "Padding in encoder batches, for which attention alone computes anything",
+        (),
+        lambda m: [((), m.padding_tokens)],
+    ),
+    _numbers(
+        CounterMetricFamily,
+        "dragoman_finishes",
+        "Answered requests by finish reason",
+        ("reason",),
+        lambda m: [((reason.value,), count) for reason, count in m.finishes.items()],
+    ),
+    _numbers(
+        CounterMetricFamily,
+        "dragoman_drops",
+        "Accepted requests that ended without an answer",
+        ("reason", "phase"),
+        lambda m: list(m.drops.items()),
+    ),
+    _numbers(
+        CounterMetricFamily,
+        "dragoman_device_errors",
+        "Runs of a graph that failed",
+        ("kind",),
+        lambda m: [((kind,), count) for kind, count in m.device_errors.items()],
+    ),
+    _numbers(
+        GaugeMetricFamily, "dragoman_requests_waiting", "Requests in the queue", (), lambda m: [((), m.waits()[0])]
+    ),
+    _numbers(
+        GaugeMetricFamily,
+        "dragoman_queue_tokens",
+        "Source tokens of the requests in the queue",
+        (),
+        lambda m: [((), m.waits()[1])],
+    ),
+    _numbers(
+        GaugeMetricFamily,
+        "dragoman_rows_running",
+        "Cache rows in use",
+        ("engine",),
+        lambda m: [((str(engine),), running) for engine, (running, _) in list(m.engines.items())],
+    ),
+    _numbers(
+        GaugeMetricFamily,
+        "dragoman_rows",
+        "Cache rows there are",
+        ("engine",),
+        lambda m: [((str(engine),), slots) for engine, (_, slots) in list(m.engines.items())],
+    ),
+    _numbers(
+        GaugeMetricFamily,
+        "dragoman_cache_bytes",
+        "Memory of the cache pool",
+        ("engine",),
+        lambda m: [((str(engine),), size) for engine, size in list(m.cache_bytes.items())],
+    ),
+]

@@ -1,0 +1,67 @@
+{{/* What values.schema.json can't say: how values go together. Each sentence names the value to change. */}}
+{{- define "dragoman.check" -}}
+{{- $v := .Values -}}
+{{- $setBy := dict
+      "host" "the pod listens on all of its addresses"
+      "port" "set service.port"
+      "metrics_port" "set metrics.port"
+      "bundle" "set models.source"
+      "model_repository" "set models.source and models.repository"
+      "device" "set gpus"
+      "tls_cert" "set tls.secretName"
+      "tls_key" "set tls.secretName"
+      "tls_client_ca" "set tls.clientAuthoritySecretName"
+      "api_keys" "set apiKeys.secretName" -}}
+{{- range $option, $instead := $setBy -}}
+{{- if hasKey $v.config $option -}}
+{{- fail (printf "config.%s is for the chart to set: %s" $option $instead) -}}
+{{- end -}}
+{{- end -}}
+{{- if eq (int $v.service.port) (int $v.metrics.port) -}}
+{{- fail (printf "service.port and metrics.port are both %d; gRPC and metrics need a port each" (int $v.metrics.port)) -}}
+{{- end -}}
+{{- if and (eq $v.models.source "shipped") $v.models.repository -}}
+{{- fail "models.repository is true, but the model that is in the image (models.source: shipped) is one bundle" -}}
+{{- end -}}
+{{- if and (eq $v.models.source "claim") (not $v.models.claim.name) -}}
+{{- fail "models.claim.name is empty; with models.source: claim it must name a PersistentVolumeClaim" -}}
+{{- end -}}
+{{- if eq $v.models.source "artifact" -}}
+{{- if not $v.models.artifact.reference -}}
+{{- fail "models.artifact.reference is empty; with models.source: artifact it must name an image, such as registry.example/model:1" -}}
+{{- end -}}
+{{- if semverCompare "<1.33.0-0" .Capabilities.KubeVersion.Version -}}
+{{- fail (printf "models.source is artifact, but Kubernetes %s can't mount images; 1.35 can, and 1.33 with the feature gate ImageVolume" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- end -}}
+{{- if eq $v.models.source "initContainer" -}}
+{{- if not $v.models.initContainer.image -}}
+{{- fail "models.initContainer.image is empty; with models.source: initContainer it must name the image that fetches the model" -}}
+{{- end -}}
+{{- if and $v.networkPolicy.enabled (not $v.networkPolicy.egress) -}}
+{{- fail "networkPolicy.egress is empty, so that models.initContainer could fetch nothing; say where it may connect to, or set networkPolicy.enabled to false" -}}
+{{- end -}}
+{{- end -}}
+{{- if and $v.config.tracing $v.networkPolicy.enabled (not $v.networkPolicy.egress) -}}
+{{- fail "networkPolicy.egress is empty, so that no traces could be sent; say where the collector is, or set networkPolicy.enabled to false" -}}
+{{- end -}}
+{{- if and $v.tls.clientAuthoritySecretName (not $v.tls.secretName) -}}
+{{- fail "tls.clientAuthoritySecretName needs tls.secretName: clients can show certificates only to a server that has one" -}}
+{{- end -}}
+{{- if and $v.tls.secretName (eq (toString $v.probes.protocol) "grpc") -}}
+{{- fail "probes.protocol is grpc, but the kubelet's gRPC probes don't speak the TLS of tls.secretName; take http, or null" -}}
+{{- end -}}
+{{- $needed := include "dragoman.stoppingSeconds" . | int -}}
+{{- if lt (include "dragoman.graceSeconds" . | int) $needed -}}
+{{- fail (printf "terminationGracePeriodSeconds is %d, but stopping may take %d s: config.drain_delay_seconds, config.drain_seconds and 10; set it to null, or make those shorter" (int $v.terminationGracePeriodSeconds) $needed) -}}
+{{- end -}}
+{{- if and (ne $v.autoscaling.by "none") (lt (int $v.autoscaling.maxReplicas) (int $v.autoscaling.minReplicas)) -}}
+{{- fail (printf "autoscaling.maxReplicas is %d, less than autoscaling.minReplicas, which is %d" (int $v.autoscaling.maxReplicas) (int $v.autoscaling.minReplicas)) -}}
+{{- end -}}
+{{- if and (eq $v.autoscaling.by "keda") (not $v.autoscaling.keda.serverAddress) -}}
+{{- fail "autoscaling.keda.serverAddress is empty; with autoscaling.by: keda it must be the address of Prometheus" -}}
+{{- end -}}
+{{- if and $v.grpcRoute.enabled (not $v.grpcRoute.parentRefs) -}}
+{{- fail "grpcRoute.parentRefs is empty; a route must name the Gateway that it belongs to" -}}
+{{- end -}}
+{{- end -}}

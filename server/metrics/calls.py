@@ -29,22 +29,24 @@ class CallMetrics:
             self.seconds[method] = Histogram(REQUEST_SECONDS)
 
     def end(self, method: str, code: str, seconds: float) -> None:
-        self.in_flight[method] -= 1
         self.requests[method, code] = self.requests.get((method, code), 0) + 1
         self.seconds[method].observe(seconds)
+        self.in_flight[method] -= 1  # last: who sees none in flight sees all of them counted
 
     def running(self, *services: str) -> int:
         """Calls of some services that run now."""
         return sum(count for method, count in self.in_flight.items() if method.partition("/")[0] in services)
 
     def collect(self) -> Iterable[Metric]:
-        requests = CounterMetricFamily("dragoman_requests", "Calls that ended", labels=["method", "code"])
-        in_flight = GaugeMetricFamily("dragoman_requests_in_flight", "Calls that run", labels=["method"])
+        requests = CounterMetricFamily(
+            "dragoman_requests", "Calls that ended, by gRPC status code", labels=["method", "code"]
+        )
+        in_flight = GaugeMetricFamily("dragoman_requests_in_flight", "Calls that run now", labels=["method"])
         seconds = HistogramMetricFamily(
             "dragoman_request_seconds", "From a call's arrival to its last message", labels=["method"], unit="seconds"
         )
         rejections = CounterMetricFamily(
-            "dragoman_rejections", "Requests and batch items refused before an engine", labels=["reason"]
+            "dragoman_rejections", "Requests and batch items refused before an engine saw them", labels=["reason"]
         )
         for labels, count in list(self.requests.items()):
             requests.add_metric(labels, count)

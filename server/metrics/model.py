@@ -96,3 +96,11 @@ class ModelMetrics:
 
     def cache(self, engine: int, bytes_: int) -> None:
         self.cache_bytes[engine] = bytes_
+
+    def cache_used_bytes(self) -> dict[int, int]:
+        """By engine: the rows in use are that share of its pool."""
+        return {
+            engine: self.cache_bytes.get(engine, 0) * running // slots
+            for engine, (running, slots) in list(self.engines.items())
+            if slots
+        }

@@ -12,6 +12,8 @@ from prometheus_client.registry import Collector
 
 from server.api.errors import Rejection
 from server.metrics.calls import CallMetrics
+from server.metrics.gpus import GpuMetrics
+from server.metrics.memory import MemoryMetrics
 from server.metrics.model import ModelMetrics
 from server.metrics.model_families import MODEL_FAMILIES
 from server.metrics.workers import RestartReason, WorkerMetrics
@@ -42,9 +44,16 @@ class ServerMetrics(Collector):
         self._models: dict[tuple[str, str], ModelMetrics] = {}  # by name and version
         self._loads: dict[tuple[str, str], _Load] = {}
         self._load_failures: dict[str, int] = {}
-        build = Gauge("dragoman_build_info", "Versions", ["version", "onnxruntime", "python"], registry=self.registry)
+        build = Gauge(
+            "dragoman_build_info",
+            "Versions of the server, of ONNX Runtime and of Python",
+            ["version", "onnxruntime", "python"],
+            registry=self.registry,
+        )
         build.labels(version("dragoman"), onnxruntime.__version__, platform.python_version()).set(1)
         self.registry.register(self)
+        self.registry.register(MemoryMetrics())
+        self.registry.register(GpuMetrics())
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
 
@@ -80,9 +89,13 @@ class ServerMetrics(Collector):
         """A request, or an item of a batch, was refused. For the event loop alone."""
         self.calls.rejections[reason] += 1
 
-    def worker_up(self, worker: str, up: bool) -> None:
-        """A worker process runs, or does not. For use from any thread."""
-        self._workers.up(worker, up)
+    def worker_up(self, worker: str, up: bool, process: int | None = None) -> None:
+        """A worker process runs, or does not. For use from any thread.
+
+        Args:
+            process: its id, where its memory and its time shall be told of.
+        """
+        self._workers.up(worker, up, process)
 
     def worker_restarted(self, worker: str, reason: RestartReason) -> None:
         """A worker process was started anew. For use from any thread."""
@@ -108,14 +121,19 @@ class ServerMetrics(Collector):
     def _collect_loads(self) -> Iterable[Metric]:
         model = ["model", "version"]
         seconds = GaugeMetricFamily(
-            "dragoman_model_load_seconds", "Time from the start of loading to ready", labels=model, unit="seconds"
+            "dragoman_model_load_seconds",
+            "From the start of a model's loading until it could answer",
+            labels=model,
+            unit="seconds",
         )
         fallback = GaugeMetricFamily(
             "dragoman_device_fallback",
             "1 where a GPU was found but does not work, so that the model runs on the CPU",
             labels=model,
         )
-        device = GaugeMetricFamily("dragoman_device_info", "Where a model runs", labels=[*model, "device", "precision"])
+        device = GaugeMetricFamily(
+            "dragoman_device_info", "Where a model runs, and in which precision", labels=[*model, "device", "precision"]
+        )
         for labels, load in list(self._loads.items()):
             seconds.add_metric(labels, load.seconds)
             fallback.add_metric(labels, load.fallback)

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 
 import structlog
 
@@ -18,6 +19,7 @@ from server.config import ServerConfig
 from server.errors import StartError
 from server.logs import line_renderer
 from server.metrics import ServerMetrics
+from server.models.loading import load_version
 from server.models.manager import ModelManager
 from server.models.registry import ModelRegistry
 from server.models.repository import Repository, RepositoryError, SingleBundle, Source
@@ -29,6 +31,7 @@ from server.probes import Probes
 from server.readiness import Readiness
 from server.security.access import read_access
 from server.security.files import watch
+from server.workers.hosts import make_hosts
 
 log = structlog.get_logger()
 
@@ -66,7 +69,9 @@ async def run(config: ServerConfig, lines: LineWriter) -> int:
     health, probes = Health(SERVICES), Probes()
     readiness = Readiness(health, probes)
     registry = ModelRegistry()
-    manager = ModelManager(_source(config), config, registry, metrics, on_change=readiness.models)
+    hosts = make_hosts(config, metrics)
+    load = partial(load_version, hosts=hosts)
+    manager = ModelManager(_source(config), config, registry, metrics, load, readiness.models)
     service = GenerationService(metrics.rejected, registry)
     admin = AdminService(manager) if config.admin else None
     inference = InferenceService(service, registry, metrics, lambda: health.serving, admin)
@@ -102,6 +107,7 @@ async def run(config: ServerConfig, lines: LineWriter) -> int:
     following.cancel()
     inference.drain()
     await _drain(config, metrics, registry, manager)
+    await asyncio.gather(*(asyncio.to_thread(host.close) for host in hosts))
     health.end()
     await server.stop(1)
     for task in standing:

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from server.engine.pool import EngineOptions, EnginePool
+from server.engine.layout import EngineOptions
+from server.engine.pool import EnginePool
 from server.engine.requests import FinishReason, GenerationRequest
+from server.runtime.device import Device
 from server.runtime.scores import PlainScores
 from server.search.base import Demand
 from server.search.options import SearchOptions
@@ -24,6 +26,7 @@ class CountingRuntime:
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
+        self.cache_bytes = 0
         self.tokens: NDArray[np.int64] = np.zeros((slots, 1), np.int64)
         self.positions: NDArray[np.int32] = np.zeros(slots, np.int32)
         self.memory: list[list[int]] = [[] for _ in range(slots)]
@@ -33,7 +36,9 @@ class CountingRuntime:
         self.steps = 0
         self.hold_at: int | None = None  # the gate closes before this step
         self.most_rows = 0
-        self.broken = False
+        self.errors: list[Exception] = []  # that the next runs raise
+        self.most_memory: int | None = None  # rows that a step has the memory for,
+        self.most_encoded: int | None = None  # and sources that an encoder run has
         self.holds_encoding = False
         self.encoding = False
         self.padding_shares: list[float] = []  # of the encoder runs
@@ -44,8 +49,9 @@ class CountingRuntime:
         self.holds_encoding = True
 
     def encode(self, sources: Sequence[Sequence[int]], row: int) -> int:
-        if self.broken:
-            raise RuntimeError("device lost")
+        self._raise()
+        if self.most_encoded is not None and len(sources) > self.most_encoded:
+            raise MemoryError
         self.encoding = True
         if self.holds_encoding:
             self.gate.wait(10)
@@ -63,8 +69,9 @@ class CountingRuntime:
         if self.steps == self.hold_at:
             self.gate.clear()
         self.gate.wait(10)
-        if self.broken:
-            raise RuntimeError("device lost")
+        self._raise()
+        if self.most_memory is not None and rows > self.most_memory:
+            raise MemoryError
         self.steps += 1
         self.most_rows = max(self.most_rows, rows)
         ids = []
@@ -75,6 +82,10 @@ class CountingRuntime:
             ids.append([answer[position]])
         return PlainScores(np.array(ids, np.int64), np.full((rows, 1), -0.5, np.float32))
 
+    def _raise(self) -> None:
+        if self.errors:
+            raise self.errors.pop(0)
+
     def copy_target(self, source: int, target: int, start: int) -> None:
         raise AssertionError("greedy search does not branch")
 
@@ -84,11 +95,58 @@ class CountingRuntime:
         self.positions[target] = self.positions[source]
 
 
+class CountingHost:
+    """A place where these runtimes are; stands for a model that is loaded there, too.
+
+    Attributes:
+        loads: how often it was loaded.
+        fresh: makes what is there after it was lost; without it nothing is loaded anew.
+        lost: tells the engines that it is.
+    """
+
+    name, ready = "here", True
+    device, threads, itemsize = Device("cpu"), 1, 4
+
+    def __init__(self, *runtimes: CountingRuntime, fresh: Callable[[], CountingRuntime] | None = None) -> None:
+        self.runtimes = list(runtimes)
+        self.fresh = fresh
+        self.revives = fresh is not None
+        self.engines = len(runtimes)
+        self.loads = self.broke = 0
+        self.lost: Callable[[], None] = lambda: None
+
+    def load(self, bundle: Any, options: Any) -> "CountingHost":
+        self.loads += 1
+        if self.loads > 1:
+            assert self.fresh is not None
+            self.runtimes = [self.fresh() for _ in self.runtimes]
+        return self
+
+    def memory(self) -> tuple[int, str, int]:
+        return 2**40, "machine", 0
+
+    def runtime(self, index: int, rows: int) -> CountingRuntime:
+        return self.runtimes[index]
+
+    def scorer(self) -> Any:
+        raise AssertionError("nothing is scored here")
+
+    def watch(self, lost: Callable[[], None]) -> None:
+        self.lost = lost
+
+    def broken(self) -> None:
+        self.broke += 1
+        self.lost()
+
+    def close(self) -> None: ...
+
+
 class Metrics:
     """Counts what it is told."""
 
     def __init__(self) -> None:
         self.drops: list[tuple[str, str]] = []
+        self.errors: list[str] = []
         self.reasons: list[FinishReason] = []
         self.first_tokens = 0
         self.waits: Callable[[], tuple[int, int]] = lambda: (0, 0)  # requests, source tokens
@@ -106,7 +164,9 @@ class Metrics:
     def stepped(self, seconds: float, rows: int, gap_seconds: float | None) -> None: ...
     def branched(self, seconds: float, rows: int) -> None: ...
     def admitted(self, queue_seconds: float) -> None: ...
-    def device_error(self, kind: Any) -> None: ...
+    def device_error(self, kind: str) -> None:
+        self.errors.append(kind)
+
     def queue(self, waits: Callable[[], tuple[int, int]]) -> None:
         self.waits = waits
 
@@ -119,9 +179,9 @@ async def pool_of(
     *runtimes: CountingRuntime, queue_size: int = 1000, metrics: Metrics | None = None, **options: Any
 ) -> AsyncIterator[EnginePool]:
     """A pool whose engines run over fake runtimes."""
-    pool = EnginePool(letters_bundle(), EngineOptions(), metrics or Metrics())
-    pool._build = lambda: list(runtimes)  # type: ignore[method-assign, arg-type]
-    pool.options = EngineOptions(queue_size=queue_size, gather_seconds=0.0, **options)
+    options = {"queue_size": queue_size, "gather_seconds": 0.0, **options}
+    hosts = [CountingHost(*runtimes)]
+    pool = EnginePool(letters_bundle(), EngineOptions(**options), metrics or Metrics(), hosts)
     await pool.start()
     try:
         yield pool

@@ -247,6 +247,7 @@ class FakeScoring:
         runs: source and target lengths of each run's rows, and whether attention was asked for.
         loads: how often it was loaded.
         error: what the next run raises.
+        most_rows: that it has the memory for.
     """
 
     def __init__(self) -> None:
@@ -255,6 +256,7 @@ class FakeScoring:
         self.runs: list[tuple[list[tuple[int, int]], bool]] = []
         self.loads = 0
         self.error: Exception | None = None
+        self.most_rows: int | None = None
 
     def load(self) -> "FakeScoring":
         self.loads += 1
@@ -264,6 +266,8 @@ class FakeScoring:
         self.started.set()
         assert self.gate.wait(10)
         lengths = [(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
+        if self.most_rows is not None and len(lengths) > self.most_rows:
+            raise MemoryError
         self.runs.append((lengths, attention))
         error, self.error = self.error, None
         if error is not None:

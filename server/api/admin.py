@@ -78,7 +78,7 @@ def _describe(report: Report) -> pb.VersionStatus:
         status.calls = loaded.served.calls
         status.load_seconds = loaded.seconds
         status.cache_bytes = loaded.cache_bytes
-        status.engines, status.threads_per_engine = loaded.engines, loaded.threads
+        status.engines, status.threads_per_engine = loaded.pool.engines, loaded.pool.threads
         status.device = loaded.device
     return status
 

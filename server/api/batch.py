@@ -15,6 +15,7 @@ from server.engine.requests import (
     EngineUnavailableError,
     Finished,
     GenerationRequest,
+    OutOfMemoryError,
     QueueFullError,
     Stages,
 )
@@ -150,7 +151,7 @@ class Batch:
             generation = await self._submit(request)
             finished = await generation.result()
             return await self._write(request, finished)
-        except EngineUnavailableError as error:
+        except (EngineUnavailableError, OutOfMemoryError) as error:
             return from_engine(error)
         finally:
             if generation is not None:

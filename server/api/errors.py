@@ -9,7 +9,7 @@ from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
-from server.engine.requests import DeadlineExpiredError, EngineUnavailableError, QueueBound, QueueFullError
+from server.engine.requests import DeadlineExpiredError, EngineError, OutOfMemoryError, QueueBound, QueueFullError
 from server.observe.record import REQUEST_ID
 from server.security.keys import OverLimitError
 
@@ -119,13 +119,16 @@ def key_limit(error: OverLimitError) -> ApiError:
     return ApiError(grpc.StatusCode.RESOURCE_EXHAUSTED, message, detail, Rejection.KEY_LIMIT, error.reason)
 
 
-def from_engine(error: QueueFullError | DeadlineExpiredError | EngineUnavailableError) -> ApiError:
+def from_engine(error: EngineError) -> ApiError:
     """What a client gets for a request that the engines refused or did not finish."""
     if isinstance(error, QueueFullError):
         detail, rejection, reason = _retry_after(error.retry_after), *QUEUE_BOUNDS[error.bound]
         return ApiError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), detail, rejection, reason)
     if isinstance(error, DeadlineExpiredError):
         return ApiError(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed before the answer was complete")
+    if isinstance(error, OutOfMemoryError):
+        detail = _retry_after(RETRY_SECONDS)
+        return ApiError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), detail, reason="DEVICE_MEMORY")
     return unavailable(str(error), rejection=None)
 
 

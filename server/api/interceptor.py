@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from server.api.errors import ApiError, abort, from_engine, malformed
 from server.api.gate import CALLER, Gate
-from server.engine.requests import DeadlineExpiredError, EngineUnavailableError, QueueFullError
+from server.engine.requests import EngineError
 from server.metrics import ServerMetrics
 from server.observe.observer import Observer
 from server.observe.record import RECORD, REQUEST_ID, record_call
@@ -158,7 +158,7 @@ class _Call:
 
     def failed(self, error: Exception) -> ApiError:
         """What the client gets for an exception."""
-        if isinstance(error, QueueFullError | DeadlineExpiredError | EngineUnavailableError):
+        if isinstance(error, EngineError):
             error = from_engine(error)
         elif isinstance(error, DecodeError):  # a later message of a call whose requests stream
             error = malformed()

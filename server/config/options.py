@@ -7,16 +7,21 @@ beside this package is the manual, and explains every field at length. None stan
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, model_validator
 
 from server.bundle.load import shipped_bundle
+from server.config.devices import split_devices
 from server.logs import LogFormat
 
-MOST_THREADS = 256  # more are a slip of the finger, and would keep the machine busy making them
+MOST_THREADS, MOST_WORKERS = 256, 64  # more are a slip of the finger, and would keep the machine busy making them
 
 
 def _or_shipped(value: Any) -> Any:
     return shipped_bundle() if value is None else value
+
+
+def _devices(value: str) -> str:
+    return ",".join(split_devices(value))
 
 
 class _Options(BaseModel):
@@ -38,7 +43,16 @@ class ModelOptions(_Options, title="Model"):
     retire_seconds: float = Field(
         default=300.0, ge=0, description="Time that calls of a replaced version have to finish."
     )
-    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto takes a GPU where one works.")
+    device: Annotated[str, AfterValidator(_devices)] = Field(
+        default="auto",
+        description="cpu, cuda, cuda:1 and so on, or several GPUs: cuda:0,cuda:1; auto takes a GPU where one works.",
+    )
+    workers: int | None = Field(
+        default=None,
+        ge=1,
+        le=MOST_WORKERS,
+        description="Processes that compute, on a CPU; by default the server's own, and one for each of several GPUs.",
+    )
     engines: int | None = Field(
         default=None, ge=1, le=MOST_THREADS, description="Step loops side by side; by default what suits the device."
     )
@@ -61,6 +75,15 @@ class ModelOptions(_Options, title="Model"):
     def _one_source(self) -> Self:
         if self.model_repository is not None and self.bundle != shipped_bundle():
             raise ValueError("--bundle and --model-repository can't both be given")
+        return self
+
+    @model_validator(mode="after")
+    def _one_worker_for_each_gpu(self) -> Self:
+        gpus = len(split_devices(self.device)) if self.device.startswith("cuda") else 0
+        if gpus and self.workers not in (None, gpus):
+            raise ValueError(
+                f"--device {self.device} has one worker for each GPU, and can't go with --workers {self.workers}"
+            )
         return self
 
 
@@ -143,6 +166,12 @@ class AccessOptions(_Options, title="Access"):
 class LifeOptions(_Options, title="Stopping"):
     """How it ends."""
 
+    hang_seconds: float = Field(
+        default=60.0, gt=0, description="A step that takes so long is one that hangs: what computes it is ended."
+    )
+    max_device_errors: int = Field(
+        default=3, ge=1, description="So many errors of a device in a row end what computes there."
+    )
     drain_seconds: float = Field(default=30.0, ge=0, description="After SIGTERM, time to finish what runs.")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from server.engine.encoding import encoder_runs
@@ -13,19 +14,25 @@ from server.engine.metrics import EngineMetrics
 from server.engine.requests import (
     BeamProgress,
     DeadlineExpiredError,
+    EngineError,
     EngineUnavailableError,
     Finished,
     FinishReason,
+    OutOfMemoryError,
     Progress,
 )
 from server.engine.rows import RowTable
 from server.engine.scheduler import Admission, Job, Scheduler
+from server.runtime.failures import WorkerLostError, first_line, is_out_of_memory
 from server.search.base import Continuation, Demand, Scores
 
-Event = Progress | BeamProgress | Finished | DeadlineExpiredError | EngineUnavailableError
+log = structlog.get_logger()
+
+Event = Progress | BeamProgress | Finished | EngineError
 Deliver = Callable[[list[tuple[Job, Event]]], None]
 
 NOTHING = Demand(0)
+MOST_ERRORS = 3  # in a row, after which a device is beyond hope
 
 
 class StepRuntime(Protocol):
@@ -56,12 +63,23 @@ class Queue:
 class Engine:
     """The step loop: admit, step, hand out tokens, give rows back.
 
+    An error of the device ends the requests that run, and the engine goes on with those that come after; so many errors
+    in a row end the engine. Where the device has not the memory, only as many requests end as it takes for the rest to
+    go on.
+
     Args:
         index: among the engines of one queue.
         runtime: touched by this thread alone.
         queue: shared with the other engines and the event loop.
         deliver: takes one step's events, all at once, to whoever waits for them; must not block.
-        on_failure: hears of the error that ended the engine.
+        on_failure: hears of the error that ended the engine; called in its thread.
+        most_errors: in a row that it survives, and one.
+
+    Attributes:
+        index: see above.
+        has_stepped: it has made a step.
+        turns: that were begun; with `busy` for whoever watches that none takes too long.
+        busy: a turn is under way.
     """
 
     def __init__(
@@ -72,8 +90,9 @@ class Engine:
         metrics: EngineMetrics,
         deliver: Deliver,
         on_failure: Callable[[BaseException], None],
+        most_errors: int = MOST_ERRORS,
     ) -> None:
-        self._index = index
+        self.index = index
         self._runtime = runtime
         self._queue = queue
         self._metrics = metrics
@@ -81,6 +100,12 @@ class Engine:
         self._table = RowTable(runtime.slots)
         self._step_ended: float | None = None
         self._on_failure = on_failure
+        self._most_errors = most_errors
+        self._errors = 0  # in a row
+        self._abandoned = False
+        self.has_stepped = False
+        self.turns = 0
+        self.busy = False
         self._thread = threading.Thread(target=self._run, name=f"engine-{index}", daemon=True)
 
     def start(self) -> None:
@@ -89,45 +114,70 @@ class Engine:
     def join(self, seconds: float | None = None) -> None:
         self._thread.join(seconds)
 
+    def abandon(self) -> None:
+        """What the engine runs on is gone: it ends, also where it has nothing to do."""
+        with self._queue.changed:
+            self._abandoned = True
+            self._queue.changed.notify_all()
+
     def _run(self) -> None:
+        failure: Exception | None = None
+        message = "the server is stopping"
         try:
             while self._turn():
                 pass
+            if self._abandoned:
+                failure = WorkerLostError("the worker process has ended")
         except Exception as error:  # whatever ONNX Runtime raises: those who wait must hear of it
-            self._fail(f"the engine failed: {type(error).__name__}")
-            self._on_failure(error)
-        else:
-            self._fail("the server is stopping")
+            failure = error
+        if failure is not None:
+            message = _message(failure)
+        self.busy = False
+        self.desert(message)
+        if failure is not None:
+            self._on_failure(failure)
 
     def _turn(self) -> bool:
         """One round of the loop; False when the engine shall stop."""
         table, queue = self._table, self._queue
         events: list[tuple[Job, Event]] = []
         with queue.changed:
-            while not (queue.stopping or table.used or queue.scheduler.waiting):
-                self._metrics.state(self._index, 0, table.slots)
+            while not (queue.stopping or self._abandoned or table.used or queue.scheduler.waiting):
+                self._metrics.state(self.index, 0, table.slots)
                 self._step_ended = None
+                self.busy = False
                 queue.changed.wait()
-            if queue.stopping:
+            if queue.stopping or self._abandoned:
                 return False
+            self.turns += 1
+            self.busy = True
             now = time.monotonic()
             scheduler = queue.scheduler
-            admission = scheduler.take(self._index, table.slots - table.reserved, now, table.reserved_for_batch)
+            admission = scheduler.take(self.index, table.slots - table.reserved, now, table.reserved_for_batch)
         if admission.expired or admission.out_of_time:
             events += overdue(admission, now, self._metrics)
         try:
             self._evict(now, events)
             if admission.admitted:
-                self._admit(admission.admitted, now)
-            self._metrics.state(self._index, table.used, table.slots)
+                self._admit(admission.admitted, now, events)
+            self._metrics.state(self.index, table.used, table.slots)
             if table.used:
                 self._step(events)
+        except WorkerLostError:
+            raise
+        except Exception as error:
+            self._errors += 1
+            self._metrics.device_error("other")
+            log.error("engine error", error=type(error).__name__, detail=first_line(error), in_a_row=self._errors)
+            if self._errors >= self._most_errors:
+                raise
+            self._give_up(list(table.rows), EngineUnavailableError(_message(error)), now, events)
         finally:  # those who have their answer get it even where the runtime fails the others
             if events:
                 self._deliver(events)
         return True
 
-    def _admit(self, jobs: list[Job], now: float) -> None:
+    def _admit(self, jobs: list[Job], now: float, events: list[tuple[Job, Event]]) -> None:
         """Encodes newcomers into the next free rows, one each."""
         row = self._table.used
         runs = encoder_runs(jobs)
@@ -135,22 +185,49 @@ class Engine:
             for job in run:  # before the first is encoded: if that fails, all of them hear of it
                 self._metrics.admitted(now - job.arrived)
                 self._table.add(job)
+        without: list[Job] = []  # a row that was filled
         for run in runs:
-            sources = [job.request.source_ids for job in run]
-            started = time.monotonic()
-            padding = self._runtime.encode(sources, row)
-            ended = time.monotonic()
+            without += self._encode(run, row)
             row += len(run)
-            tokens = sum(map(len, sources))
-            self._metrics.encoded(ended - started, len(sources), tokens, padding)
-            for job in run:
-                if job.request.stages is not None:
-                    job.request.stages.encoding, job.request.stages.encoded = started, ended
+        if without:
+            self._give_up(without, OutOfMemoryError(), now, events)
+
+    def _encode(self, run: list[Job], row: int) -> list[Job]:
+        """One run of the encoder, or several smaller ones where the device has not the memory for it.
+
+        Returns:
+            those for whom it had not the memory even alone.
+        """
+        sources = [job.request.source_ids for job in run]
+        started = time.monotonic()
+        try:
+            padding = self._runtime.encode(sources, row)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            self._out_of_memory(error, len(run))
+            half = len(run) // 2
+            return [*self._encode(run[:half], row), *self._encode(run[half:], row + half)] if half else run
+        ended = time.monotonic()
+        self._metrics.encoded(ended - started, len(sources), sum(map(len, sources)), padding)
+        for job in run:
+            if job.request.stages is not None:
+                job.request.stages.encoding, job.request.stages.encoded = started, ended
+        return []
 
     def _step(self, events: list[tuple[Job, Event]]) -> None:
         """One decode step for all rows, and what follows from it for each job."""
         table, rows = self._table, self._table.used
-        scores = self._score(rows)
+        try:
+            scores = self._score(rows)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            # No search has heard of the step yet: the older half can take it again.
+            self._out_of_memory(error, rows)
+            self._give_up(list(table.rows)[len(table.rows) // 2 :], OutOfMemoryError(), time.monotonic(), events)
+            return
+        self._errors, self.has_stepped = 0, True
         self._runtime.positions[:rows] += 1
         now = time.monotonic()
         tokens: list[int] = [0] * rows
@@ -254,20 +331,40 @@ class Engine:
             self._runtime.move_row(source, target)
         if freed := table.settle():
             with self._queue.changed:
-                self._queue.scheduler.release(self._index, freed, now, finished)
+                self._queue.scheduler.release(self.index, freed, now, finished)
 
-    def _fail(self, message: str) -> None:
-        """Ends all that runs here with an error, and all that waits where nobody else would take it."""
+    def _out_of_memory(self, error: Exception, rows: int) -> None:
+        self._metrics.device_error("out_of_memory")
+        log.error("out of memory", engine=self.index, rows=rows, detail=first_line(error))
+
+    def _give_up(self, jobs: list[Job], error: EngineError, now: float, events: list[tuple[Job, Event]]) -> None:
+        """Ends jobs that run here with an error."""
+        for job in jobs:
+            self._metrics.dropped("failed", "running")
+            events.append((job, error))
+        self._remove(jobs, now)
+
+    def desert(self, message: str) -> None:
+        """Ends all that runs here with an error, and all that waits where nobody else would take it.
+
+        Called in the engine's thread, or in another where that hangs, for good.
+        """
         running = list(self._table.rows)
         with self._queue.changed:
-            self._queue.stopping = True
-            self._queue.changed.notify_all()
-            waiting = self._queue.scheduler.drop_all()
+            waiting = self._queue.scheduler.leave(self.index)
+            self._queue.changed.notify_all()  # the share of the others has grown
         for _ in running:
             self._metrics.dropped("failed", "running")
         for _ in waiting:
             self._metrics.dropped("failed", "waiting")
+        self._metrics.state(self.index, 0, self._table.slots)
         self._deliver([(job, EngineUnavailableError(message)) for job in running + waiting])
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, WorkerLostError):
+        return "the worker process that computed this has ended"
+    return f"the engine failed: {type(error).__name__}"
 
 
 def overdue(admission: Admission, now: float, metrics: EngineMetrics) -> list[tuple[Job, Event]]:

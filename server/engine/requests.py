@@ -134,7 +134,11 @@ class Finished:
 QueueBound = Literal["requests", "tokens"]
 
 
-class QueueFullError(Exception):
+class EngineError(Exception):
+    """Why a request has no answer."""
+
+
+class QueueFullError(EngineError):
     """Too much waits.
 
     Attributes:
@@ -149,9 +153,16 @@ class QueueFullError(Exception):
         self.bound = bound
 
 
-class DeadlineExpiredError(Exception):
+class DeadlineExpiredError(EngineError):
     """The request's deadline passed while it waited or ran."""
 
 
-class EngineUnavailableError(Exception):
+class EngineUnavailableError(EngineError):
     """The engine is stopping, or failed; the message says which."""
+
+
+class OutOfMemoryError(EngineError):
+    """The device had not the memory for this request beside the others."""
+
+    def __init__(self) -> None:
+        super().__init__("the device has not the memory for this request beside those that run")

@@ -148,6 +148,7 @@ class Scheduler:
         self._interactive, self._batch = self._lanes = _Lane(INTERACTIVE_SHARE), _Lane(BATCH_SHARE)
         self._turn = 0.0  # of the lane that was served last, before it was
         self._running = [0] * engines  # rows
+        self.present = set(range(engines))  # engines that run
         self._holds: list[_Hold | None] = [None] * engines
         self._held = 0  # holds there are
         self.waiting = 0  # requests
@@ -264,8 +265,24 @@ class Scheduler:
                 self._seconds_per_request += 0.05 * (seconds - self._seconds_per_request)
             self._last_finish = now
 
-    def drop_all(self) -> list[Job]:
-        """Empties the queue."""
+    def leave(self, engine: int) -> list[Job]:
+        """An engine has ended, and gives back all that it had.
+
+        Returns:
+            those that waited, where it was the last: they do so no more.
+        """
+        self.present.discard(engine)
+        self._running[engine] = 0
+        if self._holds[engine] is not None:
+            self._holds[engine] = None
+            self._held -= 1
+        return [] if self.present else self._drop_all()
+
+    def enter(self, engine: int) -> None:
+        """An engine that had left is there again."""
+        self.present.add(engine)
+
+    def _drop_all(self) -> list[Job]:
         jobs = [job for lane in self._lanes for job in lane.jobs]
         for job in jobs:
             self._remove(job)
@@ -283,7 +300,7 @@ class Scheduler:
         running = self._running[engine]
         # An even share, so that the first engine to ask does not take all there is while the others have nothing to do;
         # but between busy engines newcomers are not split into groups smaller than worth encoding.
-        share = -(-(self.running + self._waiting_rows) // len(self._running)) - running
+        share = -(-(self.running + self._waiting_rows) // len(self.present)) - running
         if share > 0:
             share = max(share, int(self._gather_share * running))
         slots = free_rows + running

@@ -13,13 +13,22 @@ import structlog
 from numpy.typing import NDArray
 
 from server.bundle.manifest import Shape
-from server.engine.requests import DeadlineExpiredError, EngineUnavailableError, QueueFullError
+from server.engine.metrics import DeviceErrorKind
+from server.engine.requests import (
+    DeadlineExpiredError,
+    EngineError,
+    EngineUnavailableError,
+    OutOfMemoryError,
+    QueueFullError,
+)
+from server.runtime.failures import WorkerLostError, first_line, is_out_of_memory
 from server.runtime.scorer import Scores
 
 log = structlog.get_logger()
 
 # What one run may hold in its largest arrays, padding included, in numbers of 4 bytes; one target always goes.
 RUN_NUMBERS = 2**24
+CLOSE_SECONDS = 10.0  # that the last run has to end
 
 
 class ScoringRuntime(Protocol):
@@ -30,6 +39,9 @@ class ScoringRuntime(Protocol):
 
 class ScorerMetrics(Protocol):
     """Called from the scorer's thread."""
+
+    def device_error(self, kind: DeviceErrorKind) -> None:
+        """A run failed on the device."""
 
     def scored(self, seconds: float, rows: int, target_tokens: int) -> None:
         """One run; tokens are counted without padding, end tokens included."""
@@ -77,7 +89,7 @@ class _Job:
         return self.deadline is not None and now >= self.deadline
 
 
-_Event = Scored | DeadlineExpiredError | EngineUnavailableError
+_Event = Scored | EngineError
 
 
 class Scorer:
@@ -137,7 +149,7 @@ class Scorer:
             self._changed.notify_all()
             thread = self._thread
         if thread is not None:
-            await asyncio.to_thread(thread.join)
+            await asyncio.to_thread(thread.join, CLOSE_SECONDS)
 
     def _submit(self, jobs: list[_Job]) -> None:
         with self._changed:
@@ -166,10 +178,12 @@ class Scorer:
         try:
             runtime = self._load()
             while batch := self._take():
-                self._deliver(list(zip(batch, self._score(runtime, batch), strict=True)))
+                self._deliver(self._answers(runtime, batch))
         except Exception as error:  # whatever ONNX Runtime raises: those who wait must hear of it
             failure = f"the scorer failed: {type(error).__name__}"
-            log.error("scorer failed", error=type(error).__name__, detail=str(error).splitlines()[:1])
+            if not isinstance(error, WorkerLostError):
+                self._metrics.device_error("other")
+            log.error("scorer failed", error=type(error).__name__, detail=first_line(error))
         with self._changed:
             self._thread = None
             batch += self._waiting
@@ -210,6 +224,20 @@ class Scorer:
         shape = self._shape
         looks = shape.decoder_layers * shape.heads * source
         return target * (shape.target_vocabulary + looks) + source * shape.d_ff
+
+    def _answers(self, runtime: ScoringRuntime, batch: list[_Job]) -> list[tuple[_Job, _Event]]:
+        """In one run, or in several smaller ones where the device has not the memory for it."""
+        try:
+            return list(zip(batch, self._score(runtime, batch), strict=True))
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            self._metrics.device_error("out_of_memory")
+            log.error("out of memory", scorer_rows=len(batch), detail=first_line(error))
+            half = len(batch) // 2
+            if not half:
+                return [(job, OutOfMemoryError()) for job in batch]
+        return [*self._answers(runtime, batch[:half]), *self._answers(runtime, batch[half:])]
 
     def _score(self, runtime: ScoringRuntime, batch: list[_Job]) -> list[Scored]:
         targets = [job.target for job in batch]

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from server.api.limits import request_limits, token_limits
@@ -11,12 +11,14 @@ from server.api.model import ServedModel
 from server.bundle.load import BundleError, load_bundle
 from server.config import ServerConfig
 from server.cpu import usable_cpus
-from server.engine.pool import EngineOptions, EnginePool, layout
+from server.engine.hosted import Host
+from server.engine.layout import EngineOptions
+from server.engine.pool import EnginePool
 from server.engine.scorer import Scorer
 from server.metrics import ModelMetrics
 from server.models.registry import ServedVersion
 from server.runtime.device import DeviceError
-from server.runtime.scorer import ScorerRuntime
+from server.runtime.failures import WorkerLostError
 
 
 class LoadError(Exception):
@@ -31,7 +33,6 @@ class LoadedVersion:
         served: for the registry.
         metrics: what its engines report.
         seconds: that it took to load.
-        engines, threads: its step loops, and the CPU threads of each.
     """
 
     served: ServedVersion
@@ -39,8 +40,6 @@ class LoadedVersion:
     scorer: Scorer
     metrics: ModelMetrics
     seconds: float
-    engines: int
-    threads: int
 
     @property
     def name(self) -> str:
@@ -49,6 +48,11 @@ class LoadedVersion:
     @property
     def version(self) -> str:
         return self.served.model.version
+
+    @property
+    def available(self) -> bool:
+        """Whether it takes requests now."""
+        return self.pool.available
 
     @property
     def device(self) -> str:
@@ -64,15 +68,24 @@ class LoadedVersion:
 
     async def close(self) -> None:
         """Ends its threads; what is still unanswered ends with EngineUnavailableError."""
-        await asyncio.gather(self.pool.close(), self.scorer.close())
+        await self.scorer.close()
+        await self.pool.close()
 
 
-async def load_version(path: Path, name: str, version: str, config: ServerConfig) -> LoadedVersion:
+async def load_version(
+    path: Path,
+    name: str,
+    version: str,
+    config: ServerConfig,
+    on_change: Callable[[], None],
+    hosts: Sequence[Host] | None = None,
+) -> LoadedVersion:
     """Loads a bundle and runs it, with the shapes that it will be asked for.
 
     Args:
         name, version: under which it is served, whatever its manifest says.
         config: the server's options as they are for this model.
+        on_change, hosts: see EnginePool.
 
     Raises:
         LoadError: the bundle, the device or the memory is not what it takes.
@@ -87,6 +100,8 @@ async def load_version(path: Path, name: str, version: str, config: ServerConfig
         memory_budget=config.memory_budget,
         queue_size=config.queue_size,
         queue_tokens=config.queue_tokens,
+        most_errors=config.max_device_errors,
+        hang_seconds=config.hang_seconds,
     )
     metrics = ModelMetrics()
     try:
@@ -94,16 +109,15 @@ async def load_version(path: Path, name: str, version: str, config: ServerConfig
         limits = token_limits(config, bundle.manifest.limits)
         manifest = bundle.manifest.model_copy(update={"name": name, "version": version, "limits": limits})
         bundle = replace(bundle, manifest=manifest)
-        pool = EnginePool(bundle, options, metrics)
+        pool = EnginePool(bundle, options, metrics, hosts, on_change)
         await pool.start()
-    except (BundleError, DeviceError) as error:
+    except (BundleError, DeviceError, WorkerLostError) as error:
         raise LoadError(str(error)) from None
     except MemoryError:
         raise LoadError(f"there is not enough memory for --max-rows {config.max_rows}") from None
     # Twice what the engines can run: they never wait for a batch, and what it has in the queue is gone in a moment.
-    engines, threads = layout(options, pool.device, manifest.shape.parameters)
-    window = max(1, min(2 * pool.rows * engines, options.queue_size // 2))
-    scorer = Scorer(partial(ScorerRuntime, bundle, pool.device, threads), manifest.shape, options.queue_size, metrics)
+    window = max(1, min(2 * pool.rows * pool.engines, options.queue_size // 2))
+    scorer = Scorer(pool.scorer, manifest.shape, options.queue_size, metrics)
     most = request_limits(config, pool.rows, manifest.shape)
     served = ServedVersion(ServedModel(bundle, pool, scorer, str(pool.device), window, most))
-    return LoadedVersion(served, pool, scorer, metrics, time.monotonic() - started, engines, threads)
+    return LoadedVersion(served, pool, scorer, metrics, time.monotonic() - started)

@@ -14,8 +14,8 @@ import structlog
 
 from server.config import ServerConfig
 from server.cpu import usable_cpus
+from server.garbage import keep, release
 from server.metrics import ModelMetrics
-from server.models import memory
 from server.models.loading import LoadedVersion, LoadError, load_version
 from server.models.names import LATEST, is_name, split
 from server.models.planning import Orders
@@ -26,7 +26,7 @@ from server.models.state import Model, Report, Version, describe
 
 log = structlog.get_logger()
 
-Load = Callable[[Path, str, str, ServerConfig], Awaitable[LoadedVersion]]
+Load = Callable[[Path, str, str, ServerConfig, Callable[[], None]], Awaitable[LoadedVersion]]
 
 
 class UnknownModelError(Exception):
@@ -91,6 +91,7 @@ class ModelManager:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing = False
         self._threads = 0
+        self._out: set[str] = set()  # models that were unloaded by hand
         self._told: set[str] = set()  # models there were when it was last told that there is no default
 
     async def start(self) -> None:
@@ -104,7 +105,7 @@ class ModelManager:
             if snapshot.settings is None:
                 raise RepositoryError(snapshot.problem)
             await self._follow(snapshot)
-        memory.keep()
+        keep()
         self._registry.open()
 
     async def watch(self, seconds: float) -> None:
@@ -294,7 +295,8 @@ class ModelManager:
         state = model.versions.setdefault(version, Version())
         log.info("loading", model=name, version=version, path=str(found.path))
         try:
-            loaded = await self._load_version(found.path, name, version, options_of(self._config, model.settings))
+            options = options_of(self._config, model.settings)
+            loaded = await self._load_version(found.path, name, version, options, self._tell_availability)
         except Exception as error:  # whatever is wrong with it must not harm the others
             known = isinstance(error, LoadError)
             reason = str(error) if known else f"{type(error).__name__}: {error}".splitlines()[0]
@@ -349,7 +351,7 @@ class ModelManager:
         log.info("unloaded", model=loaded.name, version=loaded.version)
         del loaded
         await asyncio.sleep(0)  # the frames of its last calls hold it until then
-        await asyncio.to_thread(memory.release)
+        await asyncio.to_thread(release)
 
     async def _notice_failure(self, loaded: LoadedVersion) -> None:
         await loaded.pool.failed.wait()
@@ -366,11 +368,21 @@ class ModelManager:
     def _arrange(self) -> None:
         routes = {name: model.route() for name, model in self._models.items()}
         default = self._default()
-        out = {name for name, route in routes.items() if self._models[name].orders.out and not route.served}
-        for name in out:
+        self._out = {name for name, route in routes.items() if self._models[name].orders.out and not route.served}
+        for name in self._out:
             del routes[name]
         self._registry.arrange(routes, default if default in routes else None)
-        self._on_change({name: bool(route.served) for name, route in routes.items()})
+        self._tell_availability()
+
+    def _tell_availability(self) -> None:
+        """Which models take requests: not those of which nothing is loaded, or runs at the moment."""
+        self._on_change(
+            {
+                name: any(state.loaded is not None and state.loaded.available for state in model.versions.values())
+                for name, model in self._models.items()
+                if name not in self._out
+            }
+        )
 
     def _tell(self, problem: str) -> None:
         """Logs what is wrong with the repository, once."""
@@ -380,7 +392,7 @@ class ModelManager:
 
     def _tell_threads(self) -> None:
         """Logs, when it has changed, that models have more threads for computing than there are cores for two."""
-        threads = sum(loaded.engines * loaded.threads for loaded in self._loaded())
+        threads = sum(loaded.pool.engines * loaded.pool.threads for loaded in self._loaded())
         cores = usable_cpus()
         if threads != self._threads and threads > 2 * cores and len(self._loaded()) > 1:
             log.warning(

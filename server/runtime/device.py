@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import onnxruntime as ort
 
-DeviceChoice = Literal["auto", "cpu", "cuda"]
+from server.runtime.failures import first_line
 
 
 class DeviceError(Exception):
@@ -62,36 +62,38 @@ def open_session(path: Path, device: Device, threads: int) -> ort.InferenceSessi
             options.add_external_initializers_from_files_in_memory(names, contents, [len(each) for each in contents])
         session = ort.InferenceSession(str(path), options, providers=providers)
     except Exception as error:  # ONNX Runtime's own exceptions have no common base
-        raise DeviceError(f"{path} can't be loaded on {device}: {_first_line(error)}") from None
+        raise DeviceError(f"{path} can't be loaded on {device}: {first_line(error)}") from None
     if device.kind == "cuda" and "CUDAExecutionProvider" not in session.get_providers():
         raise DeviceError(f"{path} can't be loaded on {device}: ONNX Runtime's CUDA provider did not start")
     return session
 
 
-def choose_device(choice: DeviceChoice, probe: Path) -> Device:
+def choose_device(choice: str, probe: Path) -> Device:
     """Turns "auto" into a device by trying to load a graph, since the list of available providers can't be trusted.
 
     Args:
-        choice: "auto" takes the GPU where it works, and else the CPU with the reason in `fallback`.
+        choice: "cpu", "cuda" (the first GPU), "cuda:1" and so on, or "auto", which takes the first GPU where it works,
+            and else the CPU with the reason in `fallback`.
         probe: a graph to try.
 
     Raises:
-        DeviceError: "cuda" was asked for and does not work.
+        DeviceError: a GPU was asked for and does not work.
     """
     if choice == "cpu":
         return CPU
+    wanted = choice != "auto"
     if "CUDAExecutionProvider" not in ort.get_available_providers():
-        if choice == "cuda":
+        if wanted:
             raise DeviceError(
-                "device cuda: this ONNX Runtime has no CUDA provider; `pip install '.[server-gpu]'` brings one"
+                f"device {choice}: this ONNX Runtime has no CUDA provider; `pip install '.[server-gpu]'` brings one"
             )
         return CPU
     ort.preload_dlls()  # CUDA and cuDNN from their Python packages
-    cuda = Device("cuda")
+    cuda = Device("cuda", int(choice.partition(":")[2] or 0))
     try:
         open_session(probe, cuda, 1)
     except DeviceError as error:
-        if choice == "cuda":
+        if wanted:
             raise
         return Device("cpu", fallback=str(error))
     return cuda
@@ -109,7 +111,3 @@ def _linked_elsewhere(graph: Path) -> dict[str, mmap]:
             with file.open("rb") as opened:
                 linked[file.name] = mmap(opened.fileno(), 0, access=ACCESS_READ)
     return linked
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -7,7 +7,7 @@ from queue import SimpleQueue
 
 from server.bundle.load import load_bundle
 from server.engine.engine import Engine, Event, Queue
-from server.engine.pool import EngineOptions, layout
+from server.engine.layout import EngineOptions, layout
 from server.engine.requests import Finished, FinishReason, GenerationRequest
 from server.engine.scheduler import Job, Scheduler
 from server.metrics import ModelMetrics

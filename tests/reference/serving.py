@@ -8,7 +8,8 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from server.bundle.load import load_bundle
-from server.engine.pool import EngineOptions, EnginePool
+from server.engine.layout import EngineOptions
+from server.engine.pool import EnginePool
 from server.engine.requests import Finished, GenerationRequest, HypothesisResult, Progress
 from server.metrics import ServerMetrics
 

@@ -4,19 +4,22 @@ import asyncio
 import time
 
 import pytest
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 from server.engine.engine import Engine, Event, Queue
-from server.engine.pool import EngineOptions, layout
+from server.engine.layout import EngineOptions, layout
 from server.engine.requests import (
     DeadlineExpiredError,
     EngineUnavailableError,
     Finished,
     FinishReason,
+    OutOfMemoryError,
     Progress,
     QueueFullError,
 )
 from server.engine.scheduler import Job, Scheduler
 from server.runtime.device import Device
+from server.runtime.failures import is_out_of_memory
 from server.search.factory import make_search
 from server.text.stream import TargetDecoder
 from tests.counting_engines import END, CountingRuntime, Metrics, at_rest, pool_of, request, until
@@ -182,21 +185,106 @@ async def test_full_queue_refuses_and_serves_those_it_took() -> None:
     assert [answer.hypotheses[0].ids for answer in answers] == [[5], [6], [7]]
 
 
-async def test_failing_engine_answers_everyone_and_refuses_the_rest() -> None:
-    runtime = CountingRuntime(1)
+async def test_an_error_ends_what_runs_and_the_engine_goes_on() -> None:
+    runtime, metrics = CountingRuntime(2), Metrics()
     runtime.gate.clear()
-    async with pool_of(runtime) as pool:
+    async with pool_of(runtime, metrics=metrics) as pool:
         running = pool.submit(request(5))
         await until(lambda: runtime.encoded)
+        runtime.errors = [RuntimeError("device lost")]
         waiting = pool.submit(request(6))
-        runtime.broken = True
         runtime.gate.set()
-        for generation in (running, waiting):
-            with pytest.raises(EngineUnavailableError, match="RuntimeError"):
+        with pytest.raises(EngineUnavailableError, match="RuntimeError"):
+            await running.result()
+        assert (await waiting.result()).hypotheses[0].ids == [6]
+        assert not pool.failed.is_set()
+        await until(lambda: at_rest(pool))
+    assert metrics.drops == [("failed", "running")]
+    assert metrics.errors == ["other"]
+
+
+async def test_so_many_errors_in_a_row_end_the_engine_and_others_are_refused() -> None:
+    runtime = CountingRuntime(1)
+    async with pool_of(runtime, most_errors=3) as pool:
+        runtime.errors = [RuntimeError("device lost")] * 2
+        for _ in range(2):
+            with pytest.raises(EngineUnavailableError):
+                await pool.submit(request(5)).result()
+        assert (await pool.submit(request(6)).result()).hypotheses[0].ids == [6], "a step that was made ends the row"
+        runtime.errors = [RuntimeError("device lost")] * 3
+        runtime.gate.clear()
+        asked = [pool.submit(request(5)) for _ in range(5)]
+        runtime.gate.set()
+        for generation in asked:
+            with pytest.raises(EngineUnavailableError):
                 await generation.result()
-        await asyncio.wait_for(pool.failed.wait(), 1)
+        await asyncio.wait_for(pool.failed.wait(), 5)
+        assert not pool.available
         with pytest.raises(EngineUnavailableError):
             pool.submit(request(7))
+
+
+@pytest.mark.parametrize("message", ["Failed to allocate memory for requested buffer of size 4096", "std::bad_alloc"])
+def test_what_onnx_runtime_says_of_memory_is_understood(message: str) -> None:
+    assert is_out_of_memory(Fail(message))
+    assert is_out_of_memory(MemoryError())
+    assert not is_out_of_memory(Fail("Non-zero status code"))
+    assert not is_out_of_memory(ValueError(message)), "a mistake of ours that happens to say so"
+
+
+async def test_without_memory_for_a_step_the_younger_half_gives_way() -> None:
+    runtime, metrics = CountingRuntime(8), Metrics()
+    runtime.gate.clear()
+    async with pool_of(runtime, metrics=metrics) as pool:
+        first = pool.submit(request(10, 11))
+        await until(lambda: runtime.encoded)
+        others = [pool.submit(request(20 + i, 30 + i)) for i in range(7)]
+        runtime.most_memory = 3
+        runtime.gate.set()
+        answers = await asyncio.gather(*(each.result() for each in [first, *others]), return_exceptions=True)
+        after = await pool.submit(request(5)).result()
+        await until(lambda: at_rest(pool))
+    kept = [answer for answer in answers if not isinstance(answer, BaseException)]
+    assert all(isinstance(answer, Finished | OutOfMemoryError) for answer in answers)
+    assert isinstance(answers[0], Finished), "the oldest stays"
+    assert len(kept) >= 2, "no more than half of those that run, and half of the rest, give way"
+    for answer, ids in zip(answers[1:], ([30 + i, 20 + i] for i in range(7)), strict=True):
+        assert not isinstance(answer, Finished) or answer.hypotheses[0].ids == ids
+    assert after.hypotheses[0].ids == [5]
+    assert set(metrics.errors) == {"out_of_memory"}
+    assert metrics.drops.count(("failed", "running")) == 8 - len(kept)
+
+
+async def test_a_request_that_alone_is_too_large_fails_and_the_engine_goes_on() -> None:
+    runtime = CountingRuntime(4)
+    async with pool_of(runtime, most_errors=1) as pool:
+        runtime.most_memory = 0
+        for _ in range(5):
+            with pytest.raises(OutOfMemoryError):
+                await pool.submit(request(5)).result()
+        runtime.most_memory = None
+        assert (await pool.submit(request(6)).result()).hypotheses[0].ids == [6]
+        assert not pool.failed.is_set()
+
+
+async def test_without_memory_to_encode_all_at_once_they_are_encoded_in_parts() -> None:
+    runtime = CountingRuntime(8)
+    runtime.gate.clear()
+    async with pool_of(runtime) as pool:
+        first = pool.submit(request(10))
+        await until(lambda: runtime.encoded)
+        others = [pool.submit(request(*range(10, 12 + i))) for i in range(6)]
+        runtime.most_encoded = 2
+        runtime.gate.set()
+        await first.result()
+        answers = await asyncio.gather(*(each.result() for each in others))
+        huge = pool.submit(request(5))
+        assert (await huge.result()).hypotheses[0].ids == [5]
+        runtime.most_encoded = 0
+        with pytest.raises(OutOfMemoryError):
+            await pool.submit(request(5)).result()
+        await until(lambda: at_rest(pool))
+    assert [answer.hypotheses[0].ids for answer in answers] == [[*range(11 + i, 9, -1)] for i in range(6)]
 
 
 async def test_close_ends_what_is_unanswered() -> None:
@@ -217,7 +305,7 @@ def test_whoever_has_an_answer_gets_it_where_the_runtime_fails_the_others() -> N
     """Both are taken from the queue in the same turn, in which the runtime fails."""
     queue, metrics, runtime = Queue(Scheduler(1, 10, 0.0, 0.0, 100)), Metrics(), CountingRuntime(2)
     tokens = letters_bundle().manifest.tokens
-    runtime.broken = True
+    runtime.errors = [RuntimeError("device lost")]
     late, healthy = (
         Job(each, make_search(each.search, tokens, 50, TargetDecoder(letters())), time.monotonic())
         for each in (request(5, time_limit=0.0), request(6))
@@ -226,7 +314,7 @@ def test_whoever_has_an_answer_gets_it_where_the_runtime_fails_the_others() -> N
     failures: list[BaseException] = []
     for job in (late, healthy):
         queue.scheduler.submit(job)
-    engine = Engine(0, runtime, queue, metrics, delivered.extend, failures.append)
+    engine = Engine(0, runtime, queue, metrics, delivered.extend, failures.append, most_errors=1)
     engine.start()
     engine.join(2)
     assert [(job, type(event)) for job, event in delivered] == [(late, Finished), (healthy, EngineUnavailableError)]

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -36,6 +36,8 @@ class FakePool:
         self.bundle, self.device = bundle, CPU
         self.failed = asyncio.Event()
         self.closed = False
+        self.available = True
+        self.engines, self.threads = 2, 1
 
     async def close(self) -> None:
         self.closed = True
@@ -123,7 +125,9 @@ class World:
     def page(self) -> str:
         return generate_latest(self.metrics.registry).decode()
 
-    async def _load(self, path: Path, name: str, version: str, config: ServerConfig) -> LoadedVersion:
+    async def _load(
+        self, path: Path, name: str, version: str, config: ServerConfig, on_change: Callable[[], None]
+    ) -> LoadedVersion:
         self.loads.append(f"{name}@{version}")
         content = self.source.models[name][version]
         await self.gate.wait()
@@ -139,7 +143,7 @@ class World:
         limits = request_limits(config, 64, bundle.manifest.shape)
         served = ServedVersion(ServedModel(bundle, FakeEngines(), scorer, "cpu", 8, limits))
         pool = cast(EnginePool, FakePool(bundle))
-        self.loaded.append(LoadedVersion(served, pool, scorer, metrics, 0.5, 2, 1))
+        self.loaded.append(LoadedVersion(served, pool, scorer, metrics, 0.5))
         return self.loaded[-1]
 
     def _changed(self, serving: Mapping[str, bool]) -> None:

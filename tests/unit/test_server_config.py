@@ -13,6 +13,7 @@ from dragoman.cli.app import app as client
 from server.bundle.load import shipped_bundle
 from server.cli import MANUAL, app
 from server.config import ServerConfig
+from server.config.devices import EXPECTED as DEVICES
 from server.config.fields import expectation, placeholder
 from server.config.options import PANELS
 from server.config.show import chosen, lines
@@ -121,7 +122,11 @@ def test_paths_of_a_file_are_from_where_it_lies_and_others_are_left_alone(tmp_pa
         ("drain_seconds: .nan", "drain_seconds is .nan; expected a number of at least 0"),
         ("drain_seconds: .inf", "drain_seconds is .inf; expected a number of at least 0"),
         ("connection_age_grace_seconds: 0", "connection_age_grace_seconds is 0; expected a number above 0"),
-        ("device: gpu", "device is 'gpu'; expected auto, cpu or cuda"),
+        ("device: gpu", f"device is 'gpu': {DEVICES}"),
+        ("device: cuda:0,cpu", f"device is 'cuda:0,cpu': {DEVICES}"),
+        ("device: cuda:1,cuda:01", f"device is 'cuda:1,cuda:01': {DEVICES}"),
+        ('device: "cuda:"', f"device is 'cuda:': {DEVICES}"),
+        ("workers: 0", "workers is 0; expected a whole number from 1 to 64"),
         ("log_level: off", "log_level is false; expected debug, info, warning or error"),
         ("reflection: maybe", "reflection is 'maybe'; expected true or false"),
         ("host: 1", "host is 1; expected text"),
@@ -360,3 +365,22 @@ def test_help_has_every_flag_under_its_concern() -> None:
     assert "[default: true]" in text
     narrow = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80", "TERM": "dumb"}).output
     assert "\u2026" not in narrow, "a flag is too long for a terminal of 80 columns, and was cut off"
+
+
+@pytest.mark.parametrize(
+    ("device", "workers", "sentence"),
+    [
+        ("cuda:0,cuda:1", "3", "--device cuda:0,cuda:1 has one worker for each GPU, and can't go with --workers 3"),
+        ("cuda:1", "2", "--device cuda:1 has one worker for each GPU, and can't go with --workers 2"),
+    ],
+)
+def test_each_gpu_has_one_worker(device: str, workers: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        configure({"device": device, "workers": workers}, {})
+    assert str(refused.value) == sentence
+
+
+@pytest.mark.parametrize(("device", "workers"), [("cpu", "8"), ("cuda:1,cuda:3", "2"), ("auto", "2"), ("cuda:7", "1")])
+def test_workers_go_with_devices(device: str, workers: str) -> None:
+    config = configure({"device": device, "workers": workers}, {}).config
+    assert (config.device, config.workers) == (device, int(workers))

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from server.bundle.load import Bundle, BundleError, load_bundle, shipped_bundle
 from server.bundle.manifest import Shape
-from server.engine.requests import DeadlineExpiredError, EngineUnavailableError, QueueFullError
+from server.engine.requests import DeadlineExpiredError, EngineUnavailableError, OutOfMemoryError, QueueFullError
 from server.engine.scorer import RUN_NUMBERS, Scorer, Target
 from server.metrics import ModelMetrics
 from server.runtime.device import CPU
@@ -158,11 +158,30 @@ async def test_an_error_ends_all_that_wait_and_what_comes_next_starts_anew(bench
             "event": "scorer failed",
             "log_level": "error",
             "error": "RuntimeError",
-            "detail": ["CUDA is out of memory"],
+            "detail": "CUDA is out of memory",
         }
     ]
     assert len(await bench.scorer.score(targets(1), None)) == 1
     assert bench.scoring.loads == 2
+
+
+async def test_without_memory_for_all_at_once_they_are_scored_in_parts(bench: Bench) -> None:
+    task = await bench.busy()
+    bench.scoring.most_rows = 2
+    calls = [asyncio.create_task(bench.scorer.score(targets(length), None)) for length in range(1, 6)]
+    await until(lambda: len(bench.scorer._waiting) == 5)
+    bench.scoring.gate.set()
+    await task
+    lengths = [len(scored.log_probabilities) for call in calls for scored in await call]
+    assert lengths == [2, 3, 4, 5, 6]
+    assert max(len(rows) for rows in bench.lengths()) == 2
+    bench.scoring.most_rows = 0
+    with pytest.raises(OutOfMemoryError):
+        await bench.scorer.score(targets(1), None)
+    bench.scoring.most_rows = None
+    assert len(await bench.scorer.score(targets(1), None)) == 1
+    assert bench.scoring.loads == 1, "the thread goes on"
+    assert bench.metrics.device_errors["out_of_memory"] > 1
 
 
 async def test_a_graph_that_can_not_be_loaded_is_told_each_time() -> None:

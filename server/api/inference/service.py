@@ -28,7 +28,7 @@ from server.api.inference.parameters import Parameters, named_as_here
 from server.api.inference.stream import RequestStream
 from server.api.inference.tensors import read_texts
 from server.api.service import GenerationService
-from server.engine.requests import DeadlineExpiredError, EngineUnavailableError, QueueFullError
+from server.engine.requests import DeadlineExpiredError, EngineError
 from server.metrics import ServerMetrics
 from server.models.registry import ModelRegistry
 from server.observe.record import record_part
@@ -301,7 +301,7 @@ def _deadline(timeout: float | None) -> Iterator[None]:
 
 def _told(error: Exception, request_id: str) -> ApiError:
     """What the client of a stream hears of an exception that ended one of its requests."""
-    if isinstance(error, QueueFullError | DeadlineExpiredError | EngineUnavailableError):
+    if isinstance(error, EngineError):
         return from_engine(error)
     if isinstance(error, ApiError):
         return error

@@ -1,4 +1,4 @@
-"""Gives memory back to the machine after a model was unloaded."""
+"""What becomes of memory that is not used any more."""
 
 import ctypes
 import gc

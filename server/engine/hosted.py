@@ -1,0 +1,151 @@
+"""A model's graphs on a device, and what is made of them there."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from server.bundle.load import Bundle, BundleError
+from server.config.devices import split_devices
+from server.engine.engine import StepRuntime
+from server.engine.layout import EngineOptions, layout
+from server.engine.scorer import ScoringRuntime
+from server.runtime.capacity import device_memory
+from server.runtime.device import Device, DeviceError, choose_device
+from server.runtime.failures import first_line
+from server.runtime.model import Runtime, Sessions
+from server.runtime.scorer import ScorerRuntime
+
+
+class CachedRuntime(StepRuntime, Protocol):
+    """A runtime that tells how large its cache is."""
+
+    @property
+    def cache_bytes(self) -> int: ...
+
+
+class HostedModel(Protocol):
+    """A model that is loaded somewhere.
+
+    Attributes:
+        device: where.
+        engines: that it shall have there.
+        threads: of each.
+        itemsize: bytes of a number in the cache.
+    """
+
+    device: Device
+    engines: int
+    threads: int
+    itemsize: int
+
+    def memory(self) -> tuple[int, str, int]:
+        """See device_memory."""
+
+    def runtime(self, index: int, rows: int) -> CachedRuntime:
+        """A runtime that has run, for an engine.
+
+        Raises:
+            BundleError: the graphs are not what the manifest says.
+            DeviceError: the caches do not fit.
+        """
+
+    def scorer(self) -> ScoringRuntime:
+        """What scores targets.
+
+        Raises:
+            BundleError, DeviceError: it can't be loaded.
+        """
+
+    def watch(self, lost: Callable[[], None]) -> None:
+        """Has `lost` called, in any thread, when it is gone with the worker that it was loaded in; perhaps at once."""
+
+    def close(self) -> None:
+        """Lets go of what it holds; its runtimes are not used any more."""
+
+
+class Host(Protocol):
+    """Where models can be loaded: this process, or a worker process.
+
+    Attributes:
+        name: in logs.
+        revives: what it ran is gone after a failure, but can be loaded there anew.
+    """
+
+    name: str
+    revives: bool
+
+    def load(self, bundle: Bundle, options: EngineOptions) -> HostedModel:
+        """Loads a bundle's graphs.
+
+        Raises:
+            BundleError: the graphs are not what the manifest says.
+            DeviceError: the device can't run them.
+            WorkerLostError: the worker has ended meanwhile.
+        """
+
+    @property
+    def ready(self) -> bool:
+        """Whether models can be loaded there now.
+
+        Raises:
+            WorkerLostError: they can't, and that will not change.
+        """
+
+    def broken(self) -> None:
+        """It makes nothing but errors."""
+
+    def close(self) -> None:
+        """It is not used any more."""
+
+
+class LocalModel:
+    """A model in this process.
+
+    Raises:
+        BundleError, DeviceError: see Host.load.
+    """
+
+    def __init__(self, bundle: Bundle, options: EngineOptions) -> None:
+        self.device = choose_device(options.device, bundle.decoder)
+        self.engines, self.threads = layout(options, self.device, bundle.manifest.shape.parameters)
+        self._bundle = bundle
+        # One is enough for engines whose operators use one thread.
+        count = 1 if self.threads == 1 else self.engines
+        self._sessions = [Sessions(bundle, self.device, self.threads) for _ in range(count)]
+        self.itemsize = self._sessions[0].cache_type.itemsize
+
+    def memory(self) -> tuple[int, str, int]:
+        return device_memory(self.device)
+
+    def runtime(self, index: int, rows: int) -> Runtime:
+        try:
+            runtime = Runtime(self._sessions[index % len(self._sessions)], rows)
+            runtime.warm_up()
+        except MemoryError:
+            raise DeviceError(f"{self.device} has not the memory for {rows} cache rows") from None
+        except Exception as error:  # whatever ONNX Runtime raises where shapes disagree
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            raise BundleError(f"{self._bundle.path}: the graphs do not run as the manifest says: {reason}") from None
+        return runtime
+
+    def scorer(self) -> ScorerRuntime:
+        return ScorerRuntime(self._bundle, self.device, self.threads)
+
+    def watch(self, lost: Callable[[], None]) -> None: ...
+
+    def close(self) -> None:
+        self._sessions.clear()
+
+
+class LocalHost:
+    """This process. It can't be started anew, so a device that fails ends it."""
+
+    name, revives, ready = "this process", False, True
+
+    def load(self, bundle: Bundle, options: EngineOptions) -> LocalModel:
+        if len(split_devices(options.device)) > 1:
+            raise DeviceError(f"device {options.device}: a model can't have several of its own; name them in --device")
+        return LocalModel(bundle, options)
+
+    def broken(self) -> None: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,205 @@
+"""Engines that are lost or hang, over fake runtimes: who hears of it, and what comes after."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from server.engine import supervisor
+from server.engine.layout import EngineOptions
+from server.engine.pool import EnginePool
+from server.engine.requests import EngineUnavailableError
+from server.engine.watchdog import Watchdog
+from server.runtime.failures import WorkerLostError
+from tests.counting_engines import CountingHost, CountingRuntime, Metrics, at_rest, request, until
+from tests.fake_engines import letters_bundle
+
+
+@pytest.fixture(autouse=True)
+def no_long_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_DELAY_SECONDS", 0.01)
+
+
+@asynccontextmanager
+async def pool_on(
+    *hosts: CountingHost, on_change: Callable[[], None] = lambda: None, **options: Any
+) -> AsyncIterator[EnginePool]:
+    pool = EnginePool(
+        letters_bundle(), EngineOptions(gather_seconds=0.0, **options), Metrics(), hosts, on_change=on_change
+    )
+    await pool.start()
+    try:
+        yield pool
+    finally:
+        for host in hosts:
+            for runtime in host.runtimes:
+                runtime.gate.set()
+        await pool.close()
+
+
+def host(runtimes: int = 1, fresh: Callable[[], CountingRuntime] = lambda: CountingRuntime(4)) -> CountingHost:
+    return CountingHost(*(CountingRuntime(4) for _ in range(runtimes)), fresh=fresh)
+
+
+async def answer(pool: EnginePool, *ids: int) -> list[int]:
+    return (await pool.submit(request(*ids)).result()).hypotheses[0].ids
+
+
+async def test_what_a_lost_worker_computed_fails_and_the_other_answers_all_else() -> None:
+    changes: list[bool] = []
+    lost, other = host(), host()
+    async with pool_on(lost, other, on_change=lambda: changes.append(pool.available)) as pool:
+        for each in (lost, other):
+            each.runtimes[0].gate.clear()
+        running = [pool.submit(request(5 + i)) for i in range(2)]
+        await until(lambda: lost.runtimes[0].encoded and other.runtimes[0].encoded)
+        waiting = [pool.submit(request(20 + i)) for i in range(6)]
+        lost.runtimes[0].errors = [WorkerLostError("killed")]
+        for each in (lost, other):
+            each.runtimes[0].gate.set()
+        answers = await asyncio.gather(*(each.result() for each in running), return_exceptions=True)
+        assert sorted(type(each).__name__ for each in answers) == ["EngineUnavailableError", "Finished"]
+        assert [(await each.result()).hypotheses[0].ids for each in waiting] == [[20 + i] for i in range(6)]
+        assert pool.available
+        await until(lambda: lost.loads == 2)
+        assert (other.loads, lost.broke) == (1, 0)
+        await until(lambda: lost.runtimes[0].encoded == [])
+        for each in (lost, other):  # the new engine works, too
+            each.runtimes[0].gate.clear()
+        more = [pool.submit(request(5 + i)) for i in range(2)]
+        await until(lambda: lost.runtimes[0].encoded and other.runtimes[0].encoded)
+        for each in (lost, other):
+            each.runtimes[0].gate.set()
+        assert [(await each.result()).hypotheses[0].ids for each in more] == [[5], [6]]
+        await until(lambda: at_rest(pool))
+    assert all(changes), "there was always one"
+    assert not pool.failed.is_set()
+
+
+async def test_an_idle_worker_that_is_lost_is_noticed_and_loaded_anew() -> None:
+    here = host(runtimes=2)
+    changes: list[bool] = []
+    async with pool_on(here, on_change=lambda: changes.append(pool.available)) as pool:
+        here.lost()
+        await until(lambda: here.loads == 2 and pool.available)
+        assert await answer(pool, 7, 8) == [8, 7]
+    assert False in changes, "nobody was there meanwhile"
+
+
+async def test_without_any_engine_requests_are_refused_and_those_that_wait_end() -> None:
+    blocked = threading.Event()
+
+    def fresh() -> CountingRuntime:
+        blocked.wait(10)
+        return CountingRuntime(4)
+
+    here = CountingHost(CountingRuntime(1), fresh=fresh)
+    async with pool_on(here) as pool:
+        runtime = here.runtimes[0]
+        runtime.gate.clear()
+        running = pool.submit(request(5))
+        await until(lambda: runtime.encoded)
+        waiting = pool.submit(request(6))
+        runtime.errors = [WorkerLostError("killed")]
+        runtime.gate.set()
+        for generation in (running, waiting):
+            with pytest.raises(EngineUnavailableError, match="worker process"):
+                await generation.result()
+        assert not pool.available
+        with pytest.raises(EngineUnavailableError, match="started anew"):
+            pool.submit(request(7))
+        blocked.set()
+        await until(lambda: pool.available)
+        assert await answer(pool, 7) == [7]
+
+
+async def test_a_worker_that_makes_nothing_but_errors_is_started_anew() -> None:
+    here = host(runtimes=2)
+    async with pool_on(here, most_errors=2) as pool:
+        here.runtimes[0].errors = [RuntimeError("no kernel image")] * 2
+        here.runtimes[1].errors = [RuntimeError("no kernel image")] * 2
+        failed = 0
+        while here.loads == 1:
+            try:
+                await answer(pool, 5)
+            except EngineUnavailableError:
+                failed += 1
+            await asyncio.sleep(0.002)
+        assert failed >= 2
+        assert here.broke >= 1
+        await until(lambda: pool.available)
+        assert await answer(pool, 5) == [5]
+        assert not pool.failed.is_set()
+
+
+async def test_there_is_no_hope_where_a_model_can_not_be_loaded_anew() -> None:
+    def fresh() -> CountingRuntime:
+        raise OSError("the bundle is gone")
+
+    here = host(fresh=fresh)
+    async with pool_on(here, most_errors=3) as pool:
+        here.lost()
+        await asyncio.wait_for(pool.failed.wait(), 5)
+        assert here.loads == 4, "once, and three times anew"
+        with pytest.raises(EngineUnavailableError):
+            pool.submit(request(5))
+
+
+async def test_as_long_as_another_worker_answers_it_is_tried_on_and_on() -> None:
+    tries = 0
+
+    def fresh() -> CountingRuntime:
+        nonlocal tries
+        tries += 1
+        if tries <= 5:
+            raise OSError("no device")
+        return CountingRuntime(4)
+
+    lost, other = host(fresh=fresh), host()
+    async with pool_on(lost, other, most_errors=2) as pool:
+        lost.lost()
+        while tries <= 5:
+            assert await answer(pool, 5) == [5]
+            await asyncio.sleep(0.001)
+        assert not pool.failed.is_set()
+
+
+async def test_an_engine_of_this_process_that_hangs_ends_its_requests_and_all_hope() -> None:
+    runtime = CountingRuntime(1)
+    here = CountingHost(runtime)
+    started = time.monotonic()
+    async with pool_on(here, hang_seconds=0.1) as pool:
+        assert await answer(pool, 5) == [5]
+        await asyncio.sleep(0.3)
+        assert not pool.failed.is_set(), "one that has nothing to do does not hang"
+        runtime.gate.clear()
+        running, waiting = pool.submit(request(5)), pool.submit(request(6))
+        for generation in (running, waiting):
+            with pytest.raises(EngineUnavailableError, match="hangs"):
+                await generation.result()
+        assert pool.failed.is_set()
+        assert not pool.available
+        await pool.close()
+        assert time.monotonic() - started < 8, "nobody waits for the thread, which the gate holds for ten seconds"
+
+
+async def test_a_model_that_is_unloaded_while_it_is_loaded_anew_is_let_go() -> None:
+    here = host(fresh=lambda: CountingRuntime(4))
+    async with pool_on(here) as pool:
+        here.lost()
+        await pool.close()
+        await pool.close()
+
+
+def test_whoever_is_at_the_same_thing_at_too_many_looks_hangs() -> None:
+    watchdog: Watchdog[str] = Watchdog(3)
+    assert watchdog.look({"a": 1, "b": 1}) == []
+    assert watchdog.look({"a": 1, "b": 2}) == []
+    assert watchdog.look({"a": 1, "b": 2}) == ["a"]
+    assert watchdog.look({"b": 2}) == ["b"]
+    assert watchdog.look({"a": 1}) == [], "it had ended meanwhile"
+    assert watchdog.look({"a": 1}) == []

@@ -12,7 +12,7 @@ import structlog
 from structlog.processors import ExceptionRenderer
 
 from server.observe.lines import LineWriter
-from server.tracebacks import LibraryFormatter, exception_without_words, hush_hooks, write_without_words
+from server.tracebacks import LibraryFormatter, exception_without_words, hush_hooks, is_of_server, write_without_words
 
 LogFormat = Literal["auto", "console", "json"]
 
@@ -49,6 +49,7 @@ def configure_logs(style: LogFormat, level: str, text: bool = False, lines: Line
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     if not text:
         handler.setFormatter(LibraryFormatter(logging.BASIC_FORMAT))
+        handler.addFilter(is_of_server)
         hush_hooks()
     if lines is not None:
         render = line_renderer(style)

@@ -47,6 +47,15 @@ def write_without_words(stream: TextIO, exc_info: ExcInfo) -> None:
     stream.write("\n" + exception_without_words(exc_info))
 
 
+def is_of_server(record: logging.LogRecord) -> bool:
+    """Filters out what gRPC says of clients, with a traceback: one has left while its answer was on its way, or sends
+    metadata that are no text. Neither is a fault of the server's, and anyone could fill its log with them.
+    """
+    if record.name.split(".")[0] != "grpc" or not record.exc_info or (kind := record.exc_info[0]) is None:
+        return True
+    return kind.__name__ != "ExecuteBatchError" and not issubclass(kind, UnicodeDecodeError)
+
+
 class LibraryFormatter(logging.Formatter):
     """For what libraries log through `logging`. Of those that may quote requests it says where they spoke, not what."""
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from contextvars import ContextVar
 from typing import Any, TypeAlias
@@ -103,22 +103,34 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return call
 
     def _stream(self, method: str, behaviour: Any) -> Any:
-        async def call(request: Any, context: Context) -> AsyncIterator[Any]:
+        """NOTE: a coroutine that writes, and no generator: gRPC would leave that to the garbage collector, and log a
+        traceback, where a message can't be sent to a client that has just left.
+        """
+
+        async def call(request: Any, context: Context) -> None:
             with _Call(self._metrics, method, context, self._observer) as call:
                 try:
                     if request is MALFORMED:
                         raise malformed()
                     if self._log_text:
                         log.info("received", method=method, request_id=call.record.id, request=str(request))
-                    # Closed when the client leaves: its rows are given back at once, not by the garbage collector.
+                    # Closed when the client leaves, so that its rows are given back at once.
                     with self._gate.call(method, request, context) as admitted:
                         async with aclosing(behaviour(admitted, context)) as messages:
                             async for message in messages:
-                                yield message
+                                await send(context, message)
                 except Exception as error:
                     await abort(context, call.failed(error), call.record.id)
 
         return call
+
+
+async def send(context: Context, message: Any) -> None:
+    """Hands a message of a stream to gRPC; is cancelled where the client left at this very moment."""
+    try:
+        await context.write(message)
+    except grpc.aio.InternalError:
+        raise asyncio.CancelledError from None
 
 
 class _Call:

@@ -1,0 +1,83 @@
+"""What the server does, and does not log, where clients leave in mid-answer or send what is no text."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import grpc
+import pytest
+
+from server.api.interceptor import CallInterceptor
+from server.logs import configure_logs
+from server.metrics import ServerMetrics
+
+METHOD = "package.Service/Method"
+
+
+class Left:
+    """Stands for the ServicerContext of a client that reads one message and leaves."""
+
+    def __init__(self) -> None:
+        self.written: list[str] = []
+
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
+    def set_trailing_metadata(self, _: object) -> None:
+        pass
+
+    def time_remaining(self) -> None:
+        return None
+
+    async def write(self, message: str) -> None:
+        if self.written:
+            raise grpc.aio.InternalError("the batch failed")
+        self.written.append(message)
+
+
+async def test_an_answer_that_can_not_be_sent_is_given_up_at_once() -> None:
+    closed: list[str] = []
+
+    async def answer(request: str, context: object) -> AsyncIterator[str]:
+        try:
+            for word in request.split():
+                yield word
+        finally:
+            closed.append(request)
+
+    async def handler(_: object) -> Any:
+        return grpc.unary_stream_rpc_method_handler(answer, lambda data: data, lambda message: message)
+
+    details = cast("grpc.HandlerCallDetails", type("Details", (), {"method": f"/{METHOD}"}))
+    metrics, context = ServerMetrics(), Left()
+    wrapped: Any = await CallInterceptor(metrics).intercept_service(handler, details)
+    with pytest.raises(asyncio.CancelledError):
+        await wrapped.unary_stream("one two three", context)
+    assert context.written == ["one"]
+    assert closed == ["one two three"]
+    assert metrics.calls.requests == {(METHOD, "CANCELLED"): 1}
+    assert metrics.calls.running("package.Service") == 0
+
+
+class ExecuteBatchError(Exception):
+    """Named as gRPC's own, which is not public."""
+
+
+def test_what_grpc_says_of_clients_is_not_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("json", "info")
+    for library, error in (
+        ("grpc._cython.cygrpc", ExecuteBatchError()),
+        ("grpc._cython.cygrpc", UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no text")),
+        ("grpc._cython.cygrpc", ValueError()),
+        ("another", UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no text")),
+    ):
+        try:
+            raise error
+        except Exception:
+            logging.getLogger(library).exception("it failed")
+    logging.getLogger("grpc._cython.cygrpc").error("it failed without an exception")
+    output = capsys.readouterr().err
+    assert "ExecuteBatchError" not in output
+    assert output.count("UnicodeDecodeError") == output.count("ValueError") == 1
+    assert output.count("ERROR:grpc") == 2

@@ -12,7 +12,7 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test demo bench lint types format protos clean
+.PHONY: help setup test demo bench lint types format protos chart clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ format: setup ## rewrite the code in the house style
 
 protos: setup ## renew the stubs in protos/dragoman/v1 from the .proto files
 	@$(BIN)/python protos/generate.py
+
+chart: setup ## renew what is made from the Helm chart and from the server's options in deploy/
+	@$(BIN)/python -m deploy.generate
 
 clean: ## remove .venv, caches and what was built
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,7 +1,7 @@
 """Renews what is made from something else in this folder; `--check` only tells what is out of date.
 
 From the server's options: `config` in the chart's values.schema.json. From values.yaml: the table in the chart's
-README.md. From monitoring/: the chart's copies of rules and dashboards. From the chart: the Kustomize base.
+README.md. From the chart: the Kustomize base.
 """
 
 import argparse
@@ -21,7 +21,6 @@ DEPLOY = Path(__file__).parent
 CHART = DEPLOY / "helm" / "dragoman"
 BASE = DEPLOY / "kustomize" / "base"
 BEGIN, END = "<!-- values -->", "<!-- /values -->"
-COPIES = {"rules/*.yaml": CHART / "files" / "rules", "dashboards/*.json": CHART / "files" / "dashboards"}
 # Of an object that Helm made: what Kustomize has no use for.
 HELM_LABELS = ("app.kubernetes.io/managed-by", "helm.sh/chart")
 Files = dict[Path, str]
@@ -86,15 +85,6 @@ def chart_readme() -> str:
     return f"{before}{BEGIN}\n{table}\n{END}{after}"
 
 
-def copies() -> Files:
-    """The chart's copies of rules and dashboards; where there are none yet, none."""
-    return {
-        folder / source.name: source.read_text(encoding="utf-8")
-        for pattern, folder in COPIES.items()
-        for source in sorted((DEPLOY / "monitoring").glob(pattern))
-    }
-
-
 def render(helm: Path, *arguments: str) -> list[dict[str, Any]]:
     """The objects that `helm template` makes of the chart."""
     command = [str(helm), "template", "dragoman", str(CHART), *arguments]
@@ -108,11 +98,11 @@ def without_helm(document: Mapping[str, Any]) -> dict[str, Any]:
     bare["metadata"].pop("namespace", None)
     for label in HELM_LABELS:
         bare["metadata"].get("labels", {}).pop(label, None)
-    template = bare["spec"].get("template") if bare["kind"] == "Deployment" else None
-    if template is not None:
-        template["metadata"]["annotations"].pop("checksum/config")
-        if not template["metadata"]["annotations"]:
-            del template["metadata"]["annotations"]
+    if bare["kind"] == "Deployment":
+        pods = bare["spec"]["template"]["metadata"]
+        pods.get("annotations", {}).pop("checksum/config", None)
+        if not pods.get("annotations"):
+            pods.pop("annotations", None)
     return bare
 
 
@@ -140,14 +130,13 @@ def kustomize_base(helm: Path) -> Files:
 
 
 def wanted(helm: Path) -> Files:
-    schema = {CHART / "values.schema.json": values_schema()}
-    return {**schema, **copies(), CHART / "README.md": chart_readme(), **kustomize_base(helm)}
+    made = {CHART / "values.schema.json": values_schema(), CHART / "README.md": chart_readme()}
+    return {**made, **kustomize_base(helm)}
 
 
 def left_over(files: Files) -> list[Path]:
-    """Files in folders that are all made here, which nothing makes any more."""
-    folders = [BASE, *COPIES.values()]
-    return sorted(path for folder in folders for path in folder.glob("*") if path not in files)
+    """Files of the Kustomize base that nothing makes any more."""
+    return sorted(path for path in BASE.glob("*") if path not in files)
 
 
 def outdated(files: Files) -> list[Path]:

@@ -17,6 +17,11 @@
 {{- fail (printf "config.%s is for the chart to set: %s" $option $instead) -}}
 {{- end -}}
 {{- end -}}
+{{- range $label := list "name" "instance" "version" -}}
+{{- if hasKey $v.podLabels (printf "app.kubernetes.io/%s" $label) -}}
+{{- fail (printf "podLabels: app.kubernetes.io/%s is for the chart to set" $label) -}}
+{{- end -}}
+{{- end -}}
 {{- if eq (int $v.service.port) (int $v.metrics.port) -}}
 {{- fail (printf "service.port and metrics.port are both %d; gRPC and metrics need a port each" (int $v.metrics.port)) -}}
 {{- end -}}

@@ -3,13 +3,22 @@
 {{- ternary .Values.models.image.path "/models" (eq .Values.models.source "image") -}}
 {{- end -}}
 
+{{/* What computes: cpu, cuda, or each of several GPUs, which then have a worker process each. */}}
+{{- define "dragoman.device" -}}
+{{- $gpus := list -}}
+{{- range $number := until (int .Values.gpus) -}}
+{{- $gpus = append $gpus (printf "cuda:%d" $number) -}}
+{{- end -}}
+{{- if eq (len $gpus) 0 -}}cpu{{- else if eq (len $gpus) 1 -}}cuda{{- else -}}{{- join "," $gpus -}}{{- end -}}
+{{- end -}}
+
 {{/* server.yaml: the options of `config`, and those that the chart sets. */}}
 {{- define "dragoman.config" -}}
 {{- $options := deepCopy .Values.config -}}
 {{- $_ := set $options "host" "0.0.0.0" -}}
 {{- $_ := set $options "port" (int .Values.service.port) -}}
 {{- $_ := set $options "metrics_port" (int .Values.metrics.port) -}}
-{{- $_ := set $options "device" (ternary "cuda" "cpu" (gt (int .Values.gpus) 0)) -}}
+{{- $_ := set $options "device" (include "dragoman.device" .) -}}
 {{- if ne .Values.models.source "shipped" -}}
 {{- $_ := set $options (ternary "model_repository" "bundle" .Values.models.repository) (include "dragoman.modelsPath" .) -}}
 {{- end -}}
@@ -22,6 +31,14 @@
 {{- end -}}
 {{- if .Values.apiKeys.secretName -}}
 {{- $_ := set $options "api_keys" (printf "/etc/dragoman/keys/%s" .Values.apiKeys.key) -}}
+{{- end -}}
+{{- range $name, $value := $options -}}
+{{- /* Helm has whole numbers as floats, and would write 10000000 as 1e+07, which is text in YAML. */ -}}
+{{- if and (kindIs "float64" $value) (eq $value (floor $value)) -}}
+{{- $_ := set $options $name (int64 $value) -}}
+{{- else if kindIs "invalid" $value -}}
+{{- $_ := unset $options $name -}}
+{{- end -}}
 {{- end -}}
 {{ toYaml $options }}
 {{- end -}}

@@ -1,0 +1,76 @@
+"""helm and kubectl, and what they make of the chart and of the Kustomize base."""
+
+import functools
+import json
+import os
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.generate import CHART
+from deploy.tools import NoTools, kubernetes_tools
+from tests.deploy.objects import Document
+
+Render = Callable[..., list[Document]]
+
+
+@pytest.fixture(scope="session")
+def tools() -> tuple[Path, Path]:
+    try:
+        return kubernetes_tools()
+    except NoTools as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def helm(tools: tuple[Path, Path]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs helm on the chart: `helm("lint")`, `helm("template", values={"gpus": 1})`."""
+
+    def run(command: str, *arguments: str | Path, values: Mapping[str, Any] | None = None) -> Any:
+        name = ["dragoman"] if command == "template" else []
+        options = ["--values", "-"] if values is not None else []
+        return subprocess.run(
+            [tools[0], command, *name, CHART, *options, *arguments],
+            input=yaml.safe_dump(values) if values is not None else None,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def render(helm: Callable[..., subprocess.CompletedProcess[str]]) -> Render:
+    """The objects that the chart makes of some values."""
+
+    @functools.cache
+    def printed(values: str, *arguments: str) -> str:
+        done = helm("template", *arguments, values=json.loads(values))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def run(values: Mapping[str, Any] | None = None, *arguments: str) -> list[Document]:
+        documents = yaml.safe_load_all(printed(json.dumps(values or {}), *arguments))
+        return [document for document in documents if document is not None]
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def refusal(helm: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., str]:
+    """What helm says of values that can't be."""
+
+    def run(values: Mapping[str, Any], *arguments: str) -> str:
+        done = helm("template", *arguments, values=values)
+        assert done.returncode != 0, done.stdout
+        return str(done.stderr)
+
+    return run

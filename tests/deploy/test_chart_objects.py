@@ -1,0 +1,168 @@
+"""Every object that the chart makes is one that Kubernetes takes, and they fit each other."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.generate import DEPLOY
+from tests.deploy.conftest import Render
+from tests.deploy.kube_schemas import MINORS, faults, unrestricted
+from tests.deploy.objects import Document, only
+
+EXAMPLES = sorted((DEPLOY / "helm" / "examples").glob("*.yaml"))
+VALUES: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    **{path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in EXAMPLES},
+    # Everything that is on by default is off, and what can be chosen is chosen otherwise.
+    "bare": {
+        "fullnameOverride": "speech-g2p",
+        "replicas": 0,
+        "user": None,
+        "service": {"headless": False, "port": 8033},
+        "metrics": {"port": 8034},
+        "probes": {"protocol": "http", "startupSeconds": 900},
+        "serviceAccount": {"create": False},
+        "podDisruptionBudget": {"enabled": False},
+        "networkPolicy": {"enabled": False},
+        "topologySpreadConstraints": [],
+        "strategy": {"type": "Recreate", "rollingUpdate": None},
+        "image": {"repository": "registry.example/dragoman", "digest": f"sha256:{'0a' * 32}", "pullPolicy": "Always"},
+        "models": {"source": "claim", "claim": {"name": "models"}},
+        "config": {"max_message_bytes": 100_000_000, "memory_budget": "512MiB", "hang_seconds": None},
+    },
+    "full": {
+        "nameOverride": "g2p",
+        "podLabels": {"team": "speech"},
+        "podAnnotations": {"example.com/note": "yes"},
+        "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
+        "tolerations": [{"key": "speech", "operator": "Exists"}],
+        "priorityClassName": "serving",
+        "runtimeClassName": "nvidia",
+        "gpus": 1,
+        "gpuResource": "nvidia.com/mig-1g.10gb",
+        "terminationGracePeriodSeconds": 90,
+        "serviceAccount": {"name": "speech", "annotations": {"example.com/role": "reader"}},
+        "service": {"annotations": {"example.com/scheme": "internal"}},
+        "podDisruptionBudget": {"maxUnavailable": "25%"},
+        "grpcRoute": {"enabled": True, "parentRefs": [{"name": "all"}], "annotations": {"example.com/a": "b"}},
+        "monitoring": {"podMonitor": {"enabled": True, "labels": {"release": "stack"}, "interval": "5s"}},
+        "models": {
+            "source": "artifact",
+            "repository": True,
+            "artifact": {"reference": "r.example/m:1", "subPath": "a"},
+        },
+        "autoscaling": {"by": "keda", "keda": {"serverAddress": "https://p.example", "authentication": "prometheus"}},
+    },
+}
+
+
+@pytest.fixture(scope="module", params=VALUES)
+def documents(request: pytest.FixtureRequest, render: Render) -> list[Document]:
+    return render(VALUES[request.param])
+
+
+def test_kubernetes_takes_every_object(documents: list[Document]) -> None:
+    assert {minor: {each["kind"]: faults(each, minor) for each in documents} for minor in MINORS} == {
+        minor: {each["kind"]: [] for each in documents} for minor in MINORS
+    }
+
+
+def test_pods_keep_to_the_restricted_profile(documents: list[Document]) -> None:
+    pod = only(documents, "Deployment")["spec"]["template"]["spec"]
+    assert unrestricted(pod) == []
+    assert pod["automountServiceAccountToken"] is False
+    assert all(each["securityContext"]["readOnlyRootFilesystem"] for each in pod["containers"])
+
+
+def test_nothing_needs_a_shell(documents: list[Document]) -> None:
+    """The image has none, so that its entry point is all that can be run in it."""
+    server = only(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    assert "command" not in server
+    assert "lifecycle" not in server
+    probes = [server[name] for name in ("startupProbe", "readinessProbe", "livenessProbe")]
+    assert not any("exec" in probe for probe in probes)
+
+
+def test_every_name_is_there(documents: list[Document]) -> None:
+    """Volumes that are mounted, ports that are asked for, labels that are selected."""
+    deployment = only(documents, "Deployment")
+    template = deployment["spec"]["template"]
+    server, labels = template["spec"]["containers"][0], template["metadata"]["labels"].items()
+    ports = {port["name"]: port["containerPort"] for port in server["ports"]}
+    volumes = [volume["name"] for volume in template["spec"]["volumes"]]
+    containers = [*template["spec"].get("initContainers", ()), server]
+    mounted = [mount["name"] for each in containers for mount in each["volumeMounts"]]
+    assert sorted(set(mounted)) == sorted(volumes)
+    paths = [mount["mountPath"] for mount in server["volumeMounts"]]
+    assert len(paths) == len(set(paths))
+    assert deployment["spec"]["selector"]["matchLabels"].items() <= labels
+    for service in (each for each in documents if each["kind"] == "Service"):
+        assert service["spec"]["selector"].items() <= labels
+        # A headless Service has no ports of its own: clients reach those of the pods.
+        assert all(ports[port["targetPort"]] == port["port"] for port in service["spec"]["ports"])
+    for each in documents:
+        spec = each.get("spec", {})
+        if each["kind"] in ("PodDisruptionBudget", "PodMonitor"):
+            assert spec["selector"]["matchLabels"].items() <= labels
+        if each["kind"] == "NetworkPolicy":
+            assert spec["podSelector"]["matchLabels"].items() <= labels
+            assert [port["port"] for rule in spec["ingress"] for port in rule["ports"]] == list(ports)
+        if "scaleTargetRef" in spec:
+            assert spec["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+        if each["kind"] == "GRPCRoute":
+            backend = spec["rules"][0]["backendRefs"][0]
+            service = only(documents, "Service", backend["name"])
+            assert [port["port"] for port in service["spec"]["ports"]] == [backend["port"]]
+    accounts = [each["metadata"]["name"] for each in documents if each["kind"] == "ServiceAccount"]
+    assert template["spec"]["serviceAccountName"] in (*accounts, "default")
+
+
+def test_the_schemas_find_faults(render: Render) -> None:
+    """The test of the tests: a field too many, in each kind of object, is found by what checks it."""
+    everything = VALUES["full"] | {"autoscaling": {"by": "hpa"}, "monitoring": {"podMonitor": {"enabled": True}}}
+    kinds = set()
+    for document in [*render(everything), *render(VALUES["full"])]:
+        if (spec := document.get("spec")) is None:
+            spec = document
+        for minor in MINORS:
+            assert faults(document, minor) == []
+        spec["oops"] = 1
+        assert any("oops" in fault for fault in faults(document, MINORS[0])), document["kind"]
+        kinds.add(document["kind"])
+    assert {"Deployment", "Service", "HorizontalPodAutoscaler", "ScaledObject", "PodMonitor", "GRPCRoute"} <= kinds
+
+
+@pytest.mark.parametrize("name", ["defaults", "full"])
+def test_lint(helm: Callable[..., subprocess.CompletedProcess[str]], name: str) -> None:
+    done = helm("lint", "--strict", values=VALUES[name])
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("minor", MINORS)
+def test_every_minor_of_kubernetes_is_let_in(render: Render, minor: str) -> None:
+    assert render(VALUES["full"], "--kube-version", minor)
+
+
+def test_the_gateway_of_the_example_fits_its_route(render: Render) -> None:
+    gateway = yaml.safe_load((DEPLOY / "gateway" / "gateway.yaml").read_text(encoding="utf-8"))
+    assert faults(gateway, MINORS[0]) == []
+    route = only(render(VALUES["gateway"], "--namespace", "speech"), "GRPCRoute")
+    parent, listener = route["spec"]["parentRefs"][0], gateway["spec"]["listeners"][0]
+    assert (parent["name"], parent["namespace"]) == (gateway["metadata"]["name"], gateway["metadata"]["namespace"])
+    assert (parent["sectionName"], route["spec"]["hostnames"]) == (listener["name"], [listener["hostname"]])
+    allowed = listener["allowedRoutes"]["namespaces"]["selector"]["matchLabels"]
+    assert allowed == {"kubernetes.io/metadata.name": route["metadata"]["namespace"]}
+
+
+def test_the_packaged_chart_is_complete(
+    helm: Callable[..., subprocess.CompletedProcess[str]], tools: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """`helm package` makes an archive of which the same objects come."""
+    assert helm("package", "--destination", tmp_path).returncode == 0
+    (archive,) = tmp_path.glob("dragoman-*.tgz")
+    packed = subprocess.run([tools[0], "template", "dragoman", archive], capture_output=True, text=True, check=True)
+    assert packed.stdout == helm("template").stdout

@@ -1,0 +1,77 @@
+"""A value that can't be is refused with a sentence that names it, before anything reaches the cluster."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Refusal = Callable[..., str]
+
+# By values.schema.json: what helm says names the value by its path.
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"gpu": 1}, "'gpu'"),
+    ({"gpus": -1}, "/gpus"),
+    ({"gpus": "one"}, "/gpus"),
+    ({"replicas": 1.5}, "/replicas"),
+    ({"image": {"pullPolicy": "Sometimes"}}, "/image/pullPolicy"),
+    ({"image": {"digest": "0a0a"}}, "/image/digest"),
+    ({"service": {"port": 70_000}}, "/service/port"),
+    ({"config": {"max_row": 8}}, "'max_row'"),
+    ({"config": {"max_rows": "many"}}, "/config/max_rows"),
+    ({"config": {"log_level": "loud"}}, "/config/log_level"),
+    ({"config": {"drain_seconds": -1}}, "/config/drain_seconds"),
+    ({"resources": {"limits": {"memory": "4 GB"}}}, "/resources/limits/memory"),
+    ({"models": {"source": "s3"}}, "/models/source"),
+    ({"models": {"claim": {"subPath": "../other"}}}, "/models/claim/subPath"),
+    ({"tls": {"secretName": "My Secret"}}, "/tls/secretName"),
+    ({"probes": {"protocol": "tcp"}}, "/probes/protocol"),
+    ({"strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "a few"}}}, "/strategy"),
+    ({"podLabels": {"team": 7}}, "/podLabels/team"),
+    ({"podDisruptionBudget": {"maxUnavailable": "some"}}, "/podDisruptionBudget/maxUnavailable"),
+    ({"autoscaling": {"by": "cpu"}}, "/autoscaling/by"),
+    ({"autoscaling": {"keda": {"serverAddress": "prometheus:9090"}}}, "/autoscaling/keda/serverAddress"),
+    ({"monitoring": {"podMonitor": {"interval": "often"}}}, "/monitoring/podMonitor/interval"),
+    ({"user": 0}, "/user"),
+]
+# By the templates: how values go together.
+CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"config": {"port": 1}}, "config.port is for the chart to set: set service.port"),
+    ({"config": {"bundle": "/models"}}, "config.bundle is for the chart to set: set models.source"),
+    ({"config": {"device": "cuda"}}, "config.device is for the chart to set: set gpus"),
+    ({"config": {"api_keys": "/k"}}, "config.api_keys is for the chart to set: set apiKeys.secretName"),
+    ({"podLabels": {"app.kubernetes.io/name": "mine"}}, "podLabels: app.kubernetes.io/name is for the chart to set"),
+    ({"service": {"port": 9090}}, "service.port and metrics.port are both 9090"),
+    ({"models": {"repository": True}}, "models.repository is true, but the model that is in the image"),
+    ({"models": {"source": "claim"}}, "models.claim.name is empty"),
+    ({"models": {"source": "artifact"}}, "models.artifact.reference is empty"),
+    ({"models": {"source": "initContainer"}}, "models.initContainer.image is empty"),
+    (
+        {"models": {"source": "initContainer", "initContainer": {"image": "fetch:1"}}},
+        "networkPolicy.egress is empty, so that models.initContainer could fetch nothing",
+    ),
+    ({"config": {"tracing": True}}, "networkPolicy.egress is empty, so that no traces could be sent"),
+    ({"tls": {"clientAuthoritySecretName": "ca"}}, "tls.clientAuthoritySecretName needs tls.secretName"),
+    ({"tls": {"secretName": "a"}, "probes": {"protocol": "grpc"}}, "probes.protocol is grpc, but"),
+    ({"autoscaling": {"by": "hpa", "minReplicas": 9}}, "autoscaling.maxReplicas is 4, less than"),
+    ({"autoscaling": {"by": "keda"}}, "autoscaling.keda.serverAddress is empty"),
+    ({"grpcRoute": {"enabled": True}}, "grpcRoute.parentRefs is empty"),
+]
+
+
+@pytest.mark.parametrize(("values", "named"), WRONG, ids=[named for _, named in WRONG])
+def test_a_wrong_value_is_named(refusal: Refusal, values: dict[str, Any], named: str) -> None:
+    assert named in refusal(values)
+
+
+@pytest.mark.parametrize(("values", "sentence"), CONTRADICTIONS, ids=[sentence for _, sentence in CONTRADICTIONS])
+def test_a_contradiction_is_told_in_a_sentence(refusal: Refusal, values: dict[str, Any], sentence: str) -> None:
+    assert sentence in refusal(values)
+
+
+def test_an_artifact_needs_a_kubernetes_that_mounts_images(refusal: Refusal) -> None:
+    values = {"models": {"source": "artifact", "artifact": {"reference": "r.example/m:1"}}}
+    assert "models.source is artifact, but Kubernetes v1.32" in refusal(values, "--kube-version", "v1.32.4")
+
+
+def test_a_kubernetes_that_is_too_old_is_refused(refusal: Refusal) -> None:
+    assert ">=1.30" in refusal({}, "--kube-version", "v1.29.0")

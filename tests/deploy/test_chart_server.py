@@ -1,0 +1,149 @@
+"""What the chart tells the server: options that it takes, probes that it answers, time enough to stop."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.generate import CHART, DEPLOY
+from server.config.options import ServerConfig
+from server.config.sources import configure
+from server.metrics import ServerMetrics
+from tests.deploy.conftest import Render
+from tests.deploy.objects import Document, only
+from tests.deploy.test_chart_objects import VALUES
+
+
+def server_of(documents: list[Document]) -> Document:
+    container: Document = only(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    return container
+
+
+def options_of(documents: list[Document], folder: Path) -> ServerConfig:
+    """What the server makes of its server.yaml; it refuses an option that it does not know."""
+    template = only(documents, "Deployment")["spec"]["template"]["spec"]
+    name = next(volume["configMap"]["name"] for volume in template["volumes"] if volume["name"] == "config")
+    file = folder / "server.yaml"
+    file.write_text(only(documents, "ConfigMap", name)["data"]["server.yaml"], encoding="utf-8")
+    return configure({}, {}, file).config
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_the_server_takes_its_options(render: Render, tmp_path: Path, name: str) -> None:
+    documents = render(VALUES[name])
+    config, server = options_of(documents, tmp_path), server_of(documents)
+    assert server["args"] == ["--config", "/etc/dragoman/server.yaml"]
+    ports = {port["name"]: port["containerPort"] for port in server["ports"]}
+    assert (config.host, config.port, config.metrics_port) == ("0.0.0.0", ports["grpc"], ports["metrics"])
+    mounts = [Path(mount["mountPath"]) for mount in server["volumeMounts"]]
+    paths = [config.tls_cert, config.tls_key, config.tls_client_ca, config.api_keys]
+    if VALUES[name].get("models", {}).get("source", "shipped") not in ("shipped", "image"):
+        paths.append(config.model_repository or config.bundle)
+    assert all(any(path.is_relative_to(mount) for mount in mounts) for path in paths if path is not None)
+
+
+def test_numbers_stay_numbers(render: Render, tmp_path: Path) -> None:
+    values = {"config": {"max_message_bytes": 100_000_000, "queue_tokens": 12_345_678, "drain_seconds": 2.5}}
+    config = options_of(render(values), tmp_path)
+    assert (config.max_message_bytes, config.queue_tokens, config.drain_seconds) == (100_000_000, 12_345_678, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "device", "tag"), [(0, "cpu", "0.1.0"), (1, "cuda", "0.1.0-cuda"), (2, "cuda:0,cuda:1", "0.1.0-cuda")]
+)
+def test_gpus(render: Render, tmp_path: Path, gpus: int, device: str, tag: str) -> None:
+    documents = render({"gpus": gpus})
+    server, pod = server_of(documents), only(documents, "Deployment")["spec"]["template"]["spec"]
+    assert options_of(documents, tmp_path).device == device
+    assert server["image"] == f"dragoman:{tag}"
+    assert server["resources"]["limits"].get("nvidia.com/gpu", 0) == gpus
+    assert ("tolerations" in pod) == (gpus > 0)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_pods_have_the_time_that_stopping_takes(render: Render, tmp_path: Path, name: str) -> None:
+    documents = render(VALUES[name])
+    config = options_of(documents, tmp_path)
+    grace = only(documents, "Deployment")["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    assert grace >= config.drain_seconds + 10
+
+
+def test_the_time_to_stop_follows_the_options(render: Render) -> None:
+    def grace(**values: Any) -> int:
+        pod = only(render(values), "Deployment")["spec"]["template"]["spec"]
+        return int(pod["terminationGracePeriodSeconds"])
+
+    assert grace(config={"drain_seconds": 120}) - grace(config={"drain_seconds": 30}) == 90
+    assert grace(config={"drain_seconds": 0.5}) == grace(config={"drain_seconds": 1})
+    assert grace(config={"drain_seconds": 0}) == grace(config={"drain_seconds": 30}) - 30
+    # null is the server's default, which the chart must know.
+    default = ServerConfig.model_fields["drain_seconds"].default
+    assert grace(config={"drain_seconds": None}) == grace(config={"drain_seconds": default})
+    assert grace(terminationGracePeriodSeconds=600) == 600
+
+
+def test_too_little_time_to_stop_is_refused(refusal: Any) -> None:
+    said = refusal({"terminationGracePeriodSeconds": 60, "config": {"drain_seconds": 60}})
+    assert re.search(r"terminationGracePeriodSeconds is 60, but stopping may take \d+ s", said)
+
+
+def test_probes(render: Render) -> None:
+    """gRPC's, except with TLS, of which the kubelet's gRPC probes know nothing."""
+    plain, tls = server_of(render()), server_of(render({"tls": {"secretName": "certificate"}}))
+    assert plain["startupProbe"]["grpc"] == plain["readinessProbe"]["grpc"] == {"port": 50051}
+    assert tls["startupProbe"]["httpGet"] == {"path": "/startupz", "port": "metrics"}
+    assert tls["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "metrics"}
+    assert plain["livenessProbe"]["httpGet"] == tls["livenessProbe"]["httpGet"] == {"path": "/livez", "port": "metrics"}
+    slow = server_of(render({"probes": {"startupSeconds": 1200}}))["startupProbe"]
+    assert slow["periodSeconds"] * slow["failureThreshold"] == 1200
+
+
+def test_new_options_make_new_pods_and_nothing_else_does(render: Render) -> None:
+    def template(**values: Any) -> Document:
+        pods: Document = only(render(values), "Deployment")["spec"]["template"]
+        return pods
+
+    assert template(config={"max_rows": 8}) != template()
+    assert template(replicas=3, podDisruptionBudget={"enabled": False}) == template()
+
+
+def test_an_autoscaler_alone_decides_how_many_pods_there_are(render: Render) -> None:
+    assert only(render({"replicas": 3}), "Deployment")["spec"]["replicas"] == 3
+    assert "replicas" not in only(render({"autoscaling": {"by": "hpa"}}), "Deployment")["spec"]
+
+
+def test_every_metric_that_is_named_exists() -> None:
+    """In the chart, and in the examples for autoscalers."""
+    metrics = ServerMetrics()
+    metrics.model("any")
+    exposed = {sample.name for family in metrics.registry.collect() for sample in family.samples}
+    files = [path for path in DEPLOY.rglob("*.yaml") if "monitoring" not in path.parts[len(DEPLOY.parts) :]]
+    named = {
+        metric
+        for path in [*files, *CHART.glob("templates/*")]
+        if path.parent.name != "files"
+        for metric in re.findall(r"\bdragoman_[a-z_]+", path.read_text(encoding="utf-8"))
+    }
+    assert "dragoman_requests_waiting" in named
+    assert named <= exposed
+
+
+def test_the_query_of_keda_means_the_pods_of_this_release(render: Render) -> None:
+    keda = {"by": "keda", "keda": {"serverAddress": "http://p:9090"}}
+    scaled = only(render({"autoscaling": keda}, "--namespace", "speech"), "ScaledObject")
+    query = scaled["spec"]["triggers"][0]["metadata"]["query"]
+    found = re.fullmatch(r'sum\(dragoman_requests_waiting\{namespace="speech",pod=~"(.+)"\}\)', query)
+    assert found is not None
+    assert re.fullmatch(found[1], "dragoman-6d4cf56db6-x7k2p")
+    assert not re.fullmatch(found[1], "dragoman-beta-6d4cf56db6-x7k2p")
+
+
+def test_both_autoscalers_read_the_same_metric(render: Render) -> None:
+    """The name that prometheus-adapter gives it is the one that the HorizontalPodAutoscaler asks for."""
+    hpa = only(render(VALUES["autoscaling-hpa"]), "HorizontalPodAutoscaler")
+    (rule,) = yaml.safe_load((DEPLOY / "autoscaling" / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
+    metric = hpa["spec"]["metrics"][0]["pods"]["metric"]["name"]
+    assert rule["name"] == {"matches": f"^{metric}$", "as": metric}
+    assert rule["seriesQuery"].startswith(f"{metric}{{")

@@ -26,7 +26,6 @@ from server.bundle.manifest import (
     SpecialTokens,
     Tokenizers,
 )
-from server.runtime.device import DeviceChoice
 from training.data.tokenizers import BEGIN_ID, END_ID, PAD_ID, UNKNOWN_ID
 from training.model import Transformer
 from training.run import Run
@@ -55,7 +54,7 @@ class Options:
     notices: Sequence[Path] = ()
     examples: Sequence[str] = ()
     overwrite: bool = False
-    device: DeviceChoice = "auto"
+    device: str = "auto"
 
 
 def write_files(run: Run, folder: Path, options: Options, examples: Sequence[str]) -> Manifest:

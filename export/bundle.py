@@ -13,7 +13,7 @@ from export.errors import CheckFailedError, ExportError
 from export.quality import measure
 from server.bundle.load import BundleError, load_bundle
 from server.bundle.manifest import MANIFEST_FILE, NAME_PATTERN, Manifest
-from server.runtime.device import DeviceChoice, DeviceError, choose_device
+from server.runtime.device import DeviceError, choose_device
 from training.data.corpus import Pair
 from training.data.tokenizers import UNKNOWN_ID
 from training.errors import TrainingError
@@ -74,7 +74,7 @@ def export_run(
     return manifest, report
 
 
-def check(bundle: Path, run: Path | None, device: DeviceChoice, say: Callable[[str], None] = _silent) -> Report:
+def check(bundle: Path, run: Path | None, device: str, say: Callable[[str], None] = _silent) -> Report:
     """Checks a bundle again.
 
     Args:

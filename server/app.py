@@ -1,22 +1,20 @@
-"""The process: ports, loading, signals, draining."""
+"""The process: ports, loading, signals."""
 
 import asyncio
 import os
 import signal
 import sys
-import time
 from functools import partial
 
 import structlog
 
 from server.api.admin import AdminService
 from server.api.health import Health
-from server.api.inference.service import SERVICE as INFERENCE
 from server.api.inference.service import InferenceService
-from server.api.service import SERVICE as GENERATION
 from server.api.service import GenerationService
 from server.config import ServerConfig
 from server.errors import StartError
+from server.leaving import SERVICES, Leaving
 from server.logs import line_renderer
 from server.metrics import ServerMetrics
 from server.models.loading import load_version
@@ -35,13 +33,9 @@ from server.workers.hosts import make_hosts
 
 log = structlog.get_logger()
 
-POLL_SECONDS = 0.02
-SERVICES = (GENERATION, INFERENCE)
-QUIET_SECONDS, LATECOMER_SECONDS = 0.1, 5.0
-
 
 async def run(config: ServerConfig, lines: LineWriter) -> int:
-    """Serves until SIGTERM or SIGINT, then drains; a second signal, or one while it loads, ends the process at once.
+    """Serves until SIGTERM or SIGINT, then leaves; a second signal, or one while it loads, ends the process at once.
 
     Args:
         lines: what the log is written with.
@@ -103,19 +97,26 @@ async def run(config: ServerConfig, lines: LineWriter) -> int:
     following = asyncio.create_task(manager.watch(config.repository_poll_seconds if config.model_repository else 0))
     failing = asyncio.create_task(manager.failed.wait())
     await asyncio.wait([stopping, failing], return_when=asyncio.FIRST_COMPLETED)
-    readiness.end("an engine failed" if manager.failed.is_set() else None)
+    leaving = Leaving(server, metrics, registry, inference, manager, health)
+    if not manager.failed.is_set():
+        readiness.end()
+        await leaving.delay(config.drain_delay_seconds)
+    if manager.failed.is_set():
+        readiness.end("an engine failed")
     following.cancel()
-    inference.drain()
-    await _drain(config, metrics, registry, manager)
+    stopped = await leaving.drain(config.drain_seconds)
     await asyncio.gather(*(asyncio.to_thread(host.close) for host in hosts))
-    health.end()
-    await server.stop(1)
     for task in standing:
         task.cancel()
     if tracer is not None:
         lines.drain(DRAIN_SECONDS)  # spans are made where lines are written
         await asyncio.to_thread(tracer.close, DRAIN_SECONDS)
-    return 1 if manager.failed.is_set() else 0
+    status = 1 if manager.failed.is_set() else 0
+    if not stopped:
+        lines.drain(DRAIN_SECONDS)
+        # NOTE: an ordinary end would stop the server after all, and by that end the calls that it has with CANCELLED.
+        os._exit(status)
+    return status
 
 
 def _source(config: ServerConfig) -> Source:
@@ -137,33 +138,6 @@ async def _load(config: ServerConfig, manager: ModelManager) -> None:
     problems = [report.problem for report in manager.reports() if report.problem]
     if config.model_repository is None and problems:
         raise StartError(problems[0])
-
-
-async def _drain(config: ServerConfig, metrics: ServerMetrics, registry: ModelRegistry, manager: ModelManager) -> None:
-    """Refuses new calls, waits for those that run, and takes the models down."""
-    registry.refuse("the server is shutting down")
-    deadline = time.monotonic() + config.drain_seconds
-    log.info("draining", calls=metrics.calls.running(*SERVICES), at_most_seconds=config.drain_seconds)
-    # Polled once in a server's life, instead of signalled by every call.
-    while metrics.calls.running(*SERVICES) and time.monotonic() < deadline:  # noqa: ASYNC110
-        await asyncio.sleep(POLL_SECONDS)
-    if unfinished := metrics.calls.running(*SERVICES):
-        log.warning("calls were not finished in time and end with UNAVAILABLE", calls=unfinished)
-    await manager.close()
-    await _refuse_latecomers(metrics, min(deadline, time.monotonic() + LATECOMER_SECONDS))
-    log.info("stopped")
-
-
-async def _refuse_latecomers(metrics: ServerMetrics, deadline: float) -> None:
-    """Waits until no call has come for a moment, or for the deadline.
-
-    A gRPC server that stops ends the calls it has received and not yet handed over with CANCELLED, which tells a client
-    nothing; as long as it runs they are refused with UNAVAILABLE.
-    """
-    before = -1
-    while (ended := sum(metrics.calls.requests.values())) != before and time.monotonic() < deadline:
-        before = ended
-        await asyncio.sleep(QUIET_SECONDS)
 
 
 def _stop_on_signals(lines: LineWriter) -> asyncio.Event:

@@ -10,7 +10,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dragoman import messages
-from dragoman.channel import CHANNEL_OPTIONS, DEFAULT_ADDRESS, target
+from dragoman.channel import CHANNEL_OPTIONS, DEFAULT_ADDRESS, UNREADY_OPTIONS, target
 from dragoman.credentials import Tls, call_metadata, channel_credentials, channel_options
 from dragoman.errors import CallCancelledError, DragomanError, ItemError, NotFoundError, ServerError, from_rpc_error
 from dragoman.fields import Side, Source, Target
@@ -46,7 +46,7 @@ class AsyncClient:
         self._target = target(address)
         self._timeout = timeout
         self._retry = retry or RetryPolicy()
-        self._credentials, self._options = channel_credentials(tls), [*CHANNEL_OPTIONS, *channel_options(tls)]
+        self._credentials, self._options = channel_credentials(tls), channel_options(tls)
         self._metadata = call_metadata(api_key)
 
     async def generate(
@@ -137,7 +137,7 @@ class AsyncClient:
 
     async def health(self, service: str = "", *, timeout: float | None = None) -> HealthStatus:
         """As Client.health."""
-        check: Any = health_pb2_grpc.HealthStub(self._channel).Check
+        check: Any = health_pb2_grpc.HealthStub(self._unready).Check
         request = health_pb2.HealthCheckRequest(service=service)
         try:
             response = await self._send(check, request, Attempts(NO_RETRY, self._seconds(timeout)))
@@ -148,6 +148,7 @@ class AsyncClient:
     async def close(self) -> None:
         """Closes the connections; calls under way are cancelled."""
         await self._channel.close()
+        await self._unready.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -157,12 +158,20 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    # The channel binds itself to the loop that runs when it is made, so it is made by the first call.
+    # A channel binds itself to the loop that runs when it is made, so it is made by the first call.
     @cached_property
     def _channel(self) -> Any:
+        return self._open(CHANNEL_OPTIONS)
+
+    @cached_property
+    def _unready(self) -> Any:
+        return self._open(UNREADY_OPTIONS)
+
+    def _open(self, options: list[tuple[str, str | int]]) -> Any:
+        options = [*options, *self._options]
         if self._credentials is None:
-            return grpc.aio.insecure_channel(self._target, self._options)
-        return grpc.aio.secure_channel(self._target, self._credentials, self._options)
+            return grpc.aio.insecure_channel(self._target, options)
+        return grpc.aio.secure_channel(self._target, self._credentials, options)
 
     @cached_property
     def _stub(self) -> Any:
@@ -170,7 +179,7 @@ class AsyncClient:
 
     @cached_property
     def _admin(self) -> Any:
-        return AdminServiceStub(self._channel)
+        return AdminServiceStub(self._unready)
 
     def _method(self, call: Call[Any]) -> Any:
         return getattr(self._admin if call.service == "admin" else self._stub, call.method)

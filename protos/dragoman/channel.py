@@ -10,11 +10,15 @@ DEFAULT_ADDRESS = "127.0.0.1:50051"
 _SCHEME = re.compile(r"^(dns|ipv4|ipv6|unix|unix-abstract|vsock|xds):")
 _MAX_RECEIVE_BYTES = 64 * 2**20
 
+# Calls go round all addresses that the name resolves to (a headless Kubernetes service has one for each pod), and pass
+# over those whose server says that it is not ready, or has not said yet that it is: it is watched for that
+# (grpc.health.v1). So a server that is about to leave gets no more calls while it still takes some.
+_SERVICE_CONFIG = {"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": ""}}
+
 CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
-    # Calls go round all addresses that the name resolves to (a headless Kubernetes service has one for each pod).
-    ("grpc.service_config", json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})),
+    ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
     ("grpc.max_receive_message_length", _MAX_RECEIVE_BYTES),
-    # A peer that vanished is noticed while a call waits for it; idle connections are left in peace.
+    # A peer that vanished is noticed.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     # A server that restarts is found within the client's own retries.
@@ -22,6 +26,9 @@ CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 5_000),
 ]
+
+# For what is asked of a server that is not ready, too: how it does, and what is to be done about it.
+UNREADY_OPTIONS: list[tuple[str, str | int]] = [*CHANNEL_OPTIONS, ("grpc.inhibit_health_checking", 1)]
 
 
 def target(address: str | Sequence[str]) -> str:

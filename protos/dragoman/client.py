@@ -10,7 +10,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dragoman import messages
-from dragoman.channel import CHANNEL_OPTIONS, DEFAULT_ADDRESS, target
+from dragoman.channel import CHANNEL_OPTIONS, DEFAULT_ADDRESS, UNREADY_OPTIONS, target
 from dragoman.credentials import Tls, call_metadata, channel_credentials, channel_options
 from dragoman.errors import DragomanError, ItemError, NotFoundError, ServerError, from_rpc_error
 from dragoman.fields import Side, Source, Target
@@ -57,14 +57,15 @@ class Client:
         self._timeout = timeout
         self._retry = retry or RetryPolicy()
         self._metadata = call_metadata(api_key)
-        credentials, options = channel_credentials(tls), [*CHANNEL_OPTIONS, *channel_options(tls)]
-        self._channel = (
-            grpc.insecure_channel(target(address), options)
+        credentials, reached = channel_credentials(tls), target(address)
+        self._channel, self._unready = (
+            grpc.insecure_channel(reached, [*options, *channel_options(tls)])
             if credentials is None
-            else grpc.secure_channel(target(address), credentials, options)
+            else grpc.secure_channel(reached, credentials, [*options, *channel_options(tls)])
+            for options in (CHANNEL_OPTIONS, UNREADY_OPTIONS)
         )
         self._stub: Any = GenerationServiceStub(self._channel)
-        self._admin: Any = AdminServiceStub(self._channel)
+        self._admin: Any = AdminServiceStub(self._unready)
 
     def generate(self, source: Source, *, timeout: float | None = None, **options: Unpack[GenerateOptions]) -> Result:
         """The answer to a text, or to the token ids of one."""
@@ -188,7 +189,7 @@ class Client:
             service: "" for the server as a whole, "model:NAME" for a model, or a service's name such as
                 "dragoman.v1.GenerationService".
         """
-        check: Any = health_pb2_grpc.HealthStub(self._channel).Check
+        check: Any = health_pb2_grpc.HealthStub(self._unready).Check
         request = health_pb2.HealthCheckRequest(service=service)
         try:
             response = self._send(check, request, Attempts(NO_RETRY, self._seconds(timeout)))
@@ -199,6 +200,7 @@ class Client:
     def close(self) -> None:
         """Closes the connections; calls under way are cancelled."""
         self._channel.close()
+        self._unready.close()
 
     def __enter__(self) -> Self:
         return self

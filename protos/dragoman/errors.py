@@ -12,9 +12,9 @@ from dragoman.names import REQUEST_ID
 
 _STATUS_DETAILS_KEY = "grpc-status-details-bin"
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
-# gRPC's words for a connection that never came about; the reason stands after the last colon.
-# Its words for what TLS may stumble over, and ours.
-_TLS_REASONS = {
+# gRPC's words for what may come between, and ours.
+_REASONS = {
+    "backend unhealthy": "it is not ready: its model is loading, or it is shutting down",
     "CERTIFICATE_VERIFY_FAILED": "nobody who is trusted here has signed the server's certificate, or it has expired",
     "WRONG_VERSION_NUMBER": "it does not talk TLS",
     "Hostname Verification": "the server's certificate is for another name",
@@ -22,6 +22,7 @@ _TLS_REASONS = {
 }
 # Of which the server's log may tell more; other failures say all themselves.
 _SERVER_FAULTS = {"INTERNAL", "UNKNOWN", "DATA_LOSS", "UNAVAILABLE", "DEADLINE_EXCEEDED"}
+# For a connection that never came about; the reason stands after the last colon.
 _NO_CONNECTION = re.compile(r"failed to connect to all addresses|connections to all backends failing|errors resolving")
 
 
@@ -182,7 +183,7 @@ def from_rpc_error(error: Any, address: str, request_id: str | None = None) -> D
 
 
 def _reason(message: str) -> str:
-    for words, reason in _TLS_REASONS.items():
+    for words, reason in _REASONS.items():
         if words in message:
             return reason
     reason = message.rpartition(": ")[2].rstrip("] ")

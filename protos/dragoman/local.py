@@ -49,7 +49,7 @@ def serve_command() -> str:
 
 
 class LocalServer:
-    """A `dragoman-serve` on free loopback ports.
+    """A `dragoman-serve` on loopback ports.
 
     Attributes:
         port, metrics_port: where it listens.
@@ -59,18 +59,21 @@ class LocalServer:
         start_seconds: from the start of the process until it is ready.
     """
 
-    def __init__(self, *arguments: str, log: Path | None = None, wait_seconds: float = 60) -> None:
+    def __init__(
+        self, *arguments: str, log: Path | None = None, wait_seconds: float = 60, port: int | None = None
+    ) -> None:
         """Starts the server and waits until it is ready.
 
         Args:
             arguments: more arguments of dragoman-serve, such as "--bundle", "DIR".
             log: where its output goes; a temporary file when None.
             wait_seconds: how long to wait at most.
+            port: for gRPC; a free one when None.
 
         Raises:
             ServerStartError: it exited, or was not serving in time.
         """
-        self.port, self.metrics_port = free_port(), free_port()
+        self.port, self.metrics_port = port or free_port(), free_port()
         self.address = f"{LOOPBACK}:{self.port}"
         self._scratch = tempfile.TemporaryDirectory()
         self.log = log or Path(self._scratch.name) / "server.log"

@@ -172,7 +172,10 @@ class LifeOptions(_Options, title="Stopping"):
     max_device_errors: int = Field(
         default=3, ge=1, description="So many errors of a device in a row end what computes there."
     )
-    drain_seconds: float = Field(default=30.0, ge=0, description="After SIGTERM, time to finish what runs.")
+    drain_delay_seconds: float = Field(
+        default=0.0, ge=0, description="After SIGTERM, time to serve on, unready, until no more calls are sent here."
+    )
+    drain_seconds: float = Field(default=30.0, ge=0, description="Then, time to finish what runs.")
 
 
 class LogOptions(_Options, title="Logs"):

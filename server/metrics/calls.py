@@ -33,6 +33,11 @@ class CallMetrics:
         self.seconds[method].observe(seconds)
         self.in_flight[method] -= 1  # last: who sees none in flight sees all of them counted
 
+    @property
+    def begun(self) -> int:
+        """Calls that have come so far."""
+        return sum(self.requests.values()) + sum(self.in_flight.values())
+
     def running(self, *services: str) -> int:
         """Calls of some services that run now."""
         return sum(count for method, count in self.in_flight.items() if method.partition("/")[0] in services)

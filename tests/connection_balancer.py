@@ -1,0 +1,70 @@
+"""What stands in front of servers where connections are balanced, not calls, as by a Service of Kubernetes."""
+
+import asyncio
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from itertools import cycle
+
+from dragoman.local import LOOPBACK, LocalServer
+
+PROBE_SECONDS = 0.1
+
+
+class ConnectionBalancer:
+    """Hands each new connection on to the next of the servers that say that they are ready; leaves the others alone.
+
+    Args:
+        servers: a list that may change.
+
+    Attributes:
+        address: for clients.
+    """
+
+    def __init__(self, servers: list[LocalServer]) -> None:
+        self._servers = servers
+        self._ready: list[int] = []
+        self._turns = cycle(range(1 << 30))
+        self.address = ""
+
+    async def probe(self) -> None:
+        """Follows what is ready, for good."""
+        while True:
+            self._ready = [server.port for server in self._servers if await asyncio.to_thread(_is_ready, server)]
+            await asyncio.sleep(PROBE_SECONDS)
+
+    async def forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            port = self._ready[next(self._turns) % len(self._ready)]
+            there, back = await asyncio.open_connection(LOOPBACK, port)
+            await asyncio.gather(_pump(reader, back), _pump(there, writer))
+
+
+@asynccontextmanager
+async def connection_balancer(servers: list[LocalServer]) -> AsyncIterator[ConnectionBalancer]:
+    balancer = ConnectionBalancer(servers)
+    probing = asyncio.create_task(balancer.probe())
+    listener = await asyncio.start_server(balancer.forward, LOOPBACK, 0)
+    balancer.address = f"{LOOPBACK}:{listener.sockets[0].getsockname()[1]}"
+    try:
+        yield balancer
+    finally:
+        listener.close()
+        probing.cancel()
+
+
+def _is_ready(server: LocalServer) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://{LOOPBACK}:{server.metrics_port}/readyz", timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    writer.close()

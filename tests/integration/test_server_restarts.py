@@ -1,0 +1,87 @@
+"""Servers that are restarted, or killed, while clients call them all the time."""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from dragoman import AsyncClient, RetryPolicy
+from dragoman.local import LocalServer
+from dragoman.v1 import generation_pb2 as pb
+from dragoman.v1 import generation_pb2_grpc
+from tests.connection_balancer import connection_balancer
+from tests.load import constant_load, steady_ports
+
+WORD, SOUND = "transformer", "T R AE N S F AO R M ER"
+REQUEST = pb.GenerateRequest(input=pb.Input(text=WORD))
+PATIENCE = 60.0
+ONE_ENGINE = ("--engines", "1", "--max-rows", "16", "--log-requests", "failed")
+PAGE = Path(__file__).parents[2] / "docs" / "leaving.md"
+[BALANCE_CALLS] = re.findall(r"^```json\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def channel(address: str, service_config: str = "{}") -> grpc.aio.Channel:
+    """One that sends no call twice."""
+    options: list[tuple[str, Any]] = [("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
+    return grpc.aio.insecure_channel(address, [*options, ("grpc.service_config", service_config)])
+
+
+async def until(true: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not await true():  # noqa: ASYNC110  # it happens in another process
+            await asyncio.sleep(0.05)
+
+
+async def test_three_servers_are_restarted_one_after_the_other_and_no_call_fails(tmp_path: Path) -> None:
+    """Calls that are balanced, by gRPC itself and by our client, and connections that are; none is tried again."""
+    leaving = ("--drain-delay-seconds", "1.5", "--max-connection-age-seconds", "0.5")
+
+    def start(port: int) -> LocalServer:
+        return LocalServer(*ONE_ENGINE, *leaving, log=tmp_path / f"{port}.log", port=port)
+
+    servers = [start(port) for port in steady_ports(3)]
+    addresses = [server.address for server in servers]
+    try:
+        async with (
+            connection_balancer(servers) as balancer,
+            channel(f"ipv4:{','.join(addresses)}", BALANCE_CALLS) as balanced_calls,
+            channel(balancer.address) as balanced_connections,
+            AsyncClient(addresses, retry=RetryPolicy(attempts=1)) as client,
+        ):
+            stub: Any = generation_pb2_grpc.GenerationServiceStub(balanced_calls)
+            pinned: Any = generation_pb2_grpc.GenerationServiceStub(balanced_connections)
+            calls = {
+                "calls": lambda: stub.Generate(REQUEST, timeout=PATIENCE),
+                "stream": lambda: client.generate_stream(WORD).result(),
+                "client": lambda: client.generate(WORD),
+                "connections": lambda: pinned.Generate(REQUEST, timeout=PATIENCE),
+            }
+            await until(lambda: _work(pinned, stub))
+            async with constant_load(calls) as ended:
+                for index, server in enumerate(servers):
+                    assert await asyncio.to_thread(server.stop) == 0, server.last_words()
+                    servers[index] = await asyncio.to_thread(start, server.port)
+                    await until(partial(_is_found, servers[index]))  # before the next one leaves
+    finally:
+        for server in servers:
+            server.kill()
+    assert {outcome for _, outcome in ended} == {"OK"}, ended
+    assert {name for name, _ in ended} == set(calls)
+
+
+async def _work(*stubs: Any) -> bool:
+    try:
+        await asyncio.gather(*(stub.Generate(REQUEST, timeout=PATIENCE) for stub in stubs))
+    except grpc.aio.AioRpcError:
+        return False
+    return True
+
+
+async def _is_found(server: LocalServer) -> bool:
+    """Whether clients call it."""
+    metrics = await asyncio.to_thread(server.metrics)
+    return metrics.get('dragoman_requests_total{code="OK",method="dragoman.v1.GenerationService/Generate"}', 0) >= 20

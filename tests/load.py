@@ -1,0 +1,70 @@
+"""Constant load from several clients at once, and what became of every call."""
+
+import asyncio
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+
+from dragoman import DragomanError
+
+Call = Callable[[], Awaitable[object]]
+PAUSE_SECONDS = 0.005
+
+
+def steady_ports(count: int) -> list[int]:
+    """Free ports that are not among those that the system gives out by itself.
+
+    A server that comes back to one finds it free, and no client that asks there meanwhile gets itself for an answer.
+    """
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    found: list[int] = []
+    for port in range(first - 1, 1024, -7):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        found.append(port)
+        if len(found) == count:
+            return found
+    raise AssertionError("no ports are free")
+
+
+@asynccontextmanager
+async def constant_load(calls: dict[str, Call], at_once: int = 4) -> AsyncIterator[Counter[tuple[str, str]]]:
+    """Makes calls all the time.
+
+    Args:
+        calls: by a name.
+        at_once: of each.
+
+    Yields:
+        how many ended how, by name and code with its details; complete at the end.
+    """
+    ended: Counter[tuple[str, str]] = Counter()
+    over = asyncio.Event()
+
+    async def repeat(name: str, call: Call) -> None:
+        while not over.is_set():
+            try:
+                await call()
+                outcome = "OK"
+            except grpc.aio.AioRpcError as error:
+                outcome = f"{error.code().name}: {error.details()}"
+            except DragomanError as error:
+                outcome = f"{error.code}: {error}"
+            ended[name, outcome] += 1
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    async with asyncio.TaskGroup() as tasks:
+        for name, call in calls.items():
+            for _ in range(at_once):
+                tasks.create_task(repeat(name, call))
+        try:
+            yield ended
+        finally:
+            over.set()

@@ -1,0 +1,72 @@
+"""A server started as the chart starts it answers the chart's probes, and stops within the chart's grace period."""
+
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from dragoman import Client
+from dragoman.local import LocalServer
+from tests.deploy.conftest import Render
+from tests.deploy.objects import Document, only
+
+PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+
+
+@pytest.fixture(scope="module")
+def pod(render: Render) -> Document:
+    spec: Document = only(render(), "Deployment")["spec"]["template"]["spec"]
+    return spec
+
+
+@pytest.fixture(scope="module")
+def server(render: Render, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    """With the chart's options; flags, which go before them, keep it to this machine and to free ports."""
+    folder = tmp_path_factory.mktemp("chart")
+    file = folder / "server.yaml"
+    file.write_text(only(render(), "ConfigMap")["data"]["server.yaml"], encoding="utf-8")
+    with LocalServer("--config", str(file), log=folder / "server.log") as server:
+        yield server
+
+
+def passes(probe: dict[str, Any], server: LocalServer) -> bool:
+    """What the kubelet does: 200 to 399 passes, and so does the status SERVING of the whole server."""
+    if "grpc" in probe:
+        with grpc.insecure_channel(server.address) as channel:
+            request = health_pb2.HealthCheckRequest(service=probe["grpc"].get("service", ""))
+            try:
+                answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=probe["timeoutSeconds"])
+            except grpc.RpcError:
+                return False
+            return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+    assert probe["httpGet"]["port"] == "metrics"
+    url = f"http://127.0.0.1:{server.metrics_port}{probe['httpGet']['path']}"
+    try:
+        with urllib.request.urlopen(url, timeout=probe["timeoutSeconds"]) as answer:
+            return bool(200 <= answer.status < 400)
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def test_probes_pass_while_it_serves(pod: Document, server: LocalServer) -> None:
+    container = pod["containers"][0]
+    assert {name: passes(container[name], server) for name in PROBES} == dict.fromkeys(PROBES, True)
+
+
+def test_no_model_is_unready_and_no_reason_to_restart(pod: Document, server: LocalServer) -> None:
+    container = pod["containers"][0]
+    with Client(server.address) as client:
+        (model,) = client.models()
+        client.unload_model(model.name)
+        states = {name: passes(container[name], server) for name in ("readinessProbe", "livenessProbe")}
+        client.load_model(model.name)
+    assert states == {"readinessProbe": False, "livenessProbe": True}
+    assert passes(container["readinessProbe"], server)
+
+
+def test_it_stops_within_the_grace_period(pod: Document, server: LocalServer) -> None:
+    assert server.stop(pod["terminationGracePeriodSeconds"]) == 0

@@ -21,14 +21,14 @@ from server.engine.requests import (
 )
 from server.observe.record import RECORD
 
-ROOM_SECONDS = 0.02  # how often an item that found the queue full looks again
+ROOM_SECONDS = 0.02  # how often an item looks again that found the scorer's queue full
 
 
 class Batch:
     """One GenerateBatch call.
 
     Its items wait or run in the places that `model.batch_room` has for them, so that a batch never fills the queue by
-    itself and others get in between. An item that finds the queue full all the same waits for room, as long as the
+    itself and others get in between. An item that finds the queue full all the same waits for its turn, as long as the
     call's deadline allows; only a batch whose very first item finds it full is refused as a whole, at once, as a single
     request would be.
 
@@ -159,16 +159,14 @@ class Batch:
 
     async def _submit(self, request: GenerationRequest) -> PendingAnswer:
         async with self._submitting:
-            while True:
-                try:
-                    generation = self._model.submit(request)
-                except QueueFullError:
-                    if not self._admitted:
-                        raise
-                    await asyncio.sleep(ROOM_SECONDS)
-                else:
-                    self._admitted = True
-                    return generation
+            try:
+                generation = self._model.submit(request)
+            except QueueFullError:
+                if not self._admitted:
+                    raise
+                generation = await self._model.wait_for_room(request)
+            self._admitted = True
+            return generation
 
     async def _write(self, request: GenerationRequest, finished: Finished) -> pb.GenerateResponse:
         while True:

@@ -11,6 +11,7 @@ from server.api.errors import invalid
 from server.api.options import Wanted, read_details, read_options
 from server.api.room import BatchRoom
 from server.api.text import SourceEncoder, TargetEncoder, is_text
+from server.api.turns import Turns
 from server.bundle.load import Bundle
 from server.engine.requests import BeamProgress, Finished, GenerationRequest, Progress
 from server.engine.scorer import Scored, Target
@@ -73,7 +74,8 @@ class ServedModel:
         self.writer = AnswerWriter(bundle, self.decoder)
         self.tokenizers = {pb.SIDE_SOURCE: bundle.source_tokenizer, pb.SIDE_TARGET: bundle.target_tokenizer}
         self.info = _info(bundle, device, limits)
-        self.submit = engines.submit
+        turns = Turns(engines.submit)
+        self.submit, self.wait_for_room = turns.submit, turns.wait
         self._planes = manifest.shape.decoder_layers * manifest.shape.heads
         self._scorer = scorer
 

@@ -32,6 +32,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"autoscaling": {"keda": {"serverAddress": "prometheus:9090"}}}, "/autoscaling/keda/serverAddress"),
     ({"monitoring": {"podMonitor": {"interval": "often"}}}, "/monitoring/podMonitor/interval"),
     ({"user": 0}, "/user"),
+    ({"config": None}, "'config'"),
+    ({"tls": {"secretName": None}}, "'secretName'"),
 ]
 # By the templates: how values go together.
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
@@ -39,6 +41,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"config": {"bundle": "/models"}}, "config.bundle is for the chart to set: set models.source"),
     ({"config": {"device": "cuda"}}, "config.device is for the chart to set: set gpus"),
     ({"config": {"api_keys": "/k"}}, "config.api_keys is for the chart to set: set apiKeys.secretName"),
+    ({"env": [{"name": "DRAGOMAN_MAX_ROWS", "value": "8"}]}, "env: DRAGOMAN_MAX_ROWS would go before"),
     ({"podLabels": {"app.kubernetes.io/name": "mine"}}, "podLabels: app.kubernetes.io/name is for the chart to set"),
     ({"service": {"port": 9090}}, "service.port and metrics.port are both 9090"),
     ({"models": {"repository": True}}, "models.repository is true, but the model that is in the image"),

@@ -17,6 +17,11 @@
 {{- fail (printf "config.%s is for the chart to set: %s" $option $instead) -}}
 {{- end -}}
 {{- end -}}
+{{- range $v.env -}}
+{{- if hasPrefix "DRAGOMAN_" .name -}}
+{{- fail (printf "env: %s would go before what the chart tells the server; set config.%s" .name (.name | trimPrefix "DRAGOMAN_" | lower)) -}}
+{{- end -}}
+{{- end -}}
 {{- range $label := list "name" "instance" "version" -}}
 {{- if hasKey $v.podLabels (printf "app.kubernetes.io/%s" $label) -}}
 {{- fail (printf "podLabels: app.kubernetes.io/%s is for the chart to set" $label) -}}

@@ -46,4 +46,4 @@ class Readiness:
             if any(self._models.values()):
                 self._probes.serving()
             else:
-                self._probes.not_serving("no model is loaded")
+                self._probes.not_serving("no model can answer at the moment" if self._models else "no model is loaded")

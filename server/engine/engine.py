@@ -357,7 +357,7 @@ class Engine:
             self._metrics.dropped("failed", "running")
         for _ in waiting:
             self._metrics.dropped("failed", "waiting")
-        self._metrics.state(self.index, 0, self._table.slots)
+        self._metrics.state(self.index, 0, 0)
         self._deliver([(job, EngineUnavailableError(message)) for job in running + waiting])
 
 

@@ -15,7 +15,7 @@ from google.protobuf import duration_pb2
 from dragoman.local import LocalServer, ServerStartError
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
-from tests.long_answers import lengthened
+from tests.altered_bundles import lengthened
 
 TOKENS = 30_000  # that take tens of seconds to decode
 PATIENCE = 60.0

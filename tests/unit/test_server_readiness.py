@@ -13,7 +13,7 @@ def test_ready_is_a_server_that_has_tried_all_models_and_serves_one() -> None:
     readiness.start()
     assert (probes.startupz(), probes.readyz(), health.serving) == (None, None, True)
     readiness.models({"a": False})
-    assert (probes.startupz(), probes.readyz(), health.serving) == (None, "no model is loaded", False)
+    assert (probes.startupz(), probes.readyz(), health.serving) == (None, "no model can answer at the moment", False)
     readiness.models({"a": False, "b": True})
     assert (probes.readyz(), health.serving) == (None, True)
     readiness.end()

@@ -1,0 +1,262 @@
+"""Worker processes: the answers are the same, and what becomes of requests where a worker dies, hangs or leaves."""
+
+import os
+import signal
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from dragoman import Client
+from dragoman.local import LocalServer, ServerStartError
+from dragoman.v1 import generation_pb2 as pb
+from dragoman.v1 import generation_pb2_grpc
+from tests.altered_bundles import failing, lengthened
+from tests.conftest import StartServer
+from tests.integration.test_decoding_examples import EXAMPLES
+
+ROWS = 16
+TOKENS = 30_000  # that take tens of seconds to decode
+PATIENCE = 60.0
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return lengthened(tmp_path_factory.mktemp("long") / "bundle", TOKENS)
+
+
+@pytest.fixture(scope="module")
+def pair(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    """Two workers."""
+    log = tmp_path_factory.mktemp("server") / "server.log"
+    arguments = ["--bundle", str(bundle), "--workers", "2", "--engines", "1", "--max-rows", str(ROWS)]
+    with LocalServer(*arguments, "--hang-seconds", "1", log=log) as started:
+        yield started
+        assert started.stop() == 0, started.last_words()
+
+
+@pytest.fixture
+def stub(pair: LocalServer) -> Iterator[Any]:
+    until(lambda: sum_of(pair, "dragoman_rows") == 2 * ROWS)
+    with grpc.insecure_channel(pair.address) as channel:
+        yield generation_pb2_grpc.GenerationServiceStub(channel)
+    until(lambda: sum_of(pair, "dragoman_rows_running") == 0)
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def sum_of(server: LocalServer, name: str, label: str = "") -> float:
+    samples = server.metrics().items()
+    return sum(value for key, value in samples if key.partition("{")[0] == name and label in key)
+
+
+def up(server: LocalServer) -> float:
+    return sum_of(server, "dragoman_worker_up")
+
+
+def restarts(server: LocalServer, reason: str = "") -> float:
+    return sum_of(server, "dragoman_worker_restarts_total", reason)
+
+
+def workers(server: LocalServer) -> list[psutil.Process]:
+    children = psutil.Process(server.process.pid).children()
+    return [child for child in children if "server.workers.process" in child.cmdline()]
+
+
+def long_request() -> pb.GenerateRequest:
+    options = pb.GenerationOptions(min_new_tokens=TOKENS, max_new_tokens=TOKENS)
+    return pb.GenerateRequest(input=pb.Input(text="dragoman"), options=options)
+
+
+def short_request() -> pb.GenerateRequest:
+    return pb.GenerateRequest(input=pb.Input(text="hello"))
+
+
+def readiness(server: LocalServer) -> str:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/readyz", timeout=10) as page:
+            return str(page.read().decode())
+    except urllib.error.HTTPError as error:
+        return error.read().decode()
+
+
+def test_answers_are_those_of_a_server_that_computes_by_itself(pair: LocalServer) -> None:
+    with Client(pair.address) as client:
+        ids = {token.text: token.id for token in client.tokenize("AA AH EY T M OW D", side="target")}
+
+        def texts(name: str) -> list[str]:
+            word, options, _ = EXAMPLES[name]
+            named = {key: [ids[each] for each in options[key]] for key in options if options[key] and key in NAMED}
+            return [hypothesis.text for hypothesis in client.generate(word, **options | named).hypotheses]
+
+        with ThreadPoolExecutor(16) as together:
+            found = dict(zip(EXAMPLES, together.map(texts, EXAMPLES), strict=True))
+        [scored] = client.score("dragoman", ["D R AE G OW M AH N"], attention=True).scores
+    assert found == {name: expected for name, (_, _, expected) in EXAMPLES.items()}
+    assert scored.attention is not None
+    assert scored.log_probability < 0
+
+
+NAMED = ("suppressed_tokens", "vocabulary")
+
+
+def test_requests_go_where_there_is_the_least_to_do(pair: LocalServer, stub: Any) -> None:
+    calls = [stub.Generate.future(long_request()) for _ in range(6)]
+    until(lambda: sum_of(pair, "dragoman_rows_running") == 6)
+    assert sorted(value for key, value in pair.metrics().items() if "dragoman_rows_running{" in key) == [3, 3]
+    for call in calls:
+        call.cancel()
+
+
+def test_a_worker_that_dies_takes_only_its_own_requests_with_it(pair: LocalServer, stub: Any) -> None:
+    before = restarts(pair, "died")
+    calls = [stub.Generate.future(long_request()) for _ in range(4)]
+    until(lambda: sum_of(pair, "dragoman_rows_running") == 4)
+    workers(pair)[0].kill()
+    until(lambda: sum(call.done() for call in calls) == 2)
+    assert readiness(pair) == "ok\n", "the other goes on"
+    assert [stub.Generate(short_request()).hypotheses[0].text for _ in range(3)] == ["HH EH L OW"] * 3
+    failed = [call for call in calls if call.done()]
+    assert {call.code() for call in failed} == {grpc.StatusCode.UNAVAILABLE}
+    assert "worker process" in failed[0].details()
+    until(lambda: sum_of(pair, "dragoman_rows") == 2 * ROWS)
+    assert (up(pair), restarts(pair, "died")) == (2, before + 1)
+    more = [stub.Generate.future(long_request()) for _ in range(4)]
+    until(lambda: sorted(value for key, value in pair.metrics().items() if "_rows_running{" in key) == [3, 3])
+    assert not any(call.done() for call in calls if call not in failed), "those of the other were not touched"
+    for call in [*calls, *more]:
+        call.cancel()
+
+
+def test_a_worker_that_hangs_is_noticed_and_replaced(pair: LocalServer, stub: Any) -> None:
+    before = restarts(pair, "hung")
+    calls = [stub.Generate.future(long_request()) for _ in range(2)]
+    until(lambda: sum_of(pair, "dragoman_rows_running") == 2)
+    workers(pair)[0].suspend()
+    until(lambda: sum(call.done() for call in calls) == 1)
+    [failed] = [call for call in calls if call.done()]
+    assert failed.code() is grpc.StatusCode.UNAVAILABLE
+    until(lambda: up(pair) == 2 and restarts(pair, "hung") == before + 1)
+    for call in calls:
+        call.cancel()
+
+
+def test_a_worker_that_hangs_with_nothing_to_do_is_noticed_too(pair: LocalServer, stub: Any) -> None:
+    before = restarts(pair, "hung")
+    workers(pair)[1].suspend()
+    until(lambda: restarts(pair, "hung") == before + 1)
+    until(lambda: up(pair) == 2)
+    assert stub.Generate(short_request()).hypotheses[0].text == "HH EH L OW"
+
+
+def test_scoring_goes_on_after_the_worker_that_scored_has_died(pair: LocalServer, stub: Any) -> None:
+    request = pb.ScoreRequest(input=pb.Input(text="hello"), targets=[pb.Input(text="HH AH L OW")])
+    for worker in workers(pair):
+        first = stub.Score(request)
+        worker.kill()
+        until(lambda: sum_of(pair, "dragoman_rows") == 2 * ROWS)
+        answers: list[pb.ScoreResponse] = []
+        codes: set[grpc.StatusCode] = set()
+        while len(answers) < 2:
+            call = stub.Score.future(request)
+            codes.add(call.code())
+            if call.code() is grpc.StatusCode.OK:
+                answers.append(call.result())
+        assert answers == [first] * 2
+        assert codes <= {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
+
+
+def test_without_any_worker_the_server_is_not_ready_until_there_is_one_again(
+    start_server: StartServer, tiny_bundle: Path
+) -> None:
+    server = start_server("--bundle", str(tiny_bundle), "--workers", "1")
+    with grpc.insecure_channel(server.address) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        request = pb.GenerateRequest(input=pb.Input(text="42"))
+        assert stub.Generate(request).hypotheses[0].text == "forty two"
+        statuses = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert next(statuses).status == SERVING
+        os.kill(workers(server)[0].pid, signal.SIGKILL)
+        assert next(statuses).status == NOT_SERVING
+        codes = set()
+        while (said := readiness(server)) != "ok\n":
+            assert said == "no model can answer at the moment\n"
+            try:
+                stub.Generate(request)
+            except grpc.RpcError as error:
+                codes.add(error.code())
+        assert codes <= {grpc.StatusCode.UNAVAILABLE}
+        assert next(statuses).status == SERVING
+        assert stub.Generate(request).hypotheses[0].text == "forty two"
+        statuses.cancel()
+
+
+def test_workers_end_with_the_server_however_it_ends(start_server: StartServer, tiny_bundle: Path) -> None:
+    for end in (lambda server: server.stop(), lambda server: server.kill()):
+        server = start_server("--bundle", str(tiny_bundle), "--workers", "2")
+        there = workers(server)
+        assert len(there) == 2
+        end(server)  # type: ignore[no-untyped-call]
+        gone, alive = psutil.wait_procs(there, timeout=PATIENCE)
+        assert (len(gone), alive) == (2, [])
+
+
+def test_a_worker_that_can_not_start_stops_the_start(tmp_path: Path, tiny_bundle: Path) -> None:
+    """As where the machine allows no more processes."""
+    with pytest.raises(ServerStartError) as refused:
+        LocalServer("--bundle", str(tiny_bundle), "--workers", "2", "--device", "cuda:0,cuda:1", log=tmp_path / "log")
+    assert "exited with 1" in str(refused.value)
+    assert "device cuda:0" in str(refused.value) or "device cuda:1" in str(refused.value)
+
+
+def test_errors_of_the_device_end_their_requests_and_several_in_a_row_the_server(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    server = start_server("--bundle", str(failing(tmp_path / "bundle")), "--engines", "1")
+    with grpc.insecure_channel(server.address) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+
+        def ask(word: str) -> str:
+            call = stub.Generate.future(pb.GenerateRequest(input=pb.Input(text=word)))
+            return str(call.result().hypotheses[0].text if call.code() is grpc.StatusCode.OK else call.code().name)
+
+        assert [ask(word) for word in ("hello", "jazz", "zoo", "hello")] == [
+            "HH EH L OW",
+            "UNAVAILABLE",
+            "UNAVAILABLE",
+            "HH EH L OW",
+        ]
+        assert sum_of(server, "dragoman_device_errors_total") == 2
+        assert readiness(server) == "ok\n"
+        assert [ask("zoo") for _ in range(3)] == ["UNAVAILABLE"] * 3
+        assert server.process.wait(PATIENCE) == 1
+
+
+def test_workers_that_make_nothing_but_errors_are_started_anew(start_server: StartServer, tmp_path: Path) -> None:
+    server = start_server(
+        "--bundle", str(failing(tmp_path / "bundle")), "--workers", "1", "--engines", "1", "--max-device-errors", "2"
+    )
+    with grpc.insecure_channel(server.address) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        for _ in range(2):
+            assert stub.Generate(short_request()).hypotheses[0].text == "HH EH L OW"
+            for _ in range(2):
+                call = stub.Generate.future(pb.GenerateRequest(input=pb.Input(text="zoo")))
+                assert call.code() is grpc.StatusCode.UNAVAILABLE
+            until(lambda: readiness(server) != "ok\n")
+            until(lambda: readiness(server) == "ok\n")
+        assert restarts(server, "errors") == 2

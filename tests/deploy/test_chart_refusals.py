@@ -57,6 +57,10 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"tls": {"secretName": "a"}, "probes": {"protocol": "grpc"}}, "probes.protocol is grpc, but"),
     ({"autoscaling": {"by": "hpa", "minReplicas": 9}}, "autoscaling.maxReplicas is 4, less than"),
     ({"autoscaling": {"by": "keda"}}, "autoscaling.keda.serverAddress is empty"),
+    (
+        {"fullnameOverride": "g2p", "monitoring": {"rules": {"enabled": True}}},
+        "monitoring.rules.enabled is true, but the alerts find pods by the word dragoman in their names, which g2p lacks",
+    ),
     ({"grpcRoute": {"enabled": True}}, "grpcRoute.parentRefs is empty"),
 ]
 

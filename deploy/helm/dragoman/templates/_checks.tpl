@@ -71,6 +71,9 @@
 {{- if and (eq $v.autoscaling.by "keda") (not $v.autoscaling.keda.serverAddress) -}}
 {{- fail "autoscaling.keda.serverAddress is empty; with autoscaling.by: keda it must be the address of Prometheus" -}}
 {{- end -}}
+{{- if and $v.monitoring.rules.enabled (not (contains "dragoman" (include "dragoman.fullname" .))) -}}
+{{- fail (printf "monitoring.rules.enabled is true, but the alerts find pods by the word dragoman in their names, which %s lacks; change fullnameOverride or nameOverride, or the alerts" (include "dragoman.fullname" .)) -}}
+{{- end -}}
 {{- if and $v.grpcRoute.enabled (not $v.grpcRoute.parentRefs) -}}
 {{- fail "grpcRoute.parentRefs is empty; a route must name the Gateway that it belongs to" -}}
 {{- end -}}

@@ -1,0 +1,149 @@
+"""Dashboards, rules and runbook fit together."""
+
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.monitoring.build import __main__ as build
+from server.config import ServerConfig
+from tests.deploy.monitoring.contents import MONITORING, ROOT, Panel, alerts, boards, legend_labels, panels, series_in
+
+RULE_TESTS = sorted((Path(__file__).parent / "rules").glob("*.yaml"))
+SECTIONS = ("**What it means.**", "**How to look.**", "**What to do.**")
+VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+GIVEN_BY_GRAFANA = {"__rate_interval", "__range", "__interval"}
+
+
+def runbook() -> dict[str, str]:
+    """Text of each section by its anchor."""
+    parts = re.split(r"^## (.+)$", (MONITORING / "RUNBOOK.md").read_text(), flags=re.MULTILINE)[1:]
+    return {title.lower().replace(" ", "-"): text for title, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def test_generated_files_match_their_code() -> None:
+    assert build.outdated() == []
+
+
+def test_a_changed_dashboard_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(build, "DASHBOARDS", tmp_path)
+    monkeypatch.setattr(build, "RECORDING", tmp_path / "recording.yaml")
+    for path, text in build.rendered().items():
+        path.write_text(text)
+    assert build.outdated() == []
+    changed = tmp_path / "dragoman-fleet.json"
+    changed.write_text(changed.read_text().replace("process_open_fds", "process_open_files"))
+    (tmp_path / "of-old.json").touch()
+    assert build.outdated() == [changed, tmp_path / "of-old.json"]
+
+
+def test_check_says_so_by_its_exit_status() -> None:
+    command = [sys.executable, "-m", "deploy.monitoring.build", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("panel", panels(), ids=str)
+def test_a_panel_says_what_it_shows_and_in_what_unit(panel: Panel) -> None:
+    assert panel.spec["description"].endswith(".")
+    assert panel.spec["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+    assert panel.queries
+    assert panel.unit or panel.kind in ("table", "heatmap")
+
+
+@pytest.mark.parametrize("board", boards(), ids=lambda board: str(board["uid"]))
+def test_a_dashboard_is_whole(board: dict[str, Any]) -> None:
+    ids = [panel["id"] for panel in board["panels"]]
+    assert ids == list(range(1, len(ids) + 1))
+    declared = {variable["name"] for variable in board["templating"]["list"]}
+    texts = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
+    texts += [str(variable["query"]) for variable in board["templating"]["list"]]
+    used = {found[1] or found[2] for text in texts for found in VARIABLE.finditer(text)}
+    assert used - GIVEN_BY_GRAFANA == declared - {"datasource"}
+    for panel in board["panels"]:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24, f"{panel['title']} sticks out"
+    titles = Counter((panel["title"], panel["type"]) for panel in board["panels"])
+    assert [title for title, count in titles.items() if count > 1 and title[1] == "row"] == []
+
+
+def test_no_two_panels_lie_on_each_other() -> None:
+    for board in boards():
+        taken: dict[tuple[int, int], str] = {}
+        for panel in board["panels"]:
+            place = panel["gridPos"]
+            for x in range(place["x"], place["x"] + place["w"]):
+                for y in range(place["y"], place["y"] + place["h"]):
+                    assert (x, y) not in taken, f"{panel['title']} lies on {taken[x, y]}"
+                    taken[x, y] = panel["title"]
+
+
+def test_uids_and_legends_are_well_formed() -> None:
+    uids = [board["uid"] for board in boards()]
+    assert len(set(uids)) == len(uids)
+    for panel in panels():
+        for expression, template in panel.queries:
+            for label in legend_labels(template):
+                assert re.search(rf"by \([^)]*\b{label}\b", expression) or "by (" not in expression, f"{panel}: {label}"
+
+
+@pytest.mark.parametrize(("name", "rule"), alerts().items(), ids=str)
+def test_an_alert_tells_how_bad_it_is_and_where_to_read_on(name: str, rule: dict[str, Any]) -> None:
+    assert name.startswith("Dragoman")
+    assert rule["labels"]["severity"] in ("critical", "warning")
+    told = rule["annotations"]
+    assert told.keys() == {"summary", "description", "runbook_url"}
+    assert told["description"].endswith(".")
+    file, _, anchor = told["runbook_url"].partition("#")
+    assert ROOT / file == MONITORING / "RUNBOOK.md"
+    assert anchor == name.lower()
+    text = runbook()[anchor]
+    assert [section for section in SECTIONS if section not in text] == []
+
+
+def test_the_runbook_has_no_section_of_an_alert_that_is_gone() -> None:
+    assert {anchor for anchor in runbook() if anchor.startswith("dragoman")} == {name.lower() for name in alerts()}
+
+
+def test_links_lead_somewhere() -> None:
+    for path in MONITORING.glob("*.md"):
+        for link in re.findall(r"\]\((?!https?://)([^)]+)\)", path.read_text()):
+            file, _, anchor = link.partition("#")
+            assert not file or (MONITORING / file).exists(), link
+            assert not anchor or anchor in runbook(), link
+
+
+def test_options_that_people_are_told_of_exist() -> None:
+    others = {"--previous", "--check", "--address", "--config", "--web", "--example-config", "--option"}
+    for path in [*MONITORING.glob("*.md"), *MONITORING.glob("rules/*.yaml")]:
+        told = set(re.findall(r"--[a-z]+(?:-[a-z]+)*", path.read_text()))
+        options = {f"--{name.replace('_', '-')}" for name in ServerConfig.model_fields}
+        assert told - options - others == set()
+
+
+def test_the_readme_counts_right() -> None:
+    assert f"{len(alerts())} alerts" in (MONITORING / "README.md").read_text()
+
+
+def test_every_alert_has_cases_in_which_it_fires_and_does_not() -> None:
+    fires: set[str] = set()
+    stays: set[str] = set()
+    for path in RULE_TESTS:
+        for case in yaml.safe_load(path.read_text())["tests"]:
+            for check in case.get("alert_rule_test", []):
+                (fires if check.get("exp_alerts") else stays).add(check["alertname"])
+    assert fires == stays == alerts().keys()
+
+
+def test_names_of_series_are_found() -> None:
+    expression = 'sum by (job) (rate(dragoman_a_total{job=~"up_x"}[5m])) / job:dragoman_b:rate5m + on (pod) kube_c'
+    assert series_in(expression) == {"dragoman_a_total", "job:dragoman_b:rate5m", "kube_c"}
+    assert series_in("up == 0 and scalar(dragoman:call_error_budget:ratio)") == {
+        "up",
+        "dragoman:call_error_budget:ratio",
+    }

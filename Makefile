@@ -12,7 +12,11 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python" && break; done)
 
 .DEFAULT_GOAL := help
+<<<<<<< HEAD
+.PHONY: help setup test demo bench soak lint types format protos clean
+=======
 .PHONY: help setup test demo bench lint types format protos chart clean
+>>>>>>> e22f768a493bba725c195fb56ae9b55cfa1707aa
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +39,9 @@ demo: setup ## serve the shipped model, send it real requests, show the answers 
 
 bench: setup ## measure the server against its own step loop and against CTranslate2
 	@$(BIN)/python -m tests.benchmark $(ARGS)
+
+soak: setup ## load a server for ten minutes with all that clients do, and see what they leave behind
+	@$(BIN)/python -m tests.soak $(ARGS)
 
 lint: setup ## check formatting, lint and the direction of imports
 	@$(BIN)/ruff format --check .

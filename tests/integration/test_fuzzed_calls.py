@@ -1,0 +1,233 @@
+"""Whatever is sent to whichever method: an answer or a reason, never a failure of the server's own.
+
+FUZZ_EXAMPLES=5000 tries so many requests of each method, other ones each time.
+"""
+
+import os
+from collections.abc import Iterator
+from typing import Any, cast
+
+import grpc
+import pytest
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dragoman import Client
+from dragoman.inference import open_inference_pb2 as oip
+from dragoman.local import LocalServer
+from dragoman.v1 import admin_pb2
+from dragoman.v1 import generation_pb2 as pb
+from server.bundle.load import shipped_bundle
+from tests.fuzzing import payloads
+from tests.soak.verdict import wrong_lines
+
+MORE = os.environ.get("FUZZ_EXAMPLES")
+PATIENCE = 60.0  # seconds
+WATCHED = 0.02  # seconds for which a call that never ends is listened to
+FAULTS = {"INTERNAL", "UNKNOWN", "UNAVAILABLE", "DATA_LOSS", "CANCELLED"}
+FAULTY_ITEMS = {grpc.StatusCode.INTERNAL.value[0], grpc.StatusCode.UNKNOWN.value[0]}
+INFERENCE = oip.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+GENERATION = pb.DESCRIPTOR.services_by_name["GenerationService"]
+ADMINISTRATION = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
+HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
+REFLECTION = cast("ServiceDescriptor", reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"])
+
+WORD = pb.Input(text="dragoman")
+IDS = pb.Input(token_ids=pb.TokenIds(ids=[5, 6, 7]))
+ALL_DETAILS = pb.Details(log_probabilities=True, top_tokens=2, alignment=True, attention=True)
+OPTIONS = [
+    pb.GenerationOptions(max_new_tokens=5, time_limit=Duration(seconds=5)),
+    pb.GenerationOptions(beam_size=4, num_hypotheses=2, beam_groups=2, diversity_penalty=0.4, coverage_penalty=0.2),
+    pb.GenerationOptions(beam_size=3, early_stopping=True, patience=1.5, length_penalty=0.6, suppressed_tokens=[7]),
+    pb.GenerationOptions(sample=True, seed=3, num_hypotheses=2, temperature=0.7, top_k=5, top_p=0.9, min_p=0.01),
+    pb.GenerationOptions(prefix=pb.Input(text="D R"), prefix_bias=0.5, repetition_penalty=1.2, no_repeat_ngram_size=2),
+    pb.GenerationOptions(
+        stop_sequences=["AE G"], include_stop_sequence=True, suppressed_sequences=[pb.Input(text="M AH")]
+    ),
+    pb.GenerationOptions(alternatives=True, num_hypotheses=3, vocabulary=pb.TokenIds(ids=[5, 6, 7, 8, 9])),
+]
+
+
+def infer_request(text: bytes = b"dragoman", raw: bool = False, **parameters: Any) -> oip.ModelInferRequest:
+    tensor = oip.ModelInferRequest.InferInputTensor(name="text", datatype="BYTES", shape=[1])
+    request = oip.ModelInferRequest(model_name="g2p-en", id="7", inputs=[tensor])
+    if raw:
+        request.raw_input_contents.append(len(text).to_bytes(4, "little") + text)
+    else:
+        request.inputs[0].contents.bytes_contents.append(text)
+    for name, value in parameters.items():
+        kind = {bool: "bool", int: "int64", str: "string", float: "double"}[type(value)]
+        setattr(request.parameters[name], f"{kind}_param", value)
+    return request
+
+
+INFER_REQUESTS: list[Message] = [
+    infer_request(beam_size=4, num_hypotheses=2, log_probabilities=True),
+    infer_request(raw=True, sample=True, seed=5, timeout=5_000_000, priority="batch", stop_sequences='["AE"]'),
+    infer_request(max_new_tokens=4, tokens=True, top_tokens=2, suppressed_tokens="[5]", time_limit=2.5),
+]
+# Of other methods an empty request is sound enough to begin with.
+SOUND: dict[str, list[Message]] = {
+    "dragoman.v1.GenerateRequest": [
+        pb.GenerateRequest(input=WORD, options=each, details=ALL_DETAILS) for each in OPTIONS
+    ],
+    "dragoman.v1.GenerateBatchRequest": [pb.GenerateBatchRequest(inputs=[WORD, IDS], options=each) for each in OPTIONS],
+    "dragoman.v1.ScoreRequest": [
+        pb.ScoreRequest(input=WORD, targets=[pb.Input(text="D R AE G"), IDS], alignment=True, attention=True)
+    ],
+    "dragoman.v1.TokenizeRequest": [pb.TokenizeRequest(text="dragoman", side=pb.SIDE_TARGET)],
+    "dragoman.v1.DetokenizeRequest": [pb.DetokenizeRequest(token_ids=pb.TokenIds(ids=[5, 6]), side=pb.SIDE_TARGET)],
+    "dragoman.v1.LoadModelRequest": [admin_pb2.LoadModelRequest(model=name) for name in ("g2p", "g2p@2", "@", "none")],
+    "dragoman.v1.UnloadModelRequest": [admin_pb2.UnloadModelRequest(model=name) for name in ("g2p@2", "none")],
+    "inference.ModelInferRequest": INFER_REQUESTS,
+    "inference.RepositoryModelLoadRequest": [oip.RepositoryModelLoadRequest(model_name="g2p")],
+    "inference.RepositoryModelUnloadRequest": [oip.RepositoryModelUnloadRequest(model_name="none")],
+    "grpc.reflection.v1alpha.ServerReflectionRequest": [
+        reflection_pb2.ServerReflectionRequest(list_services=""),
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol=GENERATION.full_name),
+        reflection_pb2.ServerReflectionRequest(file_by_filename="google/rpc/status.proto"),
+        reflection_pb2.ServerReflectionRequest(all_extension_numbers_of_type="dragoman.v1.Input"),
+        reflection_pb2.ServerReflectionRequest(
+            file_containing_extension=reflection_pb2.ExtensionRequest(containing_type="dragoman.v1.Input")
+        ),
+    ],
+}
+# Tried more often than methods that look at one name or none.
+DEEP = {"Generate": 12, "GenerateStream": 8, "GenerateBatch": 6, "Score": 6, "ModelInfer": 10, "ModelStreamInfer": 8}
+SHALLOW_EXAMPLES = 15
+MOST_REQUESTS = 4  # of a stream
+NOT_HERE = {"SystemSharedMemoryRegister", "CudaSharedMemoryRegister", "TraceSetting", "LogSettings"}
+
+
+def methods(*services: ServiceDescriptor) -> list[Any]:
+    return [pytest.param(method, id=method.full_name) for service in services for method in service.methods]
+
+
+def examples(method: MethodDescriptor) -> settings:
+    count = int(MORE) if MORE else SHALLOW_EXAMPLES * DEEP.get(method.name, 1)
+    return settings(
+        max_examples=count,
+        derandomize=MORE is None,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+class Target:
+    """A server, and a channel to it that sends bytes as they are."""
+
+    def __init__(self, server: LocalServer) -> None:
+        self.server = server
+        self.channel = grpc.insecure_channel(server.address, [("grpc.max_receive_message_length", -1)])
+        self._read = 0  # bytes of the log
+
+    def send(self, method: MethodDescriptor, requests: list[bytes]) -> tuple[str, list[bytes]]:
+        """The name of the status, and the answers."""
+        path = f"/{method.containing_service.full_name}/{method.name}"
+        answers: list[bytes] = []
+        endless = method.name == "Watch"
+        kind: Any = {
+            (False, False): self.channel.unary_unary,
+            (False, True): self.channel.unary_stream,
+            (True, True): self.channel.stream_stream,
+        }[method.client_streaming, method.server_streaming]
+        asked = iter(requests) if method.client_streaming else requests[0]
+        try:
+            answer = kind(path)(asked, timeout=WATCHED if endless else PATIENCE)
+            if not method.server_streaming:
+                return "OK", [answer]
+            answers.extend(answer)
+        except grpc.RpcError as error:
+            code = str(error.code().name)
+            return "OK" if endless and code == "DEADLINE_EXCEEDED" else code, answers
+        return "OK", answers
+
+    def said(self) -> str:
+        """What is new in the log."""
+        with self.server.log.open("rb") as log:
+            log.seek(self._read)
+            new = log.read()
+        self._read += len(new)
+        return new.decode(errors="replace")
+
+
+def check(target: Target, method: MethodDescriptor, requests: list[bytes]) -> str:
+    code, answers = target.send(method, requests)
+    assert code not in FAULTS
+    response = GetMessageClass(method.output_type)
+    for answer in map(response.FromString, answers):
+        if isinstance(answer, pb.GenerateBatchResponse):
+            assert not {item.error.code for item in answer.items} & FAULTY_ITEMS
+        elif isinstance(answer, oip.ModelStreamInferResponse):
+            assert answer.error_message.partition(":")[0] not in FAULTS
+    return code
+
+
+def fuzz(target: Target, method: MethodDescriptor) -> None:
+    sound = SOUND.get(method.input_type.full_name) or [GetMessageClass(method.input_type)()]
+    codes = {check(target, method, [sound[0].SerializeToString()])}
+    assert ("UNIMPLEMENTED" in codes) is (method.name in NOT_HERE)
+
+    @examples(method)
+    @given(st.lists(payloads(sound), min_size=1, max_size=MOST_REQUESTS if method.client_streaming else 1))
+    def try_them(requests: list[bytes]) -> None:
+        codes.add(check(target, method, requests))
+
+    try_them()
+    if method.name in DEEP:
+        assert {"OK", "INVALID_ARGUMENT"} <= codes
+    assert wrong_lines(target.said()) == []
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    """Without administration, so that the model stays."""
+    with LocalServer("--no-admin", log=tmp_path_factory.mktemp("fuzzed") / "server.log") as server:
+        target = Target(server)
+        yield target
+        target.channel.close()
+        assert server.stop() == 0, server.last_words()
+
+
+@pytest.mark.parametrize("method", methods(GENERATION, INFERENCE, HEALTH, REFLECTION))
+def test_any_request_is_answered_or_refused(target: Target, method: MethodDescriptor) -> None:
+    fuzz(target, method)
+    with Client(target.server.address) as client:
+        assert client.generate("dragoman").text == "D R AE G OW M AH N"
+
+
+@pytest.fixture(scope="module")
+def administered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    """Of a repository of one model in two versions, which may be loaded and unloaded."""
+    repository = tmp_path_factory.mktemp("repository")
+    for version in ("1", "2"):
+        folder = repository / "g2p" / version
+        folder.parent.mkdir(exist_ok=True)
+        folder.symlink_to(shipped_bundle())
+    arguments = ["--model-repository", str(repository), "--engines", "1", "--max-rows", "4"]
+    with LocalServer(*arguments, log=tmp_path_factory.mktemp("administered") / "server.log") as server:
+        target = Target(server)
+        yield target
+        target.channel.close()
+        assert server.stop() == 0, server.last_words()
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        *methods(ADMINISTRATION),
+        *(each for each in methods(INFERENCE) if each.values[0].name.startswith("Repository")),
+    ],
+)
+def test_models_come_and_go_by_whatever_names(administered: Target, method: MethodDescriptor) -> None:
+    fuzz(administered, method)
+    with Client(administered.server.address) as client:
+        client.load_model("g2p")
+        assert client.generate("dragoman", model="g2p").text == "D R AE G OW M AH N"

@@ -1,0 +1,92 @@
+"""A thousand connections at once: served, not expensive, and one more refused in a way that its client understands."""
+
+import selectors
+import time
+from collections.abc import Iterable
+
+import grpc
+import psutil
+import pytest
+
+from dragoman import Client
+from dragoman.local import LOOPBACK, LocalServer
+from dragoman.retry import NO_RETRY
+from dragoman.v1 import generation_pb2 as pb
+from tests.benchmark.http2 import Http2Connection
+from tests.conftest import StartServer
+
+CONNECTIONS, CALLERS, CALLS = 1000, 700, 3  # the other connections are made, and then say nothing
+GENERATE = "/dragoman.v1.GenerationService/Generate"
+MOST_BYTES = 100_000  # of resident memory for a connection
+PATIENCE = 60.0
+WORD, SOUND = "dragoman", "D R AE G OW M AH N"
+
+
+def connections_of(server: LocalServer) -> int:
+    each = psutil.Process(server.process.pid).net_connections("tcp")
+    return sum(bool(one.raddr) and one.laddr.port == server.port for one in each)
+
+
+def until(server: LocalServer, connections: int) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while (now := connections_of(server)) != connections:
+        assert time.monotonic() < deadline, f"{now} connections instead of {connections}"
+        time.sleep(0.05)
+
+
+def call(connections: Iterable[Http2Connection], times: int) -> list[bytes | None]:
+    """Makes so many calls on each connection, one after the other, and on all of them at the same time."""
+    request = pb.GenerateRequest(input=pb.Input(text=WORD)).SerializeToString()
+    left = dict.fromkeys(connections, times)
+    answers: list[bytes | None] = []
+    deadline = time.monotonic() + PATIENCE
+    with selectors.DefaultSelector() as selector:
+        for connection in left:
+            selector.register(connection.socket, selectors.EVENT_READ, connection)
+            connection.send(request)
+            connection.flush()
+        while any(left.values()):
+            assert time.monotonic() < deadline
+            for key, _ in selector.select(1):
+                connection = key.data
+                for _, answer in connection.receive():
+                    answers.append(answer)
+                    left[connection] -= 1
+                    if left[connection]:
+                        connection.send(request)
+                connection.flush()
+    return answers
+
+
+def test_a_thousand_connections(start_server: StartServer) -> None:
+    server = start_server("--max-connections", str(CONNECTIONS))
+    process = psutil.Process(server.process.pid)
+    with Client(server.address) as client:
+        assert client.generate(WORD).text == SOUND
+    until(server, 0)
+    files, before = process.num_fds(), process.memory_info().rss
+    connections = [Http2Connection(LOOPBACK, server.port, GENERATE) for _ in range(CONNECTIONS)]
+    for connection in connections:
+        connection.flush()
+    until(server, CONNECTIONS)
+    answers = call(connections[:CALLERS], CALLS)
+    assert len(answers) == CALLERS * CALLS
+    assert {pb.GenerateResponse.FromString(answer or b"").hypotheses[0].text for answer in answers} == {SOUND}
+    bytes_each = (process.memory_info().rss - before) / CONNECTIONS
+    assert bytes_each < MOST_BYTES, f"{bytes_each:,.0f} bytes for each"
+
+    with grpc.insecure_channel(server.address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        too_many = channel.unary_unary(GENERATE, pb.GenerateRequest.SerializeToString, pb.GenerateResponse.FromString)
+        with pytest.raises(grpc.RpcError) as refused:
+            too_many(pb.GenerateRequest(input=pb.Input(text=WORD)), timeout=PATIENCE)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert len(call(connections[CALLERS:], 1)) == CONNECTIONS - CALLERS, "the idle ones were still good"
+
+    connections.pop().close()
+    until(server, CONNECTIONS - 1)
+    with Client(server.address, retry=NO_RETRY) as client:
+        assert client.generate(WORD).text == SOUND
+    for connection in connections:
+        connection.close()
+    until(server, 0)
+    assert process.num_fds() <= files + 4

@@ -1,0 +1,32 @@
+"""`make soak`, in short."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+SECONDS, DIFFERENT = 15, 80
+
+
+@pytest.mark.slow
+def test_a_server_gets_over_all_that_clients_do_to_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.soak", "--seconds", str(SECONDS), "--different", str(DIFFERENT)]
+    done = subprocess.run(
+        [*command, "--output", str(tmp_path)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    told = json.loads((tmp_path / "soak.json").read_text())
+    assert "It does not hold" not in done.stdout
+    assert told["seen"]["right"] > DIFFERENT
+    assert max(sample["waiting"] for sample in told["during"]) > 0, "the server was not at its limit"
+    assert max(sample["connections"] for sample in told["during"]) > 20

@@ -12,11 +12,7 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python" && break; done)
 
 .DEFAULT_GOAL := help
-<<<<<<< HEAD
-.PHONY: help setup test demo bench soak lint types format protos clean
-=======
-.PHONY: help setup test demo bench lint types format protos chart clean
->>>>>>> e22f768a493bba725c195fb56ae9b55cfa1707aa
+.PHONY: help setup test demo bench soak lint types format protos chart clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

@@ -22,10 +22,12 @@ from server.api.service import GenerationService
 from server.config import ServerConfig
 from server.connections import allow_connections, server_options
 from server.errors import StartError
+from server.live.history import History
 from server.metrics import ServerMetrics
 from server.observe.observer import Observer
-from server.probes import Probes, serve_http
+from server.probes import Probes
 from server.security.access import Access
+from server.web import serve_http
 
 log = structlog.get_logger()
 
@@ -76,9 +78,11 @@ def listen(
 
 
 def serve_metrics(config: ServerConfig, metrics: ServerMetrics, probes: Probes) -> int:
-    """Serves metrics and probes over HTTP, in threads of their own; gives the port."""
+    """Serves metrics, probes and a page over HTTP, in threads of their own; gives the port."""
     _check_port(config.host, config.metrics_port, "--metrics-port")
-    return serve_http(config.host, config.metrics_port, metrics.registry, probes).server_port
+    history = History(metrics)
+    history.start()
+    return serve_http(config.host, config.metrics_port, metrics.registry, probes, history).server_port
 
 
 def _check_port(host: str, port: int, option: str) -> None:

@@ -20,7 +20,7 @@ from server.metrics.workers import RestartReason, WorkerMetrics
 
 
 @dataclass(frozen=True, slots=True)
-class _Load:
+class Load:
     """How a version of a model was loaded, and where."""
 
     seconds: float
@@ -42,7 +42,7 @@ class ServerMetrics(Collector):
         self.calls = CallMetrics()
         self._workers = WorkerMetrics()
         self._models: dict[tuple[str, str], ModelMetrics] = {}  # by name and version
-        self._loads: dict[tuple[str, str], _Load] = {}
+        self._loads: dict[tuple[str, str], Load] = {}
         self._load_failures: dict[str, int] = {}
         build = Gauge(
             "dragoman_build_info",
@@ -61,6 +61,14 @@ class ServerMetrics(Collector):
         """Where the engines of a version of a model report to."""
         return self._models.setdefault((name, version), ModelMetrics())
 
+    def models(self) -> dict[tuple[str, str], ModelMetrics]:
+        """What is reported of each version of a model, by name and version, at this moment."""
+        return self._models.copy()
+
+    def loads(self) -> dict[tuple[str, str], Load]:
+        """The versions that are ready."""
+        return self._loads.copy()
+
     def show(self, name: str, version: str, metrics: ModelMetrics) -> None:
         """Exposes what is reported there, in place of any that the version had before."""
         self._models[name, version] = metrics
@@ -69,7 +77,7 @@ class ServerMetrics(Collector):
         self, name: str, seconds: float, device: str, precision: str, fallback: bool, version: str = "1"
     ) -> None:
         """A version of a model is ready."""
-        self._loads[name, version] = _Load(seconds, device, precision, fallback)
+        self._loads[name, version] = Load(seconds, device, precision, fallback)
 
     def load_failed(self, name: str) -> None:
         """A version of a model could not be loaded."""
@@ -107,7 +115,7 @@ class ServerMetrics(Collector):
 
     def load(self) -> tuple[int, int]:
         """Requests in the queues of all models, and rows in use in their engines' caches."""
-        models = list(self._models.values())
+        models = self.models().values()
         running = sum(rows for model in models for rows, _ in list(model.engines.values()))
         return sum(model.waits()[0] for model in models), running
 

@@ -1,0 +1,167 @@
+"""What the page and the terminal are told: quantiles, rates, gaps, models that come and go."""
+
+import random
+from typing import Any
+
+import pytest
+
+from server.engine.requests import FinishReason
+from server.live.history import EVERY_SECONDS, KEPT, WINDOW, History, UnknownModelError
+from server.live.quantiles import quantile
+from server.metrics import REQUEST_SECONDS, Histogram, ModelMetrics, ServerMetrics
+
+GENERATE = "dragoman.v1.GenerationService/Generate"
+
+
+class Clock:
+    """Seconds, monotonic and since 1970."""
+
+    passed = 0.0
+
+    def __call__(self) -> float:
+        return self.passed
+
+    def moment(self) -> float:
+        return 1_000_000 + self.passed
+
+
+class Watched:
+    """Metrics, and what is told of them after each step of the clock."""
+
+    def __init__(self) -> None:
+        self.metrics, self.clock = ServerMetrics(), Clock()
+        self.history = History(self.metrics, self.clock, self.clock.moment)
+
+    def step(self, times: int = 1) -> dict[str, Any]:
+        for _ in range(times):
+            self.clock.passed += EVERY_SECONDS
+            self.history.sample()
+        point: dict[str, Any] = self.history.told()["points"][-1]
+        return point
+
+
+@pytest.fixture
+def watched() -> Watched:
+    return Watched()
+
+
+def call(metrics: ServerMetrics, code: str = "OK", method: str = GENERATE, times: int = 1) -> None:
+    for _ in range(times):
+        metrics.calls.begin(method)
+        metrics.calls.end(method, code, 0.01)
+
+
+def test_a_quantile_lies_in_the_bucket_of_the_value_that_it_estimates() -> None:
+    values = sorted(random.Random(1).lognormvariate(-4, 1.5) for _ in range(2000))
+    histogram = Histogram(REQUEST_SECONDS)
+    for value in values:
+        histogram.observe(value)
+    for share in (0.01, 0.5, 0.95, 0.99):
+        found, true = quantile(REQUEST_SECONDS, histogram.counts, share), values[round(share * 2000) - 1]
+        bucket = sum(bound < true for bound in REQUEST_SECONDS)
+        lower = REQUEST_SECONDS[bucket - 1] if bucket else 0.0
+        assert found is not None
+        assert lower <= found <= REQUEST_SECONDS[bucket]
+
+
+@pytest.mark.parametrize(
+    ("counts", "share", "value"),
+    [
+        ([0, 0, 0], 0.5, None),  # nothing was observed
+        ([4, 0, 0], 0.5, 0.5),  # halfway to the first bound
+        ([0, 10, 0], 0.25, 1.25),
+        ([1, 1, 0], 1.0, 2.0),
+        ([1, 0, 99], 0.5, 2.0),  # beyond the last bound
+    ],
+)
+def test_quantiles_are_those_of_prometheus(counts: list[float], share: float, value: float | None) -> None:
+    assert quantile([1.0, 2.0], counts, share) == value
+
+
+def test_rates_are_those_of_the_window_that_has_passed(watched: Watched) -> None:
+    model = watched.metrics.model("m")
+    call(watched.metrics, times=20)
+    call(watched.metrics, "INTERNAL", times=5)
+    model.finished(FinishReason.EOS, 3, 8, 0.02)
+    first = watched.step()
+    assert first["codes"] == {"OK": 20 / EVERY_SECONDS, "INTERNAL": 5 / EVERY_SECONDS}
+    assert (first["answers"], first["tokens"]["target"]) == (1 / EVERY_SECONDS, 8 / EVERY_SECONDS)
+    full = watched.step(WINDOW - 1)
+    assert full["codes"]["OK"] == 20 / (WINDOW * EVERY_SECONDS)
+    later = watched.step()
+    assert (later["codes"], later["answers"], later["generation"]) == ({}, 0, None)
+
+
+def test_what_was_not_measured_is_not_told_as_a_number(watched: Watched) -> None:
+    watched.metrics.model("m")
+    point = watched.step()
+    assert [point[name] for name in ("first_token", "inter_token", "generation", "step_rows")] == [None] * 4
+    watched.metrics.model("m").stepped(0.001, 6, None)
+    watched.metrics.model("m").stepped(0.001, 2, 0.0015)
+    point = watched.step()
+    assert (point["step_rows"], point["steps"], point["first_token"]) == (4, 2 / (2 * EVERY_SECONDS), None)
+    assert all(0.0013 <= value <= 0.0023 for value in point["inter_token"])
+
+
+def test_health_checks_are_no_calls(watched: Watched) -> None:
+    for method in ("grpc.health.v1.Health/Check", "inference.GRPCInferenceService/ServerReady"):
+        call(watched.metrics, method=method)
+    call(watched.metrics, "UNIMPLEMENTED", "unknown")
+    assert watched.step()["codes"] == {"UNIMPLEMENTED": 1 / EVERY_SECONDS}
+
+
+def test_gauges_are_those_of_the_moment(watched: Watched) -> None:
+    for name, running in (("one", 3), ("two", 4)):
+        model = watched.metrics.model(name)
+        model.queue(lambda: (5, 50))
+        model.cache(0, 3200)
+        model.state(0, running, 32)
+    point = watched.step()
+    assert (point["waiting"], point["running"], point["rows"]) == (10, 7, 64)
+    assert point["cache"] == {"used": 700, "bytes": 6400}
+    [one] = watched.history.told("one@1")["points"]
+    assert (one["waiting"], one["running"], one["cache"]) == (5, 3, {"used": 300, "bytes": 3200})
+
+
+def test_a_model_that_is_loaded_anew_counts_from_zero_and_never_below(watched: Watched) -> None:
+    old, new = ModelMetrics(), ModelMetrics()
+    watched.metrics.show("m", "1", old)
+    for _ in range(10):
+        old.finished(FinishReason.EOS, 1, 1, 0.01)
+    watched.step()
+    watched.metrics.show("m", "1", new)
+    new.finished(FinishReason.EOS, 1, 1, 0.01)
+    assert watched.step()["answers"] == 1 / (2 * EVERY_SECONDS)
+    watched.metrics.unloaded("m", "1", new)
+    assert watched.step()["answers"] == 0
+    with pytest.raises(UnknownModelError):
+        watched.history.told("m@1")
+
+
+def test_points_of_a_model_that_came_late_have_the_calls_of_their_time(watched: Watched) -> None:
+    watched.step(3)
+    watched.metrics.model("late")
+    call(watched.metrics)
+    watched.step()
+    points = watched.history.told("late@1")["points"]
+    assert [point["codes"] for point in points] == [{"OK": 1 / (4 * EVERY_SECONDS)}]
+    assert len(watched.history.told()["points"]) == 4
+
+
+def test_only_what_is_new_is_told_and_only_minutes_are_kept(watched: Watched) -> None:
+    last = watched.step(KEPT + 5)
+    assert len(watched.history.told()["points"]) == KEPT
+    assert watched.history.told(after=last["time"])["points"] == []
+    assert len(watched.history.told(after=last["time"] - 2.5 * EVERY_SECONDS)["points"]) == 3
+
+
+def test_totals_are_since_the_start(watched: Watched) -> None:
+    model = watched.metrics.model("m")
+    call(watched.metrics, times=3)
+    model.dropped("expired", "waiting")
+    model.dropped("expired", "running")
+    model.device_error("other")
+    watched.step(KEPT)
+    totals = watched.history.told()["totals"]
+    assert (totals["codes"], totals["drops"], totals["device_errors"]) == ({"OK": 3}, {"expired": 2}, {"other": 1})
+    assert (totals["finishes"], totals["rejections"]) == ({}, {})

@@ -7,6 +7,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from server.api.errors import Rejection
 from server.metrics.histogram import REQUEST_SECONDS, Histogram
 
+# How calls end that are well, and those that fail through no fault of the caller. They are told of from a method's
+# first call on: where a series begins with an error Prometheus sees no rise, and takes that error for none.
+CODES = ("OK", "UNKNOWN", "INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED")
+
 
 class CallMetrics:
     """Counted by the interceptor; for use from the event loop alone, but for `collect`.
@@ -27,6 +31,7 @@ class CallMetrics:
         self.in_flight[method] = self.in_flight.get(method, 0) + 1
         if method not in self.seconds:
             self.seconds[method] = Histogram(REQUEST_SECONDS)
+            self.requests |= {(method, code): 0 for code in CODES}
 
     def end(self, method: str, code: str, seconds: float) -> None:
         self.requests[method, code] = self.requests.get((method, code), 0) + 1

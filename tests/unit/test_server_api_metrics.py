@@ -10,9 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dragoman.v1 import generation_pb2 as pb
 from server.engine.metrics import EngineMetrics
-from server.engine.requests import FinishReason
+from server.engine.requests import EngineUnavailableError, FinishReason
 from server.metrics import REQUEST_SECONDS, STEP_SECONDS, Histogram, ModelMetrics, ServerMetrics, geometric
-from tests.fake_engines import serve_fake
+from tests.fake_engines import FakeEngines, serve_fake
 
 
 def value(metrics: ServerMetrics, name: str, **labels: str) -> float | None:
@@ -150,6 +150,23 @@ async def test_calls_are_counted_by_method_and_code() -> None:
         assert face.metric("dragoman_request_seconds_count", method=generate) == 1
         assert face.metric("dragoman_requests_total", method="unknown", code="UNIMPLEMENTED") == 3
         assert face.metric("dragoman_requests_total", method="grpc.health.v1.Health/Check", code="OK") == 1
+
+
+async def test_errors_are_counted_from_zero_so_that_the_first_is_seen_as_one() -> None:
+    generate = "dragoman.v1.GenerationService/Generate"
+    async with serve_fake(FakeEngines(automatic=False)) as face:
+        call = face.stub.Generate(pb.GenerateRequest(input=pb.Input(text="a")))
+        await face.engines.until(1)
+        codes = ("OK", "UNKNOWN", "INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED")
+        counts = [
+            face.metrics.registry.get_sample_value("dragoman_requests_total", {"method": generate, "code": code})
+            for code in codes
+        ]
+        assert counts == [0] * len(codes)
+        face.engines.running[0].finish(EngineUnavailableError("gone"))
+        with pytest.raises(Exception, match="gone"):
+            await call
+        assert face.metric("dragoman_requests_total", method=generate, code="UNAVAILABLE") == 1
 
 
 async def test_the_page_parses_and_keeps_to_the_rules() -> None:

@@ -35,6 +35,7 @@ class Seen:
 
     Attributes:
         right, partial, wrong: answers as they should be, cut by a time limit, and faults.
+        outstayed: connections that said nothing, and were not closed.
         codes: of calls, by how they were made.
         deeds: of those without manners.
         faults: some of them, in words.
@@ -44,6 +45,7 @@ class Seen:
     right: int = 0
     partial: int = 0
     wrong: int = 0
+    outstayed: int = 0
     codes: Counter[str] = field(default_factory=Counter)
     methods: Counter[str] = field(default_factory=Counter)
     deeds: Counter[str] = field(default_factory=Counter)
@@ -70,7 +72,7 @@ class Crowd:
     def seen(self) -> Seen:
         seen = Seen(killed=self._killed, frozen=self._frozen)
         for told in self._told:
-            for name in ("right", "partial", "wrong"):
+            for name in ("right", "partial", "wrong", "outstayed"):
                 setattr(seen, name, getattr(seen, name) + told.get(name, 0))
             for name in ("codes", "methods", "deeds"):
                 getattr(seen, name).update(told.get(name, {}))

@@ -187,17 +187,29 @@ DEEDS: list[Callable[[random.Random], bytes]] = [
 ]
 
 
+SPEECHLESS = (silent, half_a_preface)
+
+
 class RoughClients:
-    """Several at once."""
+    """Several at once.
+
+    Attributes:
+        deeds: how often each was done.
+        outstayed: connections that said nothing of sense, and that the server let be for LONG_SECONDS.
+    """
 
     def __init__(self, host: str, port: int, seed: int) -> None:
         self.deeds: Counter[str] = Counter()
+        self.outstayed = 0
         self._where = host, port
         self._draw = random.Random(seed)
 
     async def run(self, clients: int) -> None:
         """For ever."""
         await asyncio.gather(*(self._client() for _ in range(clients)))
+
+    def report(self) -> None:
+        print(json.dumps({"deeds": self.deeds, "outstayed": self.outstayed}), flush=True)
 
     async def _client(self) -> None:
         while True:
@@ -217,10 +229,12 @@ class RoughClients:
             await loop.sock_sendall(connection, deed(self._draw))
             if deed is stopped_reader:
                 await asyncio.sleep(stay)
-            with contextlib.suppress(TimeoutError):
+            try:
                 async with asyncio.timeout(stay):
                     while await loop.sock_recv(connection, 65536):
                         pass
+            except TimeoutError:
+                self.outstayed += stay == LONG_SECONDS and deed in SPEECHLESS
 
 
 async def main(host: str, port: str, seed: str, clients: str) -> None:
@@ -228,11 +242,11 @@ async def main(host: str, port: str, seed: str, clients: str) -> None:
     running = asyncio.create_task(process.run(int(clients)))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
     while not running.done():
-        print(json.dumps({"deeds": process.deeds}), flush=True)
+        process.report()
         await asyncio.wait([running], timeout=REPORT_SECONDS)
     with contextlib.suppress(asyncio.CancelledError):
         await running
-    print(json.dumps({"deeds": process.deeds}), flush=True)
+    process.report()
 
 
 if __name__ == "__main__":

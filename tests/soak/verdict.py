@@ -42,6 +42,7 @@ def findings(
         Finding("every answer is the right one", _count(seen.wrong, "fault") + _first(seen.faults), not seen.wrong),
         Finding("all kinds of calls were made", _count(sum(seen.codes.values()), "call"), _all_made(seen)),
         Finding("clients were killed in mid-call", str(seen.killed), seen.killed > 0),
+        Finding("connections that say nothing are closed", f"{seen.outstayed} were not", not seen.outstayed),
         Finding(
             f"nothing waits or runs, and nobody is connected, {settle_seconds:g} s after the last call",
             f"{after.waiting} waiting, {after.rows} rows, {after.in_flight} calls, {after.connections} connections",

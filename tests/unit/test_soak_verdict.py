@@ -49,6 +49,7 @@ def test_all_is_well() -> None:
         ({"told": seen(wrong=1, faults=["Generate, patient: UNKNOWN"])}, "every answer"),
         ({"told": seen(killed=0)}, "killed"),
         ({"told": seen(deeds=type(seen().deeds)())}, "all kinds"),
+        ({"told": seen(outstayed=1)}, "say nothing"),
         ({"settled": False}, "nothing waits or runs"),
         ({"after": replace(REST, threads=21)}, "threads"),
         ({"after": replace(REST, files=29)}, "files"),

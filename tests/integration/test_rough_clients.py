@@ -1,0 +1,112 @@
+"""Clients that say nothing, nonsense, or half of what they should: the server is well afterwards, and silent.
+
+`make soak` does the same at random and under load, for as long as it takes the server to send the silent ones away.
+"""
+
+import contextlib
+import random
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+
+from dragoman import Client
+from dragoman.local import LOOPBACK, LocalServer
+from dragoman.v1 import generation_pb2 as pb
+from dragoman.v1 import generation_pb2_grpc
+from tests.benchmark.http2 import DATA, END_STREAM, PREFACE, frame
+from tests.certificates import Authority
+from tests.conftest import StartServer
+from tests.soak.rough import CLIENT_HELLO, DEEDS, HELLO, METHODS, headers, literal, message
+from tests.soak.verdict import wrong_lines
+
+TIMES = 12  # that each thing is done, at the same time
+PATIENCE = 30.0
+WORD, SOUND = "dragoman", "D R AE G OW M AH N"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    with LocalServer(log=tmp_path_factory.mktemp("rough") / "server.log") as started:
+        yield started
+        assert started.stop() == 0, started.last_words()
+        assert wrong_lines(started.log.read_text()) == []
+
+
+def connect(port: int, data: bytes, reset: bool = False) -> socket.socket:
+    connection = socket.create_connection((LOOPBACK, port), timeout=PATIENCE)
+    if reset:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    with contextlib.suppress(ConnectionError):  # some are sent away before they have said all
+        connection.sendall(data)
+    return connection
+
+
+def at_rest(server: LocalServer) -> None:
+    """Waits until nobody is connected, and nothing goes on."""
+    names = ("dragoman_rows_running", "dragoman_requests_waiting", "dragoman_requests_in_flight")
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        peers = psutil.Process(server.process.pid).net_connections("tcp")
+        connected = sum(bool(peer.raddr) and peer.laddr.port == server.port for peer in peers)
+        busy = {name: value for name, value in server.metrics().items() if name.startswith(names) and value}
+        if not connected and not busy:
+            return
+        assert time.monotonic() < deadline, f"{connected} are connected, {busy}"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("deed", DEEDS, ids=lambda deed: deed.__name__)
+def test_the_server_gets_over_it(server: LocalServer, deed: Callable[[random.Random], bytes]) -> None:
+    connections = [connect(server.port, deed(random.Random(seed)), reset=seed % 2 == 0) for seed in range(TIMES)]
+    with Client(server.address) as client:
+        assert client.generate(WORD).text == SOUND, "while they are there"
+    for connection in connections:
+        connection.close()
+    at_rest(server)
+
+
+def test_metadata_that_are_no_text_are_put_up_with(server: LocalServer) -> None:
+    odd = literal(b"x-request-id", b"\xff\xfe") + literal(b"authorization", b"Bearer \xc3\x28")
+    body = message(pb.GenerateRequest(input=pb.Input(text=WORD)).SerializeToString())
+    with connect(server.port, HELLO + headers(METHODS[0], 1, odd) + frame(DATA, END_STREAM, 1, body)) as connection:
+        answer = b""
+        while SOUND.encode() not in answer:
+            received = connection.recv(65536)
+            assert received, answer
+            answer += received
+
+
+def test_half_handshakes_keep_nobody_out(start_server: StartServer, tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "ours")
+    pair = authority.sign("server")
+    server = start_server("--tls-cert", str(pair.cert), "--tls-key", str(pair.key))
+    beginnings = [b"", CLIENT_HELLO[:3], CLIENT_HELLO[:40], CLIENT_HELLO, PREFACE, random.Random(1).randbytes(300)]
+    connections = [connect(server.port, beginning) for beginning in beginnings for _ in range(20)]
+    credentials = grpc.ssl_channel_credentials(authority.ca.read_bytes())
+    with grpc.secure_channel(f"localhost:{server.port}", credentials) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        answer = stub.Generate(pb.GenerateRequest(input=pb.Input(text=WORD)), timeout=PATIENCE)
+        assert answer.hypotheses[0].text == SOUND
+    for connection in connections:
+        connection.close()
+    at_rest(server)
+    assert wrong_lines(server.log.read_text()) == []
+
+
+def test_many_items_of_a_batch_are_given_up_with_it(server: LocalServer) -> None:
+    options = pb.GenerationOptions(min_new_tokens=60, beam_size=4)
+    request = pb.GenerateBatchRequest(inputs=[pb.Input(text=WORD)] * 10_000, options=options)
+    with grpc.insecure_channel(server.address) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        batches = [stub.GenerateBatch.future(request) for _ in range(3)]
+        with Client(server.address) as client:
+            assert client.generate(WORD).text == SOUND
+        for batch in batches:
+            batch.cancel()
+    at_rest(server)

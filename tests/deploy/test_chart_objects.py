@@ -1,5 +1,6 @@
 """Every object that the chart makes is one that Kubernetes takes, and they fit each other."""
 
+import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -161,8 +162,26 @@ def test_the_gateway_of_the_example_fits_its_route(render: Render) -> None:
 def test_the_packaged_chart_is_complete(
     helm: Callable[..., subprocess.CompletedProcess[str]], tools: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """`helm package` makes an archive of which the same objects come."""
+    """`helm package` makes an archive of which the same objects come, those from linked files among them."""
     assert helm("package", "--destination", tmp_path).returncode == 0
     (archive,) = tmp_path.glob("dragoman-*.tgz")
-    packed = subprocess.run([tools[0], "template", "dragoman", archive], capture_output=True, text=True, check=True)
-    assert packed.stdout == helm("template").stdout
+    command = [tools[0], "template", "dragoman", archive, "--values", DEPLOY / "helm" / "examples" / "monitoring.yaml"]
+    packed = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert packed.stdout == helm("template", values=VALUES["monitoring"]).stdout
+
+
+def test_rules_and_dashboards_reach_the_cluster_as_they_are(render: Render) -> None:
+    documents = render(VALUES["monitoring"])
+    files = sorted((DEPLOY / "monitoring" / "rules").glob("*.yaml"))
+    groups = [group for path in files for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]]
+    assert groups
+    assert only(documents, "PrometheusRule")["spec"]["groups"] == groups
+    dashboards = {
+        path.name: path.read_text(encoding="utf-8") for path in (DEPLOY / "monitoring").glob("dashboards/*.json")
+    }
+    maps = [each for each in documents if each["metadata"]["labels"].get("grafana_dashboard") == "1"]
+    shipped = {name: text for each in maps for name, text in each["data"].items()}
+    assert dashboards
+    assert {name: json.loads(text) for name, text in shipped.items()} == {
+        name: json.loads(text) for name, text in dashboards.items()
+    }

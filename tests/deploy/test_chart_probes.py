@@ -1,5 +1,7 @@
 """A server started as the chart starts it answers the chart's probes, and stops within the chart's grace period."""
 
+import signal
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -11,6 +13,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dragoman import Client
 from dragoman.local import LocalServer
+from dragoman.v1 import generation_pb2 as pb
+from dragoman.v1 import generation_pb2_grpc
 from tests.deploy.conftest import Render
 from tests.deploy.objects import Document, only
 
@@ -68,5 +72,15 @@ def test_no_model_is_unready_and_no_reason_to_restart(pod: Document, server: Loc
     assert passes(container["readinessProbe"], server)
 
 
-def test_it_stops_within_the_grace_period(pod: Document, server: LocalServer) -> None:
-    assert server.stop(pod["terminationGracePeriodSeconds"]) == 0
+def test_it_leaves_unready_and_alive_and_within_the_grace_period(pod: Document, server: LocalServer) -> None:
+    """And it answers calls of those who do not know yet."""
+    container = pod["containers"][0]
+    server.process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + pod["terminationGracePeriodSeconds"]
+    while passes(container["readinessProbe"], server) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    with grpc.insecure_channel(server.address) as channel:
+        request = pb.GenerateRequest(input=pb.Input(text="dragoman"))
+        assert generation_pb2_grpc.GenerationServiceStub(channel).Generate(request, timeout=10).hypotheses
+    assert passes(container["livenessProbe"], server)
+    assert server.process.wait(deadline - time.monotonic()) == 0

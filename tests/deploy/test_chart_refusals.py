@@ -59,7 +59,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"autoscaling": {"by": "keda"}}, "autoscaling.keda.serverAddress is empty"),
     (
         {"fullnameOverride": "g2p", "monitoring": {"rules": {"enabled": True}}},
-        "monitoring.rules.enabled is true, but the alerts find pods by the word dragoman in their names, which g2p lacks",
+        "monitoring.rules.enabled is true, but the alerts find pods by the word dragoman in their names",
     ),
     ({"grpcRoute": {"enabled": True}}, "grpcRoute.parentRefs is empty"),
 ]

@@ -15,6 +15,8 @@ from tests.deploy.conftest import Render
 from tests.deploy.objects import Document, only
 from tests.deploy.test_chart_objects import VALUES
 
+SECONDS_TO_END = 5  # after the drain, at most: docs/leaving.md
+
 
 def server_of(documents: list[Document]) -> Document:
     container: Document = only(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]
@@ -67,7 +69,7 @@ def test_pods_have_the_time_that_stopping_takes(render: Render, tmp_path: Path, 
     documents = render(VALUES[name])
     config = options_of(documents, tmp_path)
     grace = only(documents, "Deployment")["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
-    assert grace >= config.drain_seconds + 10
+    assert grace >= config.drain_delay_seconds + config.drain_seconds + SECONDS_TO_END
 
 
 def test_the_time_to_stop_follows_the_options(render: Render) -> None:
@@ -75,12 +77,13 @@ def test_the_time_to_stop_follows_the_options(render: Render) -> None:
         pod = only(render(values), "Deployment")["spec"]["template"]["spec"]
         return int(pod["terminationGracePeriodSeconds"])
 
-    assert grace(config={"drain_seconds": 120}) - grace(config={"drain_seconds": 30}) == 90
-    assert grace(config={"drain_seconds": 0.5}) == grace(config={"drain_seconds": 1})
-    assert grace(config={"drain_seconds": 0}) == grace(config={"drain_seconds": 30}) - 30
+    assert grace() == 5 + 30 + SECONDS_TO_END
+    assert grace(config={"drain_delay_seconds": 20, "drain_seconds": 120}) == 20 + 120 + SECONDS_TO_END
+    assert grace(config={"drain_delay_seconds": 0, "drain_seconds": 0.5}) == 1 + SECONDS_TO_END
     # null is the server's default, which the chart must know.
-    default = ServerConfig.model_fields["drain_seconds"].default
-    assert grace(config={"drain_seconds": None}) == grace(config={"drain_seconds": default})
+    for option in ("drain_delay_seconds", "drain_seconds"):
+        default = ServerConfig.model_fields[option].default
+        assert grace(config={option: None}) == grace(config={option: default})
     assert grace(terminationGracePeriodSeconds=600) == 600
 
 

@@ -63,7 +63,8 @@ def test_the_services_fit_the_runtime(documents: list[Document]) -> None:
         assert (model["modelFormat"]["name"], model["modelFormat"]["version"]) in formats
         assert model["protocolVersion"] in runtime["spec"]["protocolVersions"]
         config = printed_config(runtime, model)
-        assert predictor["terminationGracePeriodSeconds"] >= config["drain_seconds"] + 10
+        stopping = config["drain_delay_seconds"] + config["drain_seconds"] + 5
+        assert predictor["terminationGracePeriodSeconds"] >= stopping
         for metric in predictor.get("autoScaling", {}).get("metrics", ()):
             names = service["metadata"]
             series = f'namespace="{names["namespace"]}",pod=~"{names["name"]}-predictor-.*"'

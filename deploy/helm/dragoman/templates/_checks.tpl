@@ -63,7 +63,7 @@
 {{- end -}}
 {{- $needed := include "dragoman.stoppingSeconds" . | int -}}
 {{- if lt (include "dragoman.graceSeconds" . | int) $needed -}}
-{{- fail (printf "terminationGracePeriodSeconds is %d, but stopping may take %d s: config.drain_delay_seconds, config.drain_seconds and 10; set it to null, or make those shorter" (int $v.terminationGracePeriodSeconds) $needed) -}}
+{{- fail (printf "terminationGracePeriodSeconds is %d, but stopping may take %d s: config.drain_delay_seconds, config.drain_seconds and 5; set it to null, or make those shorter" (int $v.terminationGracePeriodSeconds) $needed) -}}
 {{- end -}}
 {{- if and (ne $v.autoscaling.by "none") (lt (int $v.autoscaling.maxReplicas) (int $v.autoscaling.minReplicas)) -}}
 {{- fail (printf "autoscaling.maxReplicas is %d, less than autoscaling.minReplicas, which is %d" (int $v.autoscaling.maxReplicas) (int $v.autoscaling.minReplicas)) -}}

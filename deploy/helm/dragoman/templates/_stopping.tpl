@@ -1,12 +1,11 @@
 {{/*
-Seconds that a pod needs from SIGTERM to its end: it goes on taking calls for drain_delay_seconds, until nobody sends it
-any more, finishes those that it has within drain_seconds, and then refuses latecomers and closes: that takes a few
-seconds, for which there are ten.
+Seconds that a pod needs from SIGTERM to its end: it goes on taking calls for drain_delay_seconds, finishes those that it
+has within drain_seconds, and takes 5 at most to end (docs/leaving.md). There is no preStop hook: the delay does its work.
 */}}
 {{- define "dragoman.stoppingSeconds" -}}
-{{- $delay := dig "drain_delay_seconds" nil .Values.config | default 0 -}}
+{{- $delay := dig "drain_delay_seconds" nil .Values.config -}}
 {{- $drain := dig "drain_seconds" nil .Values.config -}}
-{{- addf $delay (ternary 30 $drain (kindIs "invalid" $drain)) 10 | ceil | int -}}
+{{- addf (ternary 0 $delay (kindIs "invalid" $delay)) (ternary 30 $drain (kindIs "invalid" $drain)) 5 | ceil | int -}}
 {{- end -}}
 
 {{- define "dragoman.graceSeconds" -}}

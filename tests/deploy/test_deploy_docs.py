@@ -1,0 +1,113 @@
+"""What deploy/README.md and the chart's README.md tell people to do can be done."""
+
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deploy.generate import CHART, DEPLOY
+from tests.conftest import ROOT
+from tests.deploy.conftest import Render
+from tests.deploy.kube_schemas import MINORS, faults
+from tests.deploy.objects import only
+
+PAGES = [DEPLOY / "README.md", CHART / "README.md"]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    return [block for of, block in found if of == language]
+
+
+def named_block(page: Path, name: str) -> str:
+    """The YAML whose first line is "# NAME"."""
+    (found,) = [block for block in blocks(page, "yaml") if block.startswith(f"# {name}\n")]
+    return found
+
+
+def helm_commands() -> list[tuple[Path, list[str]]]:
+    return [
+        (page, shlex.split(line))
+        for page in PAGES
+        for block in blocks(page, "sh")
+        for line in block.replace("\\\n", " ").splitlines()
+        if line.startswith(("helm install", "helm upgrade"))
+    ]
+
+
+@pytest.mark.parametrize(("page", "command"), helm_commands(), ids=lambda value: "")
+def test_helm_takes_the_commands(tools: tuple[Path, Path], tmp_path: Path, page: Path, command: list[str]) -> None:
+    """As an installation that reaches no cluster."""
+    (tmp_path / "deploy").symlink_to(DEPLOY)
+    if "g2p.yaml" in command:
+        (tmp_path / "g2p.yaml").write_text(named_block(page, "g2p.yaml"), encoding="utf-8")
+    arguments = [each for each in command[2:] if each != "--install"]
+    done = subprocess.run(
+        [tools[0], "install", *arguments, "--dry-run=client"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    # Names that the page says the objects have.
+    assert "name: g2p-dragoman\n" in done.stdout
+    assert "namespace: speech\n" in done.stdout
+
+
+def test_there_are_commands_to_try() -> None:
+    assert {page.parent.name for page, _ in helm_commands()} == {"deploy", "dragoman"}
+
+
+def test_kustomize_takes_the_overlay(tools: tuple[Path, Path], tmp_path: Path) -> None:
+    shutil.copytree(DEPLOY / "kustomize", tmp_path / "dragoman" / "deploy" / "kustomize")
+    overlay = tmp_path / "speech"
+    overlay.mkdir()
+    (overlay / "kustomization.yaml").write_text(named_block(PAGES[0], "kustomization.yaml"), encoding="utf-8")
+    (overlay / "server.yaml").write_text("max_rows: 7\n", encoding="utf-8")
+    done = subprocess.run([tools[1], "kustomize", overlay], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    documents = list(yaml.safe_load_all(done.stdout))
+    assert [faults(document, MINORS[-1]) for document in documents] == [[] for _ in documents]
+    assert {document["metadata"]["namespace"] for document in documents} == {"speech"}
+    container = only(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    assert container["image"].startswith("registry.example/dragoman:")
+    assert only(documents, "ConfigMap")["data"]["server.yaml"] == "max_rows: 7\n"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)[)#]", page.read_text(encoding="utf-8"))
+    assert links
+    assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
+
+
+def test_every_example_is_listed() -> None:
+    text = (CHART / "README.md").read_text(encoding="utf-8")
+    examples = {path.name for path in (DEPLOY / "helm" / "examples").glob("*.yaml")}
+    assert set(re.findall(r"\(\.\./examples/([^)]+)\)", text)) == examples
+
+
+def test_the_refusal_that_is_shown_is_the_real_one(tools: tuple[Path, Path]) -> None:
+    (shown,) = [block for block in blocks(CHART / "README.md", "") if block.startswith("Error: ")]
+    command = [str(tools[0]), "template", "g2p", str(CHART), "--set", "config.port=1"]
+    said = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    # In which template helm is when it comes upon the mistake is its own affair.
+    places = re.compile(r"templates/\w+\.yaml")
+    assert places.sub("", shown.strip()) in places.sub("", said)
+
+
+def test_the_seconds_of_stopping_are_those_of_the_chart(render: Render) -> None:
+    text = PAGES[0].read_text(encoding="utf-8")
+    table = dict(re.findall(r"^\| `?([\w.]+)`? \| (\d+) \|$", text, re.MULTILINE))
+    pod = only(render(), "Deployment")["spec"]["template"]["spec"]
+    assert int(table["terminationGracePeriodSeconds"]) == pod["terminationGracePeriodSeconds"]
+    (option, value, grace) = re.search(r"--set config\.(\w+)=(\d+)` makes it (\d+)", text).groups()  # type: ignore[union-attr]
+    pod = only(render({"config": {option: int(value)}}), "Deployment")["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] == int(grace)
+
+
+def test_applied_files_are_there() -> None:
+    named = re.findall(r"(?:--filename|--kustomize) (deploy/\S+?)[\s`,]", PAGES[0].read_text(encoding="utf-8"))
+    assert named
+    assert [path for path in named if not (ROOT / path).exists()] == []

@@ -12,10 +12,10 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test demo bench soak lint types format protos chart clean
+.PHONY: help setup test demo bench soak lint types format protos chart dashboards clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED) ## make .venv with everything in it
 
@@ -56,6 +56,9 @@ protos: setup ## renew the stubs in protos/dragoman/v1 from the .proto files
 
 chart: setup ## renew what is made from the Helm chart and from the server's options in deploy/
 	@$(BIN)/python -m deploy.generate
+
+dashboards: setup ## renew the dashboards and recording rules from deploy/monitoring/build
+	@$(BIN)/python -m deploy.monitoring.build
 
 clean: ## remove .venv, caches and what was built
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

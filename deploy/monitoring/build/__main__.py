@@ -39,7 +39,7 @@ def main() -> None:
             path.write_text(text)
     elif stale := outdated():
         names = ", ".join(path.name for path in stale)
-        sys.exit(f"out of date, run `python -m deploy.monitoring.build`: {names}")
+        sys.exit(f"out of date, run `make dashboards`: {names}")
 
 
 if __name__ == "__main__":

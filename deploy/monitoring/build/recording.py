@@ -18,8 +18,8 @@ FAST, SLOW = ("5m", "30m", "1h"), ("2h", "6h", "1d", "3d")
 JOB, MODEL = "namespace, job", "namespace, job, model"
 
 HEADER = """\
-# Written by `python -m deploy.monitoring.build` from recording.py; change it there. The two budgets, the first rules
-# below, are yours to set here or there: all burn rates follow.
+# Written by `make dashboards` from build/recording.py; change it there. The two budgets, the first rules
+# below, are yours to set in your copy: all burn rates follow.
 groups:
 """
 

@@ -165,8 +165,9 @@ def test_the_packaged_chart_is_complete(
     """`helm package` makes an archive of which the same objects come, those from linked files among them."""
     assert helm("package", "--destination", tmp_path).returncode == 0
     (archive,) = tmp_path.glob("dragoman-*.tgz")
-    command = [tools[0], "template", "dragoman", archive, "--values", DEPLOY / "helm" / "examples" / "monitoring.yaml"]
-    packed = subprocess.run(command, capture_output=True, text=True, check=True)
+    values = DEPLOY / "helm" / "examples" / "monitoring.yaml"
+    command = [tools[0], "template", "dragoman", archive, "--values", values]
+    packed = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
     assert packed.stdout == helm("template", values=VALUES["monitoring"]).stdout
 
 
@@ -176,12 +177,8 @@ def test_rules_and_dashboards_reach_the_cluster_as_they_are(render: Render) -> N
     groups = [group for path in files for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]]
     assert groups
     assert only(documents, "PrometheusRule")["spec"]["groups"] == groups
-    dashboards = {
-        path.name: path.read_text(encoding="utf-8") for path in (DEPLOY / "monitoring").glob("dashboards/*.json")
-    }
+    paths = (DEPLOY / "monitoring" / "dashboards").glob("*.json")
+    dashboards = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in paths}
     maps = [each for each in documents if each["metadata"]["labels"].get("grafana_dashboard") == "1"]
-    shipped = {name: text for each in maps for name, text in each["data"].items()}
     assert dashboards
-    assert {name: json.loads(text) for name, text in shipped.items()} == {
-        name: json.loads(text) for name, text in dashboards.items()
-    }
+    assert {name: json.loads(text) for each in maps for name, text in each["data"].items()} == dashboards

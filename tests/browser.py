@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from websockets.sync.client import ClientConnection, connect
 
 START_SECONDS, ANSWER_SECONDS = 30, 20
@@ -34,6 +35,18 @@ def chromium() -> str | None:
     """Path of the program, if there is one."""
     found = (shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome"))
     return next((path for path in found if path), None)
+
+
+def need_chromium() -> None:
+    """Installs it where it is missing and that can be done; else skips the test, or in CI fails it."""
+    if chromium() is None and shutil.which("apt-get") and os.geteuid() == 0:
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "chromium"]
+        for command in (["apt-get", "update", "-qq"], install):
+            subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+    if chromium() is None:
+        lacking = pytest.fail if os.environ.get("CI") else pytest.skip
+        lacking("needs a browser: on Debian, apt-get install chromium")
 
 
 class Page:

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,11 +136,15 @@ def _since(before: tuple[ModelMetrics, Totals] | None, metrics: ModelMetrics, no
 def _totals(work: Totals, calls: CallTotals) -> dict[str, Any]:
     """Counts since the start, or since a model was loaded."""
     return {
-        "codes": calls.codes,
-        "rejections": {reason: count for reason, count in calls.rejections.items() if count},
-        "finishes": {reason: count for reason, count in zip(FINISHES, work.finishes, strict=True) if count},
-        "drops": {reason: count for reason, count in zip(DROPS, work.drops, strict=True) if count},
-        "device_errors": {kind: count for kind, count in zip(DEVICE_ERRORS, work.device_errors, strict=True) if count},
+        "codes": _counted(calls.codes.items()),
+        "rejections": _counted(calls.rejections.items()),
+        "finishes": _counted(zip(FINISHES, work.finishes, strict=True)),
+        "drops": _counted(zip(DROPS, work.drops, strict=True)),
+        "device_errors": _counted(zip(DEVICE_ERRORS, work.device_errors, strict=True)),
         "tokens": {"source": work.tokens[0], "target": work.tokens[1]},
         "answers": sum(work.finishes),
     }
+
+
+def _counted(counts: Iterable[tuple[str, float]]) -> dict[str, float]:
+    return {name: count for name, count in counts if count}

@@ -159,6 +159,7 @@ function showCards() {
   const { points } = told;
   if (pointed !== null && pointed >= points.length) pointed = null;
   const { from, to, marks } = scale();
+  at("cards").dataset.time = to;
   for (const card of CARDS) {
     const shown = cards.get(card.key);
     const write = card.write(told);

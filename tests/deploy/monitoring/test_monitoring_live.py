@@ -163,8 +163,12 @@ def test_prometheus_counts_what_the_client_saw(watched: Watched) -> None:
     assert counted("ModelInfer", "OK") == watched.ended["infer", "OK"]
     assert counted(".+", "UNAUTHENTICATED") == watched.ended["stranger", "UnauthenticatedError"]
     assert counted(".+", "CANCELLED") > 0
-    refused = sum(count for (_, kind), count in watched.ended.items() if kind == "ResourceExhaustedError")
-    assert counted(".+", "RESOURCE_EXHAUSTED") == refused > 0
+    kinds: Counter[str] = Counter()
+    for (_, kind), count in watched.ended.items():
+        kinds[kind] += count
+    refused = kinds["ResourceExhaustedError"]
+    # The deadline of some has passed before they heard that they were refused.
+    assert 0 < refused <= counted(".+", "RESOURCE_EXHAUSTED") <= refused + kinds["DeadlineExceededError"]
 
 
 @pytest.mark.parametrize("panel", panels(), ids=str)

@@ -1,20 +1,24 @@
 """What deploy/README.md and the chart's README.md tell people to do can be done."""
 
+import json
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from deploy.generate import CHART, DEPLOY
+from tests.certificates import Authority
 from tests.conftest import ROOT
 from tests.deploy.conftest import Render
 from tests.deploy.kube_schemas import MINORS, faults
 from tests.deploy.objects import only
 
+SCRIPTS = Path(sys.executable).parent
 PAGES = [DEPLOY / "README.md", CHART / "README.md"]
 
 
@@ -95,6 +99,39 @@ def test_the_refusal_that_is_shown_is_the_real_one(tools: tuple[Path, Path]) -> 
     # In which template helm is when it comes upon the mistake is its own affair.
     places = re.compile(r"templates/\w+\.yaml")
     assert places.sub("", shown.strip()) in places.sub("", said)
+
+
+def test_the_secrets_are_those_that_the_chart_mounts(tools: tuple[Path, Path], tmp_path: Path, render: Render) -> None:
+    """kubectl and our own command as the page has them, without a cluster."""
+    pair = Authority(tmp_path, "anyone").sign("server")
+    pair.cert.rename(tmp_path / "tls.crt")
+    pair.key.rename(tmp_path / "tls.key")
+    (block,) = [block for block in blocks(PAGES[0], "sh") if "create secret" in block]
+    made = {}
+    for line in block.replace("\\\n", " ").splitlines():
+        command = shlex.split(line, comments=True)
+        if command[:2] == ["python", "-m"]:
+            subprocess.run([sys.executable, *command[1:]], cwd=tmp_path, capture_output=True, check=True)
+        elif command[0] == "kubectl":
+            command = [str(tools[1]), *command[1:], "--dry-run=client", "--output=json"]
+            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            secret = json.loads(done.stdout)
+            made[secret["metadata"]["name"]] = set(secret["data"])
+    values = dict(re.findall(r"--set (\w+)\.secretName=([\w-]+)", block))
+    documents = render({section: {"secretName": name} for section, name in values.items()})
+    options = yaml.safe_load(only(documents, "ConfigMap")["data"]["server.yaml"])
+    wanted = [{Path(options[option]).name for option in of} for of in (("tls_cert", "tls_key"), ("api_keys",))]
+    assert made == dict(zip(values.values(), wanted, strict=True))
+
+
+def test_the_notes_have_commands_that_exist(tools: tuple[Path, Path]) -> None:
+    command = [str(tools[0]), "install", "g2p", str(CHART), "--dry-run=client", "--set", "tls.secretName=dragoman-tls"]
+    notes = subprocess.run(command, capture_output=True, text=True, check=True).stdout.partition("NOTES:")[2]
+    (line,) = [line.strip() for line in notes.splitlines() if line.startswith("  dragoman ")]
+    program, name, *arguments = shlex.split(line)
+    shown = subprocess.run([SCRIPTS / program, name, "--help"], capture_output=True, text=True, check=True).stdout
+    assert {each for each in arguments if each.startswith("--")} <= set(re.findall(r"--[\w-]+", shown))
 
 
 def test_the_seconds_of_stopping_are_those_of_the_chart(render: Render) -> None:

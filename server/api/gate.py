@@ -30,7 +30,7 @@ ADMINISTRATION = (
 )
 METADATA, BEARER = "authorization", "bearer "
 # A tensor may claim any shape; it is looked at, and refused, behind the gate.
-MOST_COUNTED = 1_000_000
+MOST_COUNTED, MOST_DIMENSIONS = 1_000_000, 2
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -112,7 +112,9 @@ def _requests(message: object) -> int:
     if isinstance(message, pb.GenerateBatchRequest):
         return max(1, len(message.inputs))
     if isinstance(message, oip.ModelInferRequest) and message.inputs:
-        return max(1, min(math.prod(message.inputs[0].shape), MOST_COUNTED))
+        shape = message.inputs[0].shape
+        # One of more dimensions is refused; and the product of very many would keep the event loop for minutes.
+        return max(1, min(math.prod(shape), MOST_COUNTED)) if len(shape) <= MOST_DIMENSIONS else 1
     return 1
 
 

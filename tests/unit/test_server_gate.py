@@ -107,7 +107,9 @@ def test_each_input_of_a_batch_costs_as_a_request_does(door: Door, request_: Any
         pass
 
 
-@pytest.mark.parametrize("shape", [[], [0], [-7], [2**40, 2**40]])
+@pytest.mark.parametrize(
+    "shape", [[], [0], [-7], [2**40, 2**40], [2**63 - 1] * 100_000], ids=lambda shape: f"{len(shape)} dimensions"
+)
 def test_a_tensor_that_lies_about_its_shape_counts_as_something(door: Door, shape: list[int]) -> None:
     request = oip.ModelInferRequest(inputs=[oip.ModelInferRequest.InferInputTensor(name="text", shape=shape)])
     for _ in range(10):

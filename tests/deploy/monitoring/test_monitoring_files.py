@@ -126,6 +126,15 @@ def test_options_that_people_are_told_of_exist() -> None:
         assert told - options - others == set()
 
 
+def test_lines_of_the_log_that_people_are_told_of_are_written() -> None:
+    text = (MONITORING / "RUNBOOK.md").read_text()
+    told = [span for span in re.findall(r"`([a-z][A-Za-z';: ]+)`", text) if " " in span]
+    events = {span for span in told if not span.startswith(("kubectl ", "dragoman "))}
+    sources = "".join(path.read_text() for path in (ROOT / "server").rglob("*.py"))
+    assert len(events) > 7
+    assert [event for event in events if f'"{event}"' not in sources] == []
+
+
 def test_the_readme_counts_right() -> None:
     assert f"{len(alerts())} alerts" in (MONITORING / "README.md").read_text()
 

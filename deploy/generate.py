@@ -88,7 +88,9 @@ def chart_readme() -> str:
 def render(helm: Path, *arguments: str) -> list[dict[str, Any]]:
     """The objects that `helm template` makes of the chart."""
     command = [str(helm), "template", "dragoman", str(CHART), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(done.stderr)
     return [document for document in yaml.safe_load_all(done.stdout) if document is not None]
 
 

@@ -33,7 +33,7 @@ VALUES: dict[str, dict[str, Any]] = {
         "strategy": {"type": "Recreate"},
         "image": {"repository": "registry.example/dragoman", "digest": f"sha256:{'0a' * 32}", "pullPolicy": "Always"},
         "models": {"source": "claim", "claim": {"name": "models"}},
-        "config": {"max_message_bytes": 100_000_000, "memory_budget": "512MiB", "hang_seconds": None},
+        "config": {"host": "::", "max_message_bytes": 100_000_000, "memory_budget": "512MiB", "hang_seconds": None},
     },
     "full": {
         "nameOverride": "g2p",

@@ -38,12 +38,18 @@ def test_the_server_takes_its_options(render: Render, tmp_path: Path, name: str)
     config, server = options_of(documents, tmp_path), server_of(documents)
     assert server["args"] == ["--config", "/etc/dragoman/server.yaml"]
     ports = {port["name"]: port["containerPort"] for port in server["ports"]}
-    assert (config.host, config.port, config.metrics_port) == ("0.0.0.0", ports["grpc"], ports["metrics"])
+    assert (config.port, config.metrics_port) == (ports["grpc"], ports["metrics"])
+    assert config.host == VALUES[name].get("config", {}).get("host", "0.0.0.0")
     mounts = [Path(mount["mountPath"]) for mount in server["volumeMounts"]]
     paths = [config.tls_cert, config.tls_key, config.tls_client_ca, config.api_keys]
     if VALUES[name].get("models", {}).get("source", "shipped") not in ("shipped", "image"):
         paths.append(config.model_repository or config.bundle)
     assert all(any(path.is_relative_to(mount) for mount in mounts) for path in paths if path is not None)
+
+
+def test_the_pod_listens_to_others_in_any_case(render: Render, tmp_path: Path) -> None:
+    """The server's own default is this machine alone."""
+    assert options_of(render({"config": {"host": None}}), tmp_path).host == "0.0.0.0"
 
 
 def test_numbers_stay_numbers(render: Render, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 {{- define "dragoman.check" -}}
 {{- $v := .Values -}}
 {{- $setBy := dict
-      "host" "the pod listens on all of its addresses"
       "port" "set service.port"
       "metrics_port" "set metrics.port"
       "bundle" "set models.source"

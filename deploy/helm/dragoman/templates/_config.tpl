@@ -15,7 +15,7 @@
 {{/* server.yaml: the options of `config`, and those that the chart sets. */}}
 {{- define "dragoman.config" -}}
 {{- $options := deepCopy .Values.config -}}
-{{- $_ := set $options "host" "0.0.0.0" -}}
+{{- $_ := set $options "host" (default "0.0.0.0" $options.host) -}}
 {{- $_ := set $options "port" (int .Values.service.port) -}}
 {{- $_ := set $options "metrics_port" (int .Values.metrics.port) -}}
 {{- $_ := set $options "device" (include "dragoman.device" .) -}}

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from dragoman import Tls
@@ -67,11 +68,13 @@ class Watched:
     """Servers that were under load, as Prometheus knows them.
 
     Attributes:
+        workers: a server with worker processes.
         start, end: of the time to look at, in seconds since 1970.
         ended: how many calls ended in which way, as the client saw it.
     """
 
     prometheus: Prometheus
+    workers: LocalServer
     start: float
     end: float
     ended: Counter[tuple[str, str]]
@@ -138,7 +141,7 @@ def watched(prometheus_installed: None, tmp_path_factory: pytest.TempPathFactory
         total = sum(value for name, value in busy.metrics().items() if name.startswith("dragoman_requests_total"))
         prometheus.until(f"sum(dragoman_requests_total) == {total}")
         prometheus.until('ALERTS{alertname="DragomanModelNotLoaded"}')
-        yield Watched(prometheus, start, time.time(), ended)
+        yield Watched(prometheus, idle, start, time.time(), ended)
         for server in (busy, idle):
             assert server.stop() == 0, server.last_words()
 
@@ -275,3 +278,11 @@ def test_bounds_in_rules_are_bounds_of_the_histograms(watched: Watched) -> None:
     used = {part.split('"')[1] for rule in rules() for part in rule["expr"].split("{") if part.startswith("le=")}
     assert used
     assert used <= bounds
+
+
+def test_a_worker_that_is_killed_makes_its_alert_fire(watched: Watched) -> None:
+    firing = 'ALERTS{alertname="DragomanWorkerRestarts", reason="died", alertstate="firing"}'
+    assert watched.prometheus.query(firing) == []
+    children = psutil.Process(watched.workers.process.pid).children()
+    next(child for child in children if "server.workers.process" in child.cmdline()).kill()
+    watched.prometheus.until(firing)

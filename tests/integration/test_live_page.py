@@ -1,9 +1,17 @@
 """The page of the metrics port in a real browser, over a real server that is at work: what it draws, and is it true."""
 
+import contextlib
+import os
+import pty
 import re
+import signal
+import subprocess
+import sys
+import termios
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +22,7 @@ from dragoman.retry import NO_RETRY
 from server.bundle.load import shipped_bundle
 from tests.browser import Page, browsing, need_chromium
 
+DRAGOMAN = str(Path(sys.executable).with_name("dragoman"))
 WORDS = "interpreters stood between two courts and carried words from one to the other".split()
 TIMES = ["first_token", "inter_token", "generation"]
 CARDS = ["codes", *TIMES, "load", "step_rows", "tokens", "cache", "errors", "failures"]
@@ -252,6 +261,42 @@ def luminance(colour: str) -> float:
 def contrast(one: str, two: str) -> float:
     lighter, darker = sorted([luminance(one), luminance(two)], reverse=True)
     return (lighter + 0.05) / (darker + 0.05)
+
+
+def test_a_terminal_shows_the_same(server: LocalServer) -> None:
+    done = subprocess.run(
+        [DRAGOMAN, "top", f"127.0.0.1:{server.metrics_port}"], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = {line[:17].strip(): line[17:].split() for line in done.stdout.splitlines()}
+    samples = server.metrics()
+    answers = by_label(samples, "finishes_total", "reason")
+    assert lines["Answers"] == ["eos", f"{answers['eos']:,}"]
+    assert lines["Running"][-3:] == ["of", f"{total(samples, 'rows'):.0f}", "rows"]
+    calls = done.stdout[done.stdout.index("since the start") :]
+    for code, count in by_label(samples, "requests_total", "code").items():
+        assert f"{code} {count:,}" in calls
+
+
+def test_a_terminal_shows_it_until_ctrl_c(server: LocalServer) -> None:
+    """In a terminal of its own: a picture, and another two seconds later, on a screen that is given back at the end."""
+    mine, its = pty.openpty()
+    termios.tcsetwinsize(its, (40, 100))
+    command = [DRAGOMAN, "top", f"127.0.0.1:{server.metrics_port}", "--model", "idle"]
+    with subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env={**os.environ, "TERM": "xterm"}) as process:
+        os.close(its)
+        seen = b""
+        while seen.count("● serving".encode()) < 2:
+            seen += os.read(mine, 65536)
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(OSError):  # that is how the end looks
+            while more := os.read(mine, 65536):
+                seen += more
+        assert process.wait(10) == 0
+    os.close(mine)
+    assert "idle@1 · cpu" in seen.decode()
+    assert seen.count(b"\x1b[?1049h") == seen.count(b"\x1b[?1049l") == 1
+    assert b"Traceback" not in seen
 
 
 def test_nobody_else_was_asked_and_nobody_complained(page: Page, server: LocalServer) -> None:

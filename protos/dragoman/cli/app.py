@@ -10,6 +10,7 @@ from dragoman.cli.attention import ATTENTION_HELP, attention
 from dragoman.cli.generate import GENERATE_HELP, generate
 from dragoman.cli.inspection import health, models, tokenize
 from dragoman.cli.score import SCORE_HELP, score
+from dragoman.cli.top import top
 
 app = typer.Typer(
     name="dragoman",
@@ -26,6 +27,7 @@ app.command(help=ATTENTION_HELP)(attention)
 app.command()(models)
 app.command()(tokenize)
 app.command()(health)
+app.command()(top)
 app.add_typer(admin)
 
 

@@ -1,5 +1,6 @@
 """An engine: a thread that owns a runtime and steps everything that runs in it."""
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -32,6 +33,7 @@ Event = Progress | BeamProgress | Finished | EngineError
 Deliver = Callable[[list[tuple[Job, Event]]], None]
 
 NOTHING = Demand(0)
+LAST_WORDS = b'{"event": "an engine could not tell of its end: the server ends at once", "level": "error"}\n'
 MOST_ERRORS = 3  # in a row, after which a device is beyond hope
 
 
@@ -133,9 +135,14 @@ class Engine:
         if failure is not None:
             message = _message(failure)
         self.busy = False
-        self.desert(message)
-        if failure is not None:
-            self._on_failure(failure)
+        try:
+            self.desert(message)
+            if failure is not None:
+                self._on_failure(failure)
+        except BaseException:
+            # Without memory to tell anyone, no server is better than one that takes requests and never answers.
+            os.write(2, LAST_WORDS)
+            os._exit(1)
 
     def _turn(self) -> bool:
         """One round of the loop; False when the engine shall stop."""
@@ -171,7 +178,9 @@ class Engine:
             log.error("engine error", error=type(error).__name__, detail=first_line(error), in_a_row=self._errors)
             if self._errors >= self._most_errors:
                 raise
-            self._give_up(list(table.rows), EngineUnavailableError(_message(error)), now, events)
+            # Also where memory was lacking elsewhere than on the device all hear: who knows what was done by then.
+            told = OutOfMemoryError() if is_out_of_memory(error) else EngineUnavailableError(_message(error))
+            self._give_up(list(table.rows), told, now, events)
         finally:  # those who have their answer get it even where the runtime fails the others
             if events:
                 self._deliver(events)

@@ -12,8 +12,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether less work at once might have done; ONNX Runtime has no exception of its own for that."""
     if isinstance(error, MemoryError):
         return True
-    message = str(error).lower()
-    return type(error).__module__.startswith("onnxruntime") and any(words in message for words in _OUT_OF_MEMORY)
+    # Runs with bound buffers raise a plain RuntimeError.
+    raised_there = type(error) is RuntimeError or type(error).__module__.startswith("onnxruntime")
+    return raised_there and any(words in str(error).lower() for words in _OUT_OF_MEMORY)
 
 
 def first_line(error: BaseException) -> str:

@@ -1,6 +1,7 @@
 """Worker processes: the answers are the same, and what becomes of requests where a worker dies, hangs or leaves."""
 
 import os
+import resource
 import signal
 import time
 import urllib.error
@@ -260,3 +261,24 @@ def test_workers_that_make_nothing_but_errors_are_started_anew(start_server: Sta
             until(lambda: readiness(server) != "ok\n")
             until(lambda: readiness(server) == "ok\n")
         assert restarts(server, "errors") == 2
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs prlimit, which Linux alone has")
+def test_a_lack_of_memory_fails_no_more_requests_than_it_must(start_server: StartServer) -> None:
+    server = start_server("--workers", "1", "--engines", "1")
+    [worker] = workers(server)
+    [data] = [line for line in Path(f"/proc/{worker.pid}/status").read_text().splitlines() if line.startswith("VmData")]
+    size = int(data.split()[1]) * 1024 + 2**23  # what all of the requests together take to encode is more
+    _, most = resource.prlimit(worker.pid, resource.RLIMIT_DATA)
+    with grpc.insecure_channel(server.address) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        resource.prlimit(worker.pid, resource.RLIMIT_DATA, (size, most))
+        calls = [stub.Generate.future(pb.GenerateRequest(input=pb.Input(text="abcdefghi" * 6))) for _ in range(128)]
+        codes = [call.code() for call in calls]
+        assert set(codes) <= {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}
+        assert codes.count(grpc.StatusCode.OK) > 1
+        assert sum_of(server, "dragoman_device_errors_total", "out_of_memory") > 0
+        resource.prlimit(worker.pid, resource.RLIMIT_DATA, (most, most))
+        assert stub.Generate(short_request()).hypotheses[0].text == "HH EH L OW"
+    assert restarts(server) == 0
+    assert sum_of(server, "dragoman_rows_running") == 0

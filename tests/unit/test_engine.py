@@ -227,6 +227,7 @@ async def test_so_many_errors_in_a_row_end_the_engine_and_others_are_refused() -
 @pytest.mark.parametrize("message", ["Failed to allocate memory for requested buffer of size 4096", "std::bad_alloc"])
 def test_what_onnx_runtime_says_of_memory_is_understood(message: str) -> None:
     assert is_out_of_memory(Fail(message))
+    assert is_out_of_memory(RuntimeError(f"Error in execution: Non-zero status code returned: {message}"))
     assert is_out_of_memory(MemoryError())
     assert not is_out_of_memory(Fail("Non-zero status code"))
     assert not is_out_of_memory(ValueError(message)), "a mistake of ours that happens to say so"

@@ -10,9 +10,9 @@ from server.cpu import usable_cpus
 from tests.benchmark.actor import Actor
 from tests.benchmark.answers import Answers, agreements, served_answers
 from tests.benchmark.beam import Beam
+from tests.benchmark.contenders import closed_loop
 from tests.benchmark.effort import Contender, Effort, Notify, take_samples
 from tests.benchmark.engine_loop import EngineLoop, Searches
-from tests.benchmark.engine_work import EngineWork
 from tests.benchmark.load import LoadGenerator
 from tests.benchmark.outcome import BeamSearch
 from tests.benchmark.samples import Sample, Series
@@ -90,15 +90,9 @@ def _served(stack: ExitStack, server: LocalServer, workload: Workload, beam: Bea
 
     unary = generator("Generate", workload.unary(beam))
     contenders = [
-        Contender(Series("unary", size, "single calls"), partial(_closed, server, unary, size)) for size in BATCHES
+        Contender(Series("unary", size, "single calls"), partial(closed_loop, server, unary, size)) for size in BATCHES
     ]
     for size in BATCHES:
         batch = generator("GenerateBatch", workload.batches(size, beam))
-        contenders.append(Contender(Series("batch", size, f"1 call of {size}"), partial(_closed, server, batch, 1)))
+        contenders.append(Contender(Series("batch", size, f"1 call of {size}"), partial(closed_loop, server, batch, 1)))
     return contenders
-
-
-def _closed(server: LocalServer, generator: Actor, concurrency: int, seconds: float) -> Sample:
-    before = EngineWork.of_page(server.metrics())
-    sample: Sample = generator.call("closed", concurrency, seconds)
-    return replace(sample, work=EngineWork.of_page(server.metrics()).since(before))

@@ -45,7 +45,7 @@ def measure(
 
 def samples_ahead(effort: Effort) -> int:
     """About how often `measure` notifies, for a progress bar."""
-    greedy = 2 + (12 + 12 * effort.ctranslate2) * effort.rounds + len(OPEN_LOOP_SHARES) * (effort.open_seconds > 0)
+    greedy = 3 + (12 + 12 * effort.ctranslate2) * effort.rounds + len(OPEN_LOOP_SHARES) * (effort.open_seconds > 0)
     beam = 2 + (9 + 6 * effort.ctranslate2) * effort.rounds
     short_list = 3 * effort.rounds
     return greedy * effort.greedy + beam * effort.beam + short_list * effort.short_list + 3 * effort.ctranslate2

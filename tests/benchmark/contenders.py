@@ -1,12 +1,14 @@
 """Who is measured in greedy search, and at which loads: the raw loop and the server. CTranslate2 comes beside them."""
 
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from dragoman.local import LOOPBACK, LocalServer
 from tests.benchmark.actor import Actor
 from tests.benchmark.effort import Contender
+from tests.benchmark.engine_work import EngineWork
 from tests.benchmark.load import LoadGenerator
 from tests.benchmark.raw_loop import RawLoop
 from tests.benchmark.samples import Sample, Series
@@ -55,15 +57,19 @@ def served_contenders(stack: ExitStack, server: LocalServer, workload: Workload)
         return stack.enter_context(closing(Actor(LoadGenerator, address, pid, method, requests)))
 
     unary = generator("Generate", workload.unary())
-    contenders = [Contender(Series("unary", n, "single calls"), partial(_closed, unary, n)) for n in IN_FLIGHT]
+    contenders = [
+        Contender(Series("unary", n, "single calls"), partial(closed_loop, server, unary, n)) for n in IN_FLIGHT
+    ]
     for size in IN_FLIGHT[1:]:
         batch = generator("GenerateBatch", workload.batches(size))
-        contenders.append(Contender(Series("batch", size, f"1 call of {size}"), partial(_closed, batch, 1)))
+        contenders.append(Contender(Series("batch", size, f"1 call of {size}"), partial(closed_loop, server, batch, 1)))
     setting = f"{BATCHES_AT_ONCE} calls of {size}"
     series = Series("batch", BATCHES_AT_ONCE * size, setting)
-    return [*contenders, Contender(series, partial(_closed, batch, BATCHES_AT_ONCE))]
+    return [*contenders, Contender(series, partial(closed_loop, server, batch, BATCHES_AT_ONCE))]
 
 
-def _closed(actor: Actor, concurrency: int, seconds: float) -> Sample:
-    sample: Sample = actor.call("closed", concurrency, seconds)
-    return sample
+def closed_loop(server: LocalServer, generator: Actor, concurrency: int, seconds: float) -> Sample:
+    """A sample of so many callers, each of whom waits for the answer, with what the engines did meanwhile."""
+    before = EngineWork.of_page(server.metrics())
+    sample: Sample = generator.call("closed", concurrency, seconds)
+    return replace(sample, work=EngineWork.of_page(server.metrics()).since(before))

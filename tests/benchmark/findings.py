@@ -10,6 +10,7 @@ from tests.benchmark.tables import NAMES
 
 WANTED_OF_RAW = 0.7
 HEALTHY_P99 = 0.1  # seconds
+WANTED_COUNTING = 0.01  # of a step's time
 
 
 def greedy_findings(outcome: Greedy) -> list[str]:
@@ -19,6 +20,7 @@ def greedy_findings(outcome: Greedy) -> list[str]:
         *_against_ctranslate2(outcome),
         *_alone(outcome),
         *_open(outcome),
+        *_counting(outcome),
         *_answers(outcome),
     ]
 
@@ -94,6 +96,25 @@ def _open(outcome: Greedy) -> Iterator[str]:
         yield f"With random arrivals, {rate:,.0f} calls a second are answered with a p99 of {1000 * p99:.0f} ms."
     elif outcome.open_loop:
         yield f"At none of the rates of the open loop did the p99 stay below {1000 * HEALTHY_P99:.0f} ms."
+
+
+def _counting(outcome: Greedy) -> Iterator[str]:
+    """The share of a step that its metrics take, at the loads where it is least and most."""
+    costs = outcome.metrics
+    if costs is None:
+        return
+    shares = [
+        costs.share(series.work, sum(sample.sequences for sample in series.samples))
+        for series in outcome.series
+        if series.system in ("batch", "unary") and series.work
+    ]
+    if shares:
+        yield (
+            f"{_mark(max(shares) < WANTED_COUNTING)} Counting for the metrics adds {1e6 * costs.step:.1f} µs to a step "
+            f"and {1e6 * costs.request:.1f} µs to a request, {min(shares):.2%} to {max(shares):.2%} of the time of the "
+            f"served steps (less than {WANTED_COUNTING:.0%} wanted); whoever asks for /metrics gets it after "
+            f"{1000 * costs.page:.1f} ms, and the live page's points take {costs.point_share:.3%} of a core."
+        )
 
 
 def _beam_against_ctranslate2(outcome: BeamSearch) -> Iterator[str]:

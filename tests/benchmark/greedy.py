@@ -13,6 +13,7 @@ from tests.benchmark.answers import Answers, agreements, served_answers
 from tests.benchmark.contenders import IN_FLIGHT, raw_contenders, raw_loops, served_contenders
 from tests.benchmark.effort import Effort, Notify, take_samples
 from tests.benchmark.load import LoadGenerator
+from tests.benchmark.metrics_cost import measure_metrics
 from tests.benchmark.outcome import Greedy
 from tests.benchmark.translators import Translators
 from tests.benchmark.workload import Workload
@@ -53,6 +54,8 @@ def measure_greedy(
         outcome.series = take_samples(contenders, effort, notify)
         if effort.open_seconds:
             _open_loop(server, workload, outcome, effort, notify)
+        notify("counting")
+        outcome.metrics = measure_metrics()
         outcome.resident_megabytes = psutil.Process(server.process.pid).memory_info().rss / 1e6
     return outcome
 

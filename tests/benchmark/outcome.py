@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from tests.benchmark.beam import Beam
+from tests.benchmark.metrics_cost import MetricsCost
 from tests.benchmark.samples import Sample, Series
 
 
@@ -52,11 +53,13 @@ class Greedy(Measured):
         start_seconds: of the server, until it serves.
         resident_megabytes: of the server, after all the load.
         open_loop: calls per second offered, rising, and what came of it.
+        metrics: what counting costs; None where that was not measured.
     """
 
     start_seconds: float = 0.0
     resident_megabytes: float = 0.0
     open_loop: list[tuple[float, Sample]] = field(default_factory=list)
+    metrics: MetricsCost | None = None
 
 
 @dataclass

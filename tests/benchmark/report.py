@@ -68,6 +68,7 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
         document["greedy"] = {
             **_measured(greedy, greedy_findings(greedy)),
             "server": {"start_seconds": greedy.start_seconds, "resident_megabytes": greedy.resident_megabytes},
+            "metrics": None if greedy.metrics is None else {f"{n}_seconds": v for n, v in vars(greedy.metrics).items()},
             "open_loop": [{"calls_per_second": rate, **_sample(sample)} for rate, sample in greedy.open_loop],
         }
     if beam := outcome.beam:

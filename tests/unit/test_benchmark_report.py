@@ -5,7 +5,8 @@ import json
 import pytest
 
 from tests.benchmark.engine_work import EngineWork
-from tests.benchmark.findings import beam_findings, short_list_findings
+from tests.benchmark.findings import beam_findings, greedy_findings, short_list_findings
+from tests.benchmark.metrics_cost import MetricsCost, measure_metrics
 from tests.benchmark.outcome import Agreement, BeamSearch, Greedy, Outcome, ShortLists
 from tests.benchmark.report import document, markdown
 from tests.benchmark.samples import Sample, Series
@@ -62,6 +63,26 @@ def test_answers_that_differ_are_told(undecided: int | None, expected: str) -> N
     assert beam_findings(beam(Agreement("engines", "server", 62, 64, undecided)))[-1].startswith(expected)
 
 
+def test_the_share_of_a_step_that_counting_takes_is_told() -> None:
+    served = [series("unary", 1, 100), series("batch", 64, 500)]  # 10 and 50 answers, each in ten steps of 50 ms
+    costs = MetricsCost(step=50e-6, request=1e-3, page=0.002, point=100e-6)
+    (sentence,) = greedy_findings(Greedy(8.0, served, [], metrics=costs))
+    assert sentence == (
+        "**Missed:** Counting for the metrics adds 50.0 µs to a step and 1000.0 µs to a request, 2.10% to 10.10% of "
+        "the time of the served steps (less than 1% wanted); whoever asks for /metrics gets it after 2.0 ms, and the "
+        "live page's points take 0.005% of a core."
+    )
+    cheap = Greedy(8.0, served, [], metrics=MetricsCost(1e-6, 2e-6, 0.002, 100e-6))
+    assert greedy_findings(cheap)[0].startswith("Reached: Counting")
+
+
+def test_counting_is_timed_call_by_call() -> None:
+    costs = measure_metrics()
+    assert 0 < costs.step < costs.page
+    assert 0 < costs.request < costs.page
+    assert 0 < costs.point < 1
+
+
 def test_short_lists_are_compared_at_equal_rows() -> None:
     found = [series("whole", 8, 100), series("shared", 8, 150), series("own", 8, 120)]
     (sentence,) = short_list_findings(ShortLists(32, found, [], 1000, 32000))
@@ -88,6 +109,7 @@ def test_the_report_has_every_part() -> None:
     assert model["beam"]["options"]["size"] == 4
     assert model["beam"]["series"][0]["samples"][0]["engines"]["branch_rows"] == 20
     assert model["greedy"]["tokens_per_answer"] == 8.0
+    assert model["greedy"]["metrics"] is None
     assert model["short_lists"]["tokens"] == 1000
 
 

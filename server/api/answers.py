@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from dragoman.v1 import generation_pb2 as pb
 from server.api.options import Wanted
+from server.api.wire import length_delimited
 from server.bundle.load import Bundle
 from server.engine.requests import (
     Finished,
@@ -20,7 +21,7 @@ from server.engine.requests import (
 from server.engine.scorer import Scored, Target
 from server.text.stream import TargetDecoder
 
-WEIGHTS_TAG = pb.Attention.DESCRIPTOR.fields_by_name["weights"].number << 3 | 2  # 2: bytes behind their number
+WEIGHTS = pb.Attention.DESCRIPTOR.fields_by_name["weights"].number
 FINISH_REASONS = {reason: getattr(pb, f"FINISH_REASON_{reason.name}") for reason in FinishReason}
 
 
@@ -133,14 +134,4 @@ def write_attention(message: pb.Attention, weights: NDArray[np.float32]) -> None
     """
     message.layers, message.heads, message.target_tokens, message.source_tokens = weights.shape
     packed = weights.astype("<f4", copy=False).tobytes()
-    message.MergeFromString(_varint(WEIGHTS_TAG) + _varint(len(packed)) + packed)
-
-
-def _varint(number: int) -> bytes:
-    """As protobuf writes it: seven bits in a byte, the lowest first."""
-    encoded = bytearray()
-    while number > 127:
-        encoded.append(number & 127 | 128)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
+    message.MergeFromString(length_delimited(WEIGHTS, packed))

@@ -9,6 +9,7 @@ from dragoman.v1 import generation_pb2 as pb
 from server.api.errors import ApiError, Rejection, from_engine, invalid
 from server.api.model import PendingAnswer, ServedModel
 from server.api.options import Wanted, reseeded
+from server.api.pauses import Pauses
 from server.api.room import BatchShare
 from server.engine.requests import (
     DeadlineExpiredError,
@@ -21,6 +22,7 @@ from server.engine.requests import (
 )
 from server.observe.record import RECORD
 
+CHUNK_INPUTS = 256  # that are looked at in a few milliseconds
 ROOM_SECONDS = 0.02  # how often an item looks again that found the scorer's queue full
 
 
@@ -58,6 +60,7 @@ class Batch:
         self._all_or_none = all_or_none
         self._admitted = False
         self._share = BatchShare(model.batch_room)
+        self._pauses = Pauses()
         self._submitting = asyncio.Lock()  # one item at a time waits for the queue to have room
 
     async def run(self, inputs: Sequence[pb.Input]) -> list[pb.BatchItem]:
@@ -102,17 +105,27 @@ class Batch:
     async def _encode(self, inputs: Sequence[pb.Input]) -> list[list[int] | ApiError]:
         """The source ids of each input, or what is wrong with it."""
         sources: list[list[int] | ApiError] = []
+        for start in range(0, len(inputs), CHUNK_INPUTS):
+            sources += await self._encode_chunk(inputs[start : start + CHUNK_INPUTS], start)
+            await self._pauses.take()
+        return sources
+
+    async def _encode_chunk(self, inputs: Sequence[pb.Input], start: int) -> list[list[int] | ApiError]:
+        """Args:
+        start: index of the first.
+        """
+        sources: list[list[int] | ApiError] = []
         texts: list[int] = []  # indices of inputs that come as text
         for index, source in enumerate(inputs):
             try:
-                ids = self._model.given_ids(source, f"inputs[{index}]")
+                ids = self._model.given_ids(source, f"inputs[{start + index}]")
             except ApiError as error:
-                sources.append(error)
+                sources.append(error.with_traceback(None))  # which would hold on to all the inputs
                 continue
             if ids is None:
                 texts.append(index)
             sources.append(ids or [])
-        fields = [f"inputs[{index}].text" for index in texts]
+        fields = [f"inputs[{start + index}].text" for index in texts]
         encoded = await self._model.encoder.encode_batch([inputs[index].text for index in texts], fields)
         for index, answer in zip(texts, encoded, strict=True):
             sources[index] = answer
@@ -121,6 +134,7 @@ class Batch:
     async def _work(self, work: Iterator[tuple[int, list[int] | ApiError]], items: list[pb.BatchItem | None]) -> None:
         """Takes one source after the other until there are none."""
         for index, source in work:
+            await self._pauses.take()
             answer = source if isinstance(source, ApiError) else await self._answer_in_turn(source)
             if isinstance(answer, ApiError):
                 if self._all_or_none:

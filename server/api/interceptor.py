@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 
 from server.api.errors import ApiError, abort, from_engine, malformed
 from server.api.gate import CALLER, Gate
+from server.api.wire import Encoded
 from server.engine.requests import EngineError
 from server.metrics import ServerMetrics
 from server.observe.observer import Observer
@@ -77,7 +78,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         """The handler with its behaviour and its parser wrapped. There are no methods whose requests alone stream."""
         if not handler.response_streaming:
             return grpc.unary_unary_rpc_method_handler(
-                self._unary(method, handler.unary_unary), _parser(handler), handler.response_serializer
+                self._unary(method, handler.unary_unary), _parser(handler), _writer(handler)
             )
         if handler.request_streaming:
             return grpc.stream_stream_rpc_method_handler(
@@ -194,3 +195,9 @@ def _parser(handler: Handler) -> Callable[[bytes], Any]:
             return MALFORMED
 
     return parse_or_tell
+
+
+def _writer(handler: Handler) -> Callable[[Any], bytes]:
+    write = handler.response_serializer
+    assert write is not None, "every method of a generated servicer has one"
+    return lambda message: message.content if isinstance(message, Encoded) else write(message)

@@ -15,7 +15,9 @@ from server.api.batch import Batch
 from server.api.errors import Rejection, invalid
 from server.api.model import ServedModel
 from server.api.options import Wanted, read_priority, read_time_limit
+from server.api.pauses import Pauses
 from server.api.streaming import stream_answer
+from server.api.wire import Encoded, length_delimited
 from server.engine.requests import GenerationRequest, Priority
 from server.models.registry import ModelRegistry
 from server.observe.record import RECORD
@@ -23,6 +25,7 @@ from server.observe.record import RECORD
 SERVICE = "dragoman.v1.GenerationService"
 MAX_DETOKENIZE = 65_536  # ids
 INLINE_DETOKENIZE = 2048
+ITEMS = pb.GenerateBatchResponse.DESCRIPTOR.fields_by_name["items"].number
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -58,8 +61,13 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
                 async for message in messages:
                     yield message
 
-    async def GenerateBatch(self, request: pb.GenerateBatchRequest, context: Context) -> pb.GenerateBatchResponse:
-        return pb.GenerateBatchResponse(items=await self._answer_batch(request, context))
+    async def GenerateBatch(self, request: pb.GenerateBatchRequest, context: Context) -> Encoded:
+        """Gives a GenerateBatchResponse."""
+        parts, pauses = [], Pauses()
+        for item in await self._answer_batch(request, context):
+            parts.append(length_delimited(ITEMS, item.SerializeToString()))
+            await pauses.take()
+        return Encoded(b"".join(parts))
 
     async def answer_all(self, request: pb.GenerateBatchRequest, context: Context) -> list[pb.GenerateResponse]:
         """As GenerateBatch, but the first input that fails ends the call with its error."""

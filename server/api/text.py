@@ -109,7 +109,7 @@ class SourceEncoder(TextEncoder):
             try:
                 answers.append(error or self._check(encoding, text, field))
             except ApiError as problem:
-                answers.append(problem)
+                answers.append(problem.with_traceback(None))  # which would hold on to all the texts
         return answers
 
     def check_ids(self, ids: Sequence[int], field: str) -> list[int]:
@@ -198,9 +198,10 @@ class TargetEncoder(TextEncoder):
                 field, ids = f"{field}.text", encoding.ids
                 self._check_known(encoding, given.text, field)
             else:
-                field, ids = f"{field}.token_ids.ids", list(given.token_ids.ids)
-                if len(ids) > self.max_tokens + whole:  # before each is looked at
-                    raise self._too_long(f"{len(ids)} tokens", field)
+                field = f"{field}.token_ids.ids"
+                if (count := len(given.token_ids.ids)) > self.max_tokens + whole:  # before each is looked at
+                    raise self._too_long(f"{count} tokens", field)
+                ids = list(given.token_ids.ids)
                 self._check_ids(ids, field, whole)
                 if whole and ids and ids[-1] == self.end:
                     ids.pop()

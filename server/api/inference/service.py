@@ -27,6 +27,7 @@ from server.api.inference.outputs import FINAL, OutputWriter
 from server.api.inference.parameters import Parameters, named_as_here
 from server.api.inference.stream import RequestStream
 from server.api.inference.tensors import read_texts
+from server.api.pauses import Pauses
 from server.api.service import GenerationService
 from server.engine.requests import DeadlineExpiredError, EngineError
 from server.metrics import ServerMetrics
@@ -116,9 +117,13 @@ class InferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
 
     async def ModelInfer(self, request: oip.ModelInferRequest, context: Context) -> oip.ModelInferResponse:
         texts, parameters, writer = self._read(request)
+        inputs, pauses = [], Pauses()
+        for text in texts:
+            inputs.append(pb.Input(text=text))
+            await pauses.take()
         asked = pb.GenerateBatchRequest(
             model=_name(request.model_name, request.model_version),
-            inputs=[pb.Input(text=text) for text in texts],
+            inputs=inputs,
             options=parameters.options,
             details=parameters.details,
             # One text is someone who waits; whoever sends many at once has time.

@@ -1,5 +1,6 @@
 """What calls are answered, in a form that is the same whenever the answer is."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ RESPONSES: dict[str, type[Message]] = {
     "ModelInfer": oip.ModelInferResponse,
     "ModelStreamInfer": oip.ModelStreamInferResponse,
 }
+TOLERANCE = 1e-5  # of log-probabilities and shares of attention
 EXHAUSTED = "RESOURCE_EXHAUSTED"
 
 
@@ -41,7 +43,7 @@ def open_call(channel: grpc.aio.Channel, ask: Ask, timeout: float | None = None)
 
 
 def whole(ask: Ask, messages: Sequence[Any]) -> Any:
-    """The answer as one object, to be compared with others by ==.
+    """The answer as one object, to be compared by `same`.
 
     Args:
         messages: all that came, one for a unary call.
@@ -115,6 +117,30 @@ def _elements(raw: bytes) -> list[bytes]:
 
 def _status_name(number: int) -> str:
     return next((code.name for code in grpc.StatusCode if code.value[0] == number), str(number))
+
+
+def same(ask: Ask, right: Any, found: Any) -> bool:
+    """Whether two answers are the same, as `whole` gives them.
+
+    Bit by bit, but for the numbers of Score: those depend in their last digits on what is scored in the same run.
+    """
+    if found == right:
+        return True
+    if ask.name != "Score":
+        return False
+    return _alike(pb.ScoreResponse.FromString(right), pb.ScoreResponse.FromString(found))
+
+
+def _alike(right: Any, found: Any) -> bool:
+    """Whether messages, or values of their fields, are the same, numbers within a tolerance."""
+    if isinstance(right, Message):
+        wanted, other = dict(right.ListFields()), dict(found.ListFields())
+        return wanted.keys() == other.keys() and all(_alike(value, other[field]) for field, value in wanted.items())
+    if isinstance(right, float):
+        return math.isclose(right, found, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    if isinstance(right, int | str):
+        return bool(right == found)
+    return len(right) == len(found) and all(map(_alike, right, found))
 
 
 def beginning(ask: Ask, right: Any, found: Any) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 
 import grpc
 
-from tests.soak.answers import EXHAUSTED, RefusedError, WrongAnswerError, beginning, open_call, whole
+from tests.soak.answers import EXHAUSTED, RefusedError, WrongAnswerError, beginning, open_call, same, whole
 from tests.soak.asks import Ask
 
 REPORT_SECONDS = 0.5
@@ -118,7 +118,7 @@ class Clients:
             code = "CANCELLED"
         except grpc.aio.AioRpcError as error:
             code = error.code().name
-            if error.details() == BROKEN_WRITE and len(ask.requests) > 1 and manner != "patient":
+            if error.details() == BROKEN_WRITE and ask.name == "ModelStreamInfer" and manner != "patient":
                 code = "ended while it wrote"
             elif code == EXHAUSTED and "grpc-status-details-bin" not in dict(error.trailing_metadata() or ()):
                 self.tally.fault(ask, manner, f"refused without a delay: {error.details()}")
@@ -133,7 +133,7 @@ class Clients:
             self.tally.fault(ask, manner, str(error))
         else:
             code = "OK"
-            if found == right:
+            if same(ask, right, found):
                 self.tally.right += 1
             elif manner == "limited" and beginning(ask, right, found):
                 self.tally.partial += 1

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 
 from dragoman.local import LocalServer
-from tests.soak.answers import open_call, whole
+from tests.soak.answers import open_call, same, whole
 from tests.soak.asks import Ask, draw_asks
 from tests.soak.crowd import Crowd
 from tests.soak.show import progress, report
@@ -68,7 +68,7 @@ async def soak(
         settled = is_at_rest(after)
         again = await right_answers(server.address, [ask for ask, _ in asks])
     found = findings(before, during, after, crowd.seen, server.log.read_text(errors="replace"), SETTLE_SECONDS, settled)
-    changed = sum(now != right for (_, right), (_, now) in zip(asks, again, strict=True))
+    changed = sum(not same(ask, right, now) for (ask, right), (_, now) in zip(asks, again, strict=True))
     found.append(Finding("asked again, it gives the same answers", f"{changed} of {count} are others", not changed))
     if vanishing:
         what = f"a client whose machine seems to have vanished is noticed within {VANISHED_SECONDS:g} s"

@@ -124,6 +124,8 @@ def test_large_seeds_come_as_unsigned_numbers() -> None:
         ("suppressed_tokens", "[true]", "must be a JSON array of token ids, such as [5, 7]"),
         ("suppressed_tokens", f"[{2**40}]", "must be a JSON array of token ids, such as [5, 7]"),
         ("vocabulary", 5, "must be a JSON array of token ids, such as [5, 7]"),
+        ("vocabulary", "5" * 2**21, "has 2097152 characters, but 1048576 at most are read"),
+        ("suppressed_sequences", f"[{'[5], ' * 999}[5]]", "has 1000 sequences, but at most 256 are taken"),
         (
             "suppressed_sequences",
             "[[0.5]]",

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dragoman.v1 import generation_pb2 as pb
-from tests.soak.answers import RefusedError, WrongAnswerError, beginning, whole
+from tests.soak.answers import RefusedError, WrongAnswerError, beginning, same, whole
 from tests.soak.asks import GENERATION, Ask, draw_asks
 from tests.soak.crowd import Seen
 from tests.soak.verdict import MANNERS, findings
@@ -94,6 +94,21 @@ def test_streams_that_contradict_themselves_are_no_answers() -> None:
     for wrong in (pieces[:1], pieces[1:], [pieces[1], pieces[0]]):
         with pytest.raises(WrongAnswerError):
             whole(ask, wrong)
+
+
+def test_scores_may_differ_in_their_last_digits_and_nothing_else_may() -> None:
+    ask, other = Ask(GENERATION + "Score", ()), Ask(GENERATION + "Generate", ())
+
+    def scored(log_probability: float, text: str = "D", alignment: int = 3) -> bytes:
+        token = pb.Token(text=text, log_probability=log_probability)
+        score = pb.TargetScore(log_probability=log_probability, tokens=[token], alignment=[alignment])
+        return pb.ScoreResponse(scores=[score]).SerializeToString(deterministic=True)
+
+    right = scored(-3.0)
+    assert same(ask, right, scored(-3.000001))
+    assert not same(other, right, scored(-3.000001))
+    for wrong in (scored(-3.001), scored(-3.0, "R"), scored(-3.0, alignment=4), b""):
+        assert not same(ask, right, wrong)
 
 
 def test_a_batch_is_answered_when_all_of_it_is() -> None:

@@ -13,11 +13,14 @@ from google.rpc import error_details_pb2
 from dragoman.inference import open_inference_pb2 as oip
 from dragoman.v1 import generation_pb2 as pb
 from server.api.errors import ApiError, invalid
+from server.api.limits import SUPPRESSED_SEQUENCES
 
 # Not told here: they need more than a tensor of texts and numbers.
 NOT_TOLD = ("alignment", "attention")
 PRIORITIES = {"interactive": pb.PRIORITY_INTERACTIVE, "batch": pb.PRIORITY_BATCH}
 MOST_SECONDS = 315_576_000_000  # of google.protobuf.Duration
+# Characters of JSON: room for all tokens of a large vocabulary, and read in some hundredths of a second.
+MOST_JSON = 2**20
 
 
 class Parameters:
@@ -109,6 +112,8 @@ def _fill(message: Message, field: FieldDescriptor, value: Any) -> None:
     """
     name = field.name
     if isinstance(value, str) and name != "prefix" and field.enum_type is None:
+        if len(value) > MOST_JSON:
+            _refuse(name, f"has {len(value)} characters, but {MOST_JSON} at most are read")
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
@@ -189,6 +194,8 @@ def _put_vocabulary(options: pb.GenerationOptions, value: Any) -> None:
 def _put_sequences(options: pb.GenerationOptions, value: Any) -> None:
     if not isinstance(value, list):
         raise TypeError
+    if len(value) > SUPPRESSED_SEQUENCES:  # before each becomes a message
+        _refuse("suppressed_sequences", f"has {len(value)} sequences, but at most {SUPPRESSED_SEQUENCES} are taken")
     for each in value:
         text = isinstance(each, str)
         options.suppressed_sequences.append(

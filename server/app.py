@@ -112,9 +112,10 @@ async def run(config: ServerConfig, lines: LineWriter) -> int:
         lines.drain(DRAIN_SECONDS)  # spans are made where lines are written
         await asyncio.to_thread(tracer.close, DRAIN_SECONDS)
     status = 1 if manager.failed.is_set() else 0
-    if not stopped:
+    if status or not stopped:
         lines.drain(DRAIN_SECONDS)
-        # NOTE: an ordinary end would stop the server after all, and by that end the calls that it has with CANCELLED.
+        # NOTE: an ordinary end would stop the server after all, and by that end the calls that it has with CANCELLED;
+        # and an engine that hangs may come to itself while the interpreter is taken down, and abort the process.
         os._exit(status)
     return status
 

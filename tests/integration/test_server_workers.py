@@ -282,3 +282,17 @@ def test_a_lack_of_memory_fails_no_more_requests_than_it_must(start_server: Star
         assert stub.Generate(short_request()).hypotheses[0].text == "HH EH L OW"
     assert restarts(server) == 0
     assert sum_of(server, "dragoman_rows_running") == 0
+
+
+def test_a_step_that_takes_too_long_ends_its_requests_and_the_server(start_server: StartServer) -> None:
+    """A step of a thousand rows stands for one that hangs, since so little time is given to it."""
+    server = start_server("--max-rows", "1024", "--engines", "1", "--hang-seconds", "0.04")
+    request = pb.GenerateRequest(
+        input=pb.Input(text="abcdefgh" * 7), options=pb.GenerationOptions(beam_size=16, min_new_tokens=40)
+    )
+    with grpc.insecure_channel(server.address) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        calls = [stub.Generate.future(request) for _ in range(64)]
+        assert {call.code() for call in calls} == {grpc.StatusCode.UNAVAILABLE}
+    assert server.process.wait(PATIENCE) == 1
+    assert "an engine hangs" in server.log.read_text()

@@ -18,6 +18,7 @@ sentence on standard error.
 """
 
 import asyncio
+import shlex
 import sys
 import tempfile
 from pathlib import Path
@@ -35,13 +36,14 @@ def main(
     seconds: Annotated[float, typer.Option(min=5, help="How long clients do what they do.")] = 600.0,
     different: Annotated[int, typer.Option(min=20, help="Different calls to draw from.")] = 300,
     seed: Annotated[int, typer.Option(help="Of the calls, and of what is done with them.")] = 1,
+    serve: Annotated[str, typer.Option(help="More arguments of dragoman-serve, in one string.")] = "",
     output: Annotated[Path | None, typer.Option(help="Folder for soak.json and the server's log.")] = None,
 ) -> None:
     """Soaks a server, and says whether anything is left behind."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = output or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        with LocalServer(*SERVER, log=folder / "server.log") as server:
+        with LocalServer(*SERVER, *shlex.split(serve), log=folder / "server.log") as server:
             found = asyncio.run(soak(server, folder, seconds, different, seed, Console()))
             status = server.stop()
     found.append(Finding("it ends with exit status 0", str(status), status == 0))

@@ -204,10 +204,12 @@ def test_clients_that_leave_give_their_rows_back(start_server: StartServer, tiny
     assert answered < len(LARGE.inputs) / 2
 
 
-def test_health_answers_while_the_engines_are_saturated(tiny_server: LocalServer) -> None:
+def test_health_answers_while_the_engines_are_saturated_and_fifty_watch(tiny_server: LocalServer) -> None:
     channel, stub = stubs(tiny_server)
     with channel:
         health = health_pb2_grpc.HealthStub(channel)
+        watches = [health.Watch(health_pb2.HealthCheckRequest()) for _ in range(50)]
+        assert {next(watch).status for watch in watches} == {SERVING}
         batch = stub.GenerateBatch.future(LARGE)
         seconds = []
         while not batch.done():
@@ -216,6 +218,8 @@ def test_health_answers_while_the_engines_are_saturated(tiny_server: LocalServer
             seconds.append(time.perf_counter() - started)
             time.sleep(0.01)
         assert len(batch.result().items) == len(LARGE.inputs)
+        for watch in watches:
+            watch.cancel()
     assert len(seconds) > 5
     assert sorted(seconds)[len(seconds) // 2] < 0.1
 

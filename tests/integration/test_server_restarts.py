@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import grpc
 
 from dragoman import AsyncClient, RetryPolicy
+from dragoman.inference import open_inference_pb2 as oip
+from dragoman.inference import open_inference_pb2_grpc
 from dragoman.local import LocalServer
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
@@ -71,6 +74,49 @@ async def test_three_servers_are_restarted_one_after_the_other_and_no_call_fails
             server.kill()
     assert {outcome for _, outcome in ended} == {"OK"}, ended
     assert {name for name, _ in ended} == set(calls)
+
+
+async def test_a_server_that_is_killed_leaves_its_clients_unavailable_and_nothing_else(tmp_path: Path) -> None:
+    [port] = steady_ports(1)
+
+    def start() -> LocalServer:
+        return LocalServer(*ONE_ENGINE, log=tmp_path / "server.log", port=port)
+
+    server = start()
+    try:
+        async with channel(server.address) as connection:
+            stub: Any = generation_pb2_grpc.GenerationServiceStub(connection)
+            inference: Any = open_inference_pb2_grpc.GRPCInferenceServiceStub(connection)
+            batch = pb.GenerateBatchRequest(inputs=[REQUEST.input] * 40)
+            infer = oip.ModelInferRequest(model_name="g2p-en")
+            infer.inputs.add(name="text", datatype="BYTES", shape=[1]).contents.bytes_contents.append(WORD.encode())
+            calls = {
+                "unary": lambda: stub.Generate(REQUEST, timeout=PATIENCE),
+                "stream": lambda: _read(stub.GenerateStream(REQUEST, timeout=PATIENCE)),
+                "batch": lambda: stub.GenerateBatch(batch, timeout=PATIENCE),
+                "infer": lambda: inference.ModelInfer(infer, timeout=PATIENCE),
+            }
+            async with constant_load(calls) as ended:
+                await until(partial(_are_counted, ended, "OK", set(calls)))
+                server.kill()
+                await until(partial(_are_counted, ended, "UNAVAILABLE", set(calls)))
+                server = await asyncio.to_thread(start)
+                ended.clear()
+                await until(partial(_are_counted, ended, "OK", set(calls)))
+    finally:
+        server.kill()
+
+
+async def _read(stream: Any) -> None:
+    async for _ in stream:
+        pass
+
+
+async def _are_counted(ended: Counter[tuple[str, str]], code: str, names: set[str]) -> bool:
+    """Whether a call of each name has ended so; none may ever end in a third way."""
+    codes = {(name, outcome.partition(":")[0]) for name, outcome in ended}
+    assert {each for _, each in codes} <= {"OK", "UNAVAILABLE"}, ended
+    return {name for name, each in codes if each == code} == names
 
 
 async def _work(*stubs: Any) -> bool:

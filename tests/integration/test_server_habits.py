@@ -1,0 +1,90 @@
+"""What a serving process does and does not do; a module put into it writes down what an operator can not see."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from dragoman import Client
+from dragoman.local import ServerStartError
+from server.bundle.load import shipped_bundle
+from tests.conftest import StartServer
+
+# Python imports a module of this name when it starts. NOTE: on SIGUSR1 it tells of the event loop, and that it hears.
+SITE = """
+import os, signal, sys
+
+def tell(line):
+    with open(os.environ["TOLD"], "a") as file:
+        file.write(line + "\\n")
+
+def hear(event, arguments):
+    if event in {"os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "pty.spawn", "subprocess.Popen"}:
+        tell(event)
+
+def ask(number, frame):
+    import asyncio
+    tell(type(asyncio.get_running_loop()).__module__)
+    sys.audit("os.fork")
+
+sys.addaudithook(hear)
+signal.signal(signal.SIGUSR1, ask)
+"""
+# As ONNX Runtime for GPUs does it on a machine whose driver does not work: it names CUDA, and makes sessions without.
+BROKEN_GPU = """
+import onnxruntime
+onnxruntime.get_available_providers = lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"]
+onnxruntime.preload_dlls = lambda: None
+"""
+
+
+def put_first(folder: Path, name: str, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets programs that are started import a module of one's own when they start."""
+    (folder / name).write_text(code)
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    )
+
+
+def test_it_runs_on_uvloop_and_never_forks(
+    start_server: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fork of a process in which gRPC has started may hang, whatever it does."""
+    told = tmp_path / "told"
+    monkeypatch.setenv("TOLD", str(told))
+    put_first(tmp_path, "sitecustomize.py", SITE, monkeypatch)
+    repository = tmp_path / "models"
+    (repository / "g2p-en").mkdir(parents=True)
+    (repository / "g2p-en" / "1").symlink_to(shipped_bundle())
+    server = start_server("--model-repository", str(repository), "--engines", "1", "--drain-delay-seconds", "0.2")
+    with Client(server.address) as client:
+        assert client.generate("court").text == "K AO R T"
+        assert client.score("court", ["K AO R T"]).scores
+        server.process.send_signal(signal.SIGUSR1)
+        assert client.load_model("g2p-en", again=True)
+        client.reload_repository()
+        assert client.generate("court").text == "K AO R T"
+    assert server.metrics()
+    assert server.stop() == 0
+    loop, *heard = told.read_text().splitlines()
+    assert loop.partition(".")[0] == "uvloop"
+    assert heard == ["os.fork"], "the one that tells that it hears"
+
+
+def test_a_gpu_that_does_not_work_is_told_loudly_or_stops_the_start(
+    start_server: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_first(tmp_path, "sitecustomize.py", BROKEN_GPU, monkeypatch)
+    server = start_server("--engines", "1", "--log-format", "json")
+    with Client(server.address) as client:
+        assert client.generate("court").text == "K AO R T"
+    [fallback] = [value for name, value in server.metrics().items() if name.startswith("dragoman_device_fallback")]
+    assert fallback == 1
+    [line] = [json.loads(line) for line in server.log.read_text().splitlines() if "no GPU" in line]
+    assert line["level"] == "error"
+    assert "CUDA" in line["reason"]
+    with pytest.raises(ServerStartError, match="exited with 1") as refused:
+        start_server("--device", "cuda")
+    assert "CUDA" in str(refused.value)

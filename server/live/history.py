@@ -90,6 +90,7 @@ class History:
         Raises:
             UnknownModelError: there is no such version.
         """
+        now = self._now()
         with self._lock:
             latest = self._snapshots[-1]
             known = {f"{name}@{version}": (name, version) for name, version in latest.models}
@@ -97,11 +98,13 @@ class History:
                 raise UnknownModelError
             points = self._models.get(known[model], deque()) if model else self._all
             calls = list(self._calls)[len(self._calls) - len(points) :]
-            shown = [{**one, **two} for one, two in zip(points, calls, strict=True) if one["time"] > after]
+            # Where the machine stood still, points are further apart, and so many of them reach back too far.
+            first = max(after, now - KEPT * EVERY_SECONDS)
+            shown = [{**one, **two} for one, two in zip(points, calls, strict=True) if one["time"] > first]
         chosen = [counted for key, (_, counted) in latest.models.items() if not model or key == known[model]]
         return {
             "started": round(self.started, 3),
-            "now": round(self._now(), 3),
+            "now": round(now, 3),
             "every_seconds": EVERY_SECONDS,
             "window_seconds": EVERY_SECONDS * WINDOW,
             "kept_seconds": EVERY_SECONDS * KEPT,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import grpc
 import pytest
 
-from dragoman import Client, ResourceExhaustedError, Tls
+from dragoman import Client, ResourceExhaustedError, Result, Tls
 from dragoman.inference import open_inference_pb2 as oip
 from dragoman.inference import open_inference_pb2_grpc as oip_grpc
 from dragoman.local import LocalServer
@@ -22,6 +22,7 @@ from dragoman.v1 import generation_pb2 as pb
 from server.bundle.load import shipped_bundle
 from server.keys import add
 from tests.certificates import Authority
+from tests.conftest import StartServer
 from tests.metrics_table import documented, series, told
 
 MODEL, WORDS, MADE_UP = "g2p", ["transformer", "dragoman", "quokka"], 1000
@@ -38,8 +39,7 @@ class Running(NamedTuple):
     key: str
 
     def page(self) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.server.metrics_port}/metrics", timeout=10) as page:
-            return str(page.read().decode())
+        return page_of(self.server)
 
     def settled(self) -> str:
         """The page once every call is counted, which is after its client has heard, and models are loaded."""
@@ -54,6 +54,11 @@ class Running(NamedTuple):
 
     def channel(self) -> grpc.aio.Channel:
         return grpc.aio.secure_channel(self.server.address, self.credentials)
+
+
+def page_of(server: LocalServer) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics", timeout=10) as page:
+        return str(page.read().decode())
 
 
 @pytest.fixture(scope="module")
@@ -156,3 +161,24 @@ async def refusal(call: Any) -> grpc.StatusCode:
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await call
     return error.value.code()
+
+
+def test_counts_are_right_under_several_worker_processes(start_server: StartServer) -> None:
+    """Held against what the client got: nothing is lost, or counted twice, between the processes."""
+    server = start_server("--workers", "2", "--engines", "1")
+    with Client(server.address, timeout=30) as client:
+        answers = client.generate_batch(WORDS * 100)
+    phones = sum(len(answer.text.split()) for answer in answers if isinstance(answer, Result))
+    samples = server.metrics()
+
+    def of(name: str) -> list[float]:
+        return [value for key, value in samples.items() if key.split("{")[0] == f"dragoman_{name}"]
+
+    assert sum(of("finishes_total")) == sum(of("generation_seconds_count")) == len(WORDS) * 100
+    assert sum(of("first_token_seconds_count")) == sum(of("queue_seconds_count")) == len(WORDS) * 100
+    assert sum(of("target_tokens_total")) == phones
+    assert of("worker_up") == [1, 1]
+    assert min(of("worker_resident_memory_bytes")) > 20 << 20
+    live, table = told(page_of(server)), documented()
+    workers = {name: row for name, row in live.items() if name.startswith("dragoman_worker_")}
+    assert workers == {name: row for name, row in table.items() if name.startswith("dragoman_worker_")}

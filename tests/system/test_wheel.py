@@ -41,7 +41,7 @@ def test_wheel_holds_packages_data_and_licences(wheel: Path) -> None:
     expected = {f"{package}/{name}" for package in packages for name in ("__init__.py", "py.typed")}
     expected |= {
         str(path.relative_to(ROOT))
-        for folder in ("server/bundles", "training/recipes")
+        for folder in ("server/bundles", "server/live/page", "training/recipes")
         for path in (ROOT / folder).rglob("*")
         if path.is_file()
     }

@@ -155,6 +155,15 @@ def test_only_what_is_new_is_told_and_only_minutes_are_kept(watched: Watched) ->
     assert len(watched.history.told(after=last["time"] - 2.5 * EVERY_SECONDS)["points"]) == 3
 
 
+def test_points_of_too_long_ago_are_not_told_even_where_there_are_few(watched: Watched) -> None:
+    watched.step(3)
+    watched.clock.passed += KEPT * EVERY_SECONDS  # the machine stood still
+    call(watched.metrics, times=12)
+    point = watched.step()
+    assert [each["time"] for each in watched.history.told()["points"]] == [point["time"]]
+    assert point["codes"] == {"OK": pytest.approx(12 / ((KEPT + 4) * EVERY_SECONDS))}, "over all of the time"
+
+
 def test_totals_are_since_the_start(watched: Watched) -> None:
     model = watched.metrics.model("m")
     call(watched.metrics, times=3)

@@ -75,6 +75,8 @@ export class Chart {
       const anchor = x > right - 20 ? "end" : x < left + 20 ? "start" : "middle";
       parts.push(shape("text", { class: "label", x, y: HEIGHT - 5, "text-anchor": anchor }, text));
     }
+    // The lowest of a stack comes last: where one that is nothing lies on another, the other is seen.
+    if (this.style.stacked) layers.reverse();
     for (const layer of layers) parts.push(...this.layer(layer, data, y, bottom));
     this.cross = shape("line", { class: "cross", y1: top, y2: bottom, x1: 0, x2: 0 });
     parts.push(this.cross);

@@ -66,8 +66,8 @@ function address() {
 /** Puts an answer behind what is known; a server that was started anew begins a new story. */
 function take(answer) {
   const from = answer.now - answer.kept_seconds;
-  const before = told && told.started === answer.started ? told.points.filter((point) => point.time > from) : [];
-  told = { ...answer, points: [...before, ...answer.points] };
+  const before = told && told.started === answer.started ? told.points : [];
+  told = { ...answer, points: [...before, ...answer.points].filter((point) => point.time > from) };
   heard = Date.now();
   show();
 }

@@ -11,6 +11,7 @@ import yaml
 
 ROOT = Path(__file__).parents[3]
 MONITORING = ROOT / "deploy" / "monitoring"
+METRICS_PAGE = ROOT / "docs" / "metrics.md"
 RULES = sorted((MONITORING / "rules").glob("*.yaml"))
 DASHBOARDS = sorted((MONITORING / "dashboards").glob("*.json"))
 
@@ -79,7 +80,8 @@ def series_in(expression: str) -> set[str]:
 def documented_queries() -> list[str]:
     """PromQL that stands in what is written for people."""
     blocks = re.compile(r"^```promql\n(.+?)^```$", re.MULTILINE | re.DOTALL)
-    return [query.strip() for path in sorted(MONITORING.glob("*.md")) for query in blocks.findall(path.read_text())]
+    pages = [*sorted(MONITORING.glob("*.md")), METRICS_PAGE]
+    return [query.strip() for page in pages for query in blocks.findall(page.read_text(encoding="utf-8"))]
 
 
 def legend(template: str, labels: dict[str, str]) -> str:

@@ -22,7 +22,7 @@ from dragoman.local import LOOPBACK, LocalServer
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
 from tests.conftest import StartServer
-from tests.long_answers import lengthened
+from tests.altered_bundles import lengthened
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 WORD = pb.Input(text="dragoman")

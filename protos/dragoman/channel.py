@@ -25,6 +25,9 @@ CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 5_000),
+    # Where a connection ends, its name is asked for again: so servers that are new are found. By default half a minute
+    # must have passed since it was asked for last, in which a server that was added is left without calls.
+    ("grpc.dns_min_time_between_resolutions_ms", 5_000),
 ]
 
 # For what is asked of a server that is not ready, too: how it does, and what is to be done about it.

@@ -52,7 +52,7 @@ class LocalServer:
     """A `dragoman-serve` on loopback ports.
 
     Attributes:
-        port, metrics_port: where it listens.
+        host, port, metrics_port: where it listens.
         address: HOST:PORT for a client.
         process: the process, for those who want to send it signals.
         log: the file that its standard output and error go to.
@@ -60,7 +60,12 @@ class LocalServer:
     """
 
     def __init__(
-        self, *arguments: str, log: Path | None = None, wait_seconds: float = 60, port: int | None = None
+        self,
+        *arguments: str,
+        log: Path | None = None,
+        wait_seconds: float = 60,
+        host: str = LOOPBACK,
+        port: int | None = None,
     ) -> None:
         """Starts the server and waits until it is ready.
 
@@ -68,16 +73,17 @@ class LocalServer:
             arguments: more arguments of dragoman-serve, such as "--bundle", "DIR".
             log: where its output goes; a temporary file when None.
             wait_seconds: how long to wait at most.
+            host: an address of the loopback interface.
             port: for gRPC; a free one when None.
 
         Raises:
             ServerStartError: it exited, or was not serving in time.
         """
-        self.port, self.metrics_port = port or free_port(), free_port()
-        self.address = f"{LOOPBACK}:{self.port}"
+        self.host, self.port, self.metrics_port = host, port or free_port(), free_port()
+        self.address = f"{host}:{self.port}"
         self._scratch = tempfile.TemporaryDirectory()
         self.log = log or Path(self._scratch.name) / "server.log"
-        listen = ["--host", LOOPBACK, "--port", str(self.port), "--metrics-port", str(self.metrics_port)]
+        listen = ["--host", host, "--port", str(self.port), "--metrics-port", str(self.metrics_port)]
         started = time.monotonic()
         with self.log.open("wb") as output:
             command = [serve_command(), *listen, *arguments]
@@ -93,7 +99,7 @@ class LocalServer:
         """Asks over plain HTTP, which works with every setting of the gRPC port."""
         while self.process.poll() is None and time.monotonic() < deadline:
             try:
-                with urllib.request.urlopen(f"http://{LOOPBACK}:{self.metrics_port}/readyz", timeout=1):
+                with urllib.request.urlopen(f"http://{self.host}:{self.metrics_port}/readyz", timeout=1):
                     return
             except OSError:
                 time.sleep(POLL_SECONDS)  # not listening yet, or not ready
@@ -107,7 +113,7 @@ class LocalServer:
 
     def metrics(self) -> dict[str, float]:
         """What the metrics page says now: 'name{label="value"}' -> value."""
-        with urllib.request.urlopen(f"http://{LOOPBACK}:{self.metrics_port}/metrics", timeout=10) as page:
+        with urllib.request.urlopen(f"http://{self.host}:{self.metrics_port}/metrics", timeout=10) as page:
             text: str = page.read().decode()
         samples = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
         return {name: float(value) for name, _, value in samples}

@@ -1,0 +1,135 @@
+"""Servers behind one name, as the pods of a headless Service: some are added, and one is killed, while clients call."""
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from dragoman import AsyncClient, RetryPolicy
+from dragoman.local import LocalServer
+from dragoman.v1 import generation_pb2 as pb
+from dragoman.v1 import generation_pb2_grpc
+from tests.conftest import ROOT
+from tests.load import constant_load, steady_ports
+from tests.name_server import NameServer, name_server
+
+NAME = "g2p-dragoman.speech.svc"
+PATIENCE = 60.0
+AT_ONCE = 24  # calls of each client; so many that some run at every server at every moment
+CONNECTION_AGE = 2.0
+LEAST_BETWEEN_LOOKS = 5.0  # seconds, of the Python client
+LONG = "honorificabilitudinitatibus" * 2
+GENERATE = 'dragoman_requests_total{code="OK",method="dragoman.v1.GenerationService/Generate"}'
+ONCE = RetryPolicy(attempts=1)
+[SERVICE_CONFIG] = re.findall(
+    r"^```json\n(.*?)^```$", (ROOT / "deploy" / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+)
+
+
+class Fleet:
+    """Servers with one port and an address each, as pods have, and the name that stands for all of them."""
+
+    def __init__(self, names: NameServer, port: int, logs: Path) -> None:
+        self.names, self.servers = names, list[LocalServer]()
+        self._port, self._logs = port, logs
+
+    async def grow(self, count: int) -> None:
+        """Starts servers, and has the name stand for them once all are ready."""
+        first = len(self.servers) + 1
+        hosts = [f"127.0.0.{number}" for number in range(first, first + count)]
+        self.servers += await asyncio.gather(*(asyncio.to_thread(self._start, host) for host in hosts))
+        self.names.addresses = [server.host for server in self.servers]
+
+    def _start(self, host: str) -> LocalServer:
+        options = ("--engines", "1", "--max-rows", "16", "--log-requests", "failed")
+        age = ("--max-connection-age-seconds", str(CONNECTION_AGE))
+        return LocalServer(*options, *age, log=self._logs / f"{host}.log", host=host, port=self._port)
+
+    async def answered(self) -> list[float]:
+        """How many calls each server has answered."""
+        pages = await asyncio.gather(*(asyncio.to_thread(server.metrics) for server in self.servers))
+        return [page.get(GENERATE, 0) for page in pages]
+
+
+@asynccontextmanager
+async def fleet(logs: Path) -> AsyncIterator[Fleet]:
+    [port] = steady_ports(1)
+    async with name_server(NAME, port) as names:
+        made = Fleet(names, port, logs)
+        try:
+            yield made
+        finally:
+            for server in made.servers:
+                server.kill()
+
+
+def channel(address: str, *options: tuple[str, int]) -> grpc.aio.Channel:
+    """One of plain gRPC, with the service config that is recommended."""
+    own: list[tuple[str, Any]] = [("grpc.use_local_subchannel_pool", 1), ("grpc.service_config", SERVICE_CONFIG)]
+    return grpc.aio.insecure_channel(address, [*own, *options])
+
+
+def generate(to: grpc.aio.Channel, text: str) -> Callable[[], Awaitable[object]]:
+    stub: Any = generation_pb2_grpc.GenerationServiceStub(to)
+    request = pb.GenerateRequest(input=pb.Input(text=text))
+    return lambda: stub.Generate(request, timeout=PATIENCE)
+
+
+async def until(true: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not await true():  # noqa: ASYNC110  # it happens in another process
+            await asyncio.sleep(0.05)
+
+
+def lost(ended: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:
+    return {how: count for how, count in ended.items() if how[1] != "OK"}
+
+
+async def test_servers_that_are_added_get_their_share_while_connections_age(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as made:
+        await made.grow(1)
+        async with AsyncClient(made.names.target, retry=ONCE) as client:
+            async with constant_load({"client": lambda: client.generate("transformer")}) as ended:
+                await until(lambda: _all_answer(made, more_than=20))
+                await made.grow(2)
+                grown = time.monotonic()
+                await until(lambda: _all_answer(made, more_than=0))
+                moved_after = time.monotonic() - grown
+                before = await made.answered()
+                await until(lambda: _all_answer(made, more_than=max(before[1:]) + 300))
+            after = await made.answered()
+    assert lost(ended) == {}
+    assert moved_after < 2 * (CONNECTION_AGE + LEAST_BETWEEN_LOOKS)
+    share = [late - early for early, late in zip(before, after, strict=True)]
+    assert max(share) <= 1.2 * min(share), share
+
+
+async def _all_answer(made: Fleet, more_than: float) -> bool:
+    return min(await made.answered()) > more_than
+
+
+async def test_a_server_that_is_killed_takes_along_what_it_has_and_no_more(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as made:
+        await made.grow(3)
+        async with (
+            channel(made.names.target, ("grpc.enable_retries", 0)) as once,
+            channel(made.names.target) as again,
+            AsyncClient(made.names.target) as client,
+        ):
+            calls = {
+                "once": generate(once, LONG),
+                "again": generate(again, LONG),
+                "client": lambda: client.generate(LONG),
+            }
+            async with constant_load(calls, AT_ONCE) as ended:
+                await until(lambda: _all_answer(made, more_than=100))
+                await asyncio.to_thread(made.servers.pop().kill)
+                now = await made.answered()
+                await until(lambda: _all_answer(made, more_than=max(now) + 200))
+    assert {(name, outcome.split(":")[0]) for name, outcome in lost(ended)} == {("once", "UNAVAILABLE")}, ended
+    assert sum(lost(ended).values()) <= AT_ONCE, ended

@@ -21,8 +21,8 @@ from dragoman.inference import open_inference_pb2_grpc
 from dragoman.local import LOOPBACK, LocalServer
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
-from tests.conftest import StartServer
 from tests.altered_bundles import lengthened
+from tests.conftest import StartServer
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 WORD = pb.Input(text="dragoman")

@@ -92,7 +92,9 @@ class NetworkOptions(_Options, title="Network"):
 
     host: str = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 for all of IPv4.")
     port: int = Field(default=50051, ge=0, le=65535, description="gRPC port; 0 takes a free one.")
-    metrics_port: int = Field(default=9090, ge=0, le=65535, description="HTTP port of /metrics; 0 takes a free one.")
+    metrics_port: int = Field(
+        default=9090, ge=0, le=65535, description="HTTP port of /metrics and a live page; 0 takes a free one."
+    )
 
 
 class RequestOptions(_Options, title="Requests"):

@@ -13,13 +13,12 @@ from server.api.inference.service import SERVICE as INFERENCE
 from server.api.inference.service import InferenceService
 from server.api.service import SERVICE as GENERATION
 from server.metrics import ServerMetrics
-from server.models.manager import ModelManager
+from server.models.manager import STOPPING, ModelManager
 from server.models.registry import ModelRegistry
 
 log = structlog.get_logger()
 
 SERVICES = (GENERATION, INFERENCE)
-REFUSAL = "the server is shutting down"
 POLL_SECONDS = 0.02
 QUIET_POLLS = 5  # in a row that see no new call; a number, as seconds may pass in an event loop that does not get on
 LAST_SECONDS = 1.0  # for what is sent already to get to its clients
@@ -60,7 +59,7 @@ class Leaving:
             then end with UNAVAILABLE, too.
         """
         deadline = time.monotonic() + seconds
-        self.registry.refuse(REFUSAL)
+        self.registry.refuse(STOPPING)
         self.inference.drain()
         log.info("draining", calls=self._running, at_most_seconds=seconds)
         quiet = asyncio.Event()

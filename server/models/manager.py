@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import structlog
 
+from server.api.errors import unavailable
 from server.config import ServerConfig
 from server.cpu import usable_cpus
 from server.garbage import keep, release
@@ -25,6 +26,8 @@ from server.models.settings import RepositorySettings, options_of
 from server.models.state import Model, Report, Version, describe
 
 log = structlog.get_logger()
+
+STOPPING = "the server is shutting down"
 
 Load = Callable[[Path, str, str, ServerConfig, Callable[[], None]], Awaitable[LoadedVersion]]
 
@@ -165,13 +168,25 @@ class ModelManager:
         ]
 
     async def _alone(self, change: Callable[[], Awaitable[None]]) -> None:
-        """Makes a change when none is under way, to its end even where whoever asked for it has left."""
+        """Makes a change when none is under way, to its end even where whoever asked for it has left.
+
+        Raises:
+            ApiError: the server stops before it is made.
+        """
 
         async def locked() -> None:
             async with self._lock:
                 await change()
 
-        await asyncio.shield(self._task(locked()))
+        if self._closing:
+            raise unavailable(STOPPING)
+        task = self._task(locked())
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise unavailable(STOPPING) from None
+            raise
 
     def _task(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(work)

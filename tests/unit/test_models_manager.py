@@ -488,6 +488,19 @@ async def test_an_engine_that_fails_is_noticed_and_closing_ends_all() -> None:
     assert all(pool.closed for name in ("m@1", "n@1") for pool in world.pools(name))
 
 
+async def test_changes_that_are_not_made_before_the_server_stops_are_unavailable() -> None:
+    world = World(FakeSource(m={"1": "a"}))
+    await world.manager.start()
+    world.gate.clear()
+    changes = [asyncio.create_task(world.manager.load("m", again=True)), asyncio.create_task(world.manager.reload())]
+    await until(lambda: len(world.loads) == 2)
+    await world.manager.close()
+    for change in (*changes, world.manager.unload("m")):
+        with pytest.raises(ApiError, match="the server is shutting down") as refused:
+            await change
+        assert refused.value.code is grpc.StatusCode.UNAVAILABLE
+
+
 async def test_the_registry_says_why_it_refuses() -> None:
     source = FakeSource(m={"1": "broken"}, n={"1": "a"})
     world = World(source)

@@ -44,8 +44,8 @@ class Tally:
     """What one process has seen.
 
     Attributes:
-        right, wrong: answers.
-        codes: of calls, by how they were made.
+        right, partial, wrong: answers as they should be, those that a time limit has cut, and faults.
+        codes: of calls, by how they were made; methods: how often each was called.
         faults: what should not have been, in words.
     """
 

@@ -33,6 +33,7 @@ class Device:
 
 
 CPU = Device("cpu")
+DEVICE_FILES = Path("/dev")  # where the driver shows GPUs, also in a container that was given some
 
 
 def open_session(path: Path, device: Device, threads: int) -> ort.InferenceSession:
@@ -83,11 +84,11 @@ def choose_device(choice: str, probe: Path) -> Device:
         return CPU
     wanted = choice != "auto"
     if "CUDAExecutionProvider" not in ort.get_available_providers():
+        lacking = "this ONNX Runtime has no CUDA provider; `pip install '.[server-gpu]'` brings one"
         if wanted:
-            raise DeviceError(
-                f"device {choice}: this ONNX Runtime has no CUDA provider; `pip install '.[server-gpu]'` brings one"
-            )
-        return CPU
+            raise DeviceError(f"device {choice}: {lacking}")
+        gpus = sorted(DEVICE_FILES.glob("nvidia[0-9]*"))
+        return Device("cpu", fallback=f"there is {gpus[0]}, but {lacking}") if gpus else CPU
     ort.preload_dlls()  # CUDA and cuDNN from their Python packages
     cuda = Device("cuda", int(choice.partition(":")[2] or 0))
     try:

@@ -1,8 +1,9 @@
 """A thousand connections at once: served, not expensive, and one more refused in a way that its client understands."""
 
+import resource
 import selectors
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import grpc
 import psutil
@@ -17,9 +18,21 @@ from tests.conftest import StartServer
 
 CONNECTIONS, CALLERS, CALLS = 1000, 700, 3  # the other connections are made, and then say nothing
 GENERATE = "/dragoman.v1.GenerationService/Generate"
+FILES = CONNECTIONS + 300
 MOST_BYTES = 100_000  # of resident memory for a connection
 PATIENCE = 60.0
 WORD, SOUND = "dragoman", "D R AE G OW M AH N"
+
+
+@pytest.fixture
+def _room_for_files() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY != hard < FILES:
+        pytest.skip(f"needs {FILES} open files, and this system allows a process no more than {hard}")
+    if resource.RLIM_INFINITY != soft < FILES:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def connections_of(server: LocalServer) -> int:
@@ -58,6 +71,7 @@ def call(connections: Iterable[Http2Connection], times: int) -> list[bytes | Non
     return answers
 
 
+@pytest.mark.usefixtures("_room_for_files")
 def test_a_thousand_connections(start_server: StartServer) -> None:
     server = start_server("--max-connections", str(CONNECTIONS))
     process = psutil.Process(server.process.pid)

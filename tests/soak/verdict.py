@@ -1,6 +1,7 @@
 """What must hold at the end of a soak, and whether it does."""
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -8,7 +9,8 @@ from statistics import median
 from tests.soak.crowd import Seen
 from tests.soak.watch import Sample
 
-MORE_THREADS = 4  # than before: gRPC keeps some in reserve for the next burst
+# Than before: Python's executor keeps those it has once started, and gRPC some in reserve for the next burst.
+MORE_THREADS = min(32, (os.cpu_count() or 1) + 4) + 4
 MORE_FILES = 4
 GROWTH_SHARE, GROWTH_BYTES = 0.05, 2**24  # of resident memory, whichever is more
 FIRST_SECONDS = 240.0  # a shorter soak says nothing of memory: what comes to stay is still coming

@@ -9,7 +9,7 @@ from dragoman.v1 import generation_pb2 as pb
 from tests.soak.answers import RefusedError, WrongAnswerError, beginning, same, whole
 from tests.soak.asks import GENERATION, Ask, draw_asks
 from tests.soak.crowd import Seen
-from tests.soak.verdict import MANNERS, findings
+from tests.soak.verdict import MANNERS, MORE_THREADS, findings
 from tests.soak.watch import Sample
 
 REST = Sample(0.0, 0, 0, 0, 16, 24, 0, 200 << 20, 0.01)
@@ -51,7 +51,7 @@ def test_all_is_well() -> None:
         ({"told": seen(deeds=type(seen().deeds)())}, "all kinds"),
         ({"told": seen(outstayed=1)}, "say nothing"),
         ({"settled": False}, "nothing waits or runs"),
-        ({"after": replace(REST, threads=21)}, "threads"),
+        ({"after": replace(REST, threads=16 + MORE_THREADS + 1)}, "threads"),
         ({"after": replace(REST, files=29)}, "files"),
         ({"after": replace(REST, health_seconds=None)}, "serving"),
         ({"during": [*LOAD[:-1], replace(LOAD[-1], health_seconds=None)]}, "serving"),

@@ -198,12 +198,12 @@ async def test_a_full_queue_of_the_scorer_refuses_calls_and_lets_batches_wait() 
 
 
 async def test_a_scorer_that_fails_is_unavailable_and_comes_back(face: Face) -> None:
-    face.scoring.error = RuntimeError("out of memory")
+    face.scoring.error = RuntimeError("it broke")
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await face.stub.Score(score("a", "b", "c"))
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
     assert refused.value.details() == "the scorer failed: RuntimeError"
-    face.scoring.error = RuntimeError("out of memory")
+    face.scoring.error = RuntimeError("it broke")
     [item] = (await face.stub.GenerateBatch(pb.GenerateBatchRequest(inputs=[pb.Input(text="a")], details=LOOK))).items
     assert (item.error.code, item.error.message) == (code_pb2.UNAVAILABLE, "the scorer failed: RuntimeError")
     assert len((await face.stub.Score(score("a", "b"))).scores) == 1

@@ -78,17 +78,26 @@ class LoadGenerator:
         due = [draw.expovariate(rate)]
         while due[-1] < seconds:
             due.append(due[-1] + draw.expovariate(rate))
+        clock = _Clock(self.server)
+        calls = self.arrive(due, clock.started)
+        return self._sample(calls, clock)
+
+    def arrive(self, due: Sequence[float], started: float) -> list[Call]:
+        """Sends calls at given moments, whatever the server does, and waits until all have ended.
+
+        Args:
+            due: seconds from `started` (perf_counter), ascending.
+        """
         with _Flight(self.target, CONNECTIONS) as flight:
             calls: list[Call] = []
-            clock = _Clock(self.server)
             sent = 0
             while sent < len(due) or flight.running:
-                now = clock.seconds
+                now = time.perf_counter() - started
                 while sent < len(due) and due[sent] <= now:
-                    flight.start(next(self.turn), clock.started + due[sent])
+                    flight.start(next(self.turn), started + due[sent])
                     sent += 1
                 calls.extend(flight.wait(due[sent] - now if sent < len(due) else PATIENCE))
-            return self._sample(calls, clock)
+            return calls
 
     def answers(self, concurrency: int) -> list[bytes | None]:
         """Sends each request once and returns the answers in the order of the requests."""

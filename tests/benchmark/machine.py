@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("onnxruntime", "ctranslate2", "grpcio", "protobuf", "tokenizers", "numpy", "uvloop")
 
 
-def describe() -> dict[str, object]:
-    """Processor, memory, load, versions, commit and command line."""
+def describe(module: str = "tests.benchmark") -> dict[str, object]:
+    """Processor, memory, load, versions, commit and command line: of `module`, which was run."""
     return {
         "cpu": _cpu_name(),
         "cores": usable_cpus(),
@@ -26,7 +26,7 @@ def describe() -> dict[str, object]:
         "python": platform.python_version(),
         "packages": {name: version(name) for name in PACKAGES},
         "commit": _commit(),
-        "command": " ".join(["python -m tests.benchmark", *sys.argv[1:]]),
+        "command": " ".join([f"python -m {module}", *sys.argv[1:]]),
     }
 
 

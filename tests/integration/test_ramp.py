@@ -1,0 +1,55 @@
+"""The metric by which pods are scaled tells that a server is full while its answers are still quick."""
+
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dragoman.local import LocalServer
+from tests.benchmark.samples import percentile
+from tests.conftest import ROOT
+from tests.ramp.course import load_generator
+from tests.ramp.lead import SLOW
+from tests.ramp.watch import total, watched
+
+CHART_VALUES = ROOT / "deploy" / "helm" / "dragoman" / "values.yaml"
+SECONDS, ROUNDS = 1.2, 3
+
+
+def test_so_many_wait_that_pods_are_added_before_calls_are_slow(tmp_path: Path) -> None:
+    """As many calls at once as there are rows, and a few more in turn: what else this machine does hits both."""
+    threshold = yaml.safe_load(CHART_VALUES.read_text(encoding="utf-8"))["autoscaling"]["waitingPerPod"]
+    with LocalServer("--engines", "1", "--max-rows", "32", "--log-requests", "none", log=tmp_path / "log") as server:
+        generator, rows = load_generator(server), round(total(server.metrics(), "dragoman_rows"))
+        ratios, waiting = [], []
+        for _ in range(ROUNDS):
+            full = generator.closed(rows, SECONDS)
+            with watched(server) as looks:
+                beyond = generator.closed(rows + 3 * threshold, SECONDS)
+            ratios.append(percentile(beyond.latencies, 0.5) / percentile(full.latencies, 0.5))
+            waiting.append(max(look.waiting for look in looks))
+    assert max(waiting) > threshold
+    assert min(ratios) < SLOW, (ratios, waiting)
+
+
+def test_the_command_measures_and_draws(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.ramp", "--seconds", "3", "--full-seconds", "0.2", "--output", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "requests wait" in done.stdout
+    measured = json.loads((tmp_path / "ramp.json").read_text(encoding="utf-8"))
+    moments = measured["moments"]
+    assert [moment["second"] for moment in moments] == [0, 1, 2]
+    assert moments[0]["offered"] < moments[2]["offered"]
+    assert sum(moment["offered"] for moment in moments) == pytest.approx(
+        measured["capacity"] * 3 * (0.2 + 1.4) / 2, rel=0.5
+    )
+    assert all(moment["running"] is None or 0 <= moment["running"] <= measured["rows"] for moment in moments)
+    assert any(moment["p95_seconds"] for moment in moments)
+    picture = (tmp_path / "ramp.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    assert struct.unpack(">II", picture[16:24]) == (900, 800)

@@ -1,6 +1,7 @@
 """Who goes next where the engines' queue is full: those that wait for room, or those who have just come."""
 
 import asyncio
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ class Turns(Generic[Generation]):
     becomes free, and they might wait for minutes; were they always first, a large batch would keep all others out.
 
     Args:
-        submit: puts a request into the queue; raises QueueFullError where there is no room.
+        submit: puts a request into the queue; raises QueueFullError where there is no room, unless its time is over.
     """
 
     def __init__(self, submit: Callable[[GenerationRequest], Generation]) -> None:
@@ -63,8 +64,13 @@ class Turns(Generic[Generation]):
         try:
             while not entry.place.done():
                 await asyncio.wait([entry.place], timeout=LOOK_SECONDS)
-                if not entry.place.done() and waiting[0] is entry:
+                if entry.place.done():
+                    break
+                if waiting[0] is entry:
                     self._let_in(request.priority)
+                elif _overdue(request):  # which is ended at once, whether or not there is room
+                    waiting.remove(entry)
+                    return self._submit(request)
             return entry.place.result()
         except asyncio.CancelledError:
             if entry in waiting:
@@ -85,3 +91,8 @@ class Turns(Generic[Generation]):
         else:
             waiting.popleft().place.set_result(generation)
         self._newcomer_was_last.discard(priority)
+
+
+def _overdue(request: GenerationRequest) -> bool:
+    now = time.monotonic()
+    return any(moment is not None and moment <= now for moment in (request.deadline, request.time_limit))

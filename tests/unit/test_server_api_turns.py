@@ -1,6 +1,7 @@
 """Requests that wait for room in the queue, and those that come meanwhile, go by turns."""
 
 import asyncio
+import time
 from dataclasses import replace
 
 import pytest
@@ -35,9 +36,10 @@ class Queue:
     def submit(self, request: GenerationRequest) -> Queued:
         if self.error:
             raise self.error
-        if not self.room:
-            raise QueueFullError(1.0)
-        self.room -= 1
+        if request.time_limit is None:
+            if not self.room:
+                raise QueueFullError(1.0)
+            self.room -= 1
         self.queued.append(Queued(request))
         return self.queued[-1]
 
@@ -71,6 +73,17 @@ async def test_those_that_wait_get_their_place_though_nobody_comes() -> None:
     waits = [await started(Turns(queue.submit), PATIENT) for _ in range(2)]
     queue.room = 2
     assert {(await each).request.priority for each in waits} == {Priority.BATCH}
+
+
+async def test_one_whose_time_is_over_waits_for_nobody() -> None:
+    queue = Queue()
+    turns = Turns(queue.submit)
+    first = await started(turns, PATIENT)
+    limited = await started(turns, replace(PATIENT, time_limit=time.monotonic() + 0.05))
+    assert (await limited).request.time_limit is not None
+    assert not first.done()
+    queue.room = 1
+    await first
 
 
 async def test_each_priority_has_its_turns() -> None:

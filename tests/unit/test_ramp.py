@@ -1,14 +1,9 @@
 """What is said of a load that rises."""
 
-import json
-
 import pytest
 
-from tests.conftest import ROOT
 from tests.ramp.course import rising
 from tests.ramp.lead import IN_A_ROW, SLOW, Moment, Ramp
-
-MEASURED = ROOT / "deploy" / "autoscaling" / "ramp.json"
 
 
 def ramp(*moments: tuple[float | None, float | None]) -> Ramp:
@@ -51,17 +46,3 @@ def test_calls_come_at_a_rate_that_rises_in_a_straight_line() -> None:
     assert 0 < due[0] < due[-1] < 10
     halves = [sum(low <= at < low + 5 for at in due) for low in (0, 5)]
     assert halves == pytest.approx([1000, 2000], rel=0.1)
-
-
-def test_in_the_measurement_that_is_shown_the_queue_rises_first() -> None:
-    shown = json.loads(MEASURED.read_text(encoding="utf-8"))
-    threshold = shown.pop("threshold")
-    moments = tuple(Moment(**each) for each in shown.pop("moments"))
-    shown.pop("machine")
-    measured = Ramp(**shown, moments=moments)
-    queue, latency = measured.queue_rises(threshold), measured.latency_rises()
-    assert queue is not None
-    assert latency is not None
-    assert queue.second < latency.second
-    assert queue.p95_seconds is not None
-    assert queue.p95_seconds < measured.slow_seconds

@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dragoman.local import LocalServer
 
-HEALTH_SECONDS = 10.0
+HEALTH_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,9 +67,10 @@ def test_what_leads_nowhere_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(f"{__name__}.ROOT", tmp_path)
     (tmp_path / "there.md").write_text("# One `and` two\n\n# One and two\n", encoding="utf-8")
     page = tmp_path / "page.md"
-    page.write_text(
-        "# Here, and *there*\n[a](there.md) [b](gone.md) [c](there.md#one-and-two-1) [d](there.md#three)"
-        " [e](#here-and-there) [f](#there) [g](https://example.org/gone) `[h](code.md)` [i](../outside.md)\n\n[j]: gone-too.md\n",
-        encoding="utf-8",
-    )
+    links = [
+        "[a](there.md) [b](gone.md) [c](there.md#one-and-two-1) [d](there.md#three) [e](#here-and-there) [f](#there)",
+        "[g](https://example.org/gone) `[h](code.md)` [i](../outside.md)",
+        "[j]: gone-too.md",
+    ]
+    page.write_text("# Here, and *there*\n" + "\n\n".join(links) + "\n", encoding="utf-8")
     assert faults(page) == ["gone.md", "there.md#three", "#there", "../outside.md", "gone-too.md"]

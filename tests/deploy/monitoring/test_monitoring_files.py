@@ -110,14 +110,6 @@ def test_the_runbook_has_no_section_of_an_alert_that_is_gone() -> None:
     assert {anchor for anchor in runbook() if anchor.startswith("dragoman")} == {name.lower() for name in alerts()}
 
 
-def test_links_lead_somewhere() -> None:
-    for path in MONITORING.glob("*.md"):
-        for link in re.findall(r"\]\((?!https?://)([^)]+)\)", path.read_text()):
-            file, _, anchor = link.partition("#")
-            assert not file or (MONITORING / file).exists(), link
-            assert not anchor or anchor in runbook(), link
-
-
 def test_options_that_people_are_told_of_exist() -> None:
     others = {"--previous", "--check", "--address", "--config", "--web", "--example-config", "--option"}
     for path in [*MONITORING.glob("*.md"), *MONITORING.glob("rules/*.yaml")]:

@@ -7,11 +7,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from deploy.generate import CHART, DEPLOY
+from server.bundle.manifest import Manifest
+from server.config import ServerConfig
 from tests.certificates import Authority
 from tests.conftest import ROOT
 from tests.deploy.conftest import Render
@@ -135,6 +138,30 @@ def test_the_seconds_of_stopping_are_those_of_the_chart(render: Render) -> None:
     (option, value, grace) = re.search(r"--set config\.(\w+)=(\d+)` makes it (\d+)", text).groups()  # type: ignore[union-attr]
     pod = only(render({"config": {option: int(value)}}), "Deployment")["spec"]["template"]["spec"]
     assert pod["terminationGracePeriodSeconds"] == int(grace)
+
+
+def test_options_and_values_that_are_named_exist() -> None:
+    """What has dots is a value of the chart; what has underscores an option, a metric, or of a manifest."""
+    page = re.sub(r"^```.*?^```$", "", PAGES[0].read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    named = set(re.findall(r"`([a-zA-Z]+(?:[._][a-zA-Z]+)+)`", page))
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    options, manifest = set(ServerConfig.model_fields), set(Manifest.model_fields)
+    metrics = set(re.findall(r"^\| `(\w+)`", (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8"), re.MULTILINE))
+
+    def is_value(name: str) -> bool:
+        found: Any = values
+        for part in name.split("."):
+            if not isinstance(found, dict) or part not in found:
+                return name.removeprefix("config.") in options
+            found = found[part]
+        return True
+
+    dotted = {name for name in named if name.split(".")[0] in values}
+    plain = {name for name in named if "." not in name and name != "round_robin"}
+    assert len(dotted) > 10
+    assert {name for name in dotted if not is_value(name)} == set()
+    # NOTE: what a formula calls by a name of its own stands in none of them.
+    assert plain - options - manifest - metrics - {"d_model"} == set()
 
 
 def test_applied_files_are_there() -> None:

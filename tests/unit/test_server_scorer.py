@@ -147,7 +147,7 @@ async def test_an_error_ends_all_that_wait_and_what_comes_next_starts_anew(bench
     task = await bench.busy()
     waiting = asyncio.create_task(bench.scorer.score(targets(1), None))
     await until(lambda: len(bench.scorer._waiting) == 1)
-    bench.scoring.error = RuntimeError("CUDA is out of memory\nand more")
+    bench.scoring.error = RuntimeError("CUDA has lost the device\nand more")
     with capture_logs() as entries:
         bench.scoring.gate.set()
         for call in (task, waiting):
@@ -158,7 +158,7 @@ async def test_an_error_ends_all_that_wait_and_what_comes_next_starts_anew(bench
             "event": "scorer failed",
             "log_level": "error",
             "error": "RuntimeError",
-            "detail": "CUDA is out of memory",
+            "detail": "CUDA has lost the device",
         }
     ]
     assert len(await bench.scorer.score(targets(1), None)) == 1

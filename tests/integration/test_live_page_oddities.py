@@ -4,13 +4,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.live.history import EVERY_SECONDS, History
+from server.live import history
+from server.live.history import History
 from server.metrics import ModelMetrics, ServerMetrics
 from server.probes import Probes
 from server.web import serve_http
 from tests.browser import Page, browsing, need_chromium
 
 NAME = "<img src=x onerror=alert(1)>"  # no repository would give a model such a name
+
+
+EVERY_SECONDS = 0.4  # that the page asks, and a point is taken: sooner than that of a real server
 
 
 class Clock:
@@ -51,6 +55,13 @@ class Server:
     def close(self) -> None:
         self.http.shutdown()
         self.http.server_close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hurried() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(history, "EVERY_SECONDS", EVERY_SECONDS)
+        yield
 
 
 @pytest.fixture
@@ -100,6 +111,18 @@ def test_a_lost_gpu_is_told_and_names_are_text(page: Page, server: Server) -> No
     assert page.evaluate("document.querySelectorAll('img[src=x]').length") == 0
 
 
+def test_a_server_that_measures_nothing_any_more_does_not_look_as_if_it_did(page: Page, server: Server) -> None:
+    server.model()
+    server.step()
+    page.open(server.url)
+    until_text(page, "[data-tile=calls] .value", "0")
+    assert page.evaluate("document.getElementById('notice').hidden")
+    server.clock.passed += 45
+    until_text(page, "#notice", "The server has measured nothing for 45 s: it is too busy.")
+    server.step()
+    page.until("document.getElementById('notice').hidden")
+
+
 def test_times_beyond_the_last_bucket_are_only_known_to_be_more(page: Page, server: Server) -> None:
     model = server.model()
     for _ in range(100):
@@ -122,7 +145,7 @@ def test_where_nothing_was_measured_the_line_has_a_gap(page: Page, server: Serve
     lines = page.evaluate("[...document.querySelectorAll('[data-card=step_rows] .line')].map((l) => l.getBBox().width)")
     assert lines[0] == pytest.approx(lines[1], abs=1)
     assert page.evaluate("document.querySelectorAll('[data-card=load] .line[data-series=running]').length") == 1
-    server.clock.passed += 60  # the machine stood still
+    server.clock.passed += 20  # the machine stood still
     server.step(2)
     page.until("document.querySelectorAll('[data-card=load] .line[data-series=running]').length === 2")
 

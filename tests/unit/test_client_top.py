@@ -186,6 +186,12 @@ def test_it_fits_the_terminal(width: int) -> None:
     assert len([line for line in lines if line.startswith(("Calls", "Errors", "Waiting"))]) == 4
 
 
+def test_a_server_that_measures_nothing_any_more_does_not_look_as_if_it_did() -> None:
+    sentence = "The server has measured nothing for 20 s: it is too busy."
+    assert sentence in picture(told(point(580)))
+    assert sentence not in picture(told(point(598)))
+
+
 def test_a_problem_is_told_beside_what_was_known() -> None:
     assert "● no answer since 12:00" in picture(told(point(599)), problem="no answer since 12:00")[0]
 

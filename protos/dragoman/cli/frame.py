@@ -18,6 +18,7 @@ TIMES = {"first_token": "First token", "inter_token": "Between tokens", "generat
 LEAST_LINE, MOST_LINE = 10, 60  # blocks of a line
 TITLE, NUMBER = 17, 8  # columns
 TAKEN = 76  # columns that the rest of a row takes
+LATE = 5  # points that may be due
 STYLES = {"serving": "bold green"}
 
 
@@ -36,6 +37,9 @@ def frame(told: Told, address: str, width: int, problem: str = "") -> Renderable
         parts.append(Text(f"A GPU was found but does not work: {fallen} runs on the CPU.", "bold red"))
     parts += [Text(), _rates(points, line), Text(), _times(told, line), Text(), _load(points, line), Text()]
     parts += [_totals(told), Text()]
+    quiet = told["now"] - (points[-1]["time"] if points else told["started"])
+    if quiet > LATE * told["every_seconds"]:
+        parts.insert(1, Text(f"The server has measured nothing for {since(quiet)}: it is too busy.", "bold red"))
     window, shown = told["window_seconds"], told["kept_seconds"] / 60
     note = (
         f"Each number is of the last {window:.0f} s, each line of at most {shown:.0f} min. Health checks don't count."

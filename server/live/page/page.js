@@ -6,6 +6,7 @@ import { clock, count, moment, NONE, since, tick } from "./format.js";
 
 const PATIENCE_SECONDS = 5;
 const LEAST_SECONDS = 60; // that the charts show
+const LATE = 5; // points that may be due
 
 const at = (id) => document.getElementById(id);
 
@@ -89,8 +90,7 @@ function show() {
   document.body.classList.remove("stale");
   const state = at("state");
   [state.textContent, state.dataset.state] = [told.state, told.state === "serving" ? "serving" : "not"];
-  const fallen = told.models.filter((model) => model.fallback).map((model) => model.name);
-  notice(fallen.length ? `A GPU was found but does not work: ${fallen.join(", ")} runs on the CPU.` : "");
+  notice(warnings().join(" "));
   showModels();
   at("explained").textContent =
     `A point tells of the ${told.window_seconds} s before it, and there is one every ${told.every_seconds} s; what waits, ` +
@@ -99,6 +99,15 @@ function show() {
   showTiles();
   showCards();
   showTotals();
+}
+
+function warnings() {
+  const found = [];
+  const fallen = told.models.filter((model) => model.fallback).map((model) => model.name);
+  if (fallen.length) found.push(`A GPU was found but does not work: ${fallen.join(", ")} runs on the CPU.`);
+  const quiet = told.now - (told.points.at(-1)?.time ?? told.started);
+  if (quiet > LATE * told.every_seconds) found.push(`The server has measured nothing for ${since(quiet)}: it is too busy.`);
+  return found;
 }
 
 function showModels() {

@@ -34,6 +34,8 @@ SMALL_WINDOW = [*ALONE, ("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_p
 
 # What gRPC's client says, as INTERNAL, where a call ends while it writes another request: its issue 36066.
 BROKEN_WRITE = "Internal error from Core"
+# An aged connection is closed behind its last call; where that ended by its deadline, the client may see the close first.
+AGED = "max_age"
 # They share the machine with the server, which on other days has it for itself.
 NICE = 10
 
@@ -121,6 +123,8 @@ class Clients:
             code = error.code().name
             if error.details() == BROKEN_WRITE and ask.name == "ModelStreamInfer" and manner != "patient":
                 code = "ended while it wrote"
+            elif manner == "deadline" and AGED in str(error.details()):
+                code = "ended with its connection"
             elif code == EXHAUSTED and "grpc-status-details-bin" not in dict(error.trailing_metadata() or ()):
                 self.tally.fault(ask, manner, f"refused without a delay: {error.details()}")
             elif code not in EXPECTED.get(manner, ()) and code != EXHAUSTED:

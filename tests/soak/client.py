@@ -34,7 +34,7 @@ SMALL_WINDOW = [*ALONE, ("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_p
 
 # What gRPC's client says, as INTERNAL, where a call ends while it writes another request: its issue 36066.
 BROKEN_WRITE = "Internal error from Core"
-# An aged connection is closed behind its last call; where that met its deadline, the client may hear of the close first.
+# An aged connection is closed behind its last call; where that met its deadline, the close may be heard of first.
 AGED = "max_age"
 # They share the machine with the server, which on other days has it for itself.
 NICE = 10

@@ -25,7 +25,7 @@ def main(
 ) -> None:
     """The median over interleaved rounds of the mean step, with full rows and greedy tokens fed back."""
     bundle = load_bundle(bundle_path)
-    chosen = choose_device(device, bundle.decoder)  # type: ignore[arg-type]
+    chosen = choose_device(device, bundle.decoder)
     sessions = Sessions(bundle, chosen, threads)
     steps = min(steps, bundle.manifest.limits.max_target_tokens)
     counts = [1, 2, 4, 8, 16, 32, 64, 128]

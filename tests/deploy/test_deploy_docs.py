@@ -140,6 +140,16 @@ def test_the_seconds_of_stopping_are_those_of_the_chart(render: Render) -> None:
     assert pod["terminationGracePeriodSeconds"] == int(grace)
 
 
+def test_a_new_pod_is_found_before_an_old_one_goes(render: Render) -> None:
+    """By all clients: their connections come of age, give or take a tenth, and DNS forgets what it said before."""
+    documents, remembered = render(), 30
+    options = yaml.safe_load(only(documents, "ConfigMap")["data"]["server.yaml"])
+    least = 1.1 * options["max_connection_age_seconds"] + remembered
+    spec = only(documents, "Deployment")["spec"]
+    assert spec["minReadySeconds"] + options["drain_delay_seconds"] >= least
+    assert f"{remembered} seconds (`ttl` and `cache` in CoreDNS)" in " ".join(PAGES[0].read_text("utf-8").split())
+
+
 def test_options_and_values_that_are_named_exist() -> None:
     """What has dots is a value of the chart; what has underscores an option, a metric, or of a manifest."""
     page = re.sub(r"^```.*?^```$", "", PAGES[0].read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)

@@ -36,19 +36,32 @@ class Fleet:
 
     def __init__(self, names: NameServer, port: int, logs: Path) -> None:
         self.names, self.servers = names, list[LocalServer]()
+        self.started: list[LocalServer] = []
         self._port, self._logs = port, logs
 
     async def grow(self, count: int) -> None:
         """Starts servers, and has the name stand for them once all are ready."""
-        first = len(self.servers) + 1
+        first = len(self.started) + 1
         hosts = [f"127.0.0.{number}" for number in range(first, first + count)]
-        self.servers += await asyncio.gather(*(asyncio.to_thread(self._start, host) for host in hosts))
+        new = await asyncio.gather(*(asyncio.to_thread(self._start, host) for host in hosts))
+        self.started += new
+        self.servers += new
         self.names.addresses = [server.host for server in self.servers]
+
+    async def shrink(self) -> int:
+        """Tells the first one to stop, and the name to stand for the others.
+
+        Returns:
+            its exit status.
+        """
+        leaving = self.servers.pop(0)
+        self.names.addresses = [server.host for server in self.servers]
+        return await asyncio.to_thread(leaving.stop)
 
     def _start(self, host: str) -> LocalServer:
         options = ("--engines", "1", "--max-rows", "16", "--log-requests", "failed")
-        age = ("--max-connection-age-seconds", str(CONNECTION_AGE))
-        return LocalServer(*options, *age, log=self._logs / f"{host}.log", host=host, port=self._port)
+        life = ("--max-connection-age-seconds", str(CONNECTION_AGE), "--drain-delay-seconds", "0.5")
+        return LocalServer(*options, *life, log=self._logs / f"{host}.log", host=host, port=self._port)
 
     async def answered(self) -> list[float]:
         """How many calls each server has answered."""
@@ -64,7 +77,7 @@ async def fleet(logs: Path) -> AsyncIterator[Fleet]:
         try:
             yield made
         finally:
-            for server in made.servers:
+            for server in made.started:
                 server.kill()
 
 
@@ -90,19 +103,23 @@ def lost(ended: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:
     return {how: count for how, count in ended.items() if how[1] != "OK"}
 
 
-async def test_servers_that_are_added_get_their_share_while_connections_age(tmp_path: Path) -> None:
+async def test_servers_that_are_added_get_their_share_so_that_the_first_one_can_leave(tmp_path: Path) -> None:
     async with fleet(tmp_path) as made:
         await made.grow(1)
-        async with AsyncClient(made.names.target, retry=ONCE) as client:
-            async with constant_load({"client": lambda: client.generate("transformer")}) as ended:
-                await until(lambda: _all_answer(made, more_than=20))
-                await made.grow(2)
-                grown = time.monotonic()
-                await until(lambda: _all_answer(made, more_than=0))
-                moved_after = time.monotonic() - grown
-                before = await made.answered()
-                await until(lambda: _all_answer(made, more_than=max(before[1:]) + 300))
+        async with (
+            AsyncClient(made.names.target, retry=ONCE) as client,
+            constant_load({"client": lambda: client.generate("transformer")}) as ended,
+        ):
+            await until(lambda: _all_answer(made, more_than=20))
+            await made.grow(2)
+            grown = time.monotonic()
+            await until(lambda: _all_answer(made, more_than=0))
+            moved_after = time.monotonic() - grown
+            before = await made.answered()
+            await until(lambda: _all_answer(made, more_than=max(before[1:]) + 200))
             after = await made.answered()
+            assert await made.shrink() == 0
+            await until(lambda: _all_answer(made, more_than=max(after[1:]) + 20))
     assert lost(ended) == {}
     assert moved_after < 2 * (CONNECTION_AGE + LEAST_BETWEEN_LOOKS)
     share = [late - early for early, late in zip(before, after, strict=True)]
@@ -130,6 +147,6 @@ async def test_a_server_that_is_killed_takes_along_what_it_has_and_no_more(tmp_p
                 await until(lambda: _all_answer(made, more_than=100))
                 await asyncio.to_thread(made.servers.pop().kill)
                 now = await made.answered()
-                await until(lambda: _all_answer(made, more_than=max(now) + 200))
+                await until(lambda: _all_answer(made, more_than=max(now) + 100))
     assert {(name, outcome.split(":")[0]) for name, outcome in lost(ended)} == {("once", "UNAVAILABLE")}, ended
     assert sum(lost(ended).values()) <= AT_ONCE, ended

@@ -1,7 +1,6 @@
-"""What the server does, and does not log, where clients leave in mid-answer or send what is no text."""
+"""What the server does where clients leave in mid-answer."""
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
@@ -9,7 +8,6 @@ import grpc
 import pytest
 
 from server.api.interceptor import CallInterceptor
-from server.logs import configure_logs
 from server.metrics import ServerMetrics
 
 METHOD = "package.Service/Method"
@@ -58,26 +56,3 @@ async def test_an_answer_that_can_not_be_sent_is_given_up_at_once() -> None:
     assert closed == ["one two three"]
     assert {ended: count for ended, count in metrics.calls.requests.items() if count} == {(METHOD, "CANCELLED"): 1}
     assert metrics.calls.running("package.Service") == 0
-
-
-class ExecuteBatchError(Exception):
-    """Named as gRPC's own, which is not public."""
-
-
-def test_what_grpc_says_of_clients_is_not_logged(capsys: pytest.CaptureFixture[str]) -> None:
-    configure_logs("json", "info")
-    for library, error in (
-        ("grpc._cython.cygrpc", ExecuteBatchError()),
-        ("grpc._cython.cygrpc", UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no text")),
-        ("grpc._cython.cygrpc", ValueError()),
-        ("another", UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no text")),
-    ):
-        try:
-            raise error
-        except Exception:
-            logging.getLogger(library).exception("it failed")
-    logging.getLogger("grpc._cython.cygrpc").error("it failed without an exception")
-    output = capsys.readouterr().err
-    assert "ExecuteBatchError" not in output
-    assert output.count("UnicodeDecodeError") == output.count("ValueError") == 1
-    assert output.count("ERROR:grpc") == 2

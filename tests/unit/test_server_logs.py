@@ -83,3 +83,26 @@ def test_what_exceptions_say_is_logged_on_demand_alone(
         assert output.count(kind) >= 3
     assert "is slow" in output
     assert "test_server_logs.py" in output
+
+
+class ExecuteBatchError(Exception):
+    """Named as gRPC's own, which is not public."""
+
+
+def test_what_grpc_says_of_clients_is_not_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("json", "info")
+    for library, error in (
+        ("grpc._cython.cygrpc", ExecuteBatchError()),
+        ("grpc._cython.cygrpc", UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no text")),
+        ("grpc._cython.cygrpc", ValueError()),
+        ("another", UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no text")),
+    ):
+        try:
+            raise error
+        except Exception:
+            logging.getLogger(library).exception("it failed")
+    logging.getLogger("grpc._cython.cygrpc").error("it failed without an exception")
+    output = capsys.readouterr().err
+    assert "ExecuteBatchError" not in output
+    assert output.count("UnicodeDecodeError") == output.count("ValueError") == 1
+    assert output.count("ERROR:grpc") == 2

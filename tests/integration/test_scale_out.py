@@ -20,7 +20,7 @@ from tests.name_server import NameServer, name_server
 
 NAME = "g2p-dragoman.speech.svc"
 PATIENCE = 60.0
-AT_ONCE = 24  # calls of each client; so many that some run at every server at every moment
+AT_ONCE = 16  # calls of each client; so many that, but for rare chance, some run at every server at every moment
 CONNECTION_AGE = 2.0
 LEAST_BETWEEN_LOOKS = 5.0  # seconds, of the Python client
 LONG = "honorificabilitudinitatibus" * 2
@@ -144,9 +144,9 @@ async def test_a_server_that_is_killed_takes_along_what_it_has_and_no_more(tmp_p
                 "client": lambda: client.generate(LONG),
             }
             async with constant_load(calls, AT_ONCE) as ended:
-                await until(lambda: _all_answer(made, more_than=100))
+                await until(lambda: _all_answer(made, more_than=40))
                 await asyncio.to_thread(made.servers.pop().kill)
                 now = await made.answered()
-                await until(lambda: _all_answer(made, more_than=max(now) + 100))
-    assert {(name, outcome.split(":")[0]) for name, outcome in lost(ended)} == {("once", "UNAVAILABLE")}, ended
+                await until(lambda: _all_answer(made, more_than=max(now) + 60))
+    assert {(name, outcome.split(":")[0]) for name, outcome in lost(ended)} <= {("once", "UNAVAILABLE")}, ended
     assert sum(lost(ended).values()) <= AT_ONCE, ended

@@ -41,9 +41,9 @@ def report(console: Console, seen: Seen, during: Sequence[Sample], found: Sequen
     console.print(calls)
     if during:
         load = Table("", "mean", "most", title="Under load")
-        for name in ("waiting", "rows", "in_flight", "connections", "threads", "files"):
+        for name in ("waiting", "rows", "in_flight", "connections", "threads", "files", "late_seconds"):
             values = [getattr(sample, name) for sample in during]
-            load.add_row(name.replace("_", " "), f"{sum(values) / len(values):.1f}", str(max(values)))
+            load.add_row(name.replace("_", " "), f"{sum(values) / len(values):.1f}", f"{max(values):.3g}")
         console.print(load)
     verdict = Table("", "what must hold", "found", title="Afterwards")
     for finding in found:

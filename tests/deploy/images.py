@@ -18,6 +18,7 @@ CONTENTS = {
     BASE: ["base-files", "libstdc++6", "python3"],
 }
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
+DEBIAN_KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
 # NOTE: --isolation, --cgroups and --ulimit let podman run inside of a container or sandbox that is not allowed to do
 # all that root is. crun refuses machines with cgroups of both versions, so it gets to see those of version 2 alone.
@@ -26,14 +27,14 @@ CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 DOCKER = r"""#!/bin/sh
 set -e
 command=$1; shift
-podman() { exec podman --root "$STORE/root" --runroot "$STORE/run" "$@"; }
+podman() { exec podman --runtime crun --root "$STORE/root" --runroot "$STORE/run" "$@"; }
 case $command in
 build)
     podman build --quiet --isolation=chroot --network=host --secret=id=pip.conf,src="$STORE/pip.conf" \
         --build-arg=BUILD_BASE=localhost/build-base --build-arg=BASE=localhost/base "$@" ;;
 run)
-    set -- --root "$STORE/root" --runroot "$STORE/run" run --cgroups=disabled --network="${NETWORK:-none}" \
-        --read-only-tmpfs=false --ulimit=nofile=4096:4096 --ulimit=nproc=4096:4096 "$@"
+    set -- --runtime crun --root "$STORE/root" --runroot "$STORE/run" run --cgroups=disabled \
+        --network="${NETWORK:-none}" --read-only-tmpfs=false --ulimit=nofile=4096:4096 --ulimit=nproc=4096:4096 "$@"
     [ -e /sys/fs/cgroup/cgroup.controllers ] || exec unshare --mount sh -c \
         'mount -t cgroup2 none /sys/fs/cgroup && exec podman "$@"' sh "$@"
     exec podman "$@" ;;
@@ -48,6 +49,8 @@ def lacking() -> str | None:
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
     if missing:
         return f"needs {', '.join(missing)}: on Debian, apt-get install podman crun mmdebstrap curl"
+    if not DEBIAN_KEYS.exists():
+        return f"needs {DEBIAN_KEYS}, Debian's package debian-archive-keyring"
     return None if os.geteuid() == 0 else "needs to be root, to put bases together and to build on them"
 
 

@@ -16,6 +16,8 @@ from server.config.fields import is_switch, placeholder
 from server.config.options import PANELS
 from server.config.show import chosen, lines
 from server.config.sources import FILE_VARIABLE, PREFIX, ConfigError, Configuration, configure, flag
+from server.connections import allow_connections
+from server.errors import StartError
 from server.logs import configure_logs
 from server.observe.lines import DRAIN_SECONDS, LineWriter
 
@@ -58,15 +60,15 @@ def _run(configuration: Configuration) -> NoReturn:
     # and what gRPC's core writes about a port that it can't have is said here in one sentence.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    import uvloop
-
-    from server.app import run
-    from server.errors import StartError
-
     log.info("configured", options=chosen(configuration))
     if config.log_text:
         log.warning("EVERYTHING THAT CLIENTS SEND IS LOGGED, because of --log-text")
     try:
+        allow_connections(config)  # where too few files may be open, libraries fail in ways that tell nothing
+        import uvloop
+
+        from server.app import run
+
         status = uvloop.run(run(config, lines))
     except StartError as error:
         lines.drain(DRAIN_SECONDS)

@@ -3,6 +3,7 @@
 import resource
 
 from server.config import ServerConfig
+from server.errors import StartError
 
 # Clients ping to notice a server that vanished; ten seconds are usual, and this leaves room. Where a call waits for
 # minutes gRPC's defaults take pings for an attack, and end the connection with all its calls.
@@ -13,16 +14,21 @@ PING_MILLISECONDS, PONG_MILLISECONDS = 60_000, 20_000
 HANDSHAKE_MILLISECONDS = 20_000
 # Files beside connections: libraries, weights, the metrics port, what Python imports.
 OTHER_FILES = 256
+LEAST_CONNECTIONS = 16  # with room for fewer a load balancer and its probes alone would fill the server
 PENDING_CALLS = 1_000_000
 
 
-def server_options(config: ServerConfig) -> list[tuple[str, int]]:
-    """Options of grpc.aio.server."""
+def server_options(config: ServerConfig, connections: int) -> list[tuple[str, int]]:
+    """Options of grpc.aio.server.
+
+    Args:
+        connections: that may be open at once, as `allow_connections` tells.
+    """
     options = [
         ("grpc.so_reuseport", 0),  # else a second server would share the port, and the calls, without a word
         # A larger request is refused with RESOURCE_EXHAUSTED before it is in memory.
         ("grpc.max_receive_message_length", config.max_message_bytes),
-        ("grpc.max_allowed_incoming_connections", config.max_connections),
+        ("grpc.max_allowed_incoming_connections", connections),
         ("grpc.max_concurrent_streams", config.max_concurrent_streams),
         # Of a burst, gRPC would else refuse what is beyond a thousand, without a delay after which to try again: our
         # queue is what refuses.
@@ -48,10 +54,19 @@ def allow_connections(config: ServerConfig) -> int:
 
     Returns:
         how many connections that leaves room for.
+
+    Raises:
+        StartError: too few.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < config.max_connections + OTHER_FILES:
         wanted = config.max_connections + OTHER_FILES
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return config.max_connections if soft == resource.RLIM_INFINITY else min(config.max_connections, soft - OTHER_FILES)
+    if soft == resource.RLIM_INFINITY:
+        return config.max_connections
+    if soft - OTHER_FILES < (least := min(config.max_connections, LEAST_CONNECTIONS)):
+        raise StartError(
+            f"the system allows this process {soft} open files (ulimit -n), and it needs {OTHER_FILES + least} at least"
+        )
+    return min(config.max_connections, soft - OTHER_FILES)

@@ -49,7 +49,7 @@ def listen(
         observer: hears of every call.
 
     Raises:
-        StartError: the port can't be had.
+        StartError: the port can't be had, or too few files may be open.
     """
     if (connections := allow_connections(config)) < config.max_connections:
         log.warning("the limit of open files allows fewer connections than --max-connections", connections=connections)
@@ -58,7 +58,7 @@ def listen(
     metrics.registry.register(gate)
     metrics.registry.register(access)
     interceptor = CallInterceptor(metrics, gate, config.log_text, observer)
-    server = grpc.aio.server(interceptors=[interceptor], options=server_options(config))
+    server = grpc.aio.server(interceptors=[interceptor], options=server_options(config, connections))
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, server)
     open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(inference, server)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)

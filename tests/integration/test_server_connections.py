@@ -5,6 +5,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,9 +14,10 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dragoman import Client, InvalidArgumentError, ItemError, ResourceExhaustedError, RetryPolicy
-from dragoman.local import LocalServer
+from dragoman.local import LocalServer, serve_command
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
+from server.connections import LEAST_CONNECTIONS, OTHER_FILES
 from tests.conftest import StartServer
 
 WORD, SOUND = "transformer", "T R AE N S F AO R M ER"
@@ -53,6 +55,20 @@ def test_one_connection_too_many_is_closed_until_another_ends(start_server: Star
     assert [healthy(channel) for channel in channels[:3]] == [True, True, True]
     channels[0].close()
     assert healthy(channels[3], wait=True)
+    for channel in channels:
+        channel.close()
+
+
+def test_no_more_connections_are_let_in_than_the_limit_of_open_files_has_room_for(
+    start_server: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited = tmp_path / "serve"
+    limited.write_text(f'#!/bin/sh\nulimit -n {OTHER_FILES + LEAST_CONNECTIONS}\nexec {serve_command()} "$@"\n')
+    limited.chmod(0o755)
+    monkeypatch.setattr("dragoman.local.serve_command", lambda: str(limited))
+    server = start_server()
+    channels = [grpc.insecure_channel(server.address, [*ALONE, *QUICK]) for _ in range(LEAST_CONNECTIONS + 1)]
+    assert [healthy(channel) for channel in channels] == [True] * LEAST_CONNECTIONS + [False]
     for channel in channels:
         channel.close()
 

@@ -86,6 +86,15 @@ def test_a_port_in_use_is_told_in_one_sentence(tiny_bundle: Path, taken_port: in
     assert "is in use" in refuses_to_start(*bundle, "--port", port, "--metrics-port", port)
 
 
+@pytest.mark.parametrize("files", [16, 64])
+def test_too_few_open_files_are_told_before_anything_fails_for_want_of_them(tiny_bundle: Path, files: int) -> None:
+    command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", serve_command(), "--bundle", str(tiny_bundle)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    said = done.stderr.splitlines()[-1]
+    assert (done.returncode, done.stdout) == (1, "")
+    assert said.startswith(f"dragoman-serve: the system allows this process {files} open files (ulimit -n)")
+
+
 def test_two_servers_never_share_a_port(start_server: StartServer, tiny_bundle: Path) -> None:
     first = start_server("--bundle", str(tiny_bundle))
     said = refuses_to_start("--bundle", tiny_bundle, "--port", str(first.port), "--metrics-port", "0")

@@ -13,6 +13,7 @@ from server.engine.layout import EngineOptions
 from server.engine.pool import EnginePool
 from server.engine.requests import FinishReason, GenerationRequest
 from server.runtime.device import Device
+from server.runtime.failures import WorkerLostError
 from server.runtime.scores import PlainScores
 from server.search.base import Demand
 from server.search.options import SearchOptions
@@ -101,6 +102,7 @@ class CountingHost:
     Attributes:
         loads: how often it was loaded.
         fresh: makes what is there after it was lost; without it nothing is loaded anew.
+        losing: so many attempts to load it end with the worker.
         lost: tells the engines that it is.
     """
 
@@ -112,12 +114,14 @@ class CountingHost:
         self.fresh = fresh
         self.revives = fresh is not None
         self.engines = len(runtimes)
-        self.loads = self.broke = 0
+        self.loads = self.broke = self.losing = 0
         self.lost: Callable[[], None] = lambda: None
 
     def load(self, bundle: Any, options: Any) -> "CountingHost":
         self.loads += 1
-        if self.loads > 1:
+        if self.loads <= self.losing:
+            raise WorkerLostError("the worker process has ended")
+        if self.loads > 1 and not self.losing:
             assert self.fresh is not None
             self.runtimes = [self.fresh() for _ in self.runtimes]
         return self

@@ -116,6 +116,10 @@ class Engine:
     def join(self, seconds: float | None = None) -> None:
         self._thread.join(seconds)
 
+    @property
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
+
     def abandon(self) -> None:
         """What the engine runs on is gone: it ends, also where it has nothing to do."""
         with self._queue.changed:

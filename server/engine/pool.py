@@ -136,8 +136,12 @@ class EnginePool:
         if waited:
             self._metrics.dropped("cancelled", "waiting")
 
-    async def close(self) -> None:
-        """Stops the engines; what is still unanswered ends with EngineUnavailableError."""
+    async def close(self, seconds: float | None = None) -> None:
+        """Stops the engines; what is still unanswered ends with EngineUnavailableError.
+
+        Args:
+            seconds: see Supervisor.close.
+        """
         if self._queue is None:
             return
         if self._timer is not None:
@@ -145,7 +149,7 @@ class EnginePool:
         with self._queue.changed:
             self._queue.stopping = True
             self._queue.changed.notify_all()
-        await self._supervisor.close()
+        await self._supervisor.close(seconds)
 
     def _set_timer(self, moment: float) -> None:
         assert self._loop is not None

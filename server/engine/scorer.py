@@ -28,7 +28,7 @@ log = structlog.get_logger()
 
 # What one run may hold in its largest arrays, padding included, in numbers of 4 bytes; one target always goes.
 RUN_NUMBERS = 2**24
-CLOSE_SECONDS = 10.0  # that the last run has to end
+CLOSE_SECONDS = 3.0  # that the last run has to end
 
 
 class ScoringRuntime(Protocol):
@@ -178,7 +178,12 @@ class Scorer:
         try:
             runtime = self._load()
             while batch := self._take():
-                self._deliver(self._answers(runtime, batch))
+                try:
+                    events = self._answers(runtime, batch)
+                except WorkerLostError:  # perhaps long ago: another may do it, and to score twice does no harm
+                    runtime = self._load()
+                    events = self._answers(runtime, batch)
+                self._deliver(events)
         except Exception as error:  # whatever ONNX Runtime raises: those who wait must hear of it
             failure = f"the scorer failed: {type(error).__name__}"
             if not isinstance(error, WorkerLostError):

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -26,6 +27,7 @@ Value = TypeVar("Value")
 
 READY_SECONDS = 0.02  # between two looks whether a worker has started
 WATCH_SECONDS = 1.0  # between two looks for engines that hang
+JOIN_SECONDS = 0.5  # between two looks whether to wait on for an engine
 FIRST_DELAY_SECONDS, MOST_DELAY_SECONDS = 0.5, 30.0  # before a model is loaded once more where it could not be
 
 
@@ -129,18 +131,24 @@ class Supervisor:
         self._scorers += 1
         return alive[self._scorers % len(alive)].scorer()
 
-    async def close(self) -> None:
-        """Ends the engines, which the queue must have been told, and lets go of the model."""
+    async def close(self, seconds: float | None = None) -> None:
+        """Ends the engines, which the queue must have been told, and lets go of the model.
+
+        Args:
+            seconds: that their last steps have. Then their requests end all the same; an engine of this process sets
+                `failed`. None for as long as they take, or until they hang.
+        """
         self._closing.set()
-        if self._watching is not None:
-            self._watching.cancel()
+        deadline = None if seconds is None else time.monotonic() + seconds
         for site in self._sites:
             if site.reviving is not None:
-                await site.reviving
+                await asyncio.wait([site.reviving], timeout=_left(deadline))
             for engine in site.engines:
-                if engine not in self._hanging:
-                    await asyncio.to_thread(engine.join)
-            site.engines.clear()
+                await asyncio.to_thread(self._join, engine, deadline)
+                if not engine.ended and engine not in self._hanging:
+                    self._give_up(site, engine)
+        if self._watching is not None:
+            self._watching.cancel()
         self._close_models()
 
     async def _load(self, site: _Site) -> HostedModel:
@@ -210,6 +218,8 @@ class Supervisor:
                 model = await self._load(site)
                 runtimes = await asyncio.to_thread(self._runtimes, model)
             except Exception as error:  # whatever is wrong may pass
+                if self._closing.is_set():
+                    break
                 delay = min(FIRST_DELAY_SECONDS * 2 ** (site.failures - 1), MOST_DELAY_SECONDS)
                 what = {"where": site.host.name, "error": type(error).__name__, "detail": first_line(error)}
                 log.error("can't be loaded anew", **what, retry_in_seconds=delay)
@@ -236,20 +246,35 @@ class Supervisor:
         watchdog: Watchdog[Engine] = Watchdog(math.ceil(self._options.hang_seconds / every))
         while True:
             await asyncio.sleep(every)
-            own = [engine for site in self._sites if not site.host.revives for engine in site.engines]
+            own = {engine: site for site in self._sites if not site.host.revives for engine in site.engines}
             for engine in watchdog.look({engine: engine.turns for engine in own if engine.busy}):
                 if engine not in self._hanging:
                     log.error("an engine hangs", engine=engine.index, seconds=self._options.hang_seconds)
-                    self._hanging.add(engine)
-                    engine.desert("the engine hangs")
-                    self._on_change()
-                    self.failed.set()
+                    self._give_up(own[engine], engine)
+
+    def _join(self, engine: Engine, deadline: float | None) -> None:
+        while not engine.ended and engine not in self._hanging and _left(deadline) != 0:
+            engine.join(min(JOIN_SECONDS, _left(deadline) or JOIN_SECONDS))
+
+    def _give_up(self, site: _Site, engine: Engine) -> None:
+        """Ends the requests of an engine whose thread does not come back."""
+        self._hanging.add(engine)
+        engine.desert("the engine hangs")
+        self._on_change()
+        if not site.host.revives:
+            self.failed.set()
 
     def _close_models(self) -> None:
+        """Lets go of the model wherever no thread is in the middle of a step."""
         for site in self._sites:
-            if site.model is not None:
+            if site.model is not None and not self._hanging.intersection(site.engines):
                 site.model.close()
                 site.model = None
+
+
+def _left(deadline: float | None) -> float | None:
+    """Seconds until then; None for no end."""
+    return None if deadline is None else max(deadline - time.monotonic(), 0.0)
 
 
 def _abandon(engines: Sequence[Engine]) -> None:

@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import structlog
+
 from server.api.limits import request_limits, token_limits
 from server.api.model import ServedModel
-from server.bundle.load import BundleError, load_bundle
+from server.bundle.load import Bundle, BundleError, load_bundle
 from server.config import ServerConfig
 from server.cpu import usable_cpus
 from server.engine.hosted import Host
@@ -19,6 +21,11 @@ from server.metrics import ModelMetrics
 from server.models.registry import ServedVersion
 from server.runtime.device import DeviceError
 from server.runtime.failures import WorkerLostError
+
+log = structlog.get_logger()
+
+MOST_ATTEMPTS = 3  # at loading where workers end
+RETRY_SECONDS = 0.2  # for the end of one to be noticed
 
 
 class LoadError(Exception):
@@ -66,10 +73,13 @@ class LoadedVersion:
     def cache_bytes(self) -> int:
         return sum(self.metrics.cache_bytes.values())
 
-    async def close(self) -> None:
-        """Ends its threads; what is still unanswered ends with EngineUnavailableError."""
-        await self.scorer.close()
-        await self.pool.close()
+    async def close(self, seconds: float | None = None) -> None:
+        """Ends its threads; what is still unanswered ends with EngineUnavailableError.
+
+        Args:
+            seconds: see EnginePool.close.
+        """
+        await asyncio.gather(self.scorer.close(), self.pool.close(seconds))
 
 
 async def load_version(
@@ -103,14 +113,12 @@ async def load_version(
         most_errors=config.max_device_errors,
         hang_seconds=config.hang_seconds,
     )
-    metrics = ModelMetrics()
     try:
         bundle = await asyncio.to_thread(load_bundle, path)
         limits = token_limits(config, bundle.manifest.limits)
         manifest = bundle.manifest.model_copy(update={"name": name, "version": version, "limits": limits})
         bundle = replace(bundle, manifest=manifest)
-        pool = EnginePool(bundle, options, metrics, hosts, on_change)
-        await pool.start()
+        pool, metrics = await _start(bundle, options, hosts, on_change)
     except (BundleError, DeviceError, WorkerLostError) as error:
         raise LoadError(str(error)) from None
     except MemoryError:
@@ -121,3 +129,26 @@ async def load_version(
     most = request_limits(config, pool.rows, manifest.shape)
     served = ServedVersion(ServedModel(bundle, pool, scorer, str(pool.device), window, most))
     return LoadedVersion(served, pool, scorer, metrics, time.monotonic() - started)
+
+
+async def _start(
+    bundle: Bundle, options: EngineOptions, hosts: Sequence[Host] | None, on_change: Callable[[], None]
+) -> tuple[EnginePool, ModelMetrics]:
+    """Engines that have run. A worker that ends meanwhile is not taken for the bundle's fault, unless all do.
+
+    Raises:
+        BundleError, DeviceError, WorkerLostError: as EnginePool.start.
+    """
+    for attempt in range(1, MOST_ATTEMPTS + 1):
+        metrics = ModelMetrics()
+        pool = EnginePool(bundle, options, metrics, hosts, on_change)
+        try:
+            await pool.start()
+        except WorkerLostError as error:
+            if attempt == MOST_ATTEMPTS:
+                raise
+            log.warning("loads once more", model=bundle.manifest.name, reason=str(error))
+            await asyncio.sleep(RETRY_SECONDS)
+        else:
+            break
+    return pool, metrics

@@ -27,6 +27,8 @@ from server.models.state import Model, Report, Version, describe
 
 log = structlog.get_logger()
 
+CLOSE_SECONDS = 3.0  # that last steps have to end where the server does
+
 STOPPING = "the server is shutting down"
 
 Load = Callable[[Path, str, str, ServerConfig, Callable[[], None]], Awaitable[LoadedVersion]]
@@ -155,7 +157,7 @@ class ModelManager:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(loaded.close() for loaded in [*self._loaded(), *self._retiring]))
+        await asyncio.gather(*(loaded.close(CLOSE_SECONDS) for loaded in [*self._loaded(), *self._retiring]))
 
     def reports(self) -> list[Report]:
         """All versions there are, by model, the latest first."""
@@ -382,11 +384,10 @@ class ModelManager:
 
     def _arrange(self) -> None:
         routes = {name: model.route() for name, model in self._models.items()}
-        default = self._default()
         self._out = {name for name, route in routes.items() if self._models[name].orders.out and not route.served}
         for name in self._out:
             del routes[name]
-        self._registry.arrange(routes, default if default in routes else None)
+        self._registry.arrange(routes, self._default())
         self._tell_availability()
 
     def _tell_availability(self) -> None:

@@ -114,6 +114,7 @@ def describe(name: str, model: Model, default: bool, retiring: Sequence[LoadedVe
         gone = [loaded for loaded in leaving if loaded.version == version]
         if state.loaded:
             ready = pb.MODEL_STATE_READY
+            problem = problem and f"what is there now could not take its place: {problem}"
             reports.append(
                 Report(name, version, ready, problem, aliases, current, current and default, held, state.loaded)
             )

@@ -6,6 +6,7 @@ DESCRIPTOR is a socket, inherited from the server. A byte of PING on it is answe
 another socket, for a Channel. Where it is closed the server has ended, and so does the worker.
 """
 
+import ctypes
 import itertools
 import os
 import signal
@@ -13,6 +14,7 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -30,6 +32,7 @@ from server.runtime.scorer import Scores as TargetScores
 from server.search.base import Demand, Scores
 
 PING, OPEN, READY = b"p", b"o", b"r"
+PR_SET_PDEATHSIG = 1  # prctl(2)
 
 Copies = Sequence[tuple[int, int, int | None, int]]
 
@@ -136,19 +139,18 @@ def _told(error: Exception) -> Exception:
 def main(descriptor: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # those are for the server
         signal.signal(number, signal.SIG_IGN)
-    with socket.socket(fileno=descriptor) as control:
+    if sys.platform == "linux":  # so that one that is stopped does not outlive the server, either
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    with suppress(OSError), socket.socket(fileno=descriptor) as control:
         control.sendall(READY)
         while True:
-            try:
-                order, descriptors, *_ = socket.recv_fds(control, 1, 1)
-                if order == PING:
-                    control.sendall(PING)
-                elif order == OPEN:
-                    channel = Connection(descriptors[0])
-                    threading.Thread(target=_answer, args=(channel,), daemon=True).start()
-                else:
-                    break
-            except OSError:
+            order, descriptors, *_ = socket.recv_fds(control, 1, 1)
+            if order == PING:
+                control.sendall(PING)
+            elif order == OPEN:
+                channel = Connection(descriptors[0])
+                threading.Thread(target=_answer, args=(channel,), daemon=True).start()
+            else:
                 break
     os._exit(0)  # threads that compute can't be interrupted
 

@@ -1,6 +1,5 @@
 """A model in a worker process, as engines see it."""
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -40,7 +39,7 @@ class RemoteModel:
         self._process = process
         self._tokens = bundle.manifest.tokens
         self._channel = process.channel()
-        self._channels: weakref.WeakSet[Channel] = weakref.WeakSet()
+        self._channels: list[Channel] = []  # of runtimes
         self._key, self.device, self.engines, self.threads, self.itemsize = self._channel.ask("load", bundle, options)
 
     def memory(self) -> tuple[int, str, int]:
@@ -48,12 +47,13 @@ class RemoteModel:
         return free, place, used
 
     def runtime(self, index: int, rows: int) -> "RemoteRuntime":
-        channel = self._open()
+        channel = self._process.channel()
+        self._channels.append(channel)
         size = channel.ask("runtime", self._key, index, rows)
         return RemoteRuntime(channel, rows, self._tokens.begin, size)
 
     def scorer(self) -> "RemoteScorer":
-        channel = self._open()
+        channel = self._process.channel()  # closed with the scorer
         channel.ask("scorer", self._key)
         return RemoteScorer(channel)
 
@@ -61,13 +61,9 @@ class RemoteModel:
         self._process.watch(lost)
 
     def close(self) -> None:
-        for channel in [*self._channels, self._channel]:
+        for channel in self._channels:
             channel.close()
-
-    def _open(self) -> Channel:
-        channel = self._process.channel()
-        self._channels.add(channel)
-        return channel
+        self._channel.close()
 
 
 class RemoteRuntime:

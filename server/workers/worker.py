@@ -32,7 +32,7 @@ log = structlog.get_logger()
 
 START_SECONDS = 60.0  # that it may take to be there
 WATCH_SECONDS = 1.0  # between two pings
-END_SECONDS = 2.0  # that it has to end by itself
+END_SECONDS = 1.0  # that it has to end by itself
 # A worker that ended is started anew at once; one that ended soon after its start, after a while that doubles.
 SOON_SECONDS, FIRST_DELAY_SECONDS, MOST_DELAY_SECONDS = 60.0, 0.5, 30.0
 MOST_STARTS = 3  # that may fail one after the other before those who wait for it are told

@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -17,7 +18,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dragoman import Client
-from dragoman.local import LocalServer, ServerStartError
+from dragoman.local import LocalServer, ServerStartError, serve_command
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
 from tests.altered_bundles import failing, lengthened
@@ -214,6 +215,44 @@ def test_workers_end_with_the_server_however_it_ends(start_server: StartServer, 
         end(server)  # type: ignore[no-untyped-call]
         gone, alive = psutil.wait_procs(there, timeout=PATIENCE)
         assert (len(gone), alive) == (2, [])
+
+
+def test_workers_end_with_a_server_that_is_told_to_end_at_any_moment_of_its_start(tiny_bundle: Path) -> None:
+    command = [serve_command(), "--bundle", str(tiny_bundle), "--workers", "2", "--port", "0", "--metrics-port", "0"]
+    for event in ("listening", "worker runs", "engines"):
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+            assert server.stderr is not None
+            lines: list[str] = []
+            while f'"event": "{event}"' not in "".join(lines[-1:]):
+                lines.append(server.stderr.readline())
+                assert lines[-1], lines
+            there = psutil.Process(server.pid).children()
+            server.terminate()
+            lines += server.stderr.readlines()
+            assert server.wait(PATIENCE) == 0
+        assert all(line.startswith("{") for line in lines), lines
+        assert psutil.wait_procs(there, timeout=PATIENCE)[1] == []
+
+
+def test_a_worker_that_is_stopped_ends_with_a_server_that_is_killed(
+    start_server: StartServer, tiny_bundle: Path
+) -> None:
+    server = start_server("--bundle", str(tiny_bundle), "--workers", "1")
+    there = workers(server)
+    there[0].suspend()
+    server.kill()
+    assert psutil.wait_procs(there, timeout=PATIENCE)[1] == []
+
+
+def test_a_server_leaves_in_time_though_a_worker_hangs(start_server: StartServer, bundle: Path) -> None:
+    few = ["--engines", "1", "--max-rows", "4"]
+    server = start_server("--bundle", str(bundle), "--workers", "1", "--drain-seconds", "0.2", *few)
+    with grpc.insecure_channel(server.address) as channel:
+        call = generation_pb2_grpc.GenerationServiceStub(channel).Generate.future(long_request())
+        until(lambda: sum_of(server, "dragoman_rows_running") == 1)
+        workers(server)[0].suspend()
+        assert server.stop(wait_seconds=30) == 0, "and not after the minute that hang_seconds is"
+        assert call.code() is grpc.StatusCode.UNAVAILABLE
 
 
 def test_a_worker_that_can_not_start_stops_the_start(tmp_path: Path, tiny_bundle: Path) -> None:

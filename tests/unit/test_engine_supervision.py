@@ -14,6 +14,7 @@ from server.engine.layout import EngineOptions
 from server.engine.pool import EnginePool
 from server.engine.requests import EngineUnavailableError
 from server.engine.watchdog import Watchdog
+from server.models import loading
 from server.runtime.failures import WorkerLostError
 from tests.counting_engines import CountingHost, CountingRuntime, Metrics, at_rest, request, until
 from tests.fake_engines import letters_bundle
@@ -185,6 +186,50 @@ async def test_an_engine_of_this_process_that_hangs_ends_its_requests_and_all_ho
         assert not pool.available
         await pool.close()
         assert time.monotonic() - started < 8, "nobody waits for the thread, which the gate holds for ten seconds"
+
+
+async def test_leaving_does_not_wait_for_ever_for_a_step_that_hangs() -> None:
+    runtime = CountingRuntime(1)
+    here = CountingHost(runtime)
+    async with pool_on(here, hang_seconds=60) as pool:
+        runtime.gate.clear()
+        running, waiting = pool.submit(request(5)), pool.submit(request(6))
+        await until(lambda: runtime.encoded)
+        started = time.monotonic()
+        await pool.close(0.1)
+        assert time.monotonic() - started < 8, "the gate holds the step for ten seconds"
+        for generation in (running, waiting):
+            with pytest.raises(EngineUnavailableError):
+                await generation.result()
+        assert pool.failed.is_set(), "the process is not to end in order: the step may come to its end meanwhile"
+
+
+async def test_a_step_that_hangs_is_noticed_while_its_model_is_unloaded() -> None:
+    runtime = CountingRuntime(1)
+    here = CountingHost(runtime)
+    async with pool_on(here, hang_seconds=0.1) as pool:
+        runtime.gate.clear()
+        running = pool.submit(request(5))
+        await until(lambda: runtime.encoded)
+        started = time.monotonic()
+        await pool.close()
+        assert time.monotonic() - started < 8
+        with pytest.raises(EngineUnavailableError):
+            await running.result()
+
+
+async def test_a_worker_that_ends_while_a_model_is_loaded_is_not_the_fault_of_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loading, "RETRY_SECONDS", 0.01)
+    here = CountingHost(CountingRuntime(2))
+    here.losing = 2
+    pool, _ = await loading._start(letters_bundle(), EngineOptions(), [here], lambda: None)
+    assert await answer(pool, 5, 6) == [6, 5]
+    await pool.close()
+    here.loads, here.losing = 0, 3
+    with pytest.raises(WorkerLostError):
+        await loading._start(letters_bundle(), EngineOptions(), [here], lambda: None)
 
 
 async def test_a_model_that_is_unloaded_while_it_is_loaded_anew_is_let_go() -> None:

@@ -23,7 +23,7 @@ from server.metrics import ModelMetrics, ServerMetrics
 from server.models.loading import LoadedVersion, LoadError
 from server.models.manager import ModelManager, NotLoadedError, UnknownModelError
 from server.models.registry import ModelRegistry, ServedVersion
-from server.models.repository import Found, RepositoryError, Snapshot
+from server.models.repository import Found, Repository, RepositoryError, Snapshot, Source
 from server.models.settings import Latest, ModelSettings, Pinned, RepositorySettings
 from server.runtime.device import CPU
 from tests.fake_engines import FakeEngines, FakeScoring, letters_bundle, until
@@ -39,7 +39,7 @@ class FakePool:
         self.available = True
         self.engines, self.threads = 2, 1
 
-    async def close(self) -> None:
+    async def close(self, seconds: float | None = None) -> None:
         self.closed = True
 
 
@@ -88,7 +88,7 @@ class World:
         health: as last told.
     """
 
-    def __init__(self, source: FakeSource, config: ServerConfig | None = None) -> None:
+    def __init__(self, source: Source, config: ServerConfig | None = None) -> None:
         self.source = source
         self.registry = ModelRegistry()
         self.metrics = ServerMetrics()
@@ -129,7 +129,7 @@ class World:
         self, path: Path, name: str, version: str, config: ServerConfig, on_change: Callable[[], None]
     ) -> LoadedVersion:
         self.loads.append(f"{name}@{version}")
-        content = self.source.models[name][version]
+        content = self.source.models[name][version] if isinstance(self.source, FakeSource) else ""
         await self.gate.wait()
         if content in self.broken:
             raise LoadError(f"{path} is broken")
@@ -249,7 +249,7 @@ async def test_changed_files_replace_what_is_served_and_broken_ones_do_not() -> 
     source.models["m"]["1"] = "broken"
     await world.rescan()
     assert world.answers("m@1") == "m@1"
-    assert world.state("m@1") == ("READY", "/models/m/1 is broken")
+    assert world.state("m@1") == ("READY", "what is there now could not take its place: /models/m/1 is broken")
     source.models["m"]["1"] = "b"
     await world.rescan()
     await until(lambda: [pool.closed for pool in world.pools("m@1")] == [True, False])
@@ -370,6 +370,56 @@ async def test_a_start_with_wrong_settings_is_refused() -> None:
     source.settings, source.problem = None, "repository.yaml is wrong"
     with pytest.raises(RepositoryError, match=r"repository.yaml is wrong"):
         await World(source).manager.start()
+
+
+def repository(folder: Path, *versions: str) -> Repository:
+    """A real one of versions, NAME/VERSION, that FakeEngines can stand for."""
+    for version in versions:
+        (folder / version).mkdir(parents=True)
+        (folder / version / "manifest.json").write_text('{"files": {}}')
+    return Repository(folder, ServerConfig())
+
+
+async def test_a_default_that_is_not_there_is_refused_and_the_one_before_holds(tmp_path: Path) -> None:
+    settings = tmp_path / "repository.yaml"
+    world = World(repository(tmp_path, "m/1", "n/1"))
+    settings.write_text("default: zz")
+    with pytest.raises(RepositoryError, match=r"^repository.yaml names zz, of which there is nothing in "):
+        await world.manager.start()
+    settings.write_text("default: n")
+    await world.manager.start()
+    settings.write_text("default: zz")
+    with pytest.raises(NotLoadedError, match=r"repository.yaml names zz"):
+        await world.manager.reload()
+    assert world.answers() == "n@1"
+    repository(tmp_path, "zz/1")
+    await world.rescan()
+    assert world.answers() == "zz@1"
+
+
+async def test_the_only_model_stays_the_default_while_another_that_is_not_there_is_named(tmp_path: Path) -> None:
+    world = World(repository(tmp_path, "m/1"))
+    await world.manager.start()
+    (tmp_path / "repository.yaml").write_text("default: zz")
+    with pytest.raises(NotLoadedError, match=r"repository.yaml names zz"):
+        await world.manager.reload()
+    assert world.answers() == "m@1"
+
+
+async def test_a_default_that_is_taken_away_is_missed_by_name_and_the_others_go_on(tmp_path: Path) -> None:
+    world = World(repository(tmp_path, "m/1", "n/1"))
+    (tmp_path / "repository.yaml").write_text("default: n")
+    await world.manager.start()
+    (tmp_path / "n").rename(tmp_path / ".n")
+    with pytest.raises(NotLoadedError, match=r"repository.yaml names n, of which there is nothing in "):
+        await world.manager.reload()
+    assert world.answers("m") == "m@1"
+    with pytest.raises(ApiError, match=r"^the default model, n, is not there now: name one of m$") as missed:
+        world.registry.find("")
+    assert missed.value.code is grpc.StatusCode.UNAVAILABLE
+    (tmp_path / ".n").rename(tmp_path / "n")
+    await world.rescan()
+    assert world.answers() == "n@1"
 
 
 async def test_models_are_unloaded_and_loaded_by_hand() -> None:

@@ -16,6 +16,7 @@ from server.engine.requests import DeadlineExpiredError, EngineUnavailableError,
 from server.engine.scorer import RUN_NUMBERS, Scorer, Target
 from server.metrics import ModelMetrics
 from server.runtime.device import CPU
+from server.runtime.failures import WorkerLostError
 from server.runtime.scorer import ScorerRuntime
 from tests.fake_engines import FakeScoring, letters_bundle, until
 
@@ -182,6 +183,13 @@ async def test_without_memory_for_all_at_once_they_are_scored_in_parts(bench: Be
     assert len(await bench.scorer.score(targets(1), None)) == 1
     assert bench.scoring.loads == 1, "the thread goes on"
     assert bench.metrics.device_errors["out_of_memory"] > 1
+
+
+async def test_another_worker_scores_where_one_is_lost(bench: Bench) -> None:
+    assert len(await bench.scorer.score(targets(1), None)) == 1
+    bench.scoring.error = WorkerLostError("the worker process has ended")
+    assert len(await bench.scorer.score(targets(1, 2), None)) == 2
+    assert bench.scoring.loads == 2
 
 
 async def test_a_graph_that_can_not_be_loaded_is_told_each_time() -> None:

@@ -14,6 +14,9 @@ from server.config.devices import split_devices
 from server.logs import LogFormat
 
 MOST_THREADS, MOST_WORKERS = 256, 64  # more are a slip of the finger, and would keep the machine busy making them
+MOST_CONNECTIONS = MOST_STREAMS = 1_000_000
+# gRPC counts in milliseconds, of which an int of C holds no more than 24 days, and adds up to a tenth to an age.
+LEAST_AGE_SECONDS, MOST_AGE_SECONDS = 0.001, 20 * 24 * 60 * 60
 
 
 def _or_shipped(value: Any) -> Any:
@@ -96,6 +99,12 @@ class NetworkOptions(_Options, title="Network"):
         default=9090, ge=0, le=65535, description="HTTP port of /metrics and a live page; 0 takes a free one."
     )
 
+    @model_validator(mode="after")
+    def _two_ports(self) -> Self:
+        if self.port == self.metrics_port != 0:
+            raise ValueError(f"--port and --metrics-port can't both be {self.port}")
+        return self
+
 
 class RequestOptions(_Options, title="Requests"):
     """What a request may ask for, and how many may wait."""
@@ -127,16 +136,22 @@ class ConnectionOptions(_Options, title="Connections"):
     """What clients' connections may do."""
 
     max_connections: int = Field(
-        default=4096, ge=1, description="Connections open at once; one more is closed as it comes."
+        default=4096, ge=1, le=MOST_CONNECTIONS, description="Connections open at once; one more is closed as it comes."
     )
     max_concurrent_streams: int = Field(
-        default=10_000, ge=1, description="Calls at once on one connection; more wait in the client."
+        default=10_000, ge=1, le=MOST_STREAMS, description="Calls at once on one connection; more wait in the client."
     )
     max_connection_age_seconds: float | None = Field(
-        default=None, gt=0, description="After so long a client must connect anew; by default never."
+        default=None,
+        ge=LEAST_AGE_SECONDS,
+        le=MOST_AGE_SECONDS,
+        description="After so long a client must connect anew; by default never.",
     )
     connection_age_grace_seconds: float = Field(
-        default=300.0, gt=0, description="Time for the calls that such a connection has; then they are cut off."
+        default=300.0,
+        ge=LEAST_AGE_SECONDS,
+        le=MOST_AGE_SECONDS,
+        description="Time for the calls that such a connection has; then they are cut off.",
     )
 
 
@@ -169,7 +184,7 @@ class LifeOptions(_Options, title="Stopping"):
     """How it ends."""
 
     hang_seconds: float = Field(
-        default=60.0, gt=0, description="A step that takes so long is one that hangs: what computes it is ended."
+        default=60.0, ge=0.01, description="A step that takes so long is one that hangs: what computes it is ended."
     )
     max_device_errors: int = Field(
         default=3, ge=1, description="So many errors of a device in a row end what computes there."

@@ -29,6 +29,9 @@ SERVICE_VARIABLE = re.compile(r"\w+_SERVICE_(HOST|PORT(_\w+)?)|\w+_PORT_\d+_(TCP
 SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 NULL = "tag:yaml.org,2002:null"
 SHOWN_CHARACTERS = 80
+# Numbers of YAML 1.1 that few people know: 010 is eight there, and 12:30 is 750, as in hours and minutes.
+OCTAL, SEXAGESIMAL = re.compile(r"[-+]?0[0-7_]*[0-7]"), re.compile(r"[-+]?[0-9][0-9_]*:[0-9:._]*")
+NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 class ConfigError(Exception):
@@ -85,6 +88,8 @@ def configure(
     layers: list[Layer] = []
     if file is not None:
         layers.append(_from_file(file, FILE_FLAG, kind))
+    elif environment.get(FILE_VARIABLE) == "":
+        raise ConfigError(f"{FILE_VARIABLE} is empty; expected the path of a YAML file")
     elif FILE_VARIABLE in environment:
         layers.append(_from_file(Path(environment[FILE_VARIABLE]), FILE_VARIABLE, kind))
     layers.append(_from_environment(environment, kind))
@@ -148,6 +153,9 @@ def _from_file(path: Path, named_by: str, kind: type[ServerConfig]) -> Layer:
             if name in layer:
                 raise ConfigError(f"{origin}: {name} stands there a second time, after {layer[name].origin}")
             value = loader.construct_object(node, deep=True)
+            if node.tag in NUMBERS and (OCTAL.fullmatch(node.value) or SEXAGESIMAL.fullmatch(node.value)):
+                problem = f"is {node.value}, which YAML takes for {value}; write that if it is meant"
+                raise ConfigError(f"{origin}: {name} {problem}")
             if isinstance(value, str) and value and is_path(kind.model_fields[name]):
                 value = str(path.absolute().parent / value)
             layer[name] = Setting(value, origin, f"{origin}: {name}")

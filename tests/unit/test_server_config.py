@@ -18,6 +18,7 @@ from server.config.fields import expectation, placeholder
 from server.config.options import PANELS
 from server.config.show import chosen, lines
 from server.config.sources import ConfigError, configure
+from server.connections import server_options
 
 DEFAULTS = ServerConfig()
 
@@ -121,7 +122,14 @@ def test_paths_of_a_file_are_from_where_it_lies_and_others_are_left_alone(tmp_pa
         ("engines: -1", "engines is -1; expected a whole number from 1 to 256"),
         ("drain_seconds: .nan", "drain_seconds is .nan; expected a number of at least 0"),
         ("drain_seconds: .inf", "drain_seconds is .inf; expected a number of at least 0"),
-        ("connection_age_grace_seconds: 0", "connection_age_grace_seconds is 0; expected a number above 0"),
+        (
+            "connection_age_grace_seconds: 0",
+            "connection_age_grace_seconds is 0; expected a number from 0.001 to 1728000",
+        ),
+        ("hang_seconds: 0.0000001", "hang_seconds is 1.0e-07; expected a number of at least 0.01"),
+        ("port: 010", "port is 010, which YAML takes for 8; write that if it is meant"),
+        ("port: 12:30", "port is 12:30, which YAML takes for 750; write that if it is meant"),
+        ("host: 12:30.5", "host is 12:30.5, which YAML takes for 750.5; write that if it is meant"),
         ("device: gpu", f"device is 'gpu': {DEVICES}"),
         ("device: cuda:0,cpu", f"device is 'cuda:0,cpu': {DEVICES}"),
         ("device: cuda:1,cuda:01", f"device is 'cuda:1,cuda:01': {DEVICES}"),
@@ -165,6 +173,31 @@ def test_options_that_need_each_other_may_come_from_different_sources() -> None:
     assert refusal("tls_cert: cert.pem") == f"{sentence} (--tls-cert is from server.yaml:1)"
     said = refusal("\nbundle: one", {"DRAGOMAN_MODEL_REPOSITORY": "many"})
     assert said.endswith(" (--bundle is from server.yaml:2, --model-repository is from DRAGOMAN_MODEL_REPOSITORY)")
+
+
+def test_two_ports_are_two() -> None:
+    sentence = "--port and --metrics-port can't both be 9090"
+    assert refusal(flags={"port": "9090"}) == sentence
+    assert refusal("port: 9090") == f"{sentence} (--port is from server.yaml:1)"
+    assert configure({"metrics_port": "1"}, {}, yaml_file("port: 9090")).config.port == 9090
+    assert configure({"port": "0", "metrics_port": "0"}, {}).config.metrics_port == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("max_connections", 1_000_000),
+        ("max_concurrent_streams", 1_000_000),
+        ("max_connection_age_seconds", 1_728_000),
+        ("connection_age_grace_seconds", 1_728_000),
+    ],
+)
+def test_no_number_is_larger_than_grpc_can_take(name: str, most: int) -> None:
+    config = configure({name: str(most), "max_connection_age_seconds": str(1_728_000)}, {}).config
+    largest = 2**31 - 1
+    assert all(value * 1.1 < largest for _, value in server_options(config, config.max_connections))
+    for value in (most + 1, 2**31 - 1, 2**31, 10**30):
+        assert f"to {most}" in refusal(flags={name: str(value)})
 
 
 def test_unknown_options_are_told_with_what_may_be_meant() -> None:
@@ -232,7 +265,7 @@ def test_a_file_that_can_not_be_read_is_told_with_who_named_it(tmp_path: Path) -
         configure({}, {}, Path("gone.yaml"))
     with pytest.raises(ConfigError, match=r"^DRAGOMAN_CONFIG: .* can't be read: Is a directory$"):
         configure({}, {"DRAGOMAN_CONFIG": str(tmp_path)})
-    with pytest.raises(ConfigError, match=r"^DRAGOMAN_CONFIG: \. can't be read: Is a directory$"):
+    with pytest.raises(ConfigError, match=r"^DRAGOMAN_CONFIG is empty; expected the path of a YAML file$"):
         configure({}, {"DRAGOMAN_CONFIG": ""})
 
 

@@ -90,7 +90,7 @@ class ModelRegistry:
         """From now on names mean this. Calls that run keep what they have.
 
         Args:
-            default: what a request without a model's name gets.
+            default: what a request without a model's name gets, whether there is such a model now or not.
         """
         self._routes, self._default = routes, default
 
@@ -170,11 +170,13 @@ class ModelRegistry:
         return described
 
     def _default_name(self) -> str:
+        if not self._routes:
+            raise unavailable("no model is loaded")
+        names = ", ".join(sorted(self._routes))
         if self._default is None:
-            if not self._routes:
-                raise unavailable("no model is loaded")
-            names = ", ".join(sorted(self._routes))
             raise invalid("model", f"is empty, but this server has no default model: name one of {names}")
+        if self._default not in self._routes:
+            raise unavailable(f"the default model, {self._default}, is not there now: name one of {names}")
         return self._default
 
 

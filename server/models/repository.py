@@ -37,7 +37,8 @@ class Snapshot:
 
     Attributes:
         models: the versions of each.
-        settings: what repository.yaml says; None where it is wrong, and what it said before stays.
+        settings: what repository.yaml says; None where it is wrong, as where there is nothing of the default model,
+            and what it said before stays.
         problem: what is wrong with the repository as a whole, in one sentence.
     """
 
@@ -95,9 +96,11 @@ class Repository:
         self._before = {found.path: found for versions in models.values() for found in versions.values()}
         settings, problem = None, ""
         try:
-            settings = read_settings(self.path, self._config)
-            if missing := _missing(settings, models):
+            said = read_settings(self.path, self._config)
+            if missing := _missing(said, models):
                 problem = f"repository.yaml names {', '.join(missing)}, of which there is nothing in {self.path}"
+            if said.default not in missing:
+                settings = said
         except SettingsError as error:
             problem = str(error)
         return Snapshot(models, settings, problem)

@@ -323,6 +323,9 @@ def test_a_repository_that_makes_no_sense_is_told(repository: Path, tmp_path: Pa
     (repository / "repository.yaml").write_text("models: {numbers: {max_rows: none}}")
     said = refuses_to_start("--model-repository", repository)
     assert said.startswith(f"{repository}/repository.yaml: models.numbers.max_rows: ")
+    (repository / "repository.yaml").write_text("default: letters")
+    said = refuses_to_start("--model-repository", repository)
+    assert said == f"repository.yaml names letters, of which there is nothing in {repository}"
 
 
 async def test_asyncio_programs_administer_too(start_server: StartServer, repository: Path) -> None:

@@ -191,16 +191,29 @@ def test_settings_that_make_no_sense_are_told_in_one_sentence(tmp_path: Path, te
 
 def test_wrong_settings_leave_the_models_to_be_seen_and_say_what_is_wrong(tmp_path: Path) -> None:
     bundle(tmp_path / "m" / "1")
-    text = "default: n\nmodels: {o: {}, m: {versions: [1, 2], aliases: {stable: 1, next: 3}}}"
-    (tmp_path / "repository.yaml").write_text(text)
-    snapshot = Repository(tmp_path, ServerConfig()).scan()
-    assert snapshot.problem == f"repository.yaml names m@2, m@3, n, o, of which there is nothing in {tmp_path}"
-    assert snapshot.settings is not None
     (tmp_path / "repository.yaml").write_text("models: 3")
     snapshot = Repository(tmp_path, ServerConfig()).scan()
     assert snapshot.settings is None
     assert "models must be a table" in snapshot.problem
     assert snapshot.models.keys() == {"m"}
+
+
+def test_models_that_are_not_there_are_told_and_a_default_that_is_not_there_is_wrong(tmp_path: Path) -> None:
+    bundle(tmp_path / "m" / "1")
+    repository = Repository(tmp_path, ServerConfig())
+    models = "models: {o: {}, m: {versions: [1, 2], aliases: {stable: 1, next: 3}}}"
+    (tmp_path / "repository.yaml").write_text(models)
+    snapshot = repository.scan()
+    assert snapshot.problem == f"repository.yaml names m@2, m@3, o, of which there is nothing in {tmp_path}"
+    assert snapshot.settings is not None
+    (tmp_path / "repository.yaml").write_text(f"default: n\n{models}")
+    snapshot = repository.scan()
+    assert snapshot.problem == f"repository.yaml names m@2, m@3, n, o, of which there is nothing in {tmp_path}"
+    assert (snapshot.settings, snapshot.models.keys()) == (None, {"m"})
+    bundle(tmp_path / "n" / "1")
+    snapshot = repository.scan()
+    assert snapshot.settings is not None
+    assert snapshot.settings.default == "n"
 
 
 def test_a_bundle_and_a_repository_exclude_each_other(tmp_path: Path) -> None:

@@ -31,6 +31,9 @@ from server.web import serve_http
 
 log = structlog.get_logger()
 
+# Why an address can't be bound, whatever the port.
+WRONG_HOST = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EINVAL)
+
 
 def listen(
     config: ServerConfig,
@@ -99,4 +102,6 @@ def _check_port(host: str, port: int, option: str) -> None:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise StartError(f"port {port} of {host} is in use; choose another with {option}") from None
+        if error.errno in WRONG_HOST:
+            raise StartError(f"--host {host} is not an address of this machine: {error.strerror}") from None
         raise StartError(f"can't listen on port {port} of {host}: {error.strerror} ({option})") from None

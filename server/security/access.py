@@ -43,13 +43,21 @@ class Access(Collector):
 
 def read_access(config: ServerConfig) -> Access:
     """Raises StartError where a file can't be used."""
+    named = {
+        "--tls-cert": config.tls_cert,
+        "--tls-key": config.tls_key,
+        "--tls-client-ca": config.tls_client_ca,
+        "--api-keys": config.api_keys,
+    }
     try:
         tls = None
         if config.tls_cert is not None and config.tls_key is not None:
             tls = Tls(config.tls_cert, config.tls_key, config.tls_client_ca)
         keys = None if config.api_keys is None else ApiKeys(config.api_keys)
     except FileError as error:
-        raise StartError(str(error)) from None
+        # The sentence has a path, which two options may share, or both paths of a pair that does not match.
+        options = [name for name, path in named.items() if path is not None and f" {path} " in f" {error} "]
+        raise StartError(f"{error} ({', '.join(options)})") from None
     if keys is not None and not keys.files.value:
         log.warning("the file of API keys has none, so nobody is let in", file=str(config.api_keys))
     if keys is not None and tls is None:

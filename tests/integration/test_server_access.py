@@ -212,12 +212,15 @@ def test_clients_of_an_authority_that_is_no_longer_trusted_stay_out(
 
 def test_files_that_can_not_be_used_end_the_start(ours: Authority, tmp_path: Path) -> None:
     pair, other = ours.sign("server"), ours.sign("other")
+    mismatch = f"the key in {other.key} is not that of the certificate in {pair.cert}"
     said = refusal("--tls-cert", pair.cert, "--tls-key", other.key)
-    assert said == f"dragoman-serve: the key in {other.key} is not that of the certificate in {pair.cert}"
+    assert said == f"dragoman-serve: {mismatch} (--tls-cert, --tls-key)"
     assert "--tls-cert and --tls-key need each other" in refusal("--tls-cert", pair.cert)
     assert "--tls-client-ca needs --tls-cert and --tls-key" in refusal("--tls-client-ca", ours.ca)
     keys = tmp_path / "keys.txt"
-    assert refusal("--api-keys", keys) == f"dragoman-serve: {keys} can't be read: No such file or directory"
+    gone = f"dragoman-serve: {keys} can't be read: No such file or directory"
+    assert refusal("--api-keys", keys) == f"{gone} (--api-keys)"
+    assert refusal("--tls-cert", keys, "--tls-key", pair.key) == f"{gone} (--tls-cert)"
     keys.write_text("canary\n")
     assert refusal("--api-keys", keys).startswith(f"dragoman-serve: line 1 of {keys} must have sha256:")
 

@@ -4,6 +4,7 @@ import atexit
 import inspect
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -37,7 +38,7 @@ log = structlog.get_logger()
 def serve(config: Path | None, print_config: bool, example_config: bool, **flags: str | bool | None) -> None:
     """Serve a bundle over gRPC, with metrics over HTTP."""
     if example_config:
-        typer.echo(MANUAL.read_text(encoding="utf-8"), nl=False)
+        _print(MANUAL.read_text(encoding="utf-8").splitlines())
         return
     try:
         given = {name: value for name, value in flags.items() if value is not None}
@@ -46,8 +47,9 @@ def serve(config: Path | None, print_config: bool, example_config: bool, **flags
         _fail(error, WRONG_CONFIGURATION)
     if not print_config:
         _run(configuration)
-    for line, wanted in lines(configuration):  # in plain text where it is not a terminal
-        typer.echo(typer.style(line, bold=True) if wanted else typer.style(line, dim=True))
+    _print(
+        typer.style(line, bold=True) if wanted else typer.style(line, dim=True) for line, wanted in lines(configuration)
+    )
 
 
 def _run(configuration: Configuration) -> NoReturn:
@@ -76,7 +78,20 @@ def _run(configuration: Configuration) -> NoReturn:
     raise SystemExit(status)
 
 
-def _fail(error: Exception, status: int) -> NoReturn:
+def _print(lines: Iterable[str]) -> None:
+    """To standard output, in plain text where it is not a terminal."""
+    try:
+        for line in lines:
+            typer.echo(line)
+    except BrokenPipeError:
+        raise  # whoever reads it has had enough, as `head` has; Typer ends without a word
+    except OSError as error:
+        # Python would try once more at the end to write what is left, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _fail(f"standard output can't be written: {error.strerror}", FAILED)
+
+
+def _fail(error: Exception | str, status: int) -> NoReturn:
     print(f"dragoman-serve: {error}", file=sys.stderr)
     raise SystemExit(status) from None
 

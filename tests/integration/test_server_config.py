@@ -52,3 +52,12 @@ def test_a_wrong_configuration_stops_the_start_with_one_sentence(tmp_path: Path)
     assert done.returncode == 2
     assert done.stderr.startswith("dragoman-serve: DRAGOMAN_THREADS is not an option; ")
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("option", ["--print-config", "--example-config"])
+def test_output_that_can_not_be_written_is_told(option: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [serve_command(), option]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "dragoman-serve: standard output can't be written: No space left on device\n"

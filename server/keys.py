@@ -6,9 +6,14 @@ import sys
 from pathlib import Path
 
 from server.security.files import FileError
-from server.security.keys import NAME, Entry, digest_of, new_key, read_entries
+from server.security.keys import NAME, Entry, digest_of, new_key, read_entries, read_entry
 
 HEADER = "# API keys of dragoman-serve --api-keys: name, hash, limits. Whoever has no line here is not let in.\n"
+FAILED, WRONG_USAGE = 1, 2
+
+
+class UsageError(Exception):
+    """What is asked for makes no sense; the message says why."""
 
 
 def add(path: Path, name: str, per_second: str | None = None, at_once: str | None = None, admin: bool = False) -> str:
@@ -17,24 +22,30 @@ def add(path: Path, name: str, per_second: str | None = None, at_once: str | Non
     The file is replaced as a whole: a server that watches it never sees half a line.
 
     Raises:
-        FileError: the name is taken, a value makes no sense, or the file can't be read or written.
+        UsageError: the name is taken, or a value makes no sense.
+        FileError: the file can't be read or written, or has a line that is wrong.
     """
     if not NAME.fullmatch(name):
-        raise FileError("NAME must be at most 64 letters, digits, dots, dashes and underscores, the first no sign")
+        raise UsageError("NAME must be at most 64 letters, digits, dots, dashes and underscores, the first no sign")
     key = new_key()
     words = [Entry(name, digest_of(key), admin=admin).line()]
     words += [f"{limit}={value}" for limit, value in (("per_second", per_second), ("at_once", at_once)) if value]
+    line = "  ".join(words)
+    try:
+        read_entry(line.split())
+    except ValueError as error:
+        raise UsageError(f"the new line {error}") from None
     try:
         before = path.read_text() if path.exists() else HEADER
         if before and not before.endswith("\n"):
             before += "\n"
-        content = before + "  ".join(words) + "\n"
-        read_entries(content.encode(), str(path))
+        if any(entry.name == name for entry in read_entries(before.encode(), str(path))):
+            raise UsageError(f"{path} has a key of {name} already; delete its line first, or choose another name")
         target = path.resolve()
         beside = target.with_name(f".{target.name}.{os.getpid()}")
         mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
         with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
-            file.write(content)
+            file.write(f"{before}{line}\n")
         beside.replace(target)
     except OSError as error:
         raise FileError(f"{path} can't be changed: {error.strerror}") from None
@@ -57,9 +68,9 @@ def main() -> None:
     given = parser.parse_args()
     try:
         print(add(given.file, given.name, given.per_second, given.at_once, given.admin))
-    except FileError as error:
+    except (FileError, UsageError) as error:
         print(f"server.keys: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+        raise SystemExit(FAILED if isinstance(error, FileError) else WRONG_USAGE) from None
 
 
 if __name__ == "__main__":

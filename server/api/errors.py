@@ -1,6 +1,7 @@
 """Errors that a client sees: a gRPC status code, one sentence, and google.rpc details."""
 
 import asyncio
+import math
 from enum import StrEnum
 from typing import NoReturn
 
@@ -115,7 +116,8 @@ def forbidden(problem: str) -> ApiError:
 
 def key_limit(error: OverLimitError) -> ApiError:
     """RESOURCE_EXHAUSTED for an API key that has had its share."""
-    message, detail = f"{error}; retry in {error.retry_after:.2g} s", _retry_after(error.retry_after)
+    seconds = math.ceil(100 * error.retry_after) / 100
+    message, detail = f"{error}; retry in {seconds:.2f} s", _retry_after(error.retry_after)
     return ApiError(grpc.StatusCode.RESOURCE_EXHAUSTED, message, detail, Rejection.KEY_LIMIT, error.reason)
 
 

@@ -186,7 +186,7 @@ def read_entries(content: bytes, name: str) -> tuple[Entry, ...]:
         if not words or words[0].startswith("#"):
             continue
         try:
-            entry = _entry(words)
+            entry = read_entry(words)
             if any(entry.name == other.name for other in entries):
                 raise ValueError("has the name of a line above it")
             if any(entry.digest[:SPREAD] == other.digest[:SPREAD] for other in entries):
@@ -197,8 +197,8 @@ def read_entries(content: bytes, name: str) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
-def _entry(words: list[str]) -> Entry:
-    """Raises ValueError, to be read after the line's number."""
+def read_entry(words: list[str]) -> Entry:
+    """The entry of a line. Raises ValueError, to be read after the line's number."""
     name, *rest = words
     if not NAME.fullmatch(name):
         raise ValueError("must begin with a name of at most 64 letters, digits, dots, dashes and underscores")

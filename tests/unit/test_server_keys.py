@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from server.keys import add
+from server.api.errors import key_limit
+from server.keys import UsageError, add
 from server.security.files import FileError
 from server.security.keys import ApiKeys, OverLimitError, digest_of, new_key, read_entries
 
@@ -82,8 +83,8 @@ def test_a_link_to_the_file_stays_one(path: Path, tmp_path: Path) -> None:
     [
         ("two words", None, None, "NAME must be"),
         ("#", None, None, "NAME must be"),
-        ("taken", None, None, "has the name of a line above it"),
-        ("new", "0", None, "a number above 0 in per_second="),
+        ("taken", None, None, r"keys\.txt has a key of taken already"),
+        ("new", "0", None, "the new line must have a number above 0 in per_second="),
         ("new", "many", None, "a number above 0 in per_second="),
         ("new", None, "1.5", "a whole number in at_once="),
         ("new", "nan", None, "a number above 0 in per_second="),
@@ -94,7 +95,7 @@ def test_what_makes_no_sense_leaves_the_file_alone(
 ) -> None:
     add(path, "taken")
     before = path.read_text()
-    with pytest.raises(FileError, match=words):
+    with pytest.raises(UsageError, match=words):
         add(path, name, per_second, at_once)
     assert path.read_text() == before
     assert list(path.parent.iterdir()) == [path]
@@ -161,6 +162,14 @@ def test_a_rate_below_one_is_one_request_in_a_while(path: Path, clock: Clock) ->
     assert refused.value.retry_after == pytest.approx(10)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(8.4e-05, "0.01"), (0.25, "0.25"), (0.251, "0.26"), (9.1, "9.10"), (1.5e6, "1500000.00")]
+)
+def test_the_time_to_wait_is_told_for_people(seconds: float, words: str) -> None:
+    error = key_limit(OverLimitError("too many", "KEY_RATE", seconds))
+    assert error.message == f"too many; retry in {words} s"
+
+
 def test_calls_at_once_are_counted_from_begin_to_end(path: Path, clock: Clock) -> None:
     key = add(path, "a", at_once="2")
     caller = ApiKeys(path, clock).caller(key)
@@ -221,5 +230,10 @@ def test_the_command_prints_the_key_alone(path: Path) -> None:
     assert caller is not None
     assert (caller.entry.name, caller.entry.per_second, caller.entry.at_once) == ("speech", 2.5, 3)
     again = run("speech")
-    assert (again.returncode, again.stdout) == (1, "")
-    assert again.stderr.startswith("server.keys: line 3 of ")
+    assert (again.returncode, again.stdout) == (2, "")
+    taken = f"{path} has a key of speech already; delete its line first, or choose another name"
+    assert again.stderr == f"server.keys: {taken}\n"
+    path.write_text("speech\n")
+    broken = run("shop")
+    assert (broken.returncode, broken.stdout) == (1, "")
+    assert broken.stderr.startswith(f"server.keys: line 1 of {path} must have sha256:")

@@ -202,7 +202,7 @@ class AsyncClient:
                 failure = from_rpc_error(error, self._address, attempts.request_id)
                 delay = attempts.delay_after(failure)
                 if delay is None:
-                    raise failure from error
+                    raise attempts.outcome(failure) from error
             await asyncio.sleep(delay)
 
     async def _many(
@@ -292,7 +292,7 @@ class AsyncGenerationStream(AsyncIterator[Piece]):
                 # What has been handed on cannot be taken back, so only an unstarted stream is opened again.
                 delay = None if self._started else self._attempts.delay_after(failure)
                 if delay is None:
-                    raise failure from error
+                    raise self._attempts.outcome(failure) from error
                 await asyncio.sleep(delay)
                 self._stream = self._open()
                 continue

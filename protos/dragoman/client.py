@@ -231,7 +231,7 @@ class Client:
                 failure = from_rpc_error(error, self._address, attempts.request_id)
                 delay = attempts.delay_after(failure)
                 if delay is None:
-                    raise failure from error
+                    raise attempts.outcome(failure) from error
             time.sleep(delay)
 
     def _many(self, sources: Iterable[Source], pipeline: Pipeline) -> Iterator[Result | ItemError]:
@@ -309,7 +309,7 @@ class GenerationStream(Iterator[Piece]):
                 # What has been handed on cannot be taken back, so only an unstarted stream is opened again.
                 delay = None if self._started else self._attempts.delay_after(failure)
                 if delay is None:
-                    raise failure from error
+                    raise self._attempts.outcome(failure) from error
                 time.sleep(delay)
                 self._messages = self._open()
                 continue

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import grpc
 from google.rpc import error_details_pb2, status_pb2
@@ -13,8 +13,8 @@ from dragoman.names import REQUEST_ID
 _STATUS_DETAILS_KEY = "grpc-status-details-bin"
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 # gRPC's words for what may come between, and ours.
-_REASONS = {
-    "backend unhealthy": "it is not ready: its model is loading, or it is shutting down",
+_UNREADY = {"backend unhealthy": "it is not ready: its model is loading, or it is shutting down"}
+_TLS_FAULTS = {
     "CERTIFICATE_VERIFY_FAILED": "nobody who is trusted here has signed the server's certificate, or it has expired",
     "WRONG_VERSION_NUMBER": "it does not talk TLS",
     "Hostname Verification": "the server's certificate is for another name",
@@ -97,9 +97,15 @@ class UnauthenticatedError(DragomanError):
 
 
 class UnavailableError(DragomanError):
-    """No server answers at the address, or it is loading or draining."""
+    """No server answers at the address, or it is loading or draining.
+
+    Attributes:
+        unconnected: why no connection came about: "tls" where client and server do not agree on TLS, else "network";
+            None where that is not why.
+    """
 
     code = "UNAVAILABLE"
+    unconnected: Literal["tls", "network"] | None = None
 
 
 class CallCancelledError(DragomanError):
@@ -170,11 +176,15 @@ def from_rpc_error(error: Any, address: str, request_id: str | None = None) -> D
         elif key == REQUEST_ID:
             request_id = value
     message = error.details() or ""
+    unconnected: Literal["tls", "network"] | None = None
     if error.code() is grpc.StatusCode.UNAVAILABLE and _NO_CONNECTION.search(message):
-        message, request_id = f"no server can be reached at {address} ({_reason(message)})", None
+        reason, unconnected = _reason(message)
+        message, request_id = f"no server can be reached at {address} ({reason})", None
     elif error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and message == "Deadline Exceeded":
         message = "the timeout passed before the answer came"
     failure = _build(error.code(), message, status.details)
+    if isinstance(failure, UnavailableError):
+        failure.unconnected = unconnected
     if request_id is not None:
         failure.request_id = request_id
         if failure.code in _SERVER_FAULTS:
@@ -182,12 +192,16 @@ def from_rpc_error(error: Any, address: str, request_id: str | None = None) -> D
     return failure
 
 
-def _reason(message: str) -> str:
-    for words, reason in _REASONS.items():
+def _reason(message: str) -> tuple[str, Literal["tls", "network"] | None]:
+    """Why there is no connection, in words and as in UnavailableError."""
+    for words, reason in _UNREADY.items():
         if words in message:
-            return reason
+            return reason, None
+    for words, reason in _TLS_FAULTS.items():
+        if words in message:
+            return reason, "tls"
     reason = message.rpartition(": ")[2].rstrip("] ")
-    return reason[:1].lower() + reason[1:]
+    return reason[:1].lower() + reason[1:], "network"
 
 
 def from_status(status: status_pb2.Status) -> DragomanError:

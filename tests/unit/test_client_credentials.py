@@ -1,12 +1,14 @@
 """What a client is told of credentials that can't be used, before anything is sent."""
 
+import asyncio
+import itertools
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from dragoman import AsyncClient, Client, Tls
+from dragoman import AsyncClient, Client, RetryPolicy, Tls, UnavailableError
 from dragoman.errors import from_rpc_error
 from tests.certificates import Authority
 
@@ -42,14 +44,13 @@ def test_a_key_that_can_not_be_one_is_refused_and_not_quoted(kind: Any, key: str
         kind(ADDRESS, api_key=key)
 
 
-class Failure:
-    """Stands for a grpc.RpcError."""
+class Failure(grpc.RpcError):
+    """What gRPC raises where it finds no server."""
 
     def __init__(self, details: str) -> None:
         self._details = details
 
     def code(self) -> Any:
-
         return grpc.StatusCode.UNAVAILABLE
 
     def details(self) -> str:
@@ -80,3 +81,35 @@ def test_what_tls_stumbles_over_is_said_in_words(words: str, reason: str) -> Non
     error = from_rpc_error(Failure(details), ADDRESS)
     assert str(error).startswith(f"no server can be reached at {ADDRESS} (")
     assert reason in str(error)
+
+
+HANDSHAKE = "ipv4:127.0.0.1:1: Tls handshake failed: SSL_ERROR_SSL: error:1:CERTIFICATE_VERIFY_FAILED: x: OK"
+REFUSED = "ipv6:%5B::1%5D:1: Failed to connect to remote host: Connection refused"
+
+
+class Refusing:
+    """Stands for a stub whose server has two addresses: each attempt tells of the other one, as gRPC does."""
+
+    def __init__(self, *told: str) -> None:
+        self._told = itertools.cycle(
+            f"connections to all backends failing; last error: UNKNOWN: {each}" for each in told
+        )
+
+    def Generate(self, request: Any, **sent: Any) -> Any:
+        raise Failure(next(self._told))
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ((HANDSHAKE, REFUSED), "nobody who is trusted here has signed"),
+        ((REFUSED, HANDSHAKE), "nobody who is trusted here has signed"),
+        ((REFUSED, REFUSED), "connection refused"),
+        ((HANDSHAKE, "backend unhealthy"), "it is not ready"),
+    ],
+)
+def test_of_several_addresses_the_one_with_which_tls_fails_is_told(kind: Any, told: tuple[str, str], said: str) -> None:
+    client = kind("localhost:1", retry=RetryPolicy(attempts=2, initial_delay=0.001))
+    client._stub = Refusing(*told)
+    with pytest.raises(UnavailableError, match=rf"^no server can be reached at localhost:1 \({said}"):
+        asyncio.run(client.generate("a")) if kind is AsyncClient else client.generate("a")

@@ -55,6 +55,10 @@ def serve(config: Path | None, print_config: bool, example_config: bool, **flags
 def _run(configuration: Configuration) -> NoReturn:
     """Serves until told to stop, and ends the process."""
     config = configuration.config
+    try:
+        allow_connections(config)  # first: where too few files may be open, libraries fail in ways that tell nothing
+    except StartError as error:
+        _fail(error, FAILED)
     lines = LineWriter(sys.stderr)
     atexit.register(lines.drain, DRAIN_SECONDS)
     configure_logs(config.log_format, config.log_level, config.log_text, lines)
@@ -62,15 +66,14 @@ def _run(configuration: Configuration) -> NoReturn:
     # and what gRPC's core writes about a port that it can't have is said here in one sentence.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    import uvloop
+
+    from server.app import run
+
     log.info("configured", options=chosen(configuration))
     if config.log_text:
         log.warning("EVERYTHING THAT CLIENTS SEND IS LOGGED, because of --log-text")
     try:
-        allow_connections(config)  # where too few files may be open, libraries fail in ways that tell nothing
-        import uvloop
-
-        from server.app import run
-
         status = uvloop.run(run(config, lines))
     except StartError as error:
         lines.drain(DRAIN_SECONDS)

@@ -86,7 +86,8 @@ class ScriptedServer(pb_grpc.GenerationServiceServicer):
     A text that starts with "bad" is refused; one that starts with "slow" takes 50 ms; the answer to one that
     starts with "long" lacks its last character. Its n-th hypothesis beside the first has n exclamation marks more.
     Where all its tokens are suppressed it is a dead end.
-    With `capacity`, calls beyond so many at once are refused with a retry delay.
+    With `capacity`, calls beyond so many at once are refused with a retry delay. Of a batch, items that start with
+    "lost" end with UNAVAILABLE in so many calls as `losses` says.
     """
 
     def __init__(self) -> None:
@@ -94,6 +95,7 @@ class ScriptedServer(pb_grpc.GenerationServiceServicer):
         self.calls: list[tuple[str, Any]] = []
         self.timeouts: list[float | None] = []
         self.capacity = THREADS
+        self.losses = 1
         self.finals = True
         self.busy = self.busiest = self.refused = 0
         self.stream_ended = threading.Event()
@@ -149,11 +151,15 @@ class ScriptedServer(pb_grpc.GenerationServiceServicer):
 
     def GenerateBatch(self, request: pb.GenerateBatchRequest, context: Any) -> pb.GenerateBatchResponse:
         self._follow("GenerateBatch", request, context)
+        lossy = self.losses > 0 and any(each.text.startswith("lost") for each in request.inputs)
+        self.losses -= lossy
         items = []
         for index, each in enumerate(request.inputs):
             if each.text.startswith("bad"):
                 refusal = Fail(grpc.StatusCode.INVALID_ARGUMENT, "is bad", field=f"inputs[{index}].text")
                 items.append(pb.BatchItem(error=refusal.status()))
+            elif lossy and each.text.startswith("lost"):
+                items.append(pb.BatchItem(error=Fail(grpc.StatusCode.UNAVAILABLE, "a worker died").status()))
             else:
                 items.append(pb.BatchItem(response=self._answer(each, request, context)))
         return pb.GenerateBatchResponse(items=items)

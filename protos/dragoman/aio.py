@@ -10,6 +10,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dragoman import messages
+from dragoman.batch import Batch
 from dragoman.channel import CHANNEL_OPTIONS, DEFAULT_ADDRESS, UNREADY_OPTIONS, target
 from dragoman.credentials import Tls, call_metadata, channel_credentials, channel_options
 from dragoman.errors import CallCancelledError, DragomanError, ItemError, NotFoundError, ServerError, from_rpc_error
@@ -20,7 +21,6 @@ from dragoman.options import GenerateOptions
 from dragoman.pipeline import DEFAULT_IN_FLIGHT, Job, Pipeline
 from dragoman.results import HealthStatus, ModelInfo, Piece, RepositoryStatus, Result, ScoreResult, Token, VersionStatus
 from dragoman.retry import NO_RETRY, Attempts, RetryPolicy
-from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1.admin_pb2_grpc import AdminServiceStub
 from dragoman.v1.generation_pb2_grpc import GenerationServiceStub
 
@@ -68,10 +68,17 @@ class AsyncClient:
         self, sources: Iterable[Source], *, timeout: float | None = None, **options: Unpack[GenerateOptions]
     ) -> list[Result | ItemError]:
         """As Client.generate_batch."""
-        call = messages.generate_batch(sources, **options)
-        if not call.request.inputs:
-            return call.parse(pb.GenerateBatchResponse())
-        return await self._run(call, timeout)
+        batch = Batch(sources, **options)
+        attempts = self._attempts(timeout)
+        while (request := batch.request) is not None:
+            try:
+                response = await self._send(self._stub.GenerateBatch, request, attempts)
+                delay = batch.answered(response, attempts)
+            except DragomanError as error:
+                batch.failed(error)
+            else:
+                await asyncio.sleep(delay)
+        return batch.outcomes()
 
     def generate_many(
         self,

@@ -10,6 +10,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dragoman import messages
+from dragoman.batch import Batch
 from dragoman.channel import CHANNEL_OPTIONS, DEFAULT_ADDRESS, UNREADY_OPTIONS, target
 from dragoman.credentials import Tls, call_metadata, channel_credentials, channel_options
 from dragoman.errors import DragomanError, ItemError, NotFoundError, ServerError, from_rpc_error
@@ -20,7 +21,6 @@ from dragoman.options import GenerateOptions
 from dragoman.pipeline import DEFAULT_IN_FLIGHT, Job, Pipeline
 from dragoman.results import HealthStatus, ModelInfo, Piece, RepositoryStatus, Result, ScoreResult, Token, VersionStatus
 from dragoman.retry import NO_RETRY, Attempts, RetryPolicy
-from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1.admin_pb2_grpc import AdminServiceStub
 from dragoman.v1.generation_pb2_grpc import GenerationServiceStub
 
@@ -87,10 +87,20 @@ class Client:
     ) -> list[Result | ItemError]:
         """The answers to many sources in one call, in order, an ItemError for each that has none.
 
+        Sources that end with UNAVAILABLE, as where a worker of the server dies, are sent again as `retry` says.
         For more than a few hundred, or sources that come one after another, `generate_many` is better.
         """
-        call = messages.generate_batch(sources, **options)
-        return self._run(call, timeout) if call.request.inputs else call.parse(pb.GenerateBatchResponse())
+        batch = Batch(sources, **options)
+        attempts = self._attempts(timeout)
+        while (request := batch.request) is not None:
+            try:
+                response = self._send(self._stub.GenerateBatch, request, attempts)
+                delay = batch.answered(response, attempts)
+            except DragomanError as error:
+                batch.failed(error)
+            else:
+                time.sleep(delay)
+        return batch.outcomes()
 
     def generate_many(
         self,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from dragoman import answers, fields, options
-from dragoman.errors import InvalidArgumentError, ItemError, ServerError
+from dragoman.errors import InvalidArgumentError, ItemError
 from dragoman.fields import Side, Source, Target
 from dragoman.results import ModelInfo, Piece, RepositoryStatus, Result, ScoreResult, Token, VersionStatus
 from dragoman.v1 import admin_pb2
@@ -39,34 +39,6 @@ def generate_stream(source: Source, **given: Any) -> Call[tuple[Piece, Result | 
     """GenerateStream; takes and raises what `generate` does. The last message has the result."""
     request = pb.GenerateRequest(input=fields.input_(source), **options.of_request(**given))
     return Call("GenerateStream", request, answers.piece)
-
-
-def generate_batch(sources: Iterable[Source], **given: Any) -> Call[list[Result | ItemError]]:
-    """GenerateBatch; takes GenerateOptions. A source that cannot be sent is left out and has its error in the answer.
-
-    Raises:
-        ValueError: an option does not fit its field.
-        TypeError: a source is neither text nor ids, or there is no such option.
-    """
-    inputs: list[pb.Input] = []
-    outcomes: list[Result | ItemError | None] = []
-    for index, source in enumerate(sources):
-        built = input_or_error(index, source)
-        if isinstance(built, ItemError):
-            outcomes.append(built)
-        else:
-            outcomes.append(None)
-            inputs.append(built)
-
-    def parse(response: pb.GenerateBatchResponse) -> list[Result | ItemError]:
-        if len(response.items) != len(inputs):
-            raise ServerError(f"the server answered {len(response.items)} of {len(inputs)} inputs", code="INTERNAL")
-        items = iter(response.items)
-        return [
-            answers.item(index, next(items)) if outcome is None else outcome for index, outcome in enumerate(outcomes)
-        ]
-
-    return Call("GenerateBatch", pb.GenerateBatchRequest(inputs=inputs, **options.of_request(**given)), parse)
 
 
 def generate_many(**given: Any) -> Callable[[pb.Input], Call[Result]]:

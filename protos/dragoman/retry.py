@@ -103,7 +103,7 @@ class Attempts:
     def outcome(self, error: DragomanError) -> DragomanError:
         """What to tell of a call whose last attempt ended with `error`.
 
-        Where a name has several addresses, as localhost has, gRPC tells of one at each attempt, and not always the same:
+        Where a name has several addresses, as localhost has, gRPC tells of one at each attempt, not always the same:
         that nobody listens at ::1 says less than what is wrong with TLS at 127.0.0.1.
         """
         if self._tls_fault is not None and isinstance(error, UnavailableError) and error.unconnected == "network":

@@ -200,6 +200,32 @@ def test_a_batch_has_an_outcome_for_each_input(client: Any, scripted: ScriptedSe
     assert len(scripted.calls) == calls
 
 
+def said(outcomes: list[Result | ItemError]) -> list[str]:
+    return [each.text if isinstance(each, Result) else str(each) for each in outcomes]
+
+
+def test_what_a_batch_lost_is_sent_again_with_the_same_options(client: Any, scripted: ScriptedServer) -> None:
+    scripted.losses = 2
+    outcomes = client.generate_batch(["lost a", "b", "bad", "\ud800", "lost c"], sample=True, seed=7)
+    assert said(outcomes)[:3] == ["LOST A", "B", "input 2: inputs[2].text is bad"]
+    assert (outcomes[3].index, outcomes[4].text) == (3, "LOST C")
+    sent = [request for _, request in scripted.calls]
+    expected = [["lost a", "b", "bad", "lost c"], ["lost a", "lost c"], ["lost a", "lost c"]]
+    assert [[each.text for each in request.inputs] for request in sent] == expected
+    assert all(request.options == sent[0].options for request in sent)
+
+
+def test_what_a_batch_loses_at_every_attempt_is_told_and_the_rest_kept(client: Any, scripted: ScriptedServer) -> None:
+    scripted.losses = 1000
+    outcomes = client.generate_batch(["a", "lost b"])
+    assert said(outcomes) == ["A", "input 1: a worker died"]
+    assert outcomes[1].code == "UNAVAILABLE"
+    assert len(scripted.calls) == QUICK.attempts
+    scripted.losses = 1
+    scripted.script.extend([Slow(0), Fail(grpc.StatusCode.INTERNAL, "went wrong")])
+    assert said(client.generate_batch(["a", "lost b"])) == ["A", "input 1: went wrong"]
+
+
 def test_a_wrong_input_is_named_and_not_sent_again(client: Any, scripted: ScriptedServer) -> None:
     with pytest.raises(InvalidArgumentError, match=r"^input\.text is bad$") as caught:
         client.generate("bad")

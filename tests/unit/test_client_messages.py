@@ -11,8 +11,9 @@ from google.protobuf import duration_pb2
 
 import dragoman
 from dragoman import messages
+from dragoman.batch import Batch
 from dragoman.channel import target
-from dragoman.errors import ItemError, NotFoundError, ServerError, concerns_one_input, from_status
+from dragoman.errors import NotFoundError, ServerError, concerns_one_input, from_status
 from dragoman.options import GenerateOptions
 from dragoman.results import Attention, FinishReason, Limits, Token
 from dragoman.v1 import generation_pb2 as pb
@@ -117,7 +118,9 @@ def test_every_option_of_the_api_has_its_name_and_is_sent() -> None:
 
 def test_a_priority_is_sent_where_one_is_given() -> None:
     assert messages.generate("a", priority="batch").request.priority == pb.PRIORITY_BATCH
-    assert messages.generate_batch(["a"], priority="interactive").request.priority == pb.PRIORITY_INTERACTIVE
+    batch = Batch(["a"], priority="interactive").request
+    assert batch is not None
+    assert batch.priority == pb.PRIORITY_INTERACTIVE
     assert messages.generate_many()(pb.Input(text="a")).request.priority == pb.PRIORITY_UNSPECIFIED
     with pytest.raises(ValueError, match='priority: expected "interactive" or "batch", got \'urgent\''):
         messages.generate("a", priority="urgent")
@@ -133,7 +136,8 @@ def test_every_call_that_generates_takes_the_options() -> None:
     expected = messages.generate("a", model="m", **EVERY_OPTION).request
     assert messages.generate_stream("a", model="m", **EVERY_OPTION).request == expected
     assert messages.generate_many(model="m", **EVERY_OPTION)(pb.Input(text="a")).request == expected
-    batch = messages.generate_batch(["a"], model="m", **EVERY_OPTION).request
+    batch = Batch(["a"], model="m", **EVERY_OPTION).request
+    assert batch is not None
     assert (batch.model, batch.options, batch.details) == (expected.model, expected.options, expected.details)
 
 
@@ -314,26 +318,6 @@ def test_a_finish_reason_of_a_later_server_does_no_harm() -> None:
 def test_an_answer_without_a_hypothesis_is_the_server_s_error() -> None:
     with pytest.raises(ServerError, match="no hypothesis"):
         messages.generate("a").parse(pb.GenerateResponse())
-
-
-def test_a_batch_leaves_out_what_cannot_be_sent_and_keeps_the_order() -> None:
-    call = messages.generate_batch(["a", "\ud800", "b"])
-    assert [each.text for each in call.request.inputs] == ["a", "b"]
-    refusal = Fail(grpc.StatusCode.INVALID_ARGUMENT, "is bad", field="inputs[1].text").status()
-    items = [
-        pb.BatchItem(response=pb.GenerateResponse(hypotheses=[pb.Hypothesis(text="A")])),
-        pb.BatchItem(error=refusal),
-    ]
-    first, second, third = call.parse(pb.GenerateBatchResponse(items=items))
-    assert not isinstance(first, ItemError)
-    assert first.text == "A"
-    assert isinstance(second, ItemError)
-    assert (second.index, second.code) == (1, "INVALID_ARGUMENT")
-    assert "lone surrogate" in str(second)
-    assert isinstance(third, ItemError)
-    assert (third.index, str(third.error)) == (2, "inputs[1].text is bad")
-    with pytest.raises(ServerError, match="answered 1 of 2 inputs"):
-        call.parse(pb.GenerateBatchResponse(items=items[:1]))
 
 
 def test_a_status_becomes_an_exception_that_reads_well() -> None:

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from dragoman import Client
+from dragoman import Client, Result
 from dragoman.local import LocalServer, ServerStartError, serve_command
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
@@ -142,6 +142,18 @@ def test_a_worker_that_dies_takes_only_its_own_requests_with_it(pair: LocalServe
     assert not any(call.done() for call in calls if call not in failed), "those of the other were not touched"
     for call in [*calls, *more]:
         call.cancel()
+
+
+def test_a_batch_of_the_client_has_all_answers_though_a_worker_dies(pair: LocalServer, stub: Any) -> None:
+    before = restarts(pair, "died")
+    with Client(pair.address) as client, ThreadPoolExecutor(1) as aside:
+        batch = aside.submit(client.generate_batch, ["hello"] * 8, min_new_tokens=1000, max_new_tokens=1000)
+        until(lambda: sum_of(pair, "dragoman_rows_running") == 8)
+        workers(pair)[0].kill()
+        answers = batch.result(PATIENCE)
+    assert [type(answer) for answer in answers] == [Result] * 8
+    assert len({answer.text for answer in answers if isinstance(answer, Result)}) == 1
+    until(lambda: restarts(pair, "died") == before + 1)
 
 
 def test_a_worker_that_hangs_is_noticed_and_replaced(pair: LocalServer, stub: Any) -> None:

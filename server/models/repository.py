@@ -7,11 +7,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import structlog
+
 from server.bundle.load import BundleError, load_manifest
 from server.bundle.manifest import MANIFEST_FILE
 from server.config import ServerConfig
 from server.models.names import is_name
 from server.models.settings import Pinned, RepositorySettings, SettingsError, read_settings
+
+log = structlog.get_logger()
+
+LOST_AND_FOUND = "lost+found"  # volumes have it at their root
+MISNAMED = "passed over: names of models and versions begin with a letter or a digit; '.', '_' and '-' may follow, too"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +86,19 @@ class Repository:
     """A directory with NAME/VERSION/, a bundle each, and perhaps a repository.yaml.
 
     Names that begin with a dot are passed over, so that copies can be made under such a name and renamed when they are
-    complete, and so that mounted volumes of Kubernetes may hold their "..data".
+    complete, and so that mounted volumes of Kubernetes may hold their "..data". Other directories with names that no model
+    or version may have are told, once each.
     """
 
     def __init__(self, path: Path, config: ServerConfig) -> None:
         self.path = path
         self._config = config
         self._before: dict[Path, Found] = {}
+        self._told: set[Path] = set()
 
     def scan(self) -> Snapshot:
         try:
-            names = _folders(self.path)
+            names = self._folders(self.path)
         except OSError as error:
             raise RepositoryError(f"model repository {self.path} can't be opened: {error.strerror or error}") from None
         models = {name: self._versions(self.path / name) for name in names}
@@ -108,9 +117,19 @@ class Repository:
     def _versions(self, folder: Path) -> dict[str, Found]:
         """Of a model whose directory may vanish meanwhile."""
         try:
-            return {version: _look(folder / version, self._before) for version in _folders(folder)}
+            return {version: _look(folder / version, self._before) for version in self._folders(folder)}
         except OSError:
             return {}
+
+    def _folders(self, parent: Path) -> list[str]:
+        """Names of the directories that count."""
+        folders = sorted(entry for entry in parent.iterdir() if entry.is_dir())
+        for folder in folders:
+            hidden = folder.name.startswith(".") or folder.name == LOST_AND_FOUND
+            if not is_name(folder.name) and not hidden and folder not in self._told:
+                self._told.add(folder)
+                log.warning(MISNAMED, path=str(folder))
+        return [folder.name for folder in folders if is_name(folder.name)]
 
 
 def _missing(settings: RepositorySettings, models: Mapping[str, Mapping[str, Found]]) -> list[str]:
@@ -121,10 +140,6 @@ def _missing(settings: RepositorySettings, models: Mapping[str, Mapping[str, Fou
         pinned = model.choice.versions if isinstance(model.choice, Pinned) else frozenset()
         missing |= {f"{name}@{version}" for version in {*pinned, *model.aliases.values()} - models[name].keys()}
     return sorted(missing)
-
-
-def _folders(path: Path) -> list[str]:
-    return sorted(entry.name for entry in path.iterdir() if is_name(entry.name) and entry.is_dir())
 
 
 def _look(folder: Path, before: Mapping[Path, Found] | None = None) -> Found:

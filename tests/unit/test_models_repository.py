@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
+from structlog.testing import capture_logs
 
 from server.config import ServerConfig
 from server.models.repository import Repository, RepositoryError
@@ -43,6 +44,20 @@ def test_models_and_versions_are_folders_and_hidden_ones_are_passed_over(tmp_pat
         "empty": set(),
     }
     assert not any(each.problem for versions in found.values() for each in versions.values())
+
+
+def test_directories_that_can_have_no_such_name_are_told_once(tmp_path: Path) -> None:
+    for path in ("m/1", "m/new version", "bad name/1", "lost+found/1", ".hidden/1"):
+        bundle(tmp_path / path)
+    (tmp_path / "read me").write_text("")
+    repository = Repository(tmp_path, ServerConfig())
+    with capture_logs() as entries:
+        found = [repository.scan().models for _ in range(2)]
+    assert [{name: set(versions) for name, versions in each.items()} for each in found] == [{"m": {"1"}}] * 2
+    assert [(entry["log_level"], entry["path"]) for entry in entries] == [
+        ("warning", str(tmp_path / "bad name")),
+        ("warning", str(tmp_path / "m" / "new version")),
+    ]
 
 
 def test_a_copy_counts_when_all_of_it_is_there(tmp_path: Path) -> None:
@@ -209,7 +224,8 @@ def test_models_that_are_not_there_are_told_and_a_default_that_is_not_there_is_w
     (tmp_path / "repository.yaml").write_text(f"default: n\n{models}")
     snapshot = repository.scan()
     assert snapshot.problem == f"repository.yaml names m@2, m@3, n, o, of which there is nothing in {tmp_path}"
-    assert (snapshot.settings, snapshot.models.keys()) == (None, {"m"})
+    assert snapshot.settings is None
+    assert snapshot.models.keys() == {"m"}
     bundle(tmp_path / "n" / "1")
     snapshot = repository.scan()
     assert snapshot.settings is not None

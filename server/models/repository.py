@@ -86,8 +86,8 @@ class Repository:
     """A directory with NAME/VERSION/, a bundle each, and perhaps a repository.yaml.
 
     Names that begin with a dot are passed over, so that copies can be made under such a name and renamed when they are
-    complete, and so that mounted volumes of Kubernetes may hold their "..data". Other directories with names that no model
-    or version may have are told, once each.
+    complete, and so that mounted volumes of Kubernetes may hold their "..data".
+    Other directories with names that no model or version may have are told, once each.
     """
 
     def __init__(self, path: Path, config: ServerConfig) -> None:

@@ -38,7 +38,10 @@ class ScoringRuntime(Protocol):
 
 
 class ScorerMetrics(Protocol):
-    """Called from the scorer's thread."""
+    """Called from the scorer's thread, but for `queue`."""
+
+    def queue(self, waits: Callable[[], tuple[int, int]]) -> None:
+        """How to learn, from any thread, how many targets wait, and their source tokens."""
 
     def device_error(self, kind: DeviceErrorKind) -> None:
         """A run failed on the device."""
@@ -117,6 +120,12 @@ class Scorer:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._seconds_per_target = 0.01  # running mean
+        metrics.queue(self.waits)
+
+    def waits(self) -> tuple[int, int]:
+        """Targets that wait, and their source tokens."""
+        with self._changed:
+            return len(self._waiting), sum(len(job.target.source_ids) for job in self._waiting)
 
     async def score(self, targets: Sequence[Target], deadline: float | None) -> list[Scored]:
         """Scores targets, in order.

@@ -36,7 +36,7 @@ class ModelMetrics:
             (reason, phase): 0 for reason in get_args(DropReason) for phase in get_args(Phase)
         }
         self.device_errors: dict[DeviceErrorKind, int] = dict.fromkeys(get_args(DeviceErrorKind), 0)
-        self.waits: Callable[[], tuple[int, int]] = lambda: (0, 0)  # requests, and their source tokens
+        self._queues: list[Callable[[], tuple[int, int]]] = []
         self.engines: dict[int, tuple[int, int]] = {}  # rows running, rows there are
         self.cache_bytes: dict[int, int] = {}
 
@@ -89,7 +89,12 @@ class ModelMetrics:
             self.device_errors[kind] += 1
 
     def queue(self, waits: Callable[[], tuple[int, int]]) -> None:
-        self.waits = waits
+        self._queues.append(waits)
+
+    def waits(self) -> tuple[int, int]:
+        """Requests that wait, targets to score among them, and their source tokens."""
+        requests, tokens = zip(*(waits() for waits in self._queues), strict=True) if self._queues else ((), ())
+        return sum(requests), sum(tokens)
 
     def state(self, engine: int, running: int, slots: int) -> None:
         self.engines[engine] = running, slots

@@ -142,14 +142,14 @@ MODEL_FAMILIES = [
     _numbers(
         GaugeMetricFamily,
         "dragoman_requests_waiting",
-        "Requests that wait in the queue",
+        "Requests that wait in the queue, and targets that wait to be scored",
         (),
         lambda m: [((), m.waits()[0])],
     ),
     _numbers(
         GaugeMetricFamily,
         "dragoman_queue_tokens",
-        "Source tokens of the requests that wait",
+        "Source tokens of all that waits",
         (),
         lambda m: [((), m.waits()[1])],
     ),

@@ -55,8 +55,10 @@ def targets(*lengths: int) -> list[Target]:
 
 async def test_what_waits_is_scored_together(bench: Bench) -> None:
     task = await bench.busy()
+    assert bench.metrics.waits() == (0, 0)
     calls = [asyncio.create_task(bench.scorer.score(targets(*lengths), None)) for lengths in ((1, 2), (3,), (4, 5))]
     await until(lambda: len(bench.scorer._waiting) == 5)
+    assert bench.metrics.waits() == (5, 15), "targets, and their source tokens"
     bench.scoring.gate.set()
     await task
     scored = await asyncio.gather(*calls)

@@ -32,8 +32,10 @@ def tools() -> tuple[Path, Path]:
 def helm(tools: tuple[Path, Path]) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs helm on the chart: `helm("lint")`, `helm("template", values={"gpus": 1})`."""
 
-    def run(command: str, *arguments: str | Path, values: Mapping[str, Any] | None = None) -> Any:
-        name = ["dragoman"] if command == "template" else []
+    def run(
+        command: str, *arguments: str | Path, values: Mapping[str, Any] | None = None, release: str = "dragoman"
+    ) -> Any:
+        name = [release] if command == "template" else []
         options = ["--values", "-"] if values is not None else []
         return subprocess.run(
             [tools[0], command, *name, CHART, *options, *arguments],
@@ -52,13 +54,13 @@ def render(helm: Callable[..., subprocess.CompletedProcess[str]]) -> Render:
     """The objects that the chart makes of some values."""
 
     @functools.cache
-    def printed(values: str, *arguments: str) -> str:
-        done = helm("template", *arguments, values=json.loads(values))
+    def printed(values: str, release: str, *arguments: str) -> str:
+        done = helm("template", *arguments, values=json.loads(values), release=release)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def run(values: Mapping[str, Any] | None = None, *arguments: str) -> list[Document]:
-        documents = yaml.safe_load_all(printed(json.dumps(values or {}), *arguments))
+    def run(values: Mapping[str, Any] | None = None, *arguments: str, release: str = "dragoman") -> list[Document]:
+        documents = yaml.safe_load_all(printed(json.dumps(values or {}), release, *arguments))
         return [document for document in documents if document is not None]
 
     return run
@@ -68,8 +70,8 @@ def render(helm: Callable[..., subprocess.CompletedProcess[str]]) -> Render:
 def refusal(helm: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., str]:
     """What helm says of values that can't be."""
 
-    def run(values: Mapping[str, Any], *arguments: str) -> str:
-        done = helm("template", *arguments, values=values)
+    def run(values: Mapping[str, Any], *arguments: str, release: str = "dragoman") -> str:
+        done = helm("template", *arguments, values=values, release=release)
         assert done.returncode != 0, done.stdout
         return str(done.stderr)
 

@@ -8,13 +8,17 @@ from typing import Any
 
 import pytest
 import yaml
+from grpc_health.v1 import health_pb2
 
 from deploy.generate import DEPLOY
+from dragoman.inference import open_inference_pb2
+from dragoman.v1 import generation_pb2
 from tests.deploy.conftest import Render
 from tests.deploy.kube_schemas import MINORS, faults, unrestricted
 from tests.deploy.objects import Document, only
 
 EXAMPLES = sorted((DEPLOY / "helm" / "examples").glob("*.yaml"))
+KEDA = {"serverAddress": "https://p.example", "authentication": "prometheus", "authModes": "tls,basic"}
 VALUES: dict[str, dict[str, Any]] = {
     "defaults": {},
     **{path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in EXAMPLES},
@@ -56,7 +60,7 @@ VALUES: dict[str, dict[str, Any]] = {
             "repository": True,
             "artifact": {"reference": "r.example/m:1", "subPath": "a"},
         },
-        "autoscaling": {"by": "keda", "keda": {"serverAddress": "https://p.example", "authentication": "prometheus"}},
+        "autoscaling": {"by": "keda", "keda": KEDA},
     },
 }
 
@@ -120,6 +124,52 @@ def test_every_name_is_there(documents: list[Document]) -> None:
             assert [port["port"] for port in service["spec"]["ports"]] == [backend["port"]]
     accounts = [each["metadata"]["name"] for each in documents if each["kind"] == "ServiceAccount"]
     assert template["spec"]["serviceAccountName"] in (*accounts, "default")
+
+
+def test_names_of_digits_stay_text(render: Render) -> None:
+    """Such as releases and Secrets that are called by a number or a date."""
+    values = {
+        "fullnameOverride": "g2p",
+        "nameOverride": "7",
+        "tls": {"secretName": "11", "clientAuthoritySecretName": "12"},
+        "apiKeys": {"secretName": "13"},
+        "models": {"source": "claim", "claim": {"name": "14"}},
+        "serviceAccount": {"name": "15"},
+        "priorityClassName": "16",
+        "runtimeClassName": "17",
+        "autoscaling": {"by": "keda", "keda": {**KEDA, "authentication": "18"}},
+        "monitoring": {"podMonitor": {"enabled": True}},
+    }
+    documents = render(values, "--namespace", "19", release="123")
+    assert {each["kind"]: faults(each, MINORS[0]) for each in documents} == {each["kind"]: [] for each in documents}
+    assert {each["metadata"]["namespace"] for each in documents} == {"19"}
+    labels = only(documents, "Deployment")["spec"]["selector"]["matchLabels"]
+    assert labels == {"app.kubernetes.io/name": "7", "app.kubernetes.io/instance": "123"}
+
+
+def test_a_claim_is_mounted_for_reading_alone(render: Render) -> None:
+    pod = only(render(VALUES["models-on-claim"]), "Deployment")["spec"]["template"]["spec"]
+    (volume,) = [each for each in pod["volumes"] if each["name"] == "models"]
+    assert volume["persistentVolumeClaim"] == {"claimName": "models", "readOnly": True}
+
+
+@pytest.mark.parametrize(("startup", "ready"), [(300, 60), (300, 600), (1800, 60), (1, 0)])
+def test_a_rollout_has_the_time_that_a_good_pod_may_take(render: Render, startup: int, ready: int) -> None:
+    """Kubernetes refuses a deadline that is not beyond minReadySeconds."""
+    values = {"probes": {"startupSeconds": startup}, "minReadySeconds": ready}
+    spec = only(render(values), "Deployment")["spec"]
+    assert spec["progressDeadlineSeconds"] > startup + ready
+    assert spec["minReadySeconds"] == ready
+
+
+def test_the_route_lets_nobody_administrate(render: Render) -> None:
+    (rule,) = only(render(VALUES["gateway"]), "GRPCRoute")["spec"]["rules"]
+    services = [match["method"] for match in rule["matches"]]
+    known = [generation_pb2.DESCRIPTOR, open_inference_pb2.DESCRIPTOR]
+    names = [service.full_name for file in known for service in file.services_by_name.values()]
+    assert services == [
+        {"service": name} for name in [*names, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name]
+    ]
 
 
 def test_the_schemas_find_faults(render: Render) -> None:

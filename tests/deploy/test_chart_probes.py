@@ -29,11 +29,11 @@ def pod(render: Render) -> Document:
 
 @pytest.fixture(scope="module")
 def server(render: Render, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    """With the chart's options; flags, which go before them, keep it to this machine and to free ports."""
+    """With the chart's options; flags go before them, keep it to this machine and free ports, and let a test unload."""
     folder = tmp_path_factory.mktemp("chart")
     file = folder / "server.yaml"
     file.write_text(only(render(), "ConfigMap")["data"]["server.yaml"], encoding="utf-8")
-    with LocalServer("--config", str(file), log=folder / "server.log") as server:
+    with LocalServer("--config", str(file), "--admin", log=folder / "server.log") as server:
         yield server
 
 

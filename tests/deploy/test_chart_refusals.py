@@ -21,6 +21,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"config": {"log_level": "loud"}}, "/config/log_level"),
     ({"config": {"drain_seconds": -1}}, "/config/drain_seconds"),
     ({"resources": {"limits": {"memory": "4 GB"}}}, "/resources/limits/memory"),
+    ({"resources": {"limits": {"memory": "512m"}}}, "/resources/limits/memory"),
+    ({"models": {"initContainer": {"sizeLimit": "10m"}}}, "/models/initContainer/sizeLimit"),
     ({"models": {"source": "s3"}}, "/models/source"),
     ({"models": {"claim": {"subPath": "../other"}}}, "/models/claim/subPath"),
     ({"tls": {"secretName": "My Secret"}}, "/tls/secretName"),
@@ -28,6 +30,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "a few"}}}, "/strategy"),
     ({"podLabels": {"team": 7}}, "/podLabels/team"),
     ({"podDisruptionBudget": {"maxUnavailable": "some"}}, "/podDisruptionBudget/maxUnavailable"),
+    ({"podDisruptionBudget": {"maxUnavailable": 0}}, "/podDisruptionBudget/maxUnavailable': minimum"),
+    ({"podDisruptionBudget": {"maxUnavailable": "0%"}}, "/podDisruptionBudget/maxUnavailable': '0%'"),
+    ({"autoscaling": {"keda": {"authModes": "password"}}}, "/autoscaling/keda/authModes"),
     ({"autoscaling": {"by": "cpu"}}, "/autoscaling/by"),
     ({"autoscaling": {"keda": {"serverAddress": "prometheus:9090"}}}, "/autoscaling/keda/serverAddress"),
     ({"monitoring": {"podMonitor": {"interval": "often"}}}, "/monitoring/podMonitor/interval"),
@@ -43,6 +48,22 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"config": {"api_keys": "/k"}}, "config.api_keys is for the chart to set: set apiKeys.secretName"),
     ({"env": [{"name": "DRAGOMAN_MAX_ROWS", "value": "8"}]}, "env: DRAGOMAN_MAX_ROWS would go before"),
     ({"podLabels": {"app.kubernetes.io/name": "mine"}}, "podLabels: app.kubernetes.io/name is for the chart to set"),
+    ({"config": {"host": "localhost"}}, "config.host is localhost, where neither clients nor probes reach a pod"),
+    ({"config": {"host": "127.0.0.1"}}, "config.host is 127.0.0.1, where neither"),
+    (
+        {"strategy": {"rollingUpdate": {"maxSurge": 0}}},
+        "strategy.rollingUpdate: maxSurge and maxUnavailable are both 0",
+    ),
+    (
+        {"strategy": {"rollingUpdate": {"maxSurge": "0%", "maxUnavailable": "0%"}}},
+        "strategy.rollingUpdate: maxSurge and maxUnavailable are both 0, so",
+    ),
+    (
+        {"resources": {"requests": {"cpu": 3}}},
+        "resources.requests.cpu is 3, more than resources.limits.cpu, which is 2",
+    ),
+    ({"resources": {"limits": {"cpu": "1500m"}}}, "resources.requests.cpu is 2, more than"),
+    ({"fullnameOverride": "1g2p"}, 'the objects would be called "1g2p", but'),
     ({"service": {"port": 9090}}, "service.port and metrics.port are both 9090"),
     ({"models": {"repository": True}}, "models.repository is true, but the model that is in the image"),
     ({"models": {"source": "claim"}}, "models.claim.name is empty"),
@@ -62,6 +83,15 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
         "monitoring.rules.enabled is true, but the alerts find pods by the word dragoman in their names",
     ),
     ({"grpcRoute": {"enabled": True}}, "grpcRoute.parentRefs is empty"),
+    (
+        {"grpcRoute": {"enabled": True, "parentRefs": [{"name": "a"}]}, "tls": {"secretName": "a"}},
+        "grpcRoute.enabled with tls.secretName: a Gateway speaks plain text to pods",
+    ),
+    (
+        {"autoscaling": {"by": "keda", "keda": {"serverAddress": "http://p", "authentication": "a"}}},
+        "autoscaling.keda.authModes is empty",
+    ),
+    ({"autoscaling": {"keda": {"authModes": "bearer"}}}, "autoscaling.keda.authModes needs autoscaling.keda.authent"),
 ]
 
 
@@ -73,6 +103,11 @@ def test_a_wrong_value_is_named(refusal: Refusal, values: dict[str, Any], named:
 @pytest.mark.parametrize(("values", "sentence"), CONTRADICTIONS, ids=[sentence for _, sentence in CONTRADICTIONS])
 def test_a_contradiction_is_told_in_a_sentence(refusal: Refusal, values: dict[str, Any], sentence: str) -> None:
     assert sentence in refusal(values)
+
+
+@pytest.mark.parametrize("release", ["123", "g2p.v1"])
+def test_a_release_whose_name_no_service_may_have_is_refused(refusal: Refusal, release: str) -> None:
+    assert f'the objects would be called "{release}-dragoman", but' in refusal({}, release=release)
 
 
 def test_an_artifact_needs_a_kubernetes_that_mounts_images(refusal: Refusal) -> None:

@@ -52,6 +52,18 @@ def test_the_pod_listens_to_others_in_any_case(render: Render, tmp_path: Path) -
     assert options_of(render({"config": {"host": None}}), tmp_path).host == "0.0.0.0"
 
 
+def test_models_are_unloaded_by_nobody_where_there_are_no_keys(render: Render, tmp_path: Path) -> None:
+    keys = {"apiKeys": {"secretName": "keys"}}
+    wanted: list[tuple[dict[str, Any], bool]] = [
+        ({}, False),
+        ({"config": {"admin": None}}, False),
+        ({"config": {"admin": True}}, True),
+        (keys, True),
+        ({**keys, "config": {"admin": False}}, False),
+    ]
+    assert [options_of(render(values), tmp_path).admin for values, _ in wanted] == [admin for _, admin in wanted]
+
+
 def test_numbers_stay_numbers(render: Render, tmp_path: Path) -> None:
     values = {"config": {"max_message_bytes": 100_000_000, "queue_tokens": 12_345_678, "drain_seconds": 2.5}}
     config = options_of(render(values), tmp_path)
@@ -147,6 +159,31 @@ def test_the_query_of_keda_means_the_pods_of_this_release(render: Render) -> Non
     assert found is not None
     assert re.fullmatch(found[1], "dragoman-6d4cf56db6-x7k2p")
     assert not re.fullmatch(found[1], "dragoman-beta-6d4cf56db6-x7k2p")
+
+
+def test_the_query_of_keda_finds_pods_whose_names_are_cut_off(render: Render) -> None:
+    """Kubernetes makes a pod's name of the first 58 characters of NAME-HASH- and of 5 more."""
+    keda = {"by": "keda", "keda": {"serverAddress": "http://p:9090"}}
+    documents = render({"fullnameOverride": "a" * 63, "autoscaling": keda})
+    query = only(documents, "ScaledObject")["spec"]["triggers"][0]["metadata"]["query"]
+    found = re.search(r'pod=~"(.+)"', query)
+    assert found is not None
+    pod = f"{only(documents, 'Deployment')['metadata']['name']}-6d4cf56db6-"[:58] + "x7k2p"
+    assert re.fullmatch(found[1], pod)
+
+
+def test_keda_is_told_how_to_show_who_it_is(render: Render) -> None:
+    def trigger(**keda: str) -> Document:
+        values = {"by": "keda", "keda": {"serverAddress": "https://p.example", **keda}}
+        (made,) = only(render({"autoscaling": values}), "ScaledObject")["spec"]["triggers"]
+        return {"authModes": made["metadata"].get("authModes"), "authenticationRef": made.get("authenticationRef")}
+
+    assert trigger() == {"authModes": None, "authenticationRef": None}
+    reference = {"name": "prometheus"}
+    asked = trigger(authentication="prometheus", authModes="tls,basic")
+    assert asked == {"authModes": "tls,basic", "authenticationRef": reference}
+    of_the_pod = trigger(authentication="prometheus", authModes="none")
+    assert of_the_pod == {"authModes": None, "authenticationRef": reference}
 
 
 def test_both_autoscalers_read_the_same_metric(render: Render) -> None:

@@ -58,8 +58,8 @@ def test_helm_takes_the_commands(tools: tuple[Path, Path], tmp_path: Path, page:
     )
     assert done.returncode == 0, done.stderr
     # Names that the page says the objects have.
-    assert "name: g2p-dragoman\n" in done.stdout
-    assert "namespace: speech\n" in done.stdout
+    assert 'name: "g2p-dragoman"\n' in done.stdout
+    assert 'namespace: "speech"\n' in done.stdout
 
 
 def test_there_are_commands_to_try() -> None:
@@ -102,9 +102,10 @@ def test_the_secrets_are_those_that_the_chart_mounts(tools: tuple[Path, Path], t
     pair = Authority(tmp_path, "anyone").sign("server")
     pair.cert.rename(tmp_path / "tls.crt")
     pair.key.rename(tmp_path / "tls.key")
-    (block,) = [block for block in blocks(PAGES[0], "sh") if "create secret" in block]
+    (tmp_path / "ca.crt").write_bytes((tmp_path / "tls.crt").read_bytes())
+    page = "".join(block for block in blocks(PAGES[0], "sh") if "create secret" in block)
     made = {}
-    for line in block.replace("\\\n", " ").splitlines():
+    for line in page.replace("\\\n", " ").splitlines():
         command = shlex.split(line, comments=True)
         if command[:2] == ["python", "-m"]:
             subprocess.run([sys.executable, *command[1:]], cwd=tmp_path, capture_output=True, check=True)
@@ -114,11 +115,45 @@ def test_the_secrets_are_those_that_the_chart_mounts(tools: tuple[Path, Path], t
             assert done.returncode == 0, done.stderr
             secret = json.loads(done.stdout)
             made[secret["metadata"]["name"]] = set(secret["data"])
-    values = dict(re.findall(r"--set (\w+)\.secretName=([\w-]+)", block))
+    values = dict(re.findall(r"--set (\w+)\.secretName=([\w-]+)", page))
     documents = render({section: {"secretName": name} for section, name in values.items()})
     options = yaml.safe_load(only(documents, "ConfigMap")["data"]["server.yaml"])
+    example = yaml.safe_load((DEPLOY / "helm" / "examples" / "tls-and-keys.yaml").read_text(encoding="utf-8"))
+    authority = example["tls"]["clientAuthoritySecretName"]
+    assert {example["tls"]["secretName"], authority, example["apiKeys"]["secretName"]} == set(made)
+    assert made.pop(authority) == {example["tls"]["clientAuthorityKey"]}
     wanted = [{Path(options[option]).name for option in of} for of in (("tls_cert", "tls_key"), ("api_keys",))]
     assert made == dict(zip(values.values(), wanted, strict=True))
+
+
+EVERYONE, NARROWED = "everyone, without a key, from anywhere in the cluster", "that networkPolicy.clients names"
+PLAIN, PLAIN_KEYS = "whoever sees the network can read it:", "whoever sees the network can read it, keys too:"
+ALL_ADMINISTRATE, NOBODY, SOME = (
+    "All of them may load and unload",
+    "Nobody may load and unload",
+    "key is one of an admin",
+)
+CLIENTS: list[dict[str, Any]] = [{"podSelector": {}}]
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({}, {EVERYONE, PLAIN, NOBODY}),
+        ({"config": {"admin": True}}, {EVERYONE, PLAIN, ALL_ADMINISTRATE}),
+        ({"networkPolicy": {"clients": CLIENTS}}, {NARROWED, PLAIN, NOBODY}),
+        ({"networkPolicy": {"enabled": False, "clients": CLIENTS}}, {EVERYONE, PLAIN, NOBODY}),
+        ({"apiKeys": {"secretName": "keys"}, "networkPolicy": {"clients": CLIENTS}}, {NARROWED, PLAIN_KEYS, SOME}),
+        ({"apiKeys": {"secretName": "k"}, "tls": {"secretName": "t"}, "config": {"admin": False}}, {NOBODY}),
+    ],
+    ids=lambda value: "",
+)
+def test_the_notes_tell_who_may_call_what(tools: tuple[Path, Path], values: dict[str, Any], told: set[str]) -> None:
+    command = [str(tools[0]), "install", "g2p", str(CHART), "--dry-run=client", "--values", "-"]
+    done = subprocess.run(command, input=yaml.safe_dump(values), capture_output=True, text=True, check=True)
+    notes = done.stdout.partition("NOTES:")[2]
+    sentences = {EVERYONE, NARROWED, PLAIN, PLAIN_KEYS, ALL_ADMINISTRATE, NOBODY, SOME}
+    assert {sentence for sentence in sentences if sentence in notes} == told
 
 
 def test_the_notes_have_commands_that_exist(tools: tuple[Path, Path]) -> None:

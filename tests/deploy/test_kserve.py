@@ -81,6 +81,7 @@ def test_the_server_takes_its_arguments(documents: list[Document]) -> None:
     assert str(config["metrics_port"]) == runtime["spec"]["annotations"]["prometheus.kserve.io/port"]
     assert config["metrics_port"] == container["livenessProbe"]["httpGet"]["port"]
     assert Path(config["bundle"]) == Path("/mnt/models")
+    assert (config["api_keys"], config["admin"]) == (None, False)
     gpu = only(documents, "InferenceService", "g2p-gpu")["spec"]["predictor"]["model"]
     assert printed_config(runtime, gpu)["device"] == "cuda"
 

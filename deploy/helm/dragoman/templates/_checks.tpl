@@ -1,3 +1,13 @@
+{{/* Thousandths of a core, of a quantity such as 2, 0.5 or 500m; nothing of others. */}}
+{{- define "dragoman.millicores" -}}
+{{- $quantity := toString . -}}
+{{- if regexMatch "^[0-9.]+m$" $quantity -}}
+{{- trimSuffix "m" $quantity -}}
+{{- else if regexMatch "^[0-9.]+$" $quantity -}}
+{{- mulf (float64 $quantity) 1000 -}}
+{{- end -}}
+{{- end -}}
+
 {{/* What values.schema.json can't say: how values go together. Each sentence names the value to change. */}}
 {{- define "dragoman.check" -}}
 {{- $v := .Values -}}
@@ -25,6 +35,23 @@
 {{- if hasKey $v.podLabels (printf "app.kubernetes.io/%s" $label) -}}
 {{- fail (printf "podLabels: app.kubernetes.io/%s is for the chart to set" $label) -}}
 {{- end -}}
+{{- end -}}
+{{- $fullname := include "dragoman.fullname" . -}}
+{{- if not (regexMatch "^[a-z][a-z0-9-]*$" $fullname) -}}
+{{- fail (printf "the objects would be called %q, but the name of a Service begins with a letter and has only letters, digits and dashes; set fullnameOverride, or give the release another name" $fullname) -}}
+{{- end -}}
+{{- if or (eq (toString $v.config.host) "localhost") (hasPrefix "127." (toString $v.config.host)) (eq (toString $v.config.host) "::1") -}}
+{{- fail (printf "config.host is %s, where neither clients nor probes reach a pod; take 0.0.0.0, or :: in a cluster of IPv6" $v.config.host) -}}
+{{- end -}}
+{{- if and (eq $v.strategy.type "RollingUpdate") $v.strategy.rollingUpdate -}}
+{{- if and (has (toString $v.strategy.rollingUpdate.maxSurge) (list "0" "0%")) (has (toString $v.strategy.rollingUpdate.maxUnavailable) (list "0" "0%")) -}}
+{{- fail "strategy.rollingUpdate: maxSurge and maxUnavailable are both 0, so that no pod could ever be replaced" -}}
+{{- end -}}
+{{- end -}}
+{{- $requested := include "dragoman.millicores" (dig "requests" "cpu" "" $v.resources) -}}
+{{- $limit := include "dragoman.millicores" (dig "limits" "cpu" "" $v.resources) -}}
+{{- if and $requested $limit (gt (float64 $requested) (float64 $limit)) -}}
+{{- fail (printf "resources.requests.cpu is %v, more than resources.limits.cpu, which is %v" $v.resources.requests.cpu $v.resources.limits.cpu) -}}
 {{- end -}}
 {{- if eq (int $v.service.port) (int $v.metrics.port) -}}
 {{- fail (printf "service.port and metrics.port are both %d; gRPC and metrics need a port each" (int $v.metrics.port)) -}}
@@ -70,8 +97,17 @@
 {{- if and (eq $v.autoscaling.by "keda") (not $v.autoscaling.keda.serverAddress) -}}
 {{- fail "autoscaling.keda.serverAddress is empty; with autoscaling.by: keda it must be the address of Prometheus" -}}
 {{- end -}}
-{{- if and $v.monitoring.rules.enabled (not (contains "dragoman" (include "dragoman.fullname" .))) -}}
-{{- fail (printf "monitoring.rules.enabled is true, but the alerts find pods by the word dragoman in their names, which %s lacks; change fullnameOverride or nameOverride, or the alerts" (include "dragoman.fullname" .)) -}}
+{{- if and (eq $v.autoscaling.by "keda") $v.autoscaling.keda.authentication (not $v.autoscaling.keda.authModes) -}}
+{{- fail "autoscaling.keda.authModes is empty; with autoscaling.keda.authentication it must say how KEDA shows Prometheus who it is, such as bearer" -}}
+{{- end -}}
+{{- if and $v.autoscaling.keda.authModes (not $v.autoscaling.keda.authentication) -}}
+{{- fail "autoscaling.keda.authModes needs autoscaling.keda.authentication, the TriggerAuthentication with what KEDA shows" -}}
+{{- end -}}
+{{- if and $v.grpcRoute.enabled $v.tls.secretName (not $v.grpcRoute.backendTLS) -}}
+{{- fail "grpcRoute.enabled with tls.secretName: a Gateway speaks plain text to pods, which then speak TLS alone; leave one out, or add a BackendTLSPolicy for the Service and set grpcRoute.backendTLS" -}}
+{{- end -}}
+{{- if and $v.monitoring.rules.enabled (not (contains "dragoman" $fullname)) -}}
+{{- fail (printf "monitoring.rules.enabled is true, but the alerts find pods by the word dragoman in their names, which %s lacks; change fullnameOverride or nameOverride, or the alerts" $fullname) -}}
 {{- end -}}
 {{- if and $v.grpcRoute.enabled (not $v.grpcRoute.parentRefs) -}}
 {{- fail "grpcRoute.parentRefs is empty; a route must name the Gateway that it belongs to" -}}

@@ -29,6 +29,10 @@
 {{- if .Values.tls.clientAuthoritySecretName -}}
 {{- $_ := set $options "tls_client_ca" (printf "/etc/dragoman/client-authority/%s" .Values.tls.clientAuthorityKey) -}}
 {{- end -}}
+{{- /* Nobody can tell an administrator from others where there are no keys. */ -}}
+{{- if and (not .Values.apiKeys.secretName) (kindIs "invalid" $options.admin) -}}
+{{- $_ := set $options "admin" false -}}
+{{- end -}}
 {{- if .Values.apiKeys.secretName -}}
 {{- $_ := set $options "api_keys" (printf "/etc/dragoman/keys/%s" .Values.apiKeys.key) -}}
 {{- end -}}

@@ -30,25 +30,25 @@ readinessProbe:
 
 {{- define "dragoman.volumes" -}}
 - name: config
-  configMap: {name: {{ include "dragoman.fullname" . }}}
+  configMap: {name: {{ include "dragoman.fullname" . | quote }}}
 - name: scratch
   emptyDir: {sizeLimit: 1Gi}
 {{- with .Values.tls.secretName }}
 - name: tls
-  secret: {secretName: {{ . }}, defaultMode: 0440}
+  secret: {secretName: {{ . | quote }}, defaultMode: 0440}
 {{- end }}
 {{- with .Values.tls.clientAuthoritySecretName }}
 - name: client-authority
-  secret: {secretName: {{ . }}, defaultMode: 0440}
+  secret: {secretName: {{ . | quote }}, defaultMode: 0440}
 {{- end }}
 {{- with .Values.apiKeys.secretName }}
 - name: keys
-  secret: {secretName: {{ . }}, defaultMode: 0440}
+  secret: {secretName: {{ . | quote }}, defaultMode: 0440}
 {{- end }}
 {{- with .Values.models }}
 {{- if eq .source "claim" }}
 - name: models
-  persistentVolumeClaim: {claimName: {{ .claim.name }}}
+  persistentVolumeClaim: {claimName: {{ .claim.name | quote }}, readOnly: true}
 {{- else if eq .source "artifact" }}
 - name: models
   image: {reference: {{ .artifact.reference | quote }}, pullPolicy: {{ .artifact.pullPolicy }}}

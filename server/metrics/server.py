@@ -44,6 +44,7 @@ class ServerMetrics(Collector):
         self._models: dict[tuple[str, str], ModelMetrics] = {}  # by name and version
         self._loads: dict[tuple[str, str], Load] = {}
         self._load_failures: dict[str, int] = {}
+        self._refused: dict[str, int] = {}
         build = Gauge(
             "dragoman_build_info",
             "Versions of the server, of ONNX Runtime and of Python",
@@ -83,6 +84,10 @@ class ServerMetrics(Collector):
         """A version of a model could not be loaded."""
         self._load_failures[name] = self._load_failures.get(name, 0) + 1
 
+    def refused(self, name: str, versions: int) -> None:
+        """So many versions of a model should be served, and can't be loaded as they are now."""
+        self._refused[name] = versions
+
     def unloaded(self, name: str, version: str, metrics: ModelMetrics) -> None:
         """A version is gone, and with it all that was said of it, unless it has been loaded anew meanwhile."""
         if self._models.get((name, version)) is metrics:
@@ -92,6 +97,7 @@ class ServerMetrics(Collector):
     def forget(self, name: str) -> None:
         """There is no such model any more."""
         self._load_failures.pop(name, None)
+        self._refused.pop(name, None)
 
     def rejected(self, reason: Rejection) -> None:
         """A request, or an item of a batch, was refused. For the event loop alone."""
@@ -151,4 +157,11 @@ class ServerMetrics(Collector):
         )
         for name, count in list(self._load_failures.items()):
             failures.add_metric([name], count)
-        yield from (seconds, fallback, device, failures)
+        refused = GaugeMetricFamily(
+            "dragoman_model_refused",
+            "Versions of a model that should be served and could not be loaded as they are now",
+            labels=["model"],
+        )
+        for name, count in list(self._refused.items()):
+            refused.add_metric([name], count)
+        yield from (seconds, fallback, device, failures, refused)

@@ -53,6 +53,8 @@ class ManagerMetrics(Protocol):
 
     def load_failed(self, name: str) -> None: ...
 
+    def refused(self, name: str, versions: int) -> None: ...
+
     def unloaded(self, name: str, version: str, metrics: ModelMetrics) -> None: ...
 
     def forget(self, name: str) -> None: ...
@@ -388,6 +390,8 @@ class ModelManager:
         for name in self._out:
             del routes[name]
         self._registry.arrange(routes, self._default())
+        for name, model in self._models.items():
+            self._metrics.refused(name, len(model.refused()))
         self._tell_availability()
 
     def _tell_availability(self) -> None:

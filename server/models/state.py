@@ -67,6 +67,12 @@ class Model:
             return state.problem
         return ""
 
+    def refused(self) -> list[str]:
+        """Versions that would be loaded now, had that not been tried in vain."""
+        untried = {version: State(state.identity if state.loaded else None) for version, state in self.versions.items()}
+        plan = make_plan(self.settings, self.candidates(), untried, self.orders, self.current)
+        return [version for version in plan.load if self.problem(version)]
+
     def forget_failures(self) -> None:
         """What could not be loaded may be tried again."""
         for state in self.versions.values():

@@ -234,6 +234,27 @@ async def test_a_broken_version_is_refused_with_its_reason_and_the_old_one_stays
     assert world.state("m@2") == ("READY", "")
 
 
+@pytest.mark.parametrize("after", [{"2": "mended"}, {}, {"2": "broken", "3": "a"}], ids=["mended", "gone", "followed"])
+async def test_refused_versions_are_counted_until_they_matter_no_more(after: dict[str, str]) -> None:
+    source = FakeSource(m={"1": "a"})
+    world = World(source)
+    await world.manager.start()
+    assert 'dragoman_model_refused{model="m"} 0.0' in world.page()
+    source.models["m"]["2"] = "broken"
+    for _ in range(2):
+        await world.rescan()
+        assert 'dragoman_model_refused{model="m"} 1.0' in world.page()
+    source.models["m"] = {"1": "a", **after}
+    await world.rescan()
+    assert 'dragoman_model_refused{model="m"} 0.0' in world.page()
+    source.models["m"] = {"9": "broken"}
+    await world.rescan()
+    assert 'dragoman_model_refused{model="m"} 1.0' in world.page()
+    del source.models["m"]
+    await world.rescan()
+    assert "dragoman_model_refused{" not in world.page()
+
+
 async def test_whatever_loading_raises_harms_nobody_else() -> None:
     world = World(FakeSource(m={"1": "mistaken"}, n={"1": "a"}))
     await world.manager.start()

@@ -66,6 +66,8 @@ def _saturation() -> list[str]:
     def rate(metric: str) -> str:
         return f"sum by ({MODEL}) (rate({metric}[5m]))"
 
+    # Engines at work are told without dragoman_score_seconds: the scorer is no engine, but computes beside them, in a
+    # thread and a session of its own. With it the ratio would pass 1, and a busy scorer would look like busy engines.
     return [
         _rule(
             "job_model:dragoman_queue_seconds:p95_5m",

@@ -18,6 +18,7 @@ _TARGET = f'{_SCALER},metric_name="dragoman_requests_waiting",metric_target_type
 KUBERNETES = f"""\
 kube_deployment_spec_replicas{{{_DEPLOYMENT}}} 3
 kube_deployment_status_replicas_available{{{_DEPLOYMENT}}} 2
+kube_deployment_status_replicas_ready{{{_DEPLOYMENT}}} 2
 kube_pod_container_status_restarts_total{{{_POD}}} 1
 kube_pod_container_status_waiting_reason{{{_POD},reason="CrashLoopBackOff"}} 1
 kube_horizontalpodautoscaler_spec_min_replicas{{{_SCALER}}} 1

@@ -162,6 +162,14 @@ def test_a_rollout_has_the_time_that_a_good_pod_may_take(render: Render, startup
     assert spec["minReadySeconds"] == ready
 
 
+def test_a_gateway_may_speak_tls_to_the_pods(render: Render) -> None:
+    values = {"tls": {"secretName": "certificate"}, "grpcRoute": {**VALUES["gateway"]["grpcRoute"], "backendTLS": True}}
+    documents = render(values)
+    assert faults(only(documents, "GRPCRoute"), MINORS[0]) == []
+    (port,) = only(documents, "Service", "dragoman")["spec"]["ports"]
+    assert "appProtocol" not in port
+
+
 def test_the_route_lets_nobody_administrate(render: Render) -> None:
     (rule,) = only(render(VALUES["gateway"]), "GRPCRoute")["spec"]["rules"]
     services = [match["method"] for match in rule["matches"]]

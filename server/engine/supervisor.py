@@ -150,6 +150,8 @@ class Supervisor:
         if self._watching is not None:
             self._watching.cancel()
         self._close_models()
+        for site in self._sites:  # whoever still holds this has no more than that
+            site.engines.clear()
 
     async def _load(self, site: _Site) -> HostedModel:
         while not site.host.ready:
@@ -243,14 +245,18 @@ class Supervisor:
     async def _watch(self) -> None:
         """Ends the requests of engines that hang in this process; workers are watched by whoever keeps them."""
         every = min(WATCH_SECONDS, self._options.hang_seconds / 4)
-        watchdog: Watchdog[Engine] = Watchdog(math.ceil(self._options.hang_seconds / every))
+        watchdog: Watchdog[int] = Watchdog(math.ceil(self._options.hang_seconds / every))
         while True:
             await asyncio.sleep(every)
-            own = {engine: site for site in self._sites if not site.host.revives for engine in site.engines}
-            for engine in watchdog.look({engine: engine.turns for engine in own if engine.busy}):
-                if engine not in self._hanging:
-                    log.error("an engine hangs", engine=engine.index, seconds=self._options.hang_seconds)
-                    self._give_up(own[engine], engine)
+            self._look(watchdog)
+
+    def _look(self, watchdog: Watchdog[int]) -> None:
+        own = {each.index: (site, each) for site in self._sites if not site.host.revives for each in site.engines}
+        for index in watchdog.look({index: engine.turns for index, (_, engine) in own.items() if engine.busy}):
+            site, engine = own[index]
+            if engine not in self._hanging:
+                log.error("an engine hangs", engine=index, seconds=self._options.hang_seconds)
+                self._give_up(site, engine)
 
     def _join(self, engine: Engine, deadline: float | None) -> None:
         while not engine.ended and engine not in self._hanging and _left(deadline) != 0:

@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 from hypothesis import strategies as st
 
 from dragoman.v1 import generation_pb2 as pb
+from server.api.wire import varint
 
 MOST_CHANGES = 4  # of one message
 DEPTH = 4
@@ -217,13 +218,3 @@ def nest(number: int, depth: int) -> bytes:
     for _ in range(depth):
         wire = varint(number << 3 | 2) + varint(len(wire)) + wire
     return wire
-
-
-def varint(number: int) -> bytes:
-    """As protobuf writes it."""
-    encoded = bytearray()
-    while number > 127:
-        encoded.append(number & 127 | 128)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)

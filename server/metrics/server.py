@@ -115,10 +115,6 @@ class ServerMetrics(Collector):
         """A worker process was started anew. For use from any thread."""
         self._workers.restarted(worker, reason)
 
-    def worker_gone(self, worker: str) -> None:
-        """There is no such worker any more, and nothing is said of it."""
-        self._workers.forget(worker)
-
     def load(self) -> tuple[int, int]:
         """Requests in the queues of all models, and rows in use in their engines' caches."""
         models = self.models().values()

@@ -32,11 +32,6 @@ class WorkerMetrics:
     def restarted(self, worker: str, reason: RestartReason) -> None:
         self._restarts.setdefault(worker, dict.fromkeys(get_args(RestartReason), 0))[reason] += 1
 
-    def forget(self, worker: str) -> None:
-        self._up.pop(worker, None)
-        self._processes.pop(worker, None)
-        self._restarts.pop(worker, None)
-
     def collect(self) -> Iterable[Metric]:
         up = GaugeMetricFamily("dragoman_worker_up", "1 where a worker process runs", labels=["worker"])
         restarts = CounterMetricFamily(

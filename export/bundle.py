@@ -37,7 +37,7 @@ def export_run(
     Args:
         run: a directory that dragoman-train wrote.
         bundle: the directory to make; a hidden one beside it holds the files meanwhile.
-        say: takes lines for the user.
+        say: takes lines for the user; what it raises ends the export.
 
     Raises:
         ExportError: the run can't be read, the options make no sense, the bundle exists, or the check failed. Nothing
@@ -65,6 +65,7 @@ def export_run(
         raise ExportError(f"{bundle} can't be made: {error.strerror}") from error
     try:
         manifest, report = _build(loaded, data, sources, folder, options, say)
+        say(f"putting {bundle} into its place")
         folder.chmod(0o755)  # mkdtemp makes it for its user alone
         _put(folder, bundle)
     except OSError as error:

@@ -70,14 +70,22 @@ def export(
         print(f"error: {lacking(error, 'export')}", file=sys.stderr)
         raise typer.Exit(1) from None
 
+    console = Console(highlight=False)
+    stopped: list[int] = []
+
     def stop(number: int, _: FrameType | None) -> None:
+        stopped.append(number)
         raise SystemExit(128 + number)  # not at once: what was begun is removed first
 
+    def say(line: str) -> None:
+        if stopped:  # a library swallowed what was raised
+            raise SystemExit(128 + stopped[0])
+        console.print(line)
+
     signal.signal(signal.SIGTERM, stop)
-    console = Console(highlight=False)
     try:
         if check is not None:
-            report = check_again(check, against, device, console.print)
+            report = check_again(check, against, device, say)
             print_report(report, console)
             if report.failures:
                 raise ExportError(f"{check} is not what it should be: {report.failures[0]}")
@@ -96,7 +104,7 @@ def export(
             overwrite=overwrite,
             device=device,
         )
-        manifest, report = export_run(run, bundle, options, console.print)
+        manifest, report = export_run(run, bundle, options, say)
         print_report(report, console)
         for measured, value in manifest.quality.items():
             console.print(f"{measured}: {value:g}")

@@ -102,7 +102,8 @@ def test_a_beam_streams_its_progress_and_then_its_texts(client: Client) -> None:
     assert streamed == texts(stream.result())
     progress = [piece.progress for piece in pieces if piece.progress is not None]
     assert [each.tokens for each in progress] == sorted(each.tokens for each in progress)
-    assert progress[0].running > 0
+    assert progress  # what a slow reader has not read yet is told together, so it may be one
+    assert all(each.running + each.finished >= 2 for each in progress)
     assert progress[-1].finished >= 2
 
 

@@ -342,6 +342,28 @@ def test_terminated_export_leaves_nothing_behind(run: Path, tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
+DEAF = """
+import os, signal
+from export import bundle, cli
+
+def deaf(*arguments, load_run=bundle.load_run):
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    except BaseException:  # as tracers have it
+        pass
+    return load_run(*arguments)
+
+bundle.load_run = deaf
+cli.main()
+"""
+
+
+def test_export_ends_though_a_library_swallows_what_the_signal_raised(run: Path, tmp_path: Path) -> None:
+    command: list[str | Path] = [sys.executable, "-c", DEAF, run, tmp_path / "bundle", "--device", "cpu"]
+    assert subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_quality_is_what_the_trained_model_has(tiny_run: Path, tiny_bundle: Path) -> None:
     manifest = load_bundle(tiny_bundle).manifest
     trained = load_run(tiny_run)

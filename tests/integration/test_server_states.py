@@ -1,5 +1,6 @@
 """What the probes, grpc.health.v1 and calls say of a real server in each of its states."""
 
+import http.client
 import os
 import shutil
 import subprocess
@@ -51,11 +52,12 @@ def until(true: Callable[[], bool]) -> None:
 def probe(port: int, path: str) -> tuple[int, str]:
     """Its status and its words; 0 where there is nobody."""
     try:
-        with urllib.request.urlopen(f"http://{LOOPBACK}:{port}/{path}", timeout=10) as page:
-            return page.status, page.read().decode().strip()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode().strip()
-    except OSError:
+        try:
+            with urllib.request.urlopen(f"http://{LOOPBACK}:{port}/{path}", timeout=10) as page:
+                return page.status, page.read().decode().strip()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode().strip()
+    except (OSError, http.client.HTTPException):  # it may also go in the middle of its answer
         return 0, ""
 
 

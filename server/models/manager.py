@@ -219,6 +219,7 @@ class ModelManager:
         if version is not None and version not in model.found:
             raise UnknownModelError(f"there is no version {version} of model {split(name)[0]} in {self.source.path}")
         model.forget_failures()
+        extra = model.orders.extra
         targets = {version} if version is not None else set(model.versions)
         if version is None:
             model.orders = Orders()
@@ -234,6 +235,9 @@ class ModelManager:
             state = model.versions.get(version)
             problem = model.found[version].problem or model.problem(version)
             if problem or state is None or state.loaded is None:
+                # What could not be done is no order for later: only repository.yaml says whether it is still wanted.
+                model.orders = replace(model.orders, extra=extra)
+                self._arrange()
                 raise NotLoadedError(f"version {version} of model {split(name)[0]} was not loaded: {problem}")
         elif failures:
             raise NotLoadedError(failures[0])

@@ -255,6 +255,29 @@ async def test_refused_versions_are_counted_until_they_matter_no_more(after: dic
     assert "dragoman_model_refused{" not in world.page()
 
 
+async def test_a_version_that_was_tried_by_hand_in_vain_counts_only_as_long_as_the_settings_want_it() -> None:
+    source = FakeSource(m={"1": "a", "2": "broken"})
+    world = World(source)
+    await world.manager.start()
+    with pytest.raises(NotLoadedError, match="/models/m/2 is broken"):
+        await world.manager.load("m@2")
+    assert 'dragoman_model_refused{model="m"} 1.0' in world.page()
+    source.settings = RepositorySettings(models={"m": ModelSettings(Pinned(frozenset({"1"})))})
+    await world.rescan()
+    assert 'dragoman_model_refused{model="m"} 0.0' in world.page()
+    with pytest.raises(NotLoadedError, match="/models/m/2 is broken"):
+        await world.manager.load("m@2")
+    assert 'dragoman_model_refused{model="m"} 0.0' in world.page()
+    source.models["m"]["2"] = "mended"
+    await world.rescan()
+    assert world.answers("m@2") == "NOT_FOUND"  # nobody wants it now
+    await world.manager.load("m@2")
+    source.models["m"]["2"] = "broken"
+    await world.rescan()
+    assert (world.answers("m@2"), world.answers("m")) == ("m@2", "m@1")  # an order that was carried out holds
+    assert 'dragoman_model_refused{model="m"} 1.0' in world.page()
+
+
 async def test_whatever_loading_raises_harms_nobody_else() -> None:
     world = World(FakeSource(m={"1": "mistaken"}, n={"1": "a"}))
     await world.manager.start()

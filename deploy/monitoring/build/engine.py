@@ -176,6 +176,12 @@ def _requests() -> list[Panel]:
 def _scorer() -> list[Panel]:
     return [
         percentiles("Scorer run", "One teacher-forced run, beside the engines.", "dragoman_score_seconds"),
+        graph(
+            "Scorer at work",
+            "Share of the time in which the scorer computes, of each server.",
+            "percentunit",
+            Query(rate("dragoman_score_seconds_sum", "instance, model"), "{{model}} {{instance}}"),
+        ),
         graph("Targets per run", "Mean.", "short", Query(mean("dragoman_score_rows", "model"), "{{model}}")),
         graph("Scored tokens", "A second.", "short", Query(rate("dragoman_scored_tokens_total", "model"), "{{model}}")),
     ]

@@ -78,6 +78,12 @@ def _saturation() -> list[str]:
             f"(\n  {rate('dragoman_encode_seconds_sum')}\n  + {rate('dragoman_step_seconds_sum')}\n"
             f"  + {rate('dragoman_branch_seconds_total')}\n) / count by ({MODEL}) (dragoman_rows)",
         ),
+        # A model's version has one in each server: that of the busiest, which the idle ones of others can't hide.
+        _rule(
+            "job_model:dragoman_scorer_busy:max_rate5m",
+            f"max by ({MODEL}) (\n"
+            f"  sum by ({MODEL}, instance, version) (rate(dragoman_score_seconds_sum[5m]))\n)",
+        ),
         _rule(
             "job_model:dragoman_rows_used:ratio_avg5m",
             f"sum by ({MODEL}) (avg_over_time(dragoman_rows_running[5m]))\n/ sum by ({MODEL}) (dragoman_rows)",

@@ -81,8 +81,7 @@ def _saturation() -> list[str]:
         # A model's version has one in each server: that of the busiest, which the idle ones of others can't hide.
         _rule(
             "job_model:dragoman_scorer_busy:max_rate5m",
-            f"max by ({MODEL}) (\n"
-            f"  sum by ({MODEL}, instance, version) (rate(dragoman_score_seconds_sum[5m]))\n)",
+            f"max by ({MODEL}) (\n  sum by ({MODEL}, instance, version) (rate(dragoman_score_seconds_sum[5m]))\n)",
         ),
         _rule(
             "job_model:dragoman_rows_used:ratio_avg5m",

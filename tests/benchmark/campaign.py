@@ -29,7 +29,7 @@ def measure(
     Raises:
         ActorError, ServerStartError: a contender failed.
     """
-    outcome = Outcome(_describe(bundle), workload.title)
+    outcome = Outcome(describe_model(bundle), workload.title)
     with ExitStack() as stack:
         translators = None
         if effort.ctranslate2 and (effort.greedy or effort.beam):
@@ -51,7 +51,8 @@ def samples_ahead(effort: Effort) -> int:
     return greedy * effort.greedy + beam * effort.beam + short_list * effort.short_list + 3 * effort.ctranslate2
 
 
-def _describe(bundle: Bundle) -> str:
+def describe_model(bundle: Bundle) -> str:
+    """Name, shape and precision."""
     manifest = bundle.manifest
     shape = manifest.shape
     return (

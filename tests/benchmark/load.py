@@ -32,13 +32,13 @@ class LoadGenerator:
 
     Args:
         address: host and port of the server.
-        server_pid: its process, whose processor time is reported beside our own.
-        method: "Generate" or "GenerateBatch".
+        server_pid: its process, whose processor time, with that of its children, is reported beside our own.
+        method: "Generate" or "GenerateBatch"; or the path of another one, for those who override `count`.
         requests: serialised messages, sent in turn, over and over.
     """
 
     def __init__(self, address: tuple[str, int], server_pid: int, method: str, requests: Sequence[bytes]) -> None:
-        self.target = (*address, SERVICE + method)
+        self.target = (*address, method if method.startswith("/") else SERVICE + method)
         self.server = psutil.Process(server_pid)
         self.batch = method == "GenerateBatch"
         self.requests = requests
@@ -51,6 +51,7 @@ class LoadGenerator:
         multiple of that number (one at least) has ended since: calls of equal length run in lockstep, and a wave counts
         whole or not at all.
         """
+        server = self._processes()
         with _Flight(self.target, min(CONNECTIONS, concurrency)) as flight:
             for request in islice(self.turn, concurrency):
                 flight.start(request, time.perf_counter())
@@ -62,7 +63,7 @@ class LoadGenerator:
                     if clock is not None:
                         calls.append(call)
                     elif ended == concurrency:
-                        clock = _Clock(self.server)
+                        clock = _Clock(server)
                     flight.start(next(self.turn), time.perf_counter())
             sample = self._sample(calls, clock)
             flight.finish()
@@ -78,7 +79,7 @@ class LoadGenerator:
         due = [draw.expovariate(rate)]
         while due[-1] < seconds:
             due.append(due[-1] + draw.expovariate(rate))
-        clock = _Clock(self.server)
+        clock = _Clock(self._processes())
         calls = self.arrive(due, clock.started)
         return self._sample(calls, clock)
 
@@ -111,18 +112,27 @@ class LoadGenerator:
                 answers.update((int(call.due), call.answer) for call in flight.wait(PATIENCE))
             return [answers[i] for i in range(sent)]
 
+    def _processes(self) -> list[psutil.Process]:
+        """Of the server; looking for them takes too long to do it while calls run."""
+        return [self.server, *self.server.children(recursive=True)]
+
     def _sample(self, calls: list[Call], clock: "_Clock") -> Sample:
         seconds, cpu_seconds = clock.seconds, clock.cpu_seconds()
         answered = [call for call in calls if call.answer is not None]
-        responses = [response for call in answered for response in self._responses(call.answer or b"")]
+        counted = [self.count(call.answer or b"") for call in answered]
         return Sample(
             seconds=seconds,
-            tokens=sum(tokens(response) for response in responses),
-            sequences=len(responses),
+            tokens=sum(tokens for tokens, _ in counted),
+            sequences=sum(sequences for _, sequences in counted),
             latencies=[call.done - call.due for call in answered],
             failed=len(calls) - len(answered),
             cpu_seconds=cpu_seconds,
         )
+
+    def count(self, answer: bytes) -> tuple[int, int]:
+        """Tokens and sequences in an answer."""
+        responses = self._responses(answer)
+        return sum(map(tokens, responses)), len(responses)
 
     def _responses(self, answer: bytes) -> list[pb.GenerateResponse]:
         if not self.batch:
@@ -139,7 +149,7 @@ def tokens(response: pb.GenerateResponse) -> int:
 class _Clock:
     """Wall clock and processor time of both processes, from its making on."""
 
-    def __init__(self, server: psutil.Process) -> None:
+    def __init__(self, server: Sequence[psutil.Process]) -> None:
         self.server = server
         self._cpu = self._read()
         self.started = time.perf_counter()
@@ -152,8 +162,8 @@ class _Clock:
         return {name: now - self._cpu[name] for name, now in self._read().items()}
 
     def _read(self) -> dict[str, float]:
-        times = self.server.cpu_times()
-        return {"server": times.user + times.system, "load": time.process_time()}
+        times = [process.cpu_times() for process in self.server]
+        return {"server": sum(t.user + t.system for t in times), "load": time.process_time()}
 
 
 class _Flight:

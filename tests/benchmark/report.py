@@ -15,17 +15,7 @@ BUSY = 0.5  # load average by core from which on others disturb
 
 def markdown(outcomes: Sequence[Outcome], machine: dict[str, Any]) -> str:
     """The whole report."""
-    packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
-    parts = [
-        "# Benchmark",
-        (
-            f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, load average "
-            f"{machine['load_average_before']} before the start; Python {machine['python']}, {packages}; "
-            f"commit {machine['commit']}; `{machine['command']}`."
-        ),
-        *_busy(machine),
-        _reading_help(),
-    ]
+    parts = ["# Benchmark", *heading(machine), _reading_help()]
     for outcome in outcomes:
         parts += [f"## {outcome.model}", f"Inputs: {outcome.inputs}."]
         if outcome.greedy:
@@ -35,6 +25,17 @@ def markdown(outcomes: Sequence[Outcome], machine: dict[str, Any]) -> str:
         if outcome.short_lists:
             parts += short_list_sections(outcome.short_lists)
     return "\n\n".join(parts) + "\n"
+
+
+def heading(machine: dict[str, Any]) -> list[str]:
+    """What was measured on, with a warning where others used it."""
+    packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
+    described = (
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, load average "
+        f"{machine['load_average_before']} before the start; Python {machine['python']}, {packages}; "
+        f"commit {machine['commit']}; `{machine['command']}`."
+    )
+    return [described, *_busy(machine)]
 
 
 def _busy(machine: dict[str, Any]) -> list[str]:

@@ -72,29 +72,34 @@ def real_words(bundle: Bundle, count: int) -> Workload:
             {line.split()[0] for line in TEST_WORDS.read_text(encoding="utf-8").splitlines() if line.strip()}
         )
         random.Random(SEED).shuffle(words)
-        return _encoded(bundle, "words of the CMU dictionary's test set", words[:count], limit)
+        return encoded(bundle, "words of the CMU dictionary's test set", words[:count], limit)
     examples = bundle.manifest.examples
     if not examples:
         raise BundleError(
             f"{bundle.path}: the manifest has no examples, and {TEST_WORDS} is not there to take words from"
         )
     repeated = [examples[i % len(examples)] for i in range(count)]
-    return _encoded(bundle, f"the bundle's {len(examples)} examples, repeated", repeated, limit)
+    return encoded(bundle, f"the bundle's {len(examples)} examples, repeated", repeated, limit)
 
 
 def random_symbols(bundle: Bundle, count: int, source_tokens: int, target_tokens: int) -> Workload:
     """Texts of exactly `source_tokens` tokens (the end token counted), answered by exactly `target_tokens`."""
     draw = random.Random(SEED)
-    special = {bundle.manifest.tokens.pad, bundle.manifest.tokens.unknown}
-    special |= {bundle.manifest.tokens.begin, bundle.manifest.tokens.end}
-    ids = [i for i in range(bundle.manifest.shape.source_vocabulary) if i not in special]
-    symbols = [bundle.source_tokenizer.id_to_token(i) or "" for i in ids]
-    texts = [" ".join(draw.choices(symbols, k=source_tokens - 1)) for _ in range(count)]
+    texts = [random_text(bundle, source_tokens - 1, draw) for _ in range(count)]
     title = f"random symbols, {source_tokens} source and {target_tokens} target tokens each"
-    return _encoded(bundle, title, texts, target_tokens)
+    return encoded(bundle, title, texts, target_tokens)
 
 
-def _encoded(bundle: Bundle, title: str, texts: list[str], max_new_tokens: int) -> Workload:
+def random_text(bundle: Bundle, symbols: int, draw: random.Random) -> str:
+    """So many of the model's words."""
+    tokens = bundle.manifest.tokens
+    special = {tokens.pad, tokens.unknown, tokens.begin, tokens.end}
+    ids = [i for i in range(bundle.manifest.shape.source_vocabulary) if i not in special]
+    return " ".join(bundle.source_tokenizer.id_to_token(i) or "" for i in draw.choices(ids, k=symbols))
+
+
+def encoded(bundle: Bundle, title: str, texts: list[str], max_new_tokens: int) -> Workload:
+    """Of those texts that have no unknown token."""
     encodings = bundle.source_tokenizer.encode_batch(texts)
     known = [e for e in encodings if bundle.manifest.tokens.unknown not in e.ids]
     kept = [t for t, e in zip(texts, encodings, strict=True) if bundle.manifest.tokens.unknown not in e.ids]

@@ -1,0 +1,140 @@
+"""`python -m tests.benchmark.servers`: measures the server beside Triton and a plain asyncio server."""
+
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from dragoman.local import ServerStartError
+from export.errors import ExportError
+from server.bundle.load import Bundle, BundleError, load_bundle, shipped_bundle
+from server.bundle.manifest import MANIFEST_FILE
+from tests.benchmark.actor import ActorError
+from tests.benchmark.base_model import base_bundle
+from tests.benchmark.bundle_weights import UnreadableGraphError, load_model
+from tests.benchmark.campaign import describe_model
+from tests.benchmark.cli import BUILD, Model
+from tests.benchmark.ctranslate2_model import convert
+from tests.benchmark.machine import describe
+from tests.benchmark.servers.campaign import Campaign, Effort
+from tests.benchmark.servers.inputs import Inputs, sentence_inputs, word_inputs
+from tests.benchmark.servers.kernels import fastest_kernels
+from tests.benchmark.servers.plot import draw
+from tests.benchmark.servers.report import markdown
+from tests.benchmark.servers.results import ModelResults, Results
+from tests.benchmark.servers.systems import NAMES, systems
+from tests.benchmark.servers.translation import SOURCE_TOKENIZER, TARGET_TOKENIZER
+from tests.benchmark.servers.triton_setup import PINNED, TritonSetupError, set_up_triton
+
+MODULE = "tests.benchmark.servers"
+WORDS = 1024
+COMPUTE_TYPES = {"fp32": "float32", "int8": "int8"}
+UNFINISHED = 3  # exit status
+
+
+class Server(StrEnum):
+    """Which server to measure; see NAMES."""
+
+    dragoman = "dragoman"
+    dragoman_infer = "dragoman-infer"
+    triton = "triton"
+    batching = "batching"
+    single = "single"
+
+
+def main(
+    model: Annotated[
+        Model, typer.Option(help="The shipped bundle, the base shape with random weights, or both.")
+    ] = Model.both,
+    server: Annotated[list[Server] | None, typer.Option(help="Only this one; may be repeated.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="One round of short samples.")] = False,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Samples of each point.")] = None,
+    open_rounds: Annotated[int, typer.Option(min=0, help="Samples of each point with random arrivals.")] = 1,
+    seconds: Annotated[float | None, typer.Option(min=0.05, help="Length of a sample, about.")] = None,
+    add: Annotated[bool, typer.Option("--add", help="Go on from what was measured before.")] = False,
+    stop_after: Annotated[
+        float | None, typer.Option(help=f"Begin nothing new after so many seconds, and exit with {UNFINISHED}.")
+    ] = None,
+    serve: Annotated[str, typer.Option(help="More arguments of dragoman-serve, in one string.")] = "",
+    output: Annotated[Path, typer.Option(help="Where servers.md, servers.json and the pictures go.")] = BUILD,
+) -> None:
+    """Measures Dragoman beside Triton and plain asyncio servers, over the same model, with 1 to 128 callers."""
+    started = time.monotonic()
+    console = Console()
+    effort = Effort(
+        seconds=seconds or (0.5 if quick else 1.0),
+        open_seconds=1.5 if quick else 4.0,
+        rounds=rounds or (1 if quick else 3),
+        open_rounds=open_rounds,
+    )
+    output.mkdir(parents=True, exist_ok=True)
+    kept = output / "servers.json"
+    if add and kept.exists():
+        results = Results.model_validate_json(kept.read_text(encoding="utf-8"))
+    else:
+        results = Results(machine=describe(MODULE))
+    names = [s.value for s in server] if server else list(NAMES)
+
+    def notify(what: str) -> None:
+        console.print(what, markup=False, highlight=False)
+
+    finished = True
+    try:
+        if "triton" in names:
+            notify(f"setting up {PINNED[0]}")
+        triton = set_up_triton(BUILD.resolve() / "triton") if "triton" in names else None
+        for label in [Model.shipped, Model.base] if model is Model.both else [model]:
+            if not finished:
+                break
+            bundle, converted, inputs = _prepare(label)
+            found = results.models.setdefault(label.value, _nothing(bundle, inputs))
+            if found.kernels is None:
+                found.kernels = fastest_kernels(bundle, converted, inputs.workload, effort.seconds / 2, notify)
+            compute_type = COMPUTE_TYPES[bundle.manifest.precision]
+            measured = systems(names, bundle, converted, found.kernels, compute_type, triton, serve.split())
+            campaign = Campaign(bundle, converted, inputs, measured, effort, found, notify)
+            for piece in campaign.pieces():
+                if stop_after is not None and time.monotonic() - started > stop_after:
+                    finished = False
+                    break
+                notify(f"{label.value}: {piece.what}")
+                piece.work()
+                results.write(kept)
+    except (ActorError, BundleError, ExportError, ServerStartError, TritonSetupError, UnreadableGraphError) as error:
+        console.print(f"benchmark: {error}", style="red", markup=False)
+        raise typer.Exit(1) from None
+    if not finished:
+        notify(f"Not finished; --add goes on from {kept}.")
+        raise typer.Exit(UNFINISHED)
+    report(results, output)
+    console.print((output / "servers.md").read_text(encoding="utf-8"), markup=False, highlight=False, soft_wrap=True)
+    console.print(f"Written to {output / 'servers.md'} and {kept}, with pictures beside them.")
+
+
+def report(results: Results, output: Path) -> None:
+    """Writes the page and the pictures."""
+    pictures = {label: f"servers-{label}.png" for label in results.models}
+    for label, found in results.models.items():
+        draw(found, output / pictures[label])
+    (output / "servers.md").write_text(markdown(results, pictures), encoding="utf-8")
+
+
+def _prepare(label: Model) -> tuple[Bundle, Path, Inputs]:
+    """The bundle, the same for CTranslate2 with its tokenizers, and what is asked."""
+    bundle = load_bundle(shipped_bundle() if label is Model.shipped else base_bundle(BUILD))
+    converted = BUILD.resolve() / f"ctranslate2-{label.value}-text"
+    manifest, of = (bundle.path / MANIFEST_FILE).read_bytes(), converted / "converted-from.json"
+    if not of.exists() or of.read_bytes() != manifest:  # it has every file's hash
+        convert(load_model(bundle), bundle.source_tokenizer, bundle.target_tokenizer, converted)
+        bundle.source_tokenizer.save(str(converted / SOURCE_TOKENIZER))
+        bundle.target_tokenizer.save(str(converted / TARGET_TOKENIZER))
+        of.write_bytes(manifest)
+    inputs = word_inputs(bundle, WORDS) if label is Model.shipped else sentence_inputs(bundle)
+    return bundle, converted, inputs
+
+
+def _nothing(bundle: Bundle, inputs: Inputs) -> ModelResults:
+    return ModelResults(model=describe_model(bundle), inputs=inputs.workload.title)

@@ -13,7 +13,16 @@ from dragoman import messages
 from dragoman.batch import Batch
 from dragoman.channel import CHANNEL_OPTIONS, DEFAULT_ADDRESS, UNREADY_OPTIONS, target
 from dragoman.credentials import Tls, call_metadata, channel_credentials, channel_options
-from dragoman.errors import CallCancelledError, DragomanError, ItemError, NotFoundError, ServerError, from_rpc_error
+from dragoman.diagnosis import Diagnosis
+from dragoman.errors import (
+    CallCancelledError,
+    DragomanError,
+    ItemError,
+    NotFoundError,
+    ServerError,
+    UnavailableError,
+    from_rpc_error,
+)
 from dragoman.fields import Side, Source, Target
 from dragoman.messages import Call
 from dragoman.names import Metadata, named
@@ -43,10 +52,10 @@ class AsyncClient:
         api_key: str | None = None,
     ) -> None:
         self._address = address if isinstance(address, str) else ",".join(address)
-        self._target = target(address)
+        credentials, options = channel_credentials(tls), channel_options(tls)
+        self._diagnosis = Diagnosis(self._address, target(address), credentials, options)
         self._timeout = timeout
         self._retry = retry or RetryPolicy()
-        self._credentials, self._options = channel_credentials(tls), channel_options(tls)
         self._metadata = call_metadata(api_key)
 
     async def generate(
@@ -61,7 +70,7 @@ class AsyncClient:
         """As Client.generate_stream; iterate with `async for`."""
         call = messages.generate_stream(source, **options)
         return AsyncGenerationStream(
-            self._stub.GenerateStream, call, self._attempts(timeout), self._address, self._metadata
+            self._stub.GenerateStream, call, self._attempts(timeout), self._diagnosis, self._metadata
         )
 
     async def generate_batch(
@@ -175,10 +184,11 @@ class AsyncClient:
         return self._open(UNREADY_OPTIONS)
 
     def _open(self, options: list[tuple[str, str | int]]) -> Any:
-        options = [*options, *self._options]
-        if self._credentials is None:
-            return grpc.aio.insecure_channel(self._target, options)
-        return grpc.aio.secure_channel(self._target, self._credentials, options)
+        way = self._diagnosis
+        options = [*options, *way.options]
+        if way.credentials is None:
+            return grpc.aio.insecure_channel(way.target, options)
+        return grpc.aio.secure_channel(way.target, way.credentials, options)
 
     @cached_property
     def _stub(self) -> Any:
@@ -209,7 +219,7 @@ class AsyncClient:
                 failure = from_rpc_error(error, self._address, attempts.request_id)
                 delay = attempts.delay_after(failure)
                 if delay is None:
-                    raise attempts.outcome(failure) from error
+                    raise await asyncio.to_thread(self._diagnosis.of, failure) from error
             await asyncio.sleep(delay)
 
     async def _many(
@@ -254,7 +264,10 @@ class AsyncClient:
                 try:
                     pipeline.answered(event, event.call.parse(await done))
                 except grpc.RpcError as error:
-                    pipeline.failed(event, from_rpc_error(error, self._address, event.attempts.request_id))
+                    try:
+                        pipeline.failed(event, from_rpc_error(error, self._address, event.attempts.request_id))
+                    except UnavailableError as failure:
+                        raise await asyncio.to_thread(self._diagnosis.of, failure) from error
                 except DragomanError as error:
                     pipeline.failed(event, error)
         finally:
@@ -277,14 +290,14 @@ class AsyncGenerationStream(AsyncIterator[Piece]):
         method: Any,
         call: Call[tuple[Piece, Result | None]],
         attempts: Attempts,
-        address: str,
+        diagnosis: Diagnosis,
         metadata: Metadata | None,
     ) -> None:
         self._method = method
         self._metadata = named(metadata, attempts.request_id)
         self._call = call
         self._attempts = attempts
-        self._address = address
+        self._diagnosis = diagnosis
         self._result: Result | None = None
         self._started = False
         self._given_up = False
@@ -295,11 +308,11 @@ class AsyncGenerationStream(AsyncIterator[Piece]):
             try:
                 message = await self._stream.read()
             except grpc.RpcError as error:
-                failure = from_rpc_error(error, self._address, self._attempts.request_id)
+                failure = from_rpc_error(error, self._diagnosis.address, self._attempts.request_id)
                 # What has been handed on cannot be taken back, so only an unstarted stream is opened again.
                 delay = None if self._started else self._attempts.delay_after(failure)
                 if delay is None:
-                    raise self._attempts.outcome(failure) from error
+                    raise await asyncio.to_thread(self._diagnosis.of, failure) from error
                 await asyncio.sleep(delay)
                 self._stream = self._open()
                 continue

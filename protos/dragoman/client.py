@@ -13,7 +13,15 @@ from dragoman import messages
 from dragoman.batch import Batch
 from dragoman.channel import CHANNEL_OPTIONS, DEFAULT_ADDRESS, UNREADY_OPTIONS, target
 from dragoman.credentials import Tls, call_metadata, channel_credentials, channel_options
-from dragoman.errors import DragomanError, ItemError, NotFoundError, ServerError, from_rpc_error
+from dragoman.diagnosis import Diagnosis
+from dragoman.errors import (
+    DragomanError,
+    ItemError,
+    NotFoundError,
+    ServerError,
+    UnavailableError,
+    from_rpc_error,
+)
 from dragoman.fields import Side, Source, Target
 from dragoman.messages import Call
 from dragoman.names import Metadata, named
@@ -57,13 +65,9 @@ class Client:
         self._timeout = timeout
         self._retry = retry or RetryPolicy()
         self._metadata = call_metadata(api_key)
-        credentials, reached = channel_credentials(tls), target(address)
-        self._channel, self._unready = (
-            grpc.insecure_channel(reached, [*options, *channel_options(tls)])
-            if credentials is None
-            else grpc.secure_channel(reached, credentials, [*options, *channel_options(tls)])
-            for options in (CHANNEL_OPTIONS, UNREADY_OPTIONS)
-        )
+        self._diagnosis = Diagnosis(self._address, target(address), channel_credentials(tls), channel_options(tls))
+        self._channel = self._diagnosis.channel(CHANNEL_OPTIONS)
+        self._unready = self._diagnosis.channel(UNREADY_OPTIONS)
         self._stub: Any = GenerationServiceStub(self._channel)
         self._admin: Any = AdminServiceStub(self._unready)
 
@@ -80,7 +84,9 @@ class Client:
         that tell its progress. Several hypotheses come mixed; `Piece.hypothesis` tells them apart.
         """
         call = messages.generate_stream(source, **options)
-        return GenerationStream(self._stub.GenerateStream, call, self._attempts(timeout), self._address, self._metadata)
+        return GenerationStream(
+            self._stub.GenerateStream, call, self._attempts(timeout), self._diagnosis, self._metadata
+        )
 
     def generate_batch(
         self, sources: Iterable[Source], *, timeout: float | None = None, **options: Unpack[GenerateOptions]
@@ -241,7 +247,7 @@ class Client:
                 failure = from_rpc_error(error, self._address, attempts.request_id)
                 delay = attempts.delay_after(failure)
                 if delay is None:
-                    raise attempts.outcome(failure) from error
+                    raise self._diagnosis.of(failure) from error
             time.sleep(delay)
 
     def _many(self, sources: Iterable[Source], pipeline: Pipeline) -> Iterator[Result | ItemError]:
@@ -278,7 +284,10 @@ class Client:
                 try:
                     pipeline.answered(job, job.call.parse(done.result()))
                 except grpc.RpcError as error:
-                    pipeline.failed(job, from_rpc_error(error, self._address, job.attempts.request_id))
+                    try:
+                        pipeline.failed(job, from_rpc_error(error, self._address, job.attempts.request_id))
+                    except UnavailableError as failure:
+                        raise self._diagnosis.of(failure) from error
                 except DragomanError as error:
                     pipeline.failed(job, error)
         finally:
@@ -294,14 +303,14 @@ class GenerationStream(Iterator[Piece]):
         method: Any,
         call: Call[tuple[Piece, Result | None]],
         attempts: Attempts,
-        address: str,
+        diagnosis: Diagnosis,
         metadata: Metadata | None,
     ) -> None:
         self._method = method
         self._metadata = named(metadata, attempts.request_id)
         self._call = call
         self._attempts = attempts
-        self._address = address
+        self._diagnosis = diagnosis
         self._result: Result | None = None
         self._started = False
         self._messages = self._open()
@@ -315,11 +324,11 @@ class GenerationStream(Iterator[Piece]):
                     raise ServerError("the stream ended without its last message", code="INTERNAL") from None
                 raise
             except grpc.RpcError as error:
-                failure = from_rpc_error(error, self._address, self._attempts.request_id)
+                failure = from_rpc_error(error, self._diagnosis.address, self._attempts.request_id)
                 # What has been handed on cannot be taken back, so only an unstarted stream is opened again.
                 delay = None if self._started else self._attempts.delay_after(failure)
                 if delay is None:
-                    raise self._attempts.outcome(failure) from error
+                    raise self._diagnosis.of(failure) from error
                 time.sleep(delay)
                 self._messages = self._open()
                 continue

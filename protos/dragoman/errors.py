@@ -10,16 +10,22 @@ from google.rpc import error_details_pb2, status_pb2
 
 from dragoman.names import REQUEST_ID
 
+Unconnected = Literal["tls", "closed", "network"]
+
 _STATUS_DETAILS_KEY = "grpc-status-details-bin"
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 # gRPC's words for what may come between, and ours.
-_UNREADY = {"backend unhealthy": "it is not ready: its model is loading, or it is shutting down"}
+_NOT_READY = "it is not ready: its model is loading, or it is shutting down"
+_UNREADY = {"backend unhealthy": _NOT_READY}
+_OTHER_NAME = "the server's certificate is for another name; if that is the server meant, give its name (--server-name)"
 _TLS_FAULTS = {
     "CERTIFICATE_VERIFY_FAILED": "nobody who is trusted here has signed the server's certificate, or it has expired",
     "WRONG_VERSION_NUMBER": "it does not talk TLS",
-    "Hostname Verification": "the server's certificate is for another name",
-    "is not in peer certificate": "the server's certificate is for another name",
+    "Hostname Verification": _OTHER_NAME,
+    "is not in peer certificate": _OTHER_NAME,
 }
+_CLOSED = re.compile("socket closed|connection reset by peer|end of tcp stream", re.IGNORECASE)
+_BEHIND = "something listens there, but speaks TLS alone, wants a client's certificate, or has no server behind it"
 # Of which the server's log may tell more; other failures say all themselves.
 _SERVER_FAULTS = {"INTERNAL", "UNKNOWN", "DATA_LOSS", "UNAVAILABLE", "DEADLINE_EXCEEDED"}
 # For a connection that never came about; the reason stands after the last colon.
@@ -100,12 +106,12 @@ class UnavailableError(DragomanError):
     """No server answers at the address, or it is loading or draining.
 
     Attributes:
-        unconnected: why no connection came about: "tls" where client and server do not agree on TLS, else "network";
-            None where that is not why.
+        unconnected: why no connection came about: "tls" where client and server do not agree on TLS, "closed" where
+            what listens there hangs up, else "network"; None where that is not why.
     """
 
     code = "UNAVAILABLE"
-    unconnected: Literal["tls", "network"] | None = None
+    unconnected: Unconnected | None = None
 
 
 class CallCancelledError(DragomanError):
@@ -176,10 +182,10 @@ def from_rpc_error(error: Any, address: str, request_id: str | None = None) -> D
         elif key == REQUEST_ID:
             request_id = value
     message = error.details() or ""
-    unconnected: Literal["tls", "network"] | None = None
+    unconnected: Unconnected | None = None
     if error.code() is grpc.StatusCode.UNAVAILABLE and _NO_CONNECTION.search(message):
         reason, unconnected = _reason(message)
-        message, request_id = f"no server can be reached at {address} ({reason})", None
+        message, request_id = _unreached(address, reason), None
     elif error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and message == "Deadline Exceeded":
         message = "the timeout passed before the answer came"
     failure = _build(error.code(), message, status.details)
@@ -192,7 +198,16 @@ def from_rpc_error(error: Any, address: str, request_id: str | None = None) -> D
     return failure
 
 
-def _reason(message: str) -> tuple[str, Literal["tls", "network"] | None]:
+def not_ready(address: str) -> UnavailableError:
+    """There is a server, and it takes no calls."""
+    return UnavailableError(_unreached(address, _NOT_READY))
+
+
+def _unreached(address: str, reason: str) -> str:
+    return f"no server can be reached at {address} ({reason})"
+
+
+def _reason(message: str) -> tuple[str, Unconnected | None]:
     """Why there is no connection, in words and as in UnavailableError."""
     for words, reason in _UNREADY.items():
         if words in message:
@@ -201,7 +216,8 @@ def _reason(message: str) -> tuple[str, Literal["tls", "network"] | None]:
         if words in message:
             return reason, "tls"
     reason = message.rpartition(": ")[2].rstrip("] ")
-    return reason[:1].lower() + reason[1:], "network"
+    reason = reason[:1].lower() + reason[1:]
+    return (f"{reason}: {_BEHIND}", "closed") if _CLOSED.search(reason) else (reason, "network")
 
 
 def from_status(status: status_pb2.Status) -> DragomanError:

@@ -152,7 +152,7 @@ class Pipeline:
         elif concerns_one_input(error):
             self._outcomes[job.index - self._first] = ItemError(job.index, error)
         else:
-            raise job.attempts.outcome(error)
+            raise error
 
     def pop(self) -> Result | ItemError | None:
         """The next outcome in order; None where it is not there yet."""

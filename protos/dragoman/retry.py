@@ -74,16 +74,13 @@ class Attempts:
         self._deadline = None if timeout is None else clock() + timeout
         self._failures = 0
         self._counted = 0
-        self._tls_fault: UnavailableError | None = None
 
     def remaining(self) -> float | None:
         """Seconds for the next attempt; None for no limit."""
         return None if self._deadline is None else max(0.0, self._deadline - self._clock())
 
     def delay_after(self, error: DragomanError) -> float | None:
-        """Seconds to wait before the next attempt; None where there is none, and `outcome(error)` is the call's."""
-        if isinstance(error, UnavailableError) and error.unconnected == "tls":
-            self._tls_fault = error
+        """Seconds to wait before the next attempt; None where there is none, and the error is the call's."""
         refused = isinstance(error, ResourceExhaustedError) and error.retry_after is not None
         if not refused and not isinstance(error, UnavailableError):
             return None
@@ -99,13 +96,3 @@ class Attempts:
         wait += wait * policy.jitter * self._chance()
         remaining = self.remaining()
         return None if remaining is not None and wait >= remaining else wait
-
-    def outcome(self, error: DragomanError) -> DragomanError:
-        """What to tell of a call whose last attempt ended with `error`.
-
-        Where a name has several addresses, as localhost has, gRPC tells of one at each attempt, not always the same:
-        that nobody listens at ::1 says less than what is wrong with TLS at 127.0.0.1.
-        """
-        if self._tls_fault is not None and isinstance(error, UnavailableError) and error.unconnected == "network":
-            return self._tls_fault
-        return error

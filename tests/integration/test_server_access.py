@@ -123,6 +123,11 @@ def test_a_certificate_for_another_name_is_refused_unless_it_is_the_name_that_is
     with pytest.raises(UnavailableError, match="the server's certificate is for another name"):
         ask(server, Tls(ca=ours.ca))
     assert ask(server, Tls(ca=ours.ca, server_name="dragoman.example")) == SOUND
+    named = ("--server-name", "dragoman.example")
+    assert "if that is the server meant, give its name (--server-name)" in command(server, "--ca", ours.ca).stderr
+    assert command(server, "--ca", ours.ca, *named).stdout == SOUND + "\n"
+    # Which is TLS by itself.
+    assert "nobody who is trusted here has signed" in command(server, *named).stderr
 
 
 def test_a_client_that_wants_tls_is_told_where_there_is_none(start_server: StartServer) -> None:
@@ -149,7 +154,7 @@ def test_mutual_tls_is_for_those_whom_we_have_signed(
     assert ask(server, Tls(ours.ca, good.cert, good.key)) == SOUND
     stranger, expired = ours.sign("stranger"), theirs.sign("client", days=-1)
     for wrong in (Tls(ours.ca), Tls(ours.ca, stranger.cert, stranger.key), Tls(ours.ca, expired.cert, expired.key)):
-        with pytest.raises(UnavailableError, match="no server can be reached"):
+        with pytest.raises(UnavailableError, match="wants a client's certificate, or has"):
             ask(server, wrong)
     assert page(server, "/livez") == "ok\n"
 

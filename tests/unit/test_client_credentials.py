@@ -1,12 +1,17 @@
 """What a client is told of credentials that can't be used, before anything is sent."""
 
 import asyncio
-import itertools
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dragoman import AsyncClient, Client, RetryPolicy, Tls, UnavailableError
 from dragoman.errors import from_rpc_error
@@ -73,7 +78,8 @@ class Failure(grpc.RpcError):
         ),
         ("Hostname Verification Check failed.", "is for another name"),
         ("Peer name a is not in peer certificate", "is for another name"),
-        ("Connection refused", "connection refused"),
+        ("Connection refused", "(connection refused)"),
+        ("Socket closed", "(socket closed: something listens there, but speaks TLS alone, wants"),
     ],
 )
 def test_what_tls_stumbles_over_is_said_in_words(words: str, reason: str) -> None:
@@ -83,33 +89,110 @@ def test_what_tls_stumbles_over_is_said_in_words(words: str, reason: str) -> Non
     assert reason in str(error)
 
 
-HANDSHAKE = "ipv4:127.0.0.1:1: Tls handshake failed: SSL_ERROR_SSL: error:1:CERTIFICATE_VERIFY_FAILED: x: OK"
-REFUSED = "ipv6:%5B::1%5D:1: Failed to connect to remote host: Connection refused"
+class _Unready(health_pb2_grpc.HealthServicer):
+    """A server that loads its model."""
+
+    def Check(self, request: Any, context: Any) -> Any:
+        return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING)
+
+    def Watch(self, request: Any, context: Any) -> Any:
+        gone = threading.Event()
+        context.add_callback(gone.set)
+        yield self.Check(request, context)
+        gone.wait(30)
 
 
-class Refusing:
-    """Stands for a stub whose server has two addresses: each attempt tells of the other one, as gRPC does."""
-
-    def __init__(self, *told: str) -> None:
-        self._told = itertools.cycle(
-            f"connections to all backends failing; last error: UNKNOWN: {each}" for each in told
+@contextmanager
+def serving(credentials: grpc.ServerCredentials | None = None) -> Iterator[int]:
+    """A server that is not ready, at a port of 127.0.0.1."""
+    with ThreadPoolExecutor(8) as pool:
+        server = grpc.server(pool)
+        health_pb2_grpc.add_HealthServicer_to_server(_Unready(), server)
+        port = (
+            server.add_insecure_port("127.0.0.1:0")
+            if credentials is None
+            else server.add_secure_port("127.0.0.1:0", credentials)
         )
+        server.start()
+        try:
+            yield port
+        finally:
+            server.stop(None).wait()
 
-    def Generate(self, request: Any, **sent: Any) -> Any:
-        raise Failure(next(self._told))
+
+@contextmanager
+def silent() -> Iterator[int]:
+    """A port of 127.0.0.1 at which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        yield probe.getsockname()[1]
 
 
-@pytest.mark.parametrize(
-    ("told", "said"),
-    [
-        ((HANDSHAKE, REFUSED), "nobody who is trusted here has signed"),
-        ((REFUSED, HANDSHAKE), "nobody who is trusted here has signed"),
-        ((REFUSED, REFUSED), "connection refused"),
-        ((HANDSHAKE, "backend unhealthy"), "it is not ready"),
-    ],
-)
-def test_of_several_addresses_the_one_with_which_tls_fails_is_told(kind: Any, told: tuple[str, str], said: str) -> None:
-    client = kind("localhost:1", retry=RetryPolicy(attempts=2, initial_delay=0.001))
-    client._stub = Refusing(*told)
-    with pytest.raises(UnavailableError, match=rf"^no server can be reached at localhost:1 \({said}"):
-        asyncio.run(client.generate("a")) if kind is AsyncClient else client.generate("a")
+def told(kind: Any, address: str, tls: Tls | bool, call: Callable[[Any], Any]) -> list[str]:
+    """What two calls of one client are told, the second of them when the first has had the news."""
+
+    async def ask() -> list[str]:
+        client = kind(address, tls=tls, retry=RetryPolicy(attempts=3, initial_delay=0.02))
+        messages = []
+        for _ in range(2):
+            try:
+                made = call(client)
+                if kind is AsyncClient:
+                    await (anext(made) if hasattr(made, "__anext__") else made)
+                elif hasattr(made, "__next__"):
+                    next(made)
+            except UnavailableError as error:
+                messages.append(str(error))
+        if kind is AsyncClient:
+            await client.close()
+        else:
+            client.close()
+        return messages
+
+    return asyncio.run(ask())
+
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "generate": lambda client: client.generate("a"),
+    "stream": lambda client: client.generate_stream("a"),
+    "many": lambda client: client.generate_many(["a"]),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_of_several_addresses_the_one_that_is_not_ready_is_told(kind: Any, name: str) -> None:
+    """And not that nobody listens at the other, as at one of localhost's."""
+    with serving() as port, silent() as other:
+        for address in (f"127.0.0.1:{port},127.0.0.1:{other}", f"localhost:{port}"):
+            said = (
+                f"no server can be reached at {address} (it is not ready: its model is loading, or it is shutting down)"
+            )
+            assert told(kind, address, False, CALLS[name]) == [said, said]
+
+
+def test_of_several_addresses_the_one_with_which_tls_fails_is_told(kind: Any, tmp_path: Path) -> None:
+    ours, others = Authority(tmp_path, "ours"), Authority(tmp_path, "others")
+    pair = ours.sign("server")
+    chain = [(pair.key.read_bytes(), pair.cert.read_bytes())]
+    credentials = grpc.ssl_server_credentials(chain)
+    mutual = grpc.ssl_server_credentials(chain, others.ca.read_bytes(), require_client_auth=True)
+    wrong: list[tuple[grpc.ServerCredentials | None, Tls | bool, str]] = [
+        (None, Tls(ca=ours.ca), "it does not talk TLS"),
+        (credentials, Tls(ca=others.ca), "nobody who is trusted here has signed the server's certificate"),
+        (credentials, Tls(ca=ours.ca, server_name="x.example"), "the server's certificate is for another name"),
+        (credentials, Tls(ca=ours.ca, server_name="localhost"), "it is not ready"),
+        (credentials, False, "something listens there, but speaks TLS alone"),
+        (mutual, Tls(ca=ours.ca, server_name="localhost"), "something listens there, but speaks TLS alone, wants"),
+    ]
+    for of_server, tls, said in wrong:
+        with serving(of_server) as port, silent() as other:
+            messages = told(kind, f"127.0.0.1:{port},127.0.0.1:{other}", tls, CALLS["generate"])
+            assert [said in message for message in messages] == [True, True], messages
+
+
+def test_where_nobody_listens_at_all_that_is_told(kind: Any) -> None:
+    with silent() as port, silent() as other:
+        address = f"127.0.0.1:{port},127.0.0.1:{other}"
+        for tls in (False, True):
+            said = f"no server can be reached at {address} (connection refused)"
+            assert told(kind, address, tls, CALLS["generate"]) == [said, said]

@@ -29,7 +29,7 @@ class Server:
         str, _option(envvar="DRAGOMAN_ADDRESS", metavar="HOST:PORT", help="The server; several with commas take turns.")
     ] = DEFAULT_ADDRESS
     timeout: Annotated[float, _option(metavar="SECONDS", min=0.001, help="For each call, retries included.")] = 60.0
-    tls: Annotated[bool, _option("--tls", help="Talk TLS. --ca and --cert imply it.")] = False
+    tls: Annotated[bool, _option("--tls", help="Talk TLS. --ca, --cert and --server-name imply it.")] = False
     ca: Annotated[
         Path | None,
         _option(
@@ -44,6 +44,14 @@ class Server:
     ] = None
     key: Annotated[
         Path | None, _option(envvar="DRAGOMAN_CLIENT_KEY", metavar="FILE", help="The private key of --cert (PEM).")
+    ] = None
+    server_name: Annotated[
+        str | None,
+        _option(
+            envvar="DRAGOMAN_SERVER_NAME",
+            metavar="NAME",
+            help="What the server's certificate is for, where that is not the host of --address, as behind a tunnel.",
+        ),
     ] = None
     api_key: Annotated[
         str | None,
@@ -71,10 +79,10 @@ class Server:
 
         if (self.cert is None) != (self.key is None):
             raise ValueError("--cert and --key need each other")
-        tls = self.tls or self.ca is not None or self.cert is not None
+        tls = self.tls or any(each is not None for each in (self.ca, self.cert, self.server_name))
         return {
             "timeout": self.timeout,
-            "tls": tls and Tls(ca=self.ca, cert=self.cert, key=self.key),
+            "tls": tls and Tls(ca=self.ca, cert=self.cert, key=self.key, server_name=self.server_name),
             "api_key": self.api_key,
         }
 

@@ -142,8 +142,14 @@ def _contents(memory: Memory) -> NDArray[np.generic]:
 
 
 def _stray(runtime: Runtime, n: int, before: dict[str, NDArray[np.generic]]) -> list[str]:
-    """What changed in the caches since before a step of `n` rows, other than one position of each row's self cache."""
+    """What changed in the caches since before a step of `n` rows, other than one position of each row's self cache.
+
+    Rows that are not in use but fill up the step, as on a GPU, may change.
+    """
     after = _snapshot(runtime)
+    for name, contents in after.items():
+        filling = slice(n, runtime.stepped(n))
+        contents[:, filling] = before[name][:, filling]
     changed = after["self"] != before["self"]  # [planes, slots, heads, positions, d_head]
     changed[:, np.arange(n), :, runtime.positions[:n]] = False
     wrong = []

@@ -1,11 +1,9 @@
 """What a model needs of a device's memory, and what there is."""
 
-import ctypes
-
 from server.bundle.manifest import Manifest
 from server.memory import free_memory, resident_memory
+from server.runtime import cuda
 from server.runtime.device import Device
-from server.runtime.memory import cuda_runtime
 
 
 def row_bytes(manifest: Manifest, itemsize: int) -> int:
@@ -42,9 +40,5 @@ def device_memory(device: Device) -> tuple[int, str, int]:
     if device.kind == "cpu":
         free, place = free_memory()
         return free, place, resident_memory()
-    cuda = cuda_runtime()
-    free_bytes, total = ctypes.c_size_t(), ctypes.c_size_t()
-    cuda.cudaSetDevice(device.index)
-    if code := cuda.cudaMemGetInfo(ctypes.byref(free_bytes), ctypes.byref(total)):
-        raise RuntimeError(f"CUDA error {code} where the free memory was asked for")
-    return free_bytes.value, "GPU", total.value - free_bytes.value
+    free, total = cuda.free_memory(device.index)
+    return free, "GPU", total - free

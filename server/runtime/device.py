@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import onnxruntime as ort
 
+from server.runtime import cuda
 from server.runtime.failures import first_line
 
 
@@ -36,12 +37,16 @@ CPU = Device("cpu")
 DEVICE_FILES = Path("/dev")  # where the driver shows GPUs, also in a container that was given some
 
 
-def open_session(path: Path, device: Device, threads: int) -> ort.InferenceSession:
+def open_session(
+    path: Path, device: Device, threads: int, stream: cuda.CudaStream | None = None, *, records: bool = False
+) -> ort.InferenceSession:
     """A session of one graph on exactly this device.
 
     Args:
         path: the ONNX file.
         threads: that compute one operator together, the calling thread included.
+        stream: of the GPU, to work on; one of its own where there is none.
+        records: whether runs can be recorded as CUDA graphs, see server.runtime.fixed.
 
     Raises:
         DeviceError: ONNX Runtime can't run the graph there. It would rather go on with the CPU; that is never wanted.
@@ -54,10 +59,17 @@ def open_session(path: Path, device: Device, threads: int) -> ort.InferenceSessi
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     providers: list[Any] = ["CPUExecutionProvider"]
     if device.kind == "cuda":
-        # One stream and same-as-requested growth: the pool is allocated once, the arena only holds activations.
+        # Same-as-requested growth: the cache pool is allocated once, the arena only holds activations.
         settings = {"device_id": str(device.index), "arena_extend_strategy": "kSameAsRequested"}
+        if stream is not None:
+            settings["user_compute_stream"] = str(stream.handle)
+        if records:
+            settings["enable_cuda_graph"] = "1"
+            options.enable_mem_pattern = False  # a recording has its memory, and nothing may be allocated meanwhile
         providers.insert(0, ("CUDAExecutionProvider", settings))
     try:
+        if device.kind == "cuda":
+            cuda.enter_thread()
         if linked := _linked_elsewhere(path):
             names, contents = list(linked), list(linked.values())
             options.add_external_initializers_from_files_in_memory(names, contents, [len(each) for each in contents])

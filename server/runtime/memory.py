@@ -1,13 +1,11 @@
 """Memory that a graph reads and writes in place, on the host or on a GPU."""
 
-import ctypes
+from collections.abc import Mapping
 from math import prod
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-from server.runtime.device import Device
 
 Array = NDArray[Any]
 
@@ -37,6 +35,42 @@ class Memory(Protocol):
 
     def read(self, plane: int, row: int) -> Array:
         """A copy of one row on the host."""
+
+
+class Stream(Protocol):
+    """A device whose memory is not the host's, and what is done there one after the other.
+
+    Attributes:
+        kind, index: how ONNX Runtime calls the device.
+    """
+
+    kind: Literal["cpu", "cuda"]
+    index: int
+
+    def allocate(self, size: int) -> int:
+        """The address of so many zeroed bytes on the device.
+
+        Raises:
+            MemoryError: there is not that much.
+        """
+
+    def free(self, address: int) -> None:
+        """Gives back what `allocate` gave."""
+
+    def host_block(self, size: int) -> NDArray[np.uint8]:
+        """Zeroed memory of the host, from and to which copies are fast and need not be waited for one by one."""
+
+    def copy(self, target: int, source: int, size: int) -> None:
+        """Copies bytes between the device and the host, or on the device, after what was asked for before.
+
+        Host memory must stay as it is until `synchronize` has returned.
+        """
+
+    def copy_lines(self, target: int, source: int, pitch: int, width: int, height: int) -> None:
+        """Copies `height` lines of `width` bytes, that begin `pitch` bytes after each other."""
+
+    def synchronize(self) -> None:
+        """Returns when all is done that was asked for."""
 
 
 class HostMemory:
@@ -69,29 +103,24 @@ class HostMemory:
         return row_values
 
 
-class CudaMemory:
-    """Memory of a GPU, allocated and copied through the CUDA runtime that ONNX Runtime itself uses.
+class StreamMemory:
+    """Memory of a device, copied in the order of its stream.
 
-    NOTE: ONNX Runtime has synchronised its stream when `run_with_iobinding` returns, and every copy here ends with a
-    synchronisation of its own, so that neither can overtake the other.
+    Copies from row to row are not waited for: whatever runs after them, runs on the same stream.
     """
 
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: Device) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: Stream) -> None:
         self.shape, self.dtype = shape, dtype
         self._plane_bytes = prod(shape[1:]) * dtype.itemsize
         self._row_bytes = prod(shape[2:]) * dtype.itemsize
         self.nbytes = shape[0] * self._plane_bytes
-        self._cuda = cuda_runtime()
-        pointer = ctypes.c_void_p()
-        _check(self._cuda, self._cuda.cudaSetDevice(device.index))
-        _check(self._cuda, self._cuda.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(self.nbytes)))
-        self._base = pointer.value or 0
+        self._stream = stream
         # Garbage beyond a row's length is never attended to, but a NaN times a zero weight would be a NaN.
-        _check(self._cuda, self._cuda.cudaMemset(pointer, 0, ctypes.c_size_t(self.nbytes)))
+        self._base = stream.allocate(self.nbytes)
 
     def __del__(self) -> None:
         if getattr(self, "_base", 0):
-            self._cuda.cudaFree(ctypes.c_void_p(self._base))
+            self._stream.free(self._base)
 
     def address(self, plane: int, row: int = 0) -> int:
         return self._base + plane * self._plane_bytes + row * self._row_bytes
@@ -99,11 +128,8 @@ class CudaMemory:
     def copy_row(self, source: int, target: int, start: int, stop: int) -> None:
         # One two-dimensional copy: a line for each plane, the whole row each. Less would be a copy for each plane, and
         # a GPU copies some megabytes in the time that it takes to tell it to.
-        pitch = ctypes.c_size_t(self._plane_bytes)
-        width, height = ctypes.c_size_t(self._row_bytes), ctypes.c_size_t(self.shape[0])
-        to, from_ = ctypes.c_void_p(self.address(0, target)), ctypes.c_void_p(self.address(0, source))
-        _check(self._cuda, self._cuda.cudaMemcpy2D(to, pitch, from_, pitch, width, height, _DEVICE_TO_DEVICE))
-        _check(self._cuda, self._cuda.cudaStreamSynchronize(None))
+        to, from_ = self.address(0, target), self.address(0, source)
+        self._stream.copy_lines(to, from_, self._plane_bytes, self._row_bytes, self.shape[0])
 
     def write(self, plane: int, row: int, values: Array) -> None:
         if values.shape[1:] != self.shape[2:]:
@@ -111,47 +137,55 @@ class CudaMemory:
             padded[..., : values.shape[-2], :] = values
             values = padded
         values = np.ascontiguousarray(values, self.dtype)
-        self._copy(self.address(plane, row), values.ctypes.data, values.nbytes, _HOST_TO_DEVICE)
+        self._stream.copy(self.address(plane, row), values.ctypes.data, values.nbytes)
+        self._stream.synchronize()  # before `values` is gone
 
     def read(self, plane: int, row: int) -> Array:
         values: Array = np.empty(self.shape[2:], self.dtype)
-        self._copy(values.ctypes.data, self.address(plane, row), values.nbytes, _DEVICE_TO_HOST)
+        self._stream.copy(values.ctypes.data, self.address(plane, row), values.nbytes)
+        self._stream.synchronize()
         return values
 
-    def _copy(self, target: int, source: int, size: int, kind: int) -> None:
-        arguments = ctypes.c_void_p(target), ctypes.c_void_p(source), ctypes.c_size_t(size), kind
-        _check(self._cuda, self._cuda.cudaMemcpy(*arguments))
+
+class Block:
+    """Arrays side by side in one piece of memory, on the device and on the host.
+
+    Args:
+        arrays: name to type and shape; the largest types first, so that each is aligned.
+
+    Attributes:
+        arrays: the host's.
+        addresses: the device's.
+    """
+
+    def __init__(self, stream: Stream, arrays: Mapping[str, tuple[type[np.generic], tuple[int, ...]]]) -> None:
+        self._stream = stream
+        lengths = [np.dtype(kind).itemsize * prod(shape) for kind, shape in arrays.values()]
+        self._host = stream.host_block(sum(lengths))
+        self._device = stream.allocate(sum(lengths))
+        self.arrays: dict[str, Array] = {}
+        self.addresses: dict[str, int] = {}
+        start = 0
+        for (name, (kind, shape)), length in zip(arrays.items(), lengths, strict=True):
+            self.arrays[name] = self._host[start : start + length].view(kind).reshape(shape)
+            self.addresses[name] = self._device + start
+            start += length
+
+    def __del__(self) -> None:
+        if getattr(self, "_device", 0):
+            self._stream.free(self._device)
+
+    def to_device(self) -> None:
+        self._stream.copy(self._device, self._host.ctypes.data, self._host.nbytes)
+
+    def to_host(self) -> None:
+        self._stream.copy(self._host.ctypes.data, self._device, self._host.nbytes)
 
 
-_HOST_TO_DEVICE, _DEVICE_TO_HOST, _DEVICE_TO_DEVICE = 1, 2, 3  # enum cudaMemcpyKind
-
-
-def allocate(shape: tuple[int, ...], dtype: np.dtype[Any], device: Device) -> Memory:
-    """Zeroed memory on a device.
+def allocate(shape: tuple[int, ...], dtype: np.dtype[Any], stream: Stream | None) -> Memory:
+    """Zeroed memory of the device of a stream, or of the host where there is none.
 
     Raises:
         MemoryError: there is not that much.
     """
-    return HostMemory(shape, dtype) if device.kind == "cpu" else CudaMemory(shape, dtype, device)
-
-
-def cuda_runtime() -> Any:
-    """The CUDA runtime library, of the newest major version that is installed.
-
-    Raises:
-        OSError: there is none.
-    """
-    for major in (13, 12):
-        try:
-            return ctypes.CDLL(f"libcudart.so.{major}")
-        except OSError as error:
-            reason = error
-    raise reason
-
-
-def _check(cuda: Any, code: int) -> None:
-    if code == 0:
-        return
-    cuda.cudaGetErrorString.restype = ctypes.c_char_p
-    message = cuda.cudaGetErrorString(code).decode()
-    raise MemoryError(message) if code == 2 else RuntimeError(f"CUDA: {message}")
+    return HostMemory(shape, dtype) if stream is None else StreamMemory(shape, dtype, stream)

@@ -1,19 +1,26 @@
 """A model on a device: encodes sources into cache rows, and steps all rows that are in use."""
 
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
+import structlog
 from numpy.typing import NDArray
 
 from server.bundle.load import Bundle
 from server.runtime.choice import ShortLists
-from server.runtime.device import Device, open_session
-from server.runtime.memory import Array, Memory, allocate
+from server.runtime.cuda import CudaStream
+from server.runtime.device import Device, DeviceError, open_session
+from server.runtime.fixed import NOT_RECORDED, FixedSteps, run_options
+from server.runtime.memory import Array, Block, Memory, Stream, allocate
 from server.runtime.names import check_names
 from server.runtime.scores import PlainScores
-from server.runtime.step import Step, all_plain
+from server.runtime.step import Step, all_plain, is_cache
 from server.search.base import Demand, Scores
+
+log = structlog.get_logger()
 
 WARM_UP_TOKENS = 8  # of each source, where many are encoded together,
 WARM_UP_ENCODED = 1024  # and of all of them, padding included: no more than requests will take
@@ -27,20 +34,53 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 class Sessions:
     """The encoder and decoder graphs of a bundle, loaded.
 
-    ONNX Runtime lets several threads run one session at once, so engines whose operators use one thread share these and
-    hold the weights once.
+    ONNX Runtime lets several threads run one session at once, so on a CPU engines whose operators use one thread share
+    these and hold the weights once. On a GPU each engine has its own, since they work on one stream: what one engine
+    puts there while another records a CUDA graph would become part of it.
+
+    Args:
+        records: whether steps are recorded as CUDA graphs, where that can be done.
+
+    Attributes:
+        stream: what is done on the GPU, one after the other; None on a CPU.
+        records: see above.
+        recordings: numbers for them.
+
+    Raises:
+        DeviceError: the device can't run them.
     """
 
-    def __init__(self, bundle: Bundle, device: Device, threads: int) -> None:
+    def __init__(self, bundle: Bundle, device: Device, threads: int, *, records: bool = True) -> None:
         self.bundle = bundle
         self.device = device
         self.threads = threads
-        self.encoder = open_session(bundle.encoder, device, threads)
-        self.decoder = open_session(bundle.decoder, device, threads)
+        self.recordings = count(1)
+        stream = None if device.kind == "cpu" else _open_stream(device)
+        self.stream: Stream | None = stream
+        self.encoder = open_session(bundle.encoder, device, threads, stream)
+        self.records = stream is not None and records
+        self.decoder = self._open_decoder(stream)
         graphs = bundle.manifest.graphs
         check_names(bundle, graphs.encoder, self.encoder)
         check_names(bundle, graphs.decoder, self.decoder)
         self.cache_type = _DTYPES[next(node.type for node in self.decoder.get_inputs() if node.name == "self_key_0")]
+
+    def _open_decoder(self, stream: CudaStream | None) -> ort.InferenceSession:
+        path = self.bundle.decoder
+        if self.records:
+            try:
+                return open_session(path, self.device, self.threads, stream, records=True)
+            except DeviceError as error:
+                log.warning("steps are not recorded as CUDA graphs, which makes them slower", reason=str(error))
+                self.records = False
+        return open_session(path, self.device, self.threads, stream)
+
+
+def _open_stream(device: Device) -> CudaStream:
+    try:
+        return CudaStream(device.index)
+    except (OSError, RuntimeError, MemoryError) as error:
+        raise DeviceError(f"{device} can't be used: {error}") from None
 
 
 class Runtime:
@@ -63,17 +103,18 @@ class Runtime:
         self._encoder, self.decoder = sessions.encoder, sessions.decoder
         # On a GPU the encoder writes into the cache itself, for which sources are padded to the capacity; on a CPU,
         # where padding costs time, its outputs are copied.
-        self._encodes_in_place = sessions.device.kind == "cuda"
+        stream = self.stream = sessions.stream
+        self._encodes_in_place = stream is not None
 
         dtype = sessions.cache_type
         planes, heads, head = 2 * shape.decoder_layers, shape.heads, shape.d_head
         # [planes, slots, heads, positions, d_head]; planes are keys of layer 0, values of layer 0, keys of layer 1, ...
-        self.self_cache = allocate((planes, slots, heads, self.target_capacity, head), dtype, self.device)
-        self.cross_cache = allocate((planes, slots, heads, self.source_capacity, head), dtype, self.device)
+        self.self_cache = allocate((planes, slots, heads, self.target_capacity, head), dtype, stream)
+        self.cross_cache = allocate((planes, slots, heads, self.source_capacity, head), dtype, stream)
         self.last: Memory | None = None
         if manifest.attention == "ort":
             # Key and value of each row's last source position, [planes, slots, 1, d_model].
-            self.last = allocate((planes, slots, 1, shape.d_model), dtype, self.device)
+            self.last = allocate((planes, slots, 1, shape.d_model), dtype, stream)
 
         self._encoded = [self._place(name) for name in manifest.graphs.encoder.outputs]
 
@@ -84,14 +125,20 @@ class Runtime:
             "self_capacity": np.array(self.target_capacity, np.int32),
             "cross_capacity": np.array(self.source_capacity, np.int32),
         }
-        self._on_device: dict[str, Memory] = {}
-        if self.device.kind != "cpu":
-            for name, array in self._row_arrays().items():
-                self._on_device[name] = allocate((1, *array.shape), array.dtype, self.device)
+        self._recordings = sessions.recordings
+        self._on_device: Block | None = None
+        self._fixed: FixedSteps | None = None
+        self.run_options: ort.RunOptions | None = None  # of runs that are not to be recorded
         self._steps: dict[int, Step] = {}
         self._lists, self.no_lists = ShortLists(sessions.threads), ShortLists(sessions.threads)
-        if self.device.kind != "cpu":  # see Step: there must be something to choose from
-            self.no_lists.use([(manifest.tokens.end,)])
+        if stream is not None:
+            arrays = {name: (array.dtype.type, array.shape) for name, array in self._row_arrays().items()}
+            self._on_device = block = Block(stream, arrays)
+            self.tokens, self.positions, self.source_lengths = block.arrays.values()
+            self.source_lengths[:] = 1
+            self.no_lists.use([(manifest.tokens.end,)])  # see Step: there must be something to choose from
+            self.run_options = run_options(NOT_RECORDED) if sessions.records else None
+            self._fixed = FixedSteps(self, stream, sessions.records)
 
     @property
     def cache_bytes(self) -> int:
@@ -103,6 +150,14 @@ class Runtime:
         So the first requests need not wait while memory is allocated and kernels are chosen, and graphs that are not
         what the manifest says fail here, not under somebody's request.
         """
+        if self._fixed is not None:
+            # Recordings belong to the thread that makes them, which shall be the engine's.
+            with self._fixed.not_recording():
+                self._warm_up()
+        else:
+            self._warm_up()
+
+    def _warm_up(self) -> None:
         end = self.manifest.tokens.end
         self.encode([[end] * self.source_capacity], 0)
         self.positions[0] = self.target_capacity - 1
@@ -170,11 +225,17 @@ class Runtime:
         candidates = all_plain(demands)
         if candidates:
             return self.top(len(demands), candidates)
-        return self._step(len(demands)).mixed(demands, self._lists)
+        scores = None if self._fixed is None else self._fixed.mixed(demands)
+        return self._step(len(demands)).mixed(demands, self._lists) if scores is None else scores
 
     def top(self, rows: int, candidates: int) -> PlainScores:
         """As `step`, for the most probable tokens of every row and no more."""
-        return self._step(rows).top(candidates)
+        scores = None if self._fixed is None else self._fixed.top(rows, candidates)
+        return self._step(rows).top(candidates) if scores is None else scores
+
+    def stepped(self, rows: int) -> int:
+        """Rows of the cache that a step of `rows` rows may write to: on a GPU it is filled up with unused rows."""
+        return rows if self._fixed is None else self._fixed.size(rows)
 
     def _step(self, rows: int) -> Step:
         step = self._steps.get(rows)
@@ -202,19 +263,37 @@ class Runtime:
 
     def row_inputs(self) -> dict[str, tuple[Array, int]]:
         """The per-row inputs of a step, and the address where the graph reads each."""
+        block = self._on_device
         return {
-            name: (array, self._on_device[name].address(0) if self._on_device else array.ctypes.data)
+            name: (array, array.ctypes.data if block is None else block.addresses[name])
             for name, array in self._row_arrays().items()
         }
 
-    def upload(self, rows: int) -> None:
-        """Brings the per-row inputs to where the graph reads them."""
-        if self._on_device:
-            for name, array in self._row_arrays().items():
-                self._on_device[name].write(0, 0, array[:rows])
+    def upload(self, rows: int, size: int) -> None:
+        """Brings the per-row inputs to where the graph reads them.
 
-    def bind_cache(self, bind: Callable[..., None], name: str, rows: int) -> None:
-        """Binds a cache input or output of the decoder to the first rows of its buffer."""
+        Args:
+            rows: in use.
+            size: of the step; the rows beyond those in use get their first token once more.
+        """
+        if self._on_device is not None:
+            self.tokens[rows:size] = self.manifest.tokens.begin
+            self.positions[rows:size] = 0
+            self.source_lengths[rows:size] = 1
+            self._on_device.to_device()
+
+    def next_recording(self) -> str:
+        """The name of a recording that there is not yet."""
+        return str(next(self._recordings))
+
+    def bind_caches(self, binding: ort.IOBinding, rows: int) -> None:
+        """Binds the cache inputs and outputs of the decoder to the first rows of their buffers."""
+        graph = self.manifest.graphs.decoder
+        for bind, names in ((binding.bind_input, graph.inputs), (binding.bind_output, graph.outputs)):
+            for name in filter(is_cache, names):
+                self._bind_cache(bind, name, rows)
+
+    def _bind_cache(self, bind: Callable[..., None], name: str, rows: int) -> None:
         memory, plane = self._place(name)
         shape = (rows, *memory.shape[2:])
         bind(name, self.device.kind, self.device.index, memory.dtype.type, shape, memory.address(plane))

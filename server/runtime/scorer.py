@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from server.bundle.load import Bundle
+from server.runtime import cuda
 from server.runtime.device import Device, open_session
 from server.runtime.names import check_names
 
@@ -24,6 +25,7 @@ class ScorerRuntime:
 
     def __init__(self, bundle: Bundle, device: Device, threads: int) -> None:
         self._tokens = bundle.manifest.tokens
+        self._on_gpu = device.kind == "cuda"
         self._session = open_session(bundle.scorer, device, threads)
         check_names(bundle, bundle.manifest.graphs.scorer, self._session)
 
@@ -41,6 +43,8 @@ class ScorerRuntime:
             attention [rows, layers, heads, target, source], or None: row j is of the token of entry j. Of no meaning
             beyond a target or a source.
         """
+        if self._on_gpu:
+            cuda.enter_thread()
         inputs = [[self._tokens.begin, *target] for target in targets]
         source_ids, source_lengths = self._padded(sources)
         target_ids, target_lengths = self._padded(inputs)

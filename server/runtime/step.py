@@ -19,7 +19,7 @@ _INT64, _FLOAT = np.dtype(np.int64), np.dtype(np.float32)
 
 
 class Step:
-    """What a step of `rows` rows reads and writes.
+    """What a step of `rows` rows reads and writes. (On a GPU it makes the steps that server.runtime.fixed has not.)
 
     The caches and the per-row inputs are bound once. What is asked of the rows changes rarely from step to step where
     all want the most probable tokens and no more; those inputs stay bound too as long as it does.
@@ -35,7 +35,7 @@ class Step:
         self._bound: dict[str, Array] = {}  # keeps what is bound alive
         self._plain_k: int | None = None
         graph = runtime.manifest.graphs.decoder
-        choices = {name for name in graph.inputs if not _is_cache(name)}
+        choices = {name for name in graph.inputs if not is_cache(name)}
         for name, (array, address) in runtime.row_inputs().items():
             kind, index = runtime.device.kind, runtime.device.index
             self._binding.bind_input(name, kind, index, array.dtype.type, (rows, *array.shape[1:]), address)
@@ -43,12 +43,10 @@ class Step:
         for name, value in runtime.capacities.items():
             if name in choices:
                 self._bind_input(name, value)
-        for bind, names in ((self._binding.bind_input, graph.inputs), (self._binding.bind_output, graph.outputs)):
-            for name in filter(_is_cache, names):
-                runtime.bind_cache(bind, name, rows)
+        runtime.bind_caches(self._binding, rows)
         # CUDA kernels are not all prepared for no rows at all, where those of the CPU are: there a part that nobody
         # needs gets one row, whose outcome nobody looks at.
-        self._least = 0 if runtime.device.kind == "cpu" else 1
+        self._least = 0 if runtime.stream is None else 1
 
     def top(self, candidates: int) -> PlainScores:
         """The most probable tokens of every row."""
@@ -119,8 +117,8 @@ class Step:
         return HeadScores(bound[f"{prefix}ids"], bound[f"{prefix}log_probabilities"], bound[f"{prefix}edited"])
 
     def _run(self) -> None:
-        self._runtime.upload(self._rows)
-        self._runtime.decoder.run_with_iobinding(self._binding)
+        self._runtime.upload(self._rows, self._rows)
+        self._runtime.decoder.run_with_iobinding(self._binding, self._runtime.run_options)
 
     def _bind_input(self, name: str, array: Array) -> None:
         array = np.ascontiguousarray(array).reshape(array.shape)
@@ -132,7 +130,7 @@ class Step:
         self._binding.bind_output(name, "cpu", 0, dtype.type, shape, array.ctypes.data)
 
 
-def _is_cache(name: str) -> bool:
+def is_cache(name: str) -> bool:
     return name.split("_", 1)[0] in ("self", "cross", "last") and not name.endswith("capacity")
 
 

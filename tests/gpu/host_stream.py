@@ -1,0 +1,79 @@
+"""A stand-in for a GPU on the CPU: memory of its own, which only copies in order can reach."""
+
+import ctypes
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from server.runtime.model import Sessions
+
+
+class HostStream:
+    """See server.runtime.memory.Stream.
+
+    Copies are put off until somebody waits, or a graph is about to run: so whoever changes memory too early, or looks
+    at it too early, sees what he should not, as on a GPU.
+
+    Attributes:
+        waits: how often it was waited for.
+    """
+
+    kind: Literal["cpu", "cuda"] = "cpu"
+    index = 0
+
+    def __init__(self) -> None:
+        self.waits = 0
+        self._memory: dict[int, NDArray[np.uint8]] = {}
+        self._pending: deque[tuple[int, int, int]] = deque()
+
+    @property
+    def allocated(self) -> int:
+        """Bytes."""
+        return sum(block.nbytes for block in self._memory.values())
+
+    def allocate(self, size: int) -> int:
+        block = np.zeros(size, np.uint8)
+        self._memory[block.ctypes.data] = block
+        return block.ctypes.data
+
+    def free(self, address: int) -> None:
+        del self._memory[address]
+
+    def host_block(self, size: int) -> NDArray[np.uint8]:
+        return np.zeros(size, np.uint8)
+
+    def copy(self, target: int, source: int, size: int) -> None:
+        self._pending.append((target, source, size))
+
+    def copy_lines(self, target: int, source: int, pitch: int, width: int, height: int) -> None:
+        for line in range(height):
+            self.copy(target + line * pitch, source + line * pitch, width)
+
+    def synchronize(self) -> None:
+        self.waits += 1
+        self.flush()
+
+    def flush(self) -> None:
+        """Does what is pending."""
+        while self._pending:
+            ctypes.memmove(*self._pending.popleft())
+
+
+def run_on(stream: HostStream, sessions: Sessions) -> None:
+    """Has sessions of the CPU take it for a GPU with this stream; runtimes are to be made of them after that."""
+    sessions.stream, sessions.records = stream, True
+    for session in (sessions.encoder, sessions.decoder):
+        session.run_with_iobinding = _after(stream, session.run_with_iobinding)
+
+
+def _after(stream: HostStream, run: Callable[..., None]) -> Callable[..., None]:
+    """A run that comes after what was put on the stream before it."""
+
+    def run_in_order(*arguments: Any) -> None:
+        stream.flush()
+        run(*arguments)
+
+    return run_in_order

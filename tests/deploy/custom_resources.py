@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from cloudcoil.models.keda.v1alpha1 import ScaledObject
 from cloudcoil.models.prometheus_operator.v1 import PodMonitor, PrometheusRule
+from cloudcoil.models.prometheus_operator.v1alpha1 import AlertmanagerConfig
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic.alias_generators import to_camel
 
@@ -142,6 +143,7 @@ def _faults_by(model: type[BaseModel]) -> Callable[[Mapping[str, Any]], list[str
 MODELS = {
     ("keda.sh/v1alpha1", "ScaledObject"): _faults_by(ScaledObject),
     ("monitoring.coreos.com/v1", "PodMonitor"): _faults_by(PodMonitor),
+    ("monitoring.coreos.com/v1alpha1", "AlertmanagerConfig"): _faults_by(AlertmanagerConfig),
     ("monitoring.coreos.com/v1", "PrometheusRule"): _faults_by(PrometheusRule),
     ("gateway.networking.k8s.io/v1", "GRPCRoute"): _faults_by(GRPCRoute),
     ("gateway.networking.k8s.io/v1", "Gateway"): _faults_by(Gateway),

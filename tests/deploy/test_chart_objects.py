@@ -10,7 +10,7 @@ import pytest
 import yaml
 from grpc_health.v1 import health_pb2
 
-from deploy.generate import DEPLOY
+from deploy.generate import CHART, DEPLOY
 from dragoman.inference import open_inference_pb2
 from dragoman.v1 import generation_pb2
 from tests.deploy.conftest import Render
@@ -40,6 +40,10 @@ VALUES: dict[str, dict[str, Any]] = {
         "config": {"host": "::", "max_message_bytes": 100_000_000, "memory_budget": "512MiB", "hang_seconds": None},
     },
     "full": {
+        "resources": {
+            "requests": {"ephemeral-storage": "2Gi"},
+            "limits": {"ephemeral-storage": "4Gi", "hugepages-2Mi": "64Mi"},
+        },
         "nameOverride": "g2p",
         "podLabels": {"team": "speech"},
         "podAnnotations": {"example.com/note": "yes"},
@@ -60,7 +64,7 @@ VALUES: dict[str, dict[str, Any]] = {
             "repository": True,
             "artifact": {"reference": "r.example/m:1", "subPath": "a"},
         },
-        "autoscaling": {"by": "keda", "keda": KEDA},
+        "autoscaling": {"by": "keda", "waitingPerPod": 0.5, "keda": KEDA},
     },
 }
 
@@ -229,8 +233,41 @@ def test_the_packaged_chart_is_complete(
     assert packed.stdout == helm("template", values=VALUES["monitoring"]).stdout
 
 
+def test_runbooks_are_where_people_read_them(render: Render) -> None:
+    for url in ("https://git.example.com/dragoman/blob/main", "https://git.example.com/dragoman/blob/main/"):
+        values = {"monitoring": {"rules": {"enabled": True, "runbookUrl": url}}}
+        groups = only(render(values), "PrometheusRule")["spec"]["groups"]
+        alerts = [rule for group in groups for rule in group["rules"] if "alert" in rule]
+        assert alerts
+        assert {rule["annotations"]["runbook_url"] for rule in alerts} == {
+            f"https://git.example.com/dragoman/blob/main/deploy/monitoring/RUNBOOK.md#{rule['alert'].lower()}"
+            for rule in alerts
+        }
+        summaries = {rule["annotations"]["summary"] for rule in alerts}
+        as_they_are = only(render({"monitoring": {"rules": {"enabled": True}}}), "PrometheusRule")["spec"]["groups"]
+        assert summaries == {r["annotations"]["summary"] for g in as_they_are for r in g["rules"] if "alert" in r}
+
+
+def test_every_value_but_those_that_may_be_null_is_required() -> None:
+    """null, with which Helm drops a default, is then refused by name, and no template meets a value that is missing."""
+
+    def lacking(schema: dict[str, Any], path: str = "") -> list[str]:
+        if path == "config" or path.endswith("resources") or "properties" not in schema:
+            return []
+        found = [f"{path}.{name}".strip(".") for name in schema["properties"] if name not in schema.get("required", ())]
+        for name, each in schema["properties"].items():
+            found += lacking(each, f"{path}.{name}".strip("."))
+        return found
+
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    nullable = {"user", "terminationGracePeriodSeconds", "topologySpreadConstraints", "probes.protocol"}
+    rolling = "strategy.rollingUpdate"
+    kubernetes_decides = {rolling, f"{rolling}.maxSurge", f"{rolling}.maxUnavailable"}
+    assert set(lacking(schema)) == {*nullable, *kubernetes_decides, "global"}
+
+
 def test_rules_and_dashboards_reach_the_cluster_as_they_are(render: Render) -> None:
-    documents = render(VALUES["monitoring"])
+    documents = render({"monitoring": {**VALUES["monitoring"]["monitoring"], "rules": {"enabled": True}}})
     files = sorted((DEPLOY / "monitoring" / "rules").glob("*.yaml"))
     groups = [group for path in files for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]]
     assert groups

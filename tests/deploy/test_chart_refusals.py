@@ -38,6 +38,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"monitoring": {"podMonitor": {"interval": "often"}}}, "/monitoring/podMonitor/interval"),
     ({"user": 0}, "/user"),
     ({"config": None}, "'config'"),
+    ({"autoscaling": {"waitingPerPod": 0}}, "/autoscaling/waitingPerPod"),
+    ({"monitoring": {"rules": {"runbookUrl": "git.example.com"}}}, "/monitoring/rules/runbookUrl"),
     ({"tls": {"secretName": None}}, "'secretName'"),
 ]
 # By the templates: how values go together.
@@ -48,6 +50,18 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"config": {"api_keys": "/k"}}, "config.api_keys is for the chart to set: set apiKeys.secretName"),
     ({"env": [{"name": "DRAGOMAN_MAX_ROWS", "value": "8"}]}, "env: DRAGOMAN_MAX_ROWS would go before"),
     ({"podLabels": {"app.kubernetes.io/name": "mine"}}, "podLabels: app.kubernetes.io/name is for the chart to set"),
+    ({"podAnnotations": {"checksum/config": "1"}}, "podAnnotations: checksum/config is for the chart to set"),
+    *(
+        (
+            {"monitoring": {what: {"enabled": True, "labels": {"app.kubernetes.io/name": "mine"}}}},
+            f"monitoring.{what}.labels: app.kubernetes.io/name is for the chart to set",
+        )
+        for what in ("podMonitor", "rules", "dashboards")
+    ),
+    ({"gpus": 1, "gpuResource": "amd.com/gpu"}, "gpuResource is amd.com/gpu, but the server computes on NVIDIA's"),
+    ({"gpus": 2, "gpuResource": "nvidia.com/mig-1g.10gb"}, "gpus is 2, but a pod can use one slice of a GPU (nvidia"),
+    ({"resources": {"limits": {"nvidia.com/gpu": 1}}}, "resources.limits: nvidia.com/gpu is for the chart to set"),
+    ({"resources": {"requests": {"amd.com/gpu": 1}}}, "resources.requests: amd.com/gpu is for the chart to set"),
     ({"config": {"host": "localhost"}}, "config.host is localhost, where neither clients nor probes reach a pod"),
     ({"config": {"host": "127.0.0.1"}}, "config.host is 127.0.0.1, where neither"),
     (

@@ -156,13 +156,54 @@ def test_the_notes_tell_who_may_call_what(tools: tuple[Path, Path], values: dict
     assert {sentence for sentence in sentences if sentence in notes} == told
 
 
-def test_the_notes_have_commands_that_exist(tools: tuple[Path, Path]) -> None:
-    command = [str(tools[0]), "install", "g2p", str(CHART), "--dry-run=client", "--set", "tls.secretName=dragoman-tls"]
-    notes = subprocess.run(command, capture_output=True, text=True, check=True).stdout.partition("NOTES:")[2]
+def notes_of(helm: Path, values: dict[str, Any]) -> str:
+    command = [str(helm), "install", "g2p", str(CHART), "--namespace", "speech", "--dry-run=client", "--values", "-"]
+    done = subprocess.run(command, input=yaml.safe_dump(values), capture_output=True, text=True, check=True)
+    return done.stdout.partition("NOTES:")[2]
+
+
+TLS, MUTUAL = {"secretName": "t"}, {"secretName": "t", "clientAuthoritySecretName": "a"}
+OF_TLS, OF_MUTUAL = {"--ca", "--server-name"}, {"--ca", "--server-name", "--cert", "--key"}
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "key"),
+    [
+        ({}, set(), False),
+        ({"tls": TLS}, OF_TLS, False),
+        ({"tls": MUTUAL}, OF_MUTUAL, False),
+        ({"tls": MUTUAL, "apiKeys": {"secretName": "k"}}, OF_MUTUAL, True),
+        ({"apiKeys": {"secretName": "k"}}, set(), True),
+    ],
+    ids=lambda value: "",
+)
+def test_the_notes_have_the_options_that_clients_need(
+    tools: tuple[Path, Path], values: dict[str, Any], options: set[str], key: bool
+) -> None:
+    notes = notes_of(tools[0], values)
     (line,) = [line.strip() for line in notes.splitlines() if line.startswith("  dragoman ")]
     program, name, *arguments = shlex.split(line)
-    shown = subprocess.run([SCRIPTS / program, name, "--help"], capture_output=True, text=True, check=True).stdout
-    assert {each for each in arguments if each.startswith("--")} <= set(re.findall(r"--[\w-]+", shown))
+    assert {each for each in arguments if each.startswith("--")} == {"--address", *options}
+    assert ("export DRAGOMAN_API_KEY=" in notes) == key
+    if options == OF_MUTUAL:
+        shown = subprocess.run([SCRIPTS / program, name, "--help"], capture_output=True, text=True, check=True).stdout
+        assert {*options, "--address"} <= set(re.findall(r"--[\w-]+", shown))
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({}, "replicas: 2 bears that"),
+        ({"replicas": 2}, None),
+        ({"autoscaling": {"by": "hpa"}}, "autoscaling.minReplicas: 2 bears that"),
+        ({"replicas": 1, "autoscaling": {"by": "hpa", "minReplicas": 2}}, None),
+    ],
+    ids=lambda value: "",
+)
+def test_the_notes_tell_of_a_single_pod(tools: tuple[Path, Path], values: dict[str, Any], told: str | None) -> None:
+    notes = notes_of(tools[0], values)
+    assert ("A node that is drained" in notes) == (told is not None)
+    assert told is None or told in notes
 
 
 def test_the_seconds_of_stopping_are_those_of_the_chart(render: Render) -> None:

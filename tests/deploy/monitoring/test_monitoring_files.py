@@ -12,6 +12,7 @@ import yaml
 
 from deploy.monitoring.build import __main__ as build
 from server.config import ServerConfig
+from tests.deploy.kube_schemas import MINORS, faults
 from tests.deploy.monitoring.contents import MONITORING, ROOT, Panel, alerts, boards, legend_labels, panels, series_in
 
 RULE_TESTS = sorted((Path(__file__).parent / "rules").glob("*.yaml"))
@@ -112,6 +113,7 @@ def test_the_runbook_has_no_section_of_an_alert_that_is_gone() -> None:
 
 def test_options_that_people_are_told_of_exist() -> None:
     others = {"--previous", "--check", "--address", "--config", "--web", "--example-config", "--option"}
+    others |= {"--namespace", "--filename", "--from-file"}
     for path in [*MONITORING.glob("*.md"), *MONITORING.glob("rules/*.yaml")]:
         told = set(re.findall(r"--[a-z]+(?:-[a-z]+)*", path.read_text()))
         options = {f"--{name.replace('_', '-')}" for name in ServerConfig.model_fields}
@@ -125,6 +127,19 @@ def test_lines_of_the_log_that_people_are_told_of_are_written() -> None:
     sources = "".join(path.read_text() for path in (ROOT / "server").rglob("*.py"))
     assert len(events) > 7
     assert [event for event in events if f'"{event}"' not in sources] == []
+
+
+def test_kubernetes_takes_the_way_to_people() -> None:
+    document = yaml.safe_load((MONITORING / "alertmanager.yaml").read_text())
+    assert faults(document, MINORS[-1]) == []
+    assert faults({**document, "spec": {**document["spec"], "receiver": "inbox"}}, MINORS[-1]) != []
+    spec = document["spec"]
+    named = {spec["route"]["receiver"], *(route["receiver"] for route in spec["route"]["routes"])}
+    assert named == {receiver["name"] for receiver in spec["receivers"]}
+    (secret,) = re.findall(r"create secret generic (.+)", (MONITORING / "README.md").read_text())
+    name, *keys = re.sub("--from-file ", "", secret).split()
+    wanted = re.findall(r"\{name: (\w+), key: ([\w-]+)\}", (MONITORING / "alertmanager.yaml").read_text())
+    assert set(wanted) == {(name, key) for key in keys}
 
 
 def test_the_readme_counts_right() -> None:

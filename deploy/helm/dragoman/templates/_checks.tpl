@@ -36,6 +36,31 @@
 {{- fail (printf "podLabels: app.kubernetes.io/%s is for the chart to set" $label) -}}
 {{- end -}}
 {{- end -}}
+{{- if hasKey $v.podAnnotations "checksum/config" -}}
+{{- fail "podAnnotations: checksum/config is for the chart to set" -}}
+{{- end -}}
+{{- range $what := list "podMonitor" "rules" "dashboards" -}}
+{{- range $label, $_ := (index $v.monitoring $what).labels -}}
+{{- if hasKey (include "dragoman.labels" $ | fromYaml) $label -}}
+{{- fail (printf "monitoring.%s.labels: %s is for the chart to set" $what $label) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if not (hasPrefix "nvidia.com/" $v.gpuResource) -}}
+{{- fail (printf "gpuResource is %s, but the server computes on NVIDIA's GPUs alone: nvidia.com/gpu, or a slice such as nvidia.com/mig-1g.10gb" $v.gpuResource) -}}
+{{- end -}}
+{{- if and (hasPrefix "nvidia.com/mig-" $v.gpuResource) (gt (int $v.gpus) 1) -}}
+{{- fail (printf "gpus is %d, but a pod can use one slice of a GPU (%s); take gpus: 1, and more replicas" (int $v.gpus) $v.gpuResource) -}}
+{{- end -}}
+{{- range $which := list "requests" "limits" -}}
+{{- range $resource, $_ := (index $v.resources $which) -}}
+{{- if contains "/" $resource -}}
+{{- if or (eq $resource $v.gpuResource) (hasPrefix "nvidia.com/" $resource) (hasSuffix ".com/gpu" $resource) -}}
+{{- fail (printf "resources.%s: %s is for the chart to set: set gpus and gpuResource" $which $resource) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- $fullname := include "dragoman.fullname" . -}}
 {{- if not (regexMatch "^[a-z][a-z0-9-]*$" $fullname) -}}
 {{- fail (printf "the objects would be called %q, but the name of a Service begins with a letter and has only letters, digits and dashes; set fullnameOverride, or give the release another name" $fullname) -}}

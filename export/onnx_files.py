@@ -59,6 +59,7 @@ def trace(module: nn.Module, interface: Interface) -> onnx.ModelProto:
     assert program is not None
     model = program.model_proto
     _declare(model, interface)
+    _drop_unused(model)
     _store_as_multiplied(model)
     _strip(model)
     return model
@@ -82,6 +83,24 @@ def _declare(model: onnx.ModelProto, interface: Interface) -> None:
 
 def _value_info(port: Port) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(port.name, _ELEMENT_TYPES[port.dtype], port.shape)
+
+
+def _drop_unused(model: onnx.ModelProto) -> None:
+    """Leaves out the optional outputs of an `Attention` that nobody uses, so that they are not computed."""
+    used = {name for node in model.graph.node for name in node.input} | {o.name for o in model.graph.output}
+    for node in model.graph.node:
+        if node.op_type != "Attention":
+            continue
+        outputs = [name if name in used else "" for name in node.output]
+        while not outputs[-1]:
+            outputs.pop()
+        if len(outputs) < len(node.output):
+            kept = [a for a in node.attribute if a.name != "qk_matmul_output_mode"]  # what the last output holds
+            del node.attribute[:], node.output[:]
+            node.attribute.extend(kept)
+        else:
+            del node.output[:]
+        node.output.extend(outputs)
 
 
 def _store_as_multiplied(model: onnx.ModelProto) -> None:

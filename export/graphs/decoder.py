@@ -6,13 +6,10 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from export.graphs.folding import FusedSelfAttention
+from export.graphs.folding import Folded, FoldedCrossAttention, FusedSelfAttention
 from export.graphs.head import Choice, ShortList, choose, look
 from export.graphs.operators import attention, group_query_attention, tensor_scatter
 from server.bundle.manifest import Attention
-from training.model import Transformer
-from training.model.attention import MultiHeadAttention
-from training.model.layers import DecoderLayer
 
 
 class OrtAttention:
@@ -43,7 +40,7 @@ class OrtAttention:
         self.written += written
         return trained.output(y.squeeze(1))  # type: ignore[no-any-return]
 
-    def to_source(self, trained: MultiHeadAttention, cache: Sequence[Tensor], y: Tensor) -> Tensor:
+    def to_source(self, trained: FoldedCrossAttention, cache: Sequence[Tensor], y: Tensor) -> Tensor:
         """[rows, d_model] -> the same, over the source."""
         keys, values, last_key, last_value = cache[2:]
         self.query = trained.query(y)
@@ -76,26 +73,26 @@ class StandardAttention:
 
     def to_target(self, trained: FusedSelfAttention, cache: Sequence[Tensor], y: Tensor) -> Tensor:
         """[rows, d_model] -> the same, over the target so far."""
-        query, *new = (_one_position(part, trained.heads) for part in trained.query_key_value(y).chunk(3, -1))
+        query, *new = _heads(trained.query_key_value(y), 3 * trained.heads).chunk(3, 1)
         keys, values = (tensor_scatter(old, part, self.index) for old, part in zip(cache[:2], new, strict=True))
         self.written += [keys, values]
         return self._attend(trained, query, keys, values, self.lengths)
 
-    def to_source(self, trained: MultiHeadAttention, cache: Sequence[Tensor], y: Tensor) -> Tensor:
+    def to_source(self, trained: FoldedCrossAttention, cache: Sequence[Tensor], y: Tensor) -> Tensor:
         """[rows, d_model] -> the same, over the source."""
         self.query = trained.query(y)
-        query = _one_position(self.query, trained.heads)
+        query = _heads(self.query, trained.heads)
         return self._attend(trained, query, cache[2], cache[3], self.source_lengths)
 
     def _attend(
-        self, trained: MultiHeadAttention | FusedSelfAttention, query: Tensor, keys: Tensor, values: Tensor, n: Tensor
+        self, trained: FoldedCrossAttention | FusedSelfAttention, query: Tensor, keys: Tensor, values: Tensor, n: Tensor
     ) -> Tensor:
-        y = attention(query, keys, values, trained.heads, n, causal=False)  # [rows, heads, 1, d_head]
+        y, _ = attention(query, keys, values, trained.heads, n)  # [rows, heads, 1, d_head]
         return trained.output(y.flatten(1))  # type: ignore[no-any-return]
 
 
-def _one_position(x: Tensor, heads: int) -> Tensor:
-    """[rows, d_model] -> [rows, heads, 1, d_head]."""
+def _heads(x: Tensor, heads: int) -> Tensor:
+    """[rows, heads * d_head] -> [rows, heads, 1, d_head]."""
     return x.reshape(x.shape[0], heads, 1, -1)
 
 
@@ -109,9 +106,9 @@ class DecoderStep(nn.Module):
         form: of the attentions.
     """
 
-    def __init__(self, model: Transformer, form: Attention) -> None:
+    def __init__(self, model: Folded, form: Attention) -> None:
         super().__init__()
-        self.decoder = model.decoder
+        self.decoder, self.layers = model.decoder, model.decoder_layers
         self.attention = OrtAttention if form == "ort" else StandardAttention
 
     def forward(
@@ -159,13 +156,13 @@ class DecoderStep(nn.Module):
         capacities, caches = (state[:2], state[2:]) if self.attention is OrtAttention else ((), state)
         step = self.attention(positions, source_lengths, *capacities)
         x = self.decoder.embedding(token_ids.squeeze(1), positions)  # [rows, d_model]
-        layers = cast(Sequence[DecoderLayer], self.decoder.layers)
-        width = len(caches) // len(layers)
-        for i, layer in enumerate(layers):
+        width = len(caches) // len(self.layers)
+        for i, layer in enumerate(self.layers):
             cache = caches[i * width : (i + 1) * width]
             fused = cast(FusedSelfAttention, layer.self_attention)
             x = layer.residuals[0](x, partial(step.to_target, fused, cache))
-            x = layer.residuals[1](x, partial(step.to_source, layer.cross_attention, cache))
+            crossed = cast(FoldedCrossAttention, layer.cross_attention)
+            x = layer.residuals[1](x, partial(step.to_source, crossed, cache))
             x = layer.residuals[2](x, layer.feed_forward)
         x = self.decoder.norm(x)
         assert step.query is not None

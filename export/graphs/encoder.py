@@ -1,13 +1,8 @@
 """The encoder graph: a source once in, what decoding needs of it out."""
 
-from collections.abc import Iterable
-from typing import cast
-
 from torch import Tensor, nn
 
-from training.model import Transformer
-from training.model.attention import MultiHeadAttention
-from training.model.layers import DecoderLayer
+from export.graphs.folding import Folded
 
 
 class SourceEncoder(nn.Module):
@@ -18,12 +13,10 @@ class SourceEncoder(nn.Module):
         last: also give keys and values of each row's last position, which GroupQueryAttention wants (see the decoder).
     """
 
-    def __init__(self, model: Transformer, *, last: bool) -> None:
+    def __init__(self, model: Folded, *, last: bool) -> None:
         super().__init__()
-        self.encoder = model.encoder
-        self.attentions = nn.ModuleList(
-            layer.cross_attention for layer in cast(Iterable[DecoderLayer], model.decoder.layers)
-        )
+        self.encoder, self.memory = model.encoder, model.memory
+        self.planes, self.heads = 2 * len(model.decoder_layers), model.heads
         self.last = last
 
     def forward(self, source_ids: Tensor, source_lengths: Tensor) -> list[Tensor]:
@@ -38,10 +31,10 @@ class SourceEncoder(nn.Module):
             last position [rows, 1, d_model].
         """
         memory, packing = self.encoder(source_ids, source_lengths)  # [tokens, d_model]
-        outputs: list[Tensor] = []
-        for attention in cast(Iterable[MultiHeadAttention], self.attentions):
-            projected = attention.key_value(memory)  # [tokens, 2 * d_model]
-            outputs += [attention.split_heads(part) for part in packing.pad(projected).chunk(2, -1)]
-            if self.last:
-                outputs += packing.last(projected).chunk(2, -1)
-        return outputs
+        projected = self.memory(memory)  # [tokens, planes * d_model]
+        heads = packing.pad(projected).unflatten(-1, (self.planes * self.heads, -1)).transpose(1, 2)
+        planes = heads.chunk(self.planes, 1)  # [rows, heads, source, d_head] each
+        if not self.last:
+            return list(planes)
+        last = packing.last(projected).chunk(self.planes, -1)  # [rows, 1, d_model] each
+        return [each for i in range(0, self.planes, 2) for each in (*planes[i : i + 2], *last[i : i + 2])]

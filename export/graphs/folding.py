@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from export.graphs.operators import attention
-from export.graphs.packing import PackedEncoder, Packing
+from export.graphs.packing import PackedEncoder, Packing, Unpacked
 from training.model import Transformer
 from training.model.attention import MultiHeadAttention
 from training.model.layers import DecoderLayer, EncoderLayer, Residual
@@ -17,35 +17,40 @@ from training.model.positions import Embedding
 
 
 class FusedSelfAttention(nn.Module):
-    """A trained self-attention with the projections of queries, keys and values in one matrix: one product, not two."""
+    """A trained self-attention with the projections of queries, keys and values in one matrix: one product, not two.
+
+    The scale of the attention is in the projection of the queries.
+    """
 
     def __init__(self, trained: MultiHeadAttention) -> None:
         super().__init__()
         self.heads = trained.heads
-        d_model = trained.query.in_features
-        self.query_key_value = nn.Linear(d_model, 3 * d_model, bias=trained.query.bias is not None)
-        with torch.no_grad():
-            for name, parameter in self.query_key_value.named_parameters():
-                parts = [getattr(linear, name) for linear in (trained.query, trained.key_value)]
-                parameter.copy_(torch.cat(parts))
+        self.query_key_value = stacked([_scaled(trained), trained.key_value])
         self.output = trained.output
 
-    def forward(self, x: Tensor, mask: Packing | None = None, *, causal: bool = False) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, mask: Packing | Unpacked, *, causal: bool = False) -> tuple[Tensor, None]:
         """Stands in for the trained module's `forward` in the layers that call it.
 
         Args:
-            x: [rows, length, d_model], or packed [tokens, d_model]
-            mask: not a mask but how x is packed; None where it is not.
+            x: [tokens, d_model]
+            mask: not a mask but where these tokens stand in their rows.
 
         Returns:
             the shape of x, and no weights.
         """
-        projected = self.query_key_value(x)
-        # Of all an encoder does, only attention needs rows: padded for it, packed again for the rest.
-        query, key, value = (projected if mask is None else mask.pad(projected)).chunk(3, -1)
-        lengths = None if mask is None else mask.lengths
-        attended = attention(query, key, value, self.heads, lengths, causal=causal)
-        return self.output(attended if mask is None else mask.pack(attended)), None
+        # Of all that is computed, only attention needs rows: padded for it, packed again for the rest.
+        query, key, value = mask.pad(self.query_key_value(x)).chunk(3, -1)
+        attended, _ = attention(query, key, value, self.heads, mask.lengths, causal=causal)
+        return self.output(mask.pack(attended)), None
+
+
+class FoldedCrossAttention(nn.Module):
+    """A trained cross-attention without the projections of the source, and with its scale in that of the queries."""
+
+    def __init__(self, trained: MultiHeadAttention) -> None:
+        super().__init__()
+        self.heads = trained.heads
+        self.query, self.output = _scaled(trained), trained.output
 
 
 class FoldedEmbedding(nn.Module):
@@ -57,24 +62,42 @@ class FoldedEmbedding(nn.Module):
         self.positions = nn.Embedding(*trained.positions.shape)
         self.positions.weight = nn.Parameter(trained.positions.detach(), requires_grad=False)
 
-    def forward(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Stands in for the trained module's `forward`; ids and positions may also be [n], for [n, d_model]."""
-        offset = self.positions.weight[: ids.shape[1]] if positions is None else self.positions(positions)
-        return self.tokens(ids) + offset  # type: ignore[no-any-return]
+    def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Stands in for the trained module's `forward`: ids and positions [..., n] -> [..., n, d_model]."""
+        return self.tokens(ids) + self.positions(positions)  # type: ignore[no-any-return]
+
+
+class Folded(nn.Module):
+    """A model in the form in which its graphs compute.
+
+    Args:
+        model: whose parts were replaced, see `folded`.
+        memory: projects the encoder's output to keys and values of all decoder layers in one product:
+            [n, d_model] -> [n, layers * 2 * d_model], keys of layer 0, values of layer 0, keys of layer 1, ...
+    """
+
+    def __init__(self, model: Transformer, memory: nn.Linear) -> None:
+        super().__init__()
+        self.encoder, self.decoder, self.memory = PackedEncoder(model.encoder), model.decoder, memory
+        self.decoder_layers = cast(Sequence[DecoderLayer], model.decoder.layers)
+        self.heads = model.config.heads
 
 
 @torch.no_grad()
-def folded(model: Transformer) -> Transformer:
-    """A copy of the model to export: one matrix in each self-attention, no scale after the embeddings, no padding.
+def folded(trained: Transformer) -> Folded:
+    """A copy of the model to export: fewer and larger products, no factor that stands alone, no padding.
 
-    The factor sqrt(d_model) moves into the token tables. Where a table is the output projection too, the layer norm
-    before that projection takes the inverse, so that the table is still stored once.
+    The factor sqrt(d_model) moves into the token tables, and 1 / sqrt(d_head) into the projections of queries. Where a
+    table is the output projection too, the layer norm before that projection takes the inverse, so that the table is
+    still stored once.
     """
-    model = copy.deepcopy(model).eval()
-    layers = chain(model.encoder.layers, model.decoder.layers)
-    for layer in cast(Iterable[EncoderLayer | DecoderLayer], layers):
-        fused = FusedSelfAttention(layer.self_attention)
-        layer.self_attention = fused  # type: ignore[assignment]  # stands in for it
+    model = copy.deepcopy(trained).eval()
+    decoding = cast(Sequence[DecoderLayer], model.decoder.layers)
+    memory = stacked([layer.cross_attention.key_value for layer in decoding])
+    for layer in cast(Iterable[EncoderLayer | DecoderLayer], chain(model.encoder.layers, decoding)):
+        layer.self_attention = FusedSelfAttention(layer.self_attention)  # type: ignore[assignment]  # stands in for it
+    for layer in decoding:
+        layer.cross_attention = FoldedCrossAttention(layer.cross_attention)  # type: ignore[assignment]  # here too
     source, target = model.encoder.embedding, model.decoder.embedding
     if model.decoder.projection.weight is target.tokens.weight:
         for parameter in _last_norm(model).parameters():
@@ -83,8 +106,25 @@ def folded(model: Transformer) -> Transformer:
         table.mul_(source.scale)
     for stack, embedding in ((model.encoder, source), (model.decoder, target)):
         stack.embedding = FoldedEmbedding(embedding)  # type: ignore[assignment]  # stands in for it
-    model.encoder = PackedEncoder(model.encoder)  # type: ignore[assignment]  # stands in for it
-    return model
+    return Folded(model, memory)
+
+
+def stacked(linears: Iterable[nn.Linear]) -> nn.Linear:
+    """One linear map with the outputs of several, one after the other."""
+    parts = list(linears)
+    whole = nn.Linear(parts[0].in_features, sum(part.out_features for part in parts), bias=parts[0].bias is not None)
+    with torch.no_grad():
+        for name, parameter in whole.named_parameters():
+            parameter.copy_(torch.cat([getattr(part, name) for part in parts]))
+    return whole
+
+
+def _scaled(attention: MultiHeadAttention) -> nn.Linear:
+    """The projection of queries of an attention whose scores need not be divided by sqrt(d_head) any more."""
+    query = copy.deepcopy(attention.query)
+    for parameter in query.parameters():
+        parameter.mul_((query.out_features // attention.heads) ** -0.5)
+    return query
 
 
 def _last_norm(model: Transformer) -> nn.Module:

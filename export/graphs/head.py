@@ -4,7 +4,6 @@ All three parts work on rows that are named to them, and may be given none: a pa
 one graph serves rows that choose from the whole vocabulary and rows that choose from a short list, without an `If`.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from export.graphs.operators import top_k
+from export.graphs.packing import rows_of
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def choose(
         log-probabilities float32 [n, k] and ids int64 [n, k], best first, and log-probabilities float32 [n, edits] of
         the edited tokens.
     """
-    x = x.index_select(0, choice.rows)
+    x = rows_of(x, choice.rows)
     # A temperature divides all logits, for which it is enough to divide the far fewer numbers that they are products
     # of; but those could become too large for half precision.
     half = x.dtype != torch.float32
@@ -79,8 +79,8 @@ def choose(
     if short is None:
         logits = functional.linear(x, projection, bias).float()  # [n, vocabulary]
     else:
-        own_bias = None if bias is None else bias.index_select(0, short.tokens)
-        logits = functional.linear(x, projection.index_select(0, short.tokens), own_bias).float()  # [n, listed]
+        own_bias = None if bias is None else bias.gather(0, short.tokens)
+        logits = functional.linear(x, rows_of(projection, short.tokens), own_bias).float()  # [n, listed]
         logits = logits.gather(1, short.columns) + short.mask  # [n, own]
     if half:
         logits = logits * choice.scales
@@ -95,7 +95,7 @@ def look(query: Tensor, keys: Tensor, lengths: Tensor, rows: Tensor) -> Tensor:
     """Where some rows look in the source, mean over the heads.
 
     Args:
-        query: [rows, d_model]
+        query: [rows, d_model], which holds the scale of the attention
         keys: [rows, heads, capacity, d_head]
         lengths: int32 [rows], of the sources
         rows: int64 [n]
@@ -104,9 +104,9 @@ def look(query: Tensor, keys: Tensor, lengths: Tensor, rows: Tensor) -> Tensor:
         shares of attention float32 [n, capacity], 0 beyond the source.
     """
     heads, capacity, d_head = keys.shape[1:]
-    chosen = query.index_select(0, rows).reshape(-1, heads, 1, d_head)
-    scores = chosen @ keys.index_select(0, rows).transpose(-2, -1) / math.sqrt(d_head)  # [n, heads, 1, capacity]
-    beyond = torch.arange(capacity) >= lengths.index_select(0, rows)[:, None, None, None]
+    chosen = rows_of(query, rows).reshape(-1, heads, 1, d_head)
+    scores = chosen @ keys.index_select(0, rows).transpose(-2, -1)  # [n, heads, 1, capacity]
+    beyond = torch.arange(capacity, dtype=torch.int32) >= lengths.gather(0, rows).reshape(-1, 1, 1, 1)
     weights = scores.float().masked_fill(beyond, -torch.inf).softmax(-1).squeeze(2)  # [n, heads, capacity]
     # A product, since ONNX Runtime's ReduceMean sums in another order where there is one row only. Its left factor is
     # gathered for every row: for one that rows share, CUDA is handed addresses that stand on the host, where a recorded

@@ -14,25 +14,37 @@ OPSET = 24
 Attribute = int | float | str | bool | Sequence[int] | Sequence[float] | Sequence[str] | Sequence[bool]
 
 
-def attention(query: Tensor, key: Tensor, value: Tensor, heads: int, lengths: Tensor | None, *, causal: bool) -> Tensor:
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, heads: int, lengths: Tensor, *, causal: bool = False
+) -> tuple[Tensor, Tensor]:
     """`Attention`: every query looks at the first `lengths` keys of its row, or at all keys up to its own place.
 
     Args:
-        query, key, value: [rows, length, d_model], or [rows, heads, length, d_head] each.
-        lengths: int64 [rows]; None for all keys.
+        query, key, value: [rows, length, d_model], or [rows, heads, length, d_head] each. The query holds the scale.
+        lengths: int64 [rows]; not looked at where each query looks up to its own place.
 
     Returns:
-        the shape of `query`.
+        the shape of `query`, and the shares of attention [rows, heads, queries, keys]. Those that nobody uses are not
+        computed, see export.onnx_files.trace.
     """
-    attributes: dict[str, Attribute] = {}
+    attributes: dict[str, Attribute] = {"scale": 1.0}
     if query.dim() == 3:
         attributes |= {"q_num_heads": heads, "kv_num_heads": heads}
     if causal:
         attributes["is_causal"] = 1
     if query.dtype != torch.float32:
         attributes["softmax_precision"] = 1  # TensorProto.FLOAT
-    inputs = [query, key, value] if lengths is None else [query, key, value, None, None, None, lengths]
-    return ops.symbolic("Attention", inputs, attributes, dtype=query.dtype, shape=query.shape, version=OPSET)
+    inputs = [query, key, value] if causal else [query, key, value, None, None, None, lengths]
+    rows, queries, keys = query.shape[0], query.shape[-2], key.shape[-2]
+    attended, _, _, weights = ops.symbolic_multi_out(
+        "Attention",
+        inputs,
+        attributes | {"qk_matmul_output_mode": 3},  # of what the last output holds: after the softmax
+        dtypes=[query.dtype] * 4,
+        shapes=[query.shape, key.shape, value.shape, (rows, heads, queries, keys)],
+        version=OPSET,
+    )
+    return attended, weights
 
 
 def group_query_attention(
@@ -48,7 +60,8 @@ def group_query_attention(
     """`com.microsoft.GroupQueryAttention`: writes key and value at index `last` of each row, then looks at 0..last.
 
     Args:
-        query: [rows, 1, d_model], or [rows, 1, 3 * d_model] with key and value behind it (they are None then).
+        query: [rows, 1, d_model], or [rows, 1, 3 * d_model] with key and value behind it (they are None then). It
+            holds the scale.
         key, value: [rows, 1, d_model]
         key_cache, value_cache: [rows, heads, capacity, d_head]
         last: int32 [rows]
@@ -62,7 +75,7 @@ def group_query_attention(
     output, keys, values = ops.symbolic_multi_out(
         "com.microsoft::GroupQueryAttention",
         [query, key, value, key_cache, value_cache, last, capacity],
-        {"num_heads": heads, "kv_num_heads": heads},
+        {"num_heads": heads, "kv_num_heads": heads, "scale": 1.0},
         dtypes=[query.dtype, key_cache.dtype, value_cache.dtype],
         shapes=[[rows, 1, heads * key_cache.shape[-1]], key_cache.shape, value_cache.shape],
         version=1,

@@ -1,9 +1,16 @@
 """The scorer graph: how likely given targets are, and where each token looks in the source."""
 
+from collections.abc import Sequence
+from functools import partial
+from typing import cast
+
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from training.model import Transformer
+from export.graphs.folding import Folded, FoldedCrossAttention, FusedSelfAttention
+from export.graphs.operators import attention
+from export.graphs.packing import Packing, Unpacked
 
 
 class Scorer(nn.Module):
@@ -14,9 +21,10 @@ class Scorer(nn.Module):
         end: id of the token that closes a target.
     """
 
-    def __init__(self, model: Transformer, end: int) -> None:
+    def __init__(self, model: Folded, end: int) -> None:
         super().__init__()
-        self.encoder, self.decoder = model.encoder, model.decoder
+        self.encoder, self.memory, self.decoder = model.encoder, model.memory, model.decoder
+        self.layers = model.decoder_layers
         self.end = end
 
     def forward(
@@ -35,15 +43,40 @@ class Scorer(nn.Module):
             length - 1 of the end token; 0 beyond.
             cross-attention weights float32 [rows, layers, heads, target, source].
         """
-        lengths = source_lengths.long()
-        packed, packing = self.encoder(source_ids, source_lengths)
-        memory = packing.pad(packed)  # [rows, source, d_model]
-        places = torch.arange(source_ids.shape[1])
-        mask = (places < lengths[:, None])[:, None, None, :]  # [rows, 1, 1, source]
-        logits, weights = self.decoder(target_ids, memory, mask, return_weights=True)
-        places = torch.arange(target_ids.shape[1])
-        last = target_lengths.long()[:, None] - 1
-        following = nn.functional.pad(target_ids[:, 1:], (0, 1))
-        labels = torch.where(places == last, self.end, following)
-        scores = logits.float().log_softmax(-1).gather(-1, labels[..., None])[..., 0]
-        return scores.masked_fill(places > last, 0.0), torch.stack(weights, 1).float()
+        memory, sources = self.encoder(source_ids, source_lengths)
+        planes = sources.pad(self.memory(memory)).chunk(2 * len(self.layers), -1)  # [rows, source, d_model] each
+        targets, places = Unpacked(target_lengths.long()), torch.arange(target_ids.shape[1])
+        x = targets.pack(self.decoder.embedding(target_ids, places))  # [rows * target, d_model]
+        looks: list[Tensor] = []
+        for i, layer in enumerate(self.layers):
+            own = cast(FusedSelfAttention, layer.self_attention)
+            crossed = cast(FoldedCrossAttention, layer.cross_attention)
+            x = layer.residuals[0](x, partial(_to_target, own, targets))
+            x = layer.residuals[1](x, partial(_to_source, crossed, targets, planes[2 * i : 2 * i + 2], sources, looks))
+            x = layer.residuals[2](x, layer.feed_forward)
+        logits = functional.linear(self.decoder.norm(x), self.decoder.projection.weight, self.decoder.forbidden)
+        last = targets.lengths[:, None] - 1
+        labels = torch.where(places == last, self.end, functional.pad(target_ids[:, 1:], (0, 1)))
+        scores = targets.pad(logits.float().log_softmax(-1)).gather(2, labels[..., None])[..., 0]
+        return scores.masked_fill(places > last, 0.0), torch.stack(looks, 1).float()
+
+
+def _to_target(trained: FusedSelfAttention, targets: Unpacked, y: Tensor) -> Tensor:
+    """[rows * target, d_model] -> the same, over the target so far."""
+    return trained(y, targets, causal=True)[0]  # type: ignore[no-any-return]
+
+
+def _to_source(
+    trained: FoldedCrossAttention,
+    targets: Unpacked,
+    cache: Sequence[Tensor],
+    sources: Packing,
+    looks: list[Tensor],
+    y: Tensor,
+) -> Tensor:
+    """[rows * target, d_model] -> the same, over the source; its shares [rows, heads, target, source] go to `looks`."""
+    query = targets.pad(trained.query(y))
+    keys, values = cache
+    attended, weights = attention(query, keys, values, trained.heads, sources.lengths)
+    looks.append(weights)
+    return trained.output(targets.pack(attended))  # type: ignore[no-any-return]

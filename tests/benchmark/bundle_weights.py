@@ -7,6 +7,7 @@ The projection to a short list of tokens holds none of its own.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from math import sqrt
 from typing import Any
 
@@ -38,11 +39,13 @@ class Holders:
         linears: weight [out, in] and bias [out] (None: zeros).
         norms: gain and bias.
         tables: by the graph input that looks rows up in them ("" for positions, which the encoder counts itself).
+        scaled: whether the projections of queries hold the scale of the attention.
     """
 
     linears: list[tuple[Array, Array | None]] = field(default_factory=list)
     norms: list[tuple[Array, Array]] = field(default_factory=list)
     tables: dict[str, Array] = field(default_factory=dict)
+    scaled: bool = False
 
 
 def load_model(bundle: Bundle) -> Transformer:
@@ -75,7 +78,7 @@ def load_model(bundle: Bundle) -> Transformer:
 def fill(model: Transformer, encoder: Holders, decoder: Holders) -> None:
     """Puts the weights of the graphs into a model of the same shape.
 
-    Undoes what export folds: the embedding's scale, and query, key and value in one matrix.
+    Undoes what export folds: the scales of embeddings and attentions, and matrices that became one.
 
     Raises:
         StopIteration, KeyError, RuntimeError: the graphs are of another shape.
@@ -87,8 +90,7 @@ def fill(model: Transformer, encoder: Holders, decoder: Holders) -> None:
         _fill_layer(layer, linears, gains)
     if isinstance(model.encoder.norm, nn.LayerNorm):
         _fill_norm(model.encoder.norm, gains)
-    for decoder_layer in decoder_layers(model):
-        _fill_linears(linears, decoder_layer.cross_attention.key_value)
+    _fill_memory(linears, [layer.cross_attention.key_value for layer in decoder_layers(model)])
 
     linears, gains = iter(decoder.linears), iter(decoder.norms)
     _copy(model.decoder.embedding.tokens.weight, decoder.tables["token_ids"] / scale)
@@ -104,6 +106,13 @@ def fill(model: Transformer, encoder: Holders, decoder: Holders) -> None:
     if model.config.positions == "learned":
         _copy(model.encoder.embedding.positions, encoder.tables[""])
         _copy(model.decoder.embedding.positions, decoder.tables["positions"])
+    if decoder.scaled:
+        queries = [layer.self_attention.query for layer in encoder_layers(model)]
+        for decoder_layer in decoder_layers(model):
+            queries += [decoder_layer.self_attention.query, decoder_layer.cross_attention.query]
+        for query in queries:
+            for parameter in query.parameters():
+                parameter.mul_(sqrt(model.config.d_model // model.config.heads))
 
 
 def _fill_layer(
@@ -121,6 +130,17 @@ def _fill_layer(
     _fill_linears(linears, layer.feed_forward.contract)
     for norm in norms(layer):
         _fill_norm(norm, gains)
+
+
+def _fill_memory(source: Iterator[tuple[Array, Array | None]], linears: list[nn.Linear]) -> None:
+    """The projections of the source, which are one linear map, or were one for each layer in older bundles."""
+    weight, bias = next(source)
+    source = chain([(weight, bias)], source)
+    if len(weight) == sum(linear.out_features for linear in linears):
+        _fill_linears(source, *linears)
+    else:
+        for linear in linears:
+            _fill_linears(source, linear)
 
 
 def _fill_linears(source: Iterator[tuple[Array, Array | None]], *linears: nn.Linear) -> None:
@@ -163,8 +183,10 @@ def read_holders(graph: onnx.GraphProto) -> Holders:
     origin = {value.name: value.name for value in graph.input}  # of reshaped or packed graph inputs: the input
     for node in graph.node:
         weights = [name for name in node.input if name in tensors]
-        if node.op_type in ("Squeeze", "Cast", "Reshape", "GatherND") and node.input[0] in origin:
+        if node.op_type in ("Squeeze", "Cast", "Reshape", "GatherND", "GatherElements") and node.input[0] in origin:
             origin[node.output[0]] = origin[node.input[0]]
+        elif node.op_type in ("Attention", "GroupQueryAttention"):
+            holders.scaled |= any(a.name == "scale" and a.f == 1 for a in node.attribute)
         elif node.op_type == "LayerNormalization":
             bias = array(node.input[2]) if len(node.input) > 2 else np.zeros_like(array(node.input[1]))
             holders.norms.append((array(node.input[1]), bias))

@@ -229,8 +229,9 @@ def test_folding_changes_neither_the_model_nor_what_logits_are(
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name
     ids = torch.tensor([[2, 7, 5]])
-    assert torch.allclose(copy.encoder.embedding(ids), model.encoder.embedding(ids), atol=1e-6)
-    assert torch.allclose(copy.decoder.embedding(ids), model.decoder.embedding(ids), atol=1e-6)
+    places = torch.arange(3)
+    assert torch.allclose(copy.encoder.embedding(ids, places), model.encoder.embedding(ids), atol=1e-6)
+    assert torch.allclose(copy.decoder.embedding(ids, places), model.decoder.embedding(ids), atol=1e-6)
     tied = copy.decoder.projection.weight is copy.decoder.embedding.tokens.weight
     assert tied == (share != "none")
     x = torch.randn(3, 32)
@@ -250,10 +251,11 @@ def test_a_weight_that_is_also_an_embedding_keeps_its_layout(run: Run, ort_graph
 
 def test_packing_drops_padding_and_puts_it_back() -> None:
     lengths = torch.tensor([2, 4, 1])
-    padded = torch.arange(12).reshape(3, 4, 1)
+    padded = torch.arange(12.0).reshape(3, 4, 1)
     packing = Packing(lengths, 4)
     packed = packing.pack(padded)
-    assert packed.flatten().tolist() == [0, 1, 4, 5, 6, 7, 8]
+    assert packed.flatten().tolist() == packing.pack(padded[..., 0]).tolist() == [0, 1, 4, 5, 6, 7, 8]
+    assert packing.positions.tolist() == [0, 1, 0, 1, 2, 3, 0]
     assert packing.last(packed).flatten().tolist() == [1, 7, 8]
     again = packing.pad(packed)
     assert again.shape == padded.shape

@@ -62,6 +62,9 @@ class ModelOptions(_Options, title="Model"):
     threads_per_engine: int | None = Field(
         default=None, ge=1, le=MOST_THREADS, description="CPU threads of each; by default what suits the device."
     )
+    cuda_graphs: int = Field(
+        default=128, ge=0, description="On a GPU, the most sizes of step that are recorded, to be replayed; 0 for none."
+    )
     max_rows: int | None = Field(
         default=None,
         ge=1,

@@ -105,12 +105,13 @@ class LocalModel:
     """
 
     def __init__(self, bundle: Bundle, options: EngineOptions) -> None:
-        self.device = choose_device(options.device, bundle.decoder)
+        self.device = choose_device(options.device, bundle.decoder, bundle.manifest.precision)
         self.engines, self.threads = layout(options, self.device, bundle.manifest.shape.parameters)
         self._bundle = bundle
-        # One is enough for engines whose operators use one thread.
-        count = 1 if self.threads == 1 else self.engines
-        self._sessions = [Sessions(bundle, self.device, self.threads) for _ in range(count)]
+        # One is enough for engines whose operators use one thread, but see Sessions for a GPU.
+        count = 1 if self.threads == 1 and self.device.kind == "cpu" else self.engines
+        graphs = options.cuda_graphs
+        self._sessions = [Sessions(bundle, self.device, self.threads, graphs=graphs) for _ in range(count)]
         self.itemsize = self._sessions[0].cache_type.itemsize
 
     def memory(self) -> tuple[int, str, int]:

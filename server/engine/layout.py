@@ -18,6 +18,7 @@ class EngineOptions:
         engines: None chooses by device, cores and model size.
         threads_per_engine: None shares the cores out evenly.
         cores: that this process may use.
+        cuda_graphs: the most steps that are recorded on a GPU.
         max_rows: cache rows of each engine, the most it decodes at once; None for what suits, or there is room for.
         memory_budget: bytes that the process may have on the device, weights included; None for what is free.
         queue_size: requests of each priority that may wait,
@@ -32,6 +33,7 @@ class EngineOptions:
     engines: int | None = None
     threads_per_engine: int | None = None
     cores: int = 1
+    cuda_graphs: int = 128
     max_rows: int | None = None
     memory_budget: int | None = None
     queue_size: int = 1024

@@ -106,6 +106,7 @@ async def load_version(
         engines=config.engines,
         threads_per_engine=config.threads_per_engine,
         cores=usable_cpus(),
+        cuda_graphs=config.cuda_graphs,
         max_rows=config.max_rows,
         memory_budget=config.memory_budget,
         queue_size=config.queue_size,

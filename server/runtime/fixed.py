@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 MOST_CANDIDATES = MOST_EDITS = 64  # of a step; more are rare, and would need much memory for each size of step
-MOST_STEPS = 160  # that are kept, of different size
+MOST_STEPS = 256  # that are kept, of different size
 UNUSED = 8  # rows of a short list that nobody uses: matrix products of one column are no faster
 NOT_RECORDED = "-1"  # a run that ONNX Runtime neither records nor replays
 
@@ -171,16 +171,17 @@ class FixedSteps:
     """The steps of a runtime on a GPU, one for each size that was asked for.
 
     Args:
-        records: whether they are recorded as CUDA graphs. What is recorded can be replayed in the same thread only.
+        graphs: the most that are recorded as CUDA graphs. What is recorded can be replayed in the same thread only.
     """
 
-    def __init__(self, runtime: "Runtime", stream: Stream, records: bool) -> None:
+    def __init__(self, runtime: "Runtime", stream: Stream, graphs: int) -> None:
         self._runtime, self._stream = runtime, stream
         self._sizes = sizes(runtime.slots)
         self._vocabulary = runtime.manifest.shape.target_vocabulary
         self._steps: dict[tuple[int, int, int], FixedStep] = {}
         self._unused = _unused(stream, runtime)
-        self._records = self._recording = records
+        self._graphs = graphs
+        self._recording = True
 
     @contextmanager
     def not_recording(self) -> Iterator[None]:
@@ -189,7 +190,7 @@ class FixedSteps:
         try:
             yield
         finally:
-            self._recording = self._records
+            self._recording = True
 
     def size(self, rows: int) -> int:
         """Rows that a step of `rows` rows is filled up to."""
@@ -216,7 +217,7 @@ class FixedSteps:
         key = size, min(_rounded(candidates), self._vocabulary), _rounded(edits)
         step = self._steps.get(key)
         if step is None and len(self._steps) < MOST_STEPS:
-            recording = self._runtime.next_recording() if self._records else None
+            recording = self._runtime.next_recording() if len(self._steps) < self._graphs else None
             step = FixedStep(self._runtime, self._stream, *key, self._unused, recording)
             self._steps[key] = step
         return step

@@ -13,7 +13,7 @@ from server.bundle.load import Bundle
 from server.runtime.choice import ShortLists
 from server.runtime.cuda import CudaStream
 from server.runtime.device import Device, DeviceError, open_session
-from server.runtime.fixed import NOT_RECORDED, FixedSteps, run_options
+from server.runtime.fixed import MOST_STEPS, NOT_RECORDED, FixedSteps, run_options
 from server.runtime.memory import Array, Block, Memory, Stream, allocate
 from server.runtime.names import check_names
 from server.runtime.scores import PlainScores
@@ -39,18 +39,18 @@ class Sessions:
     puts there while another records a CUDA graph would become part of it.
 
     Args:
-        records: whether steps are recorded as CUDA graphs, where that can be done.
+        graphs: the most steps that are recorded as CUDA graphs, where that can be done.
 
     Attributes:
         stream: what is done on the GPU, one after the other; None on a CPU.
-        records: see above.
+        graphs: see above.
         recordings: numbers for them.
 
     Raises:
         DeviceError: the device can't run them.
     """
 
-    def __init__(self, bundle: Bundle, device: Device, threads: int, *, records: bool = True) -> None:
+    def __init__(self, bundle: Bundle, device: Device, threads: int, *, graphs: int = MOST_STEPS) -> None:
         self.bundle = bundle
         self.device = device
         self.threads = threads
@@ -58,7 +58,7 @@ class Sessions:
         stream = None if device.kind == "cpu" else _open_stream(device)
         self.stream: Stream | None = stream
         self.encoder = open_session(bundle.encoder, device, threads, stream)
-        self.records = stream is not None and records
+        self.graphs = 0 if stream is None else graphs
         self.decoder = self._open_decoder(stream)
         graphs = bundle.manifest.graphs
         check_names(bundle, graphs.encoder, self.encoder)
@@ -67,12 +67,12 @@ class Sessions:
 
     def _open_decoder(self, stream: CudaStream | None) -> ort.InferenceSession:
         path = self.bundle.decoder
-        if self.records:
+        if self.graphs:
             try:
                 return open_session(path, self.device, self.threads, stream, records=True)
             except DeviceError as error:
                 log.warning("steps are not recorded as CUDA graphs, which makes them slower", reason=str(error))
-                self.records = False
+                self.graphs = 0
         return open_session(path, self.device, self.threads, stream)
 
 
@@ -137,8 +137,8 @@ class Runtime:
             self.tokens, self.positions, self.source_lengths = block.arrays.values()
             self.source_lengths[:] = 1
             self.no_lists.use([(manifest.tokens.end,)])  # see Step: there must be something to choose from
-            self.run_options = run_options(NOT_RECORDED) if sessions.records else None
-            self._fixed = FixedSteps(self, stream, sessions.records)
+            self.run_options = run_options(NOT_RECORDED) if sessions.graphs else None
+            self._fixed = FixedSteps(self, stream, sessions.graphs)
 
     @property
     def cache_bytes(self) -> int:

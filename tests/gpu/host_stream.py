@@ -64,7 +64,7 @@ class HostStream:
 
 def run_on(stream: HostStream, sessions: Sessions) -> None:
     """Has sessions of the CPU take it for a GPU with this stream; runtimes are to be made of them after that."""
-    sessions.stream, sessions.records = stream, True
+    sessions.stream, sessions.graphs = stream, 128
     for session in (sessions.encoder, sessions.decoder):
         session.run_with_iobinding = _after(stream, session.run_with_iobinding)
 

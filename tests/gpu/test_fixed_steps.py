@@ -162,6 +162,19 @@ def test_each_size_has_a_recording_and_all_else_has_none(filled: Runtime) -> Non
     assert names == [NOT_RECORDED]
 
 
+def test_no_more_is_recorded_than_shall_be(bundle: Bundle, stream: HostStream) -> None:
+    sessions = Sessions(bundle, CPU, 1)
+    run_on(stream, sessions)
+    sessions.graphs = 2
+    runtime = Runtime(sessions, 4)
+    names: list[str] = []
+    spy(runtime, names.append)
+    for rows in (1, 2, 3, 1):
+        runtime.top(rows, 1)
+    assert names[0] == names[3] != names[1]
+    assert names[2] == NOT_RECORDED
+
+
 def test_recordings_of_two_runtimes_are_told_apart(bundle: Bundle, stream: HostStream) -> None:
     """They have memory of their own, and the same sessions."""
     sessions = Sessions(bundle, CPU, 1)

@@ -86,11 +86,11 @@ class Campaign:
             # Every other round goes backwards, so that a machine that warms up or gets busy favours nobody.
             turn = self.systems if number % 2 == 0 else list(reversed(self.systems))
             for system in turn:
-                for setting, callers in self._settings(system):
-                    name = _name(setting)
+                for used, callers in self._settings(system):
+                    name = _name(used)
                     if number < self.effort.rounds and not self.results.has(system.name, name, "closed", number):
                         what = f"round {number + 1}: {system.name}, {name}"
-                        yield Piece(what, partial(self._closed, system, setting, callers, number))
+                        yield Piece(what, partial(self._closed, system, used, callers, number))
             for system in turn:
                 busiest = self._settings(system)[-1][0]
                 name = _name(busiest)

@@ -11,22 +11,20 @@ from rich.console import Console
 from dragoman.local import ServerStartError
 from export.errors import ExportError
 from server.bundle.load import Bundle, BundleError, load_bundle, shipped_bundle
-from server.bundle.manifest import MANIFEST_FILE
 from tests.benchmark.actor import ActorError
 from tests.benchmark.base_model import base_bundle
-from tests.benchmark.bundle_weights import UnreadableGraphError, load_model
+from tests.benchmark.bundle_weights import UnreadableGraphError
 from tests.benchmark.campaign import describe_model
 from tests.benchmark.cli import BUILD, Model
-from tests.benchmark.ctranslate2_model import convert
 from tests.benchmark.machine import describe
 from tests.benchmark.servers.campaign import Campaign, Effort
+from tests.benchmark.servers.conversion import convert_with_tokenizers
 from tests.benchmark.servers.inputs import Inputs, sentence_inputs, word_inputs
 from tests.benchmark.servers.kernels import fastest_kernels
 from tests.benchmark.servers.plot import draw
 from tests.benchmark.servers.report import markdown
 from tests.benchmark.servers.results import ModelResults, Results
 from tests.benchmark.servers.systems import NAMES, systems
-from tests.benchmark.servers.translation import SOURCE_TOKENIZER, TARGET_TOKENIZER
 from tests.benchmark.servers.triton_setup import PINNED, TritonSetupError, set_up_triton
 
 MODULE = "tests.benchmark.servers"
@@ -126,12 +124,7 @@ def _prepare(label: Model) -> tuple[Bundle, Path, Inputs]:
     """The bundle, the same for CTranslate2 with its tokenizers, and what is asked."""
     bundle = load_bundle(shipped_bundle() if label is Model.shipped else base_bundle(BUILD))
     converted = BUILD.resolve() / f"ctranslate2-{label.value}-text"
-    manifest, of = (bundle.path / MANIFEST_FILE).read_bytes(), converted / "converted-from.json"
-    if not of.exists() or of.read_bytes() != manifest:  # it has every file's hash
-        convert(load_model(bundle), bundle.source_tokenizer, bundle.target_tokenizer, converted)
-        bundle.source_tokenizer.save(str(converted / SOURCE_TOKENIZER))
-        bundle.target_tokenizer.save(str(converted / TARGET_TOKENIZER))
-        of.write_bytes(manifest)
+    convert_with_tokenizers(bundle, converted)
     inputs = word_inputs(bundle, WORDS) if label is Model.shipped else sentence_inputs(bundle)
     return bundle, converted, inputs
 

@@ -183,7 +183,7 @@ async def pool_of(
     *runtimes: CountingRuntime, queue_size: int = 1000, metrics: Metrics | None = None, **options: Any
 ) -> AsyncIterator[EnginePool]:
     """A pool whose engines run over fake runtimes."""
-    options = {"queue_size": queue_size, "gather_seconds": 0.0, **options}
+    options = {"queue_size": queue_size, "gather_seconds": 0.0, "group": 1, **options}
     hosts = [CountingHost(*runtimes)]
     pool = EnginePool(letters_bundle(), EngineOptions(**options), metrics or Metrics(), hosts)
     await pool.start()
@@ -202,7 +202,7 @@ def request(*ids: int, limit: int = 50, **more: Any) -> GenerationRequest:
 def at_rest(pool: EnginePool) -> bool:
     """Whether nothing waits and every row has been given back."""
     assert pool._queue is not None
-    with pool._queue.changed:
+    with pool._queue.lock:
         return pool._queue.scheduler.waiting == pool._queue.scheduler.running == 0
 
 

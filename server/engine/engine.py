@@ -11,28 +11,27 @@ import structlog
 from numpy.typing import NDArray
 
 from server.engine.encoding import encoder_runs
+from server.engine.ending import Event, finish, overdue
+from server.engine.greedy import GreedyRows
 from server.engine.metrics import EngineMetrics
+from server.engine.queue import Queue
 from server.engine.requests import (
-    BeamProgress,
     DeadlineExpiredError,
     EngineError,
     EngineUnavailableError,
-    Finished,
     FinishReason,
     OutOfMemoryError,
-    Progress,
 )
 from server.engine.rows import RowTable
-from server.engine.scheduler import Admission, Job, Scheduler
+from server.engine.scheduler import NEVER, Job
 from server.runtime.failures import WorkerLostError, first_line, is_out_of_memory
-from server.search.base import Continuation, Demand, Scores
+from server.search.base import Continuation, Demand, StepScores
+from server.search.greedy import BEST, GreedySearch
 
 log = structlog.get_logger()
 
-Event = Progress | BeamProgress | Finished | EngineError
 Deliver = Callable[[list[tuple[Job, Event]]], None]
 
-NOTHING = Demand(0)
 LAST_WORDS = b'{"event": "an engine could not tell of its end: the server ends at once", "level": "error"}\n'
 MOST_ERRORS = 3  # in a row, after which a device is beyond hope
 
@@ -46,20 +45,11 @@ class StepRuntime(Protocol):
 
     def encode(self, sources: Sequence[Sequence[int]], row: int) -> int: ...
 
-    def step(self, demands: Sequence[Demand]) -> Scores: ...
+    def step(self, demands: Sequence[Demand]) -> StepScores: ...
 
     def copy_target(self, source: int, target: int, start: int) -> None: ...
 
     def move_row(self, source: int, target: int) -> None: ...
-
-
-class Queue:
-    """The scheduler with the lock and the condition that let engine threads and the event loop share it."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self.scheduler = scheduler
-        self.changed = threading.Condition(threading.Lock())
-        self.stopping = False
 
 
 class Engine:
@@ -100,6 +90,10 @@ class Engine:
         self._metrics = metrics
         self._deliver = deliver
         self._table = RowTable(runtime.slots)
+        self._greedy = GreedyRows(runtime.slots)
+        self._led: dict[Job, list[int]] = {}  # jobs whose searches are led step by step, and their rows
+        self._new: list[Job] = []  # that have not made a step
+        self._next_expiry = NEVER  # no running job's deadline or time limit is earlier
         self._step_ended: float | None = None
         self._on_failure = on_failure
         self._most_errors = most_errors
@@ -122,9 +116,9 @@ class Engine:
 
     def abandon(self) -> None:
         """What the engine runs on is gone: it ends, also where it has nothing to do."""
-        with self._queue.changed:
+        with self._queue.lock:
             self._abandoned = True
-            self._queue.changed.notify_all()
+            self._queue.wake_all()
 
     def _run(self) -> None:
         failure: Exception | None = None
@@ -152,12 +146,12 @@ class Engine:
         """One round of the loop; False when the engine shall stop."""
         table, queue = self._table, self._queue
         events: list[tuple[Job, Event]] = []
-        with queue.changed:
-            while not (queue.stopping or self._abandoned or table.used or queue.scheduler.waiting):
+        with queue.lock:
+            while not (queue.stopping or self._abandoned or table.used or queue.scheduler.calls(self.index)):
                 self._metrics.state(self.index, 0, table.slots)
                 self._step_ended = None
                 self.busy = False
-                queue.changed.wait()
+                queue.sleep()
             if queue.stopping or self._abandoned:
                 return False
             self.turns += 1
@@ -197,13 +191,28 @@ class Engine:
         for run in runs:
             for job in run:  # before the first is encoded: if that fails, all of them hear of it
                 self._metrics.admitted(now - job.arrived)
-                self._table.add(job)
+                self._add(job)
         without: list[Job] = []  # a row that was filled
         for run in runs:
             without += self._encode(run, row)
             row += len(run)
         if without:
             self._give_up(without, OutOfMemoryError(), now, events)
+
+    def _add(self, job: Job) -> None:
+        """Gives a job its first row."""
+        row = self._table.add(job)
+        if isinstance(job.search, GreedySearch) and not job.request.streaming:
+            self._greedy.add(row, job.search)
+        else:
+            self._led[job] = self._table.rows[job]
+        self._new.append(job)
+        self._note_expiry(job)
+
+    def _note_expiry(self, job: Job) -> None:
+        for moment in (job.request.deadline, job.request.time_limit):
+            if moment is not None and moment < self._next_expiry:
+                self._next_expiry = moment
 
     def _encode(self, run: list[Job], row: int) -> list[Job]:
         """One run of the encoder, or several smaller ones where the device has not the memory for it.
@@ -241,45 +250,44 @@ class Engine:
             self._give_up(list(table.rows)[len(table.rows) // 2 :], OutOfMemoryError(), time.monotonic(), events)
             return
         self._errors, self.has_stepped = 0, True
-        self._runtime.positions[:rows] += 1
         now = time.monotonic()
-        tokens: list[int] = [0] * rows
-        done: list[Job] = []
+        for job in self._new:
+            self._metrics.first_token(now - job.arrived)
+        self._new.clear()
+        tokens, positions = self._runtime.tokens[:rows], self._runtime.positions[:rows]
+        done = [table.owners[row] for row in self._greedy.advance(scores, positions, tokens)]
+        positions += 1
         branching: list[tuple[Job, Sequence[Continuation]]] = []
-        for job, owned in table.rows.items():
+        for job, owned in self._led.items():
             continuations = job.search.advance(scores, owned)
-            if not job.first_token_seen:
-                job.first_token_seen = True
-                self._metrics.first_token(now - job.arrived)
+            if job.request.streaming and not job.cancelled:
+                events += [(job, progress) for progress in job.search.progress()]
             if continuations is None:
                 done.append(job)
-                if job.cancelled:
-                    self._metrics.dropped("cancelled", "running")
-                    continue
-                self._report(job, events)
-                events.append((job, _finish(job, now, self._metrics)))
-                continue
-            self._report(job, events)
-            if len(owned) == len(continuations) == 1:
-                tokens[owned[0]] = continuations[0].token
+            elif len(owned) == len(continuations) == 1:
+                tokens[owned[0], 0] = continuations[0].token
             else:
                 branching.append((job, continuations))
-        self._runtime.tokens[:rows, 0] = tokens
+        for job in done:
+            if job.cancelled:
+                self._metrics.dropped("cancelled", "running")
+            else:
+                events.append((job, finish(job, now, self._metrics)))
         surplus = self._branch(branching) if branching else []
         if done or branching:
             self._remove(done, now, len(done), surplus)
 
-    def _score(self, rows: int) -> Scores:
+    def _score(self, rows: int) -> StepScores:
         """Steps, until every search knows enough."""
         started = time.perf_counter()
         while True:
-            demands: list[Demand] = [NOTHING] * rows
-            for job, owned in self._table.rows.items():
+            demands: list[Demand] = [*BEST] * rows
+            for job, owned in self._led.items():
                 for row, demand in zip(owned, job.search.demands(), strict=True):
                     demands[row] = demand
             scores = self._runtime.step(demands)
             # All are asked before the step is repeated, since each has its next demands ready then.
-            lacking = [job.search.lacking(scores, owned) for job, owned in self._table.rows.items()]
+            lacking = [job.search.lacking(scores, owned) for job, owned in self._led.items()]
             if not any(lacking):
                 break
         ended = time.perf_counter()
@@ -316,22 +324,26 @@ class Engine:
         self._metrics.branched(time.perf_counter() - started, copied)
         return surplus
 
-    def _report(self, job: Job, events: list[tuple[Job, Event]]) -> None:
-        if job.request.streaming:
-            events += [(job, progress) for progress in job.search.progress()]
-
     def _evict(self, now: float, events: list[tuple[Job, Event]]) -> None:
         """Takes out what nobody waits for any more, and what has used its time."""
+        rows = self._table.rows
+        if now < self._next_expiry and not any(job.cancelled for job in rows):
+            return
+        self._next_expiry = NEVER
         gone: list[Job] = []
-        for job in self._table.rows:
+        for job in rows:
             if job.cancelled:
                 self._metrics.dropped("cancelled", "running")
             elif job.expired(now):
                 self._metrics.dropped("expired", "running")
                 events.append((job, DeadlineExpiredError()))
             elif job.out_of_time(now):
-                events.append((job, _finish(job, now, self._metrics, FinishReason.TIME_LIMIT)))
+                if job not in self._led:
+                    [row] = rows[job]
+                    self._greedy.tell(row, int(self._runtime.positions[row]))
+                events.append((job, finish(job, now, self._metrics, FinishReason.TIME_LIMIT)))
             else:
+                self._note_expiry(job)
                 continue
             gone.append(job)
         if gone:
@@ -340,10 +352,17 @@ class Engine:
     def _remove(self, jobs: list[Job], now: float, finished: int = 0, rows: Sequence[int] = ()) -> None:
         """Takes out jobs, and single rows of others."""
         table = self._table
-        for source, target in table.remove(jobs, rows):
+        for job in jobs:
+            if self._led.pop(job, None) is None:
+                self._greedy.remove(*table.rows[job])
+        if self._new:
+            self._new = [job for job in self._new if job not in jobs]
+        moves = table.remove(jobs, rows)
+        self._greedy.move(moves)
+        for source, target in moves:
             self._runtime.move_row(source, target)
         if freed := table.settle():
-            with self._queue.changed:
+            with self._queue.lock:
                 self._queue.scheduler.release(self.index, freed, now, finished)
 
     def _out_of_memory(self, error: Exception, rows: int) -> None:
@@ -363,9 +382,9 @@ class Engine:
         Called in the engine's thread, or in another where that hangs, for good.
         """
         running = list(self._table.rows)
-        with self._queue.changed:
+        with self._queue.lock:
             waiting = self._queue.scheduler.leave(self.index)
-            self._queue.changed.notify_all()  # the share of the others has grown
+            self._queue.wake_all()  # the share of the others has grown
         for _ in running:
             self._metrics.dropped("failed", "running")
         for _ in waiting:
@@ -378,23 +397,3 @@ def _message(error: Exception) -> str:
     if isinstance(error, WorkerLostError):
         return "the worker process that computed this has ended"
     return f"the engine failed: {type(error).__name__}"
-
-
-def overdue(admission: Admission, now: float, metrics: EngineMetrics) -> list[tuple[Job, Event]]:
-    """The ends of those that waited too long."""
-    for _ in admission.expired:
-        metrics.dropped("expired", "waiting")
-    answers = [(job, _finish(job, now, metrics, FinishReason.TIME_LIMIT)) for job in admission.out_of_time]
-    return [*((job, DeadlineExpiredError()) for job in admission.expired), *answers]
-
-
-def _finish(job: Job, now: float, metrics: EngineMetrics, reason: FinishReason | None = None) -> Finished:
-    """The answer of a search that is over, or that is ended for a reason."""
-    if reason is not None:
-        job.search.stop(reason)
-    if job.request.stages is not None:
-        job.request.stages.decoded = now
-    hypotheses = job.search.hypotheses()
-    target_tokens = sum(len(h.ids) for h in hypotheses)
-    metrics.finished(hypotheses[0].reason, len(job.request.source_ids), target_tokens, now - job.arrived)
-    return Finished(hypotheses)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
-from server.engine.engine import Event
+from server.engine.ending import Event
 from server.engine.requests import BeamProgress, Finished, Progress
 from server.engine.scheduler import Job
 

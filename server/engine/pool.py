@@ -5,11 +5,12 @@ import time
 from collections.abc import Callable, Sequence
 
 from server.bundle.load import Bundle
-from server.engine.engine import Event, Queue, overdue
+from server.engine.ending import Event, overdue
 from server.engine.generation import Generation
 from server.engine.hosted import Host, LocalHost
 from server.engine.layout import EngineOptions
 from server.engine.metrics import EngineMetrics
+from server.engine.queue import Queue
 from server.engine.requests import EngineUnavailableError, GenerationRequest, QueueFullError
 from server.engine.scheduler import NEVER, Admission, Job, Scheduler
 from server.engine.scorer import ScoringRuntime
@@ -84,6 +85,7 @@ class EnginePool:
             options.encode_tokens,
             options.queue_tokens,
             0 if self.device.kind == "cpu" else self.bundle.manifest.limits.max_source_tokens,
+            max(1, min(options.group, self.rows // 4)) if self.device.kind == "cpu" and self.threads == 1 else 1,
         )
         self._queue = Queue(scheduler)
         self._metrics.queue(scheduler.waits)
@@ -106,7 +108,7 @@ class EnginePool:
         search = make_search(request.search, manifest.tokens, manifest.shape.target_vocabulary, self._text)
         job = Job(request, search, time.monotonic())
         generation = job.handle = Generation(job, self.cancel, self._loop)
-        with self._queue.changed:
+        with self._queue.lock:
             if self._queue.stopping:
                 raise EngineUnavailableError("the model is stopping")
             if not self._queue.scheduler.present:
@@ -122,7 +124,7 @@ class EnginePool:
                     raise
                 self._loop.call_soon(self._dispatch, overdue(admission, job.arrived, self._metrics))
                 return generation
-            self._queue.changed.notify()
+            self._queue.wake()
             next_expiry = self._queue.scheduler.next_expiry
         if next_expiry < self._timer_at:
             self._set_timer(next_expiry)
@@ -131,7 +133,7 @@ class EnginePool:
     def cancel(self, job: Job) -> None:
         """See Generation.cancel."""
         assert self._queue is not None
-        with self._queue.changed:
+        with self._queue.lock:
             waited = self._queue.scheduler.cancel(job)
         if waited:
             self._metrics.dropped("cancelled", "waiting")
@@ -146,9 +148,9 @@ class EnginePool:
             return
         if self._timer is not None:
             self._timer.cancel()
-        with self._queue.changed:
+        with self._queue.lock:
             self._queue.stopping = True
-            self._queue.changed.notify_all()
+            self._queue.wake_all()
         await self._supervisor.close(seconds)
 
     def _set_timer(self, moment: float) -> None:
@@ -162,7 +164,7 @@ class EnginePool:
         """Ends those that have waited too long, whether or not an engine asks for work: a step may take long."""
         assert self._queue is not None
         now, scheduler = time.monotonic(), self._queue.scheduler
-        with self._queue.changed:
+        with self._queue.lock:
             admission = scheduler.sweep(now)
             next_expiry = scheduler.next_expiry
         self._timer, self._timer_at = None, NEVER

@@ -18,8 +18,9 @@ class RowTable:
         self.slots = slots
         self.owners: list[Job] = []  # by row
         self.rows: dict[Job, list[int]] = {}  # in the order of their start; its rows in the order of its search
-        self._reserved: dict[Job, int] = {}
+        self._reserved: dict[Job, int] = {}  # rows of those jobs that may want more than one
         self.reserved = 0  # rows in use, and those that jobs may come to use
+        self._freed = 0  # given back since `settle` was last called
         self.reserved_for_batch = 0  # those of them that belong to batch jobs
 
     @property
@@ -28,17 +29,19 @@ class RowTable:
 
     def add(self, job: Job) -> int:
         """Gives a job its first row, the next free one."""
-        self._reserved[job] = job.search.rows
-        self.reserved += job.search.rows
+        rows = job.search.rows
+        if rows > 1:
+            self._reserved[job] = rows
+        self.reserved += rows
         if job.request.priority is BATCH:
-            self.reserved_for_batch += job.search.rows
+            self.reserved_for_batch += rows
         assert self.reserved <= self.slots, "the scheduler admits no more than there is room for"
         self.rows[job] = []
         return self.grow(job)
 
     def grow(self, job: Job) -> int:
         """Gives a job one more row, the next free one."""
-        assert len(self.rows[job]) < self._reserved[job], "the search wants more rows than it said"
+        assert len(self.rows[job]) < self._reserved.get(job, 1), "the search wants more rows than it said"
         row = len(self.owners)
         self.owners.append(job)
         self.rows[job].append(row)
@@ -52,6 +55,8 @@ class RowTable:
         """
         for row in rows:
             self.rows[self.owners[row]].remove(row)
+        for job in jobs:
+            self._give_back(job, self._reserved.pop(job, 1))
         holes = sorted([*rows, *(row for job in jobs for row in self.rows.pop(job))])
         gone = set(holes)
         moves = []
@@ -77,10 +82,15 @@ class RowTable:
         Returns:
             how many rows that is.
         """
-        before = self.reserved
-        self._reserved = {job: job.search.rows for job in self.rows}
-        self.reserved = sum(self._reserved.values())
-        if self.reserved_for_batch:
-            reserved = self._reserved.items()
-            self.reserved_for_batch = sum(rows for job, rows in reserved if job.request.priority is BATCH)
-        return before - self.reserved
+        for job, reserved in self._reserved.items():
+            if reserved > job.search.rows:
+                self._reserved[job] = job.search.rows
+                self._give_back(job, reserved - job.search.rows)
+        freed, self._freed = self._freed, 0
+        return freed
+
+    def _give_back(self, job: Job, rows: int) -> None:
+        self._freed += rows
+        self.reserved -= rows
+        if job.request.priority is BATCH:
+            self.reserved_for_batch -= rows

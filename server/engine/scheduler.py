@@ -1,6 +1,7 @@
 """Who runs when: the waiting queue that all engines share. Pure logic, without threads, clock or ONNX Runtime."""
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -32,7 +33,6 @@ class Job:
     handle: object = None
     cancelled: bool = False
     engine: int | None = None
-    first_token_seen: bool = False
 
     def expired(self, now: float) -> bool:
         return self.request.deadline is not None and now >= self.request.deadline
@@ -127,6 +127,9 @@ class Scheduler:
         encode_tokens: source tokens that an engine encodes between two steps; one request always goes.
         queue_tokens: source tokens of each priority that may wait; a single request may have more.
         least_length: source tokens that a request counts for in `encode_tokens` at least; what a device pads it to.
+        group: rows that each of the others has before the last engine helps, at most a quarter of what they have. Where
+            there is an engine for each core, the last takes that of the event loop; and few rows cost less in one step
+            than in two. With 1 all engines share what there is from the start.
     """
 
     def __init__(
@@ -138,6 +141,7 @@ class Scheduler:
         encode_tokens: int,
         queue_tokens: int = 2**62,
         least_length: int = 0,
+        group: int = 1,
     ) -> None:
         self.queue_size = queue_size
         self.queue_tokens = queue_tokens
@@ -145,6 +149,7 @@ class Scheduler:
         self._gather_seconds = gather_seconds
         self._encode_tokens = encode_tokens
         self._least_length = least_length
+        self._group = group
         self._interactive, self._batch = self._lanes = _Lane(INTERACTIVE_SHARE), _Lane(BATCH_SHARE)
         self._turn = 0.0  # of the lane that was served last, before it was
         self._running = [0] * engines  # rows
@@ -165,6 +170,22 @@ class Scheduler:
     def running(self) -> int:
         """Rows in use or in reserve in all engines."""
         return sum(self._running)
+
+    def calls(self, engine: int) -> bool:
+        """Whether there is something for this engine to start: not for the last, where the others do without it.
+
+        Busy engines come before idle ones, and among themselves in their order; so the last of them ends what it has,
+        and rests, when there is less to do.
+        """
+        return self._calls_after(_busy(self._running[:engine] if self._running[engine] else self._running))
+
+    def calls_another(self, awake: int) -> bool:
+        """The same, for an engine that sleeps.
+
+        Args:
+            awake: engines that do not, be they busy, or about to look whether there is anything for them.
+        """
+        return self._calls_after(awake)
 
     def submit(self, job: Job) -> None:
         """Appends a job to its lane.
@@ -223,7 +244,7 @@ class Scheduler:
             batch_rows: in use or in reserve there, of batch jobs.
         """
         admission = self.sweep(now)
-        if not (self.waiting and free_rows and self._ready(engine, now)):
+        if not (free_rows and self.calls(engine) and self._ready(engine, now)):
             return admission
         room = self._room(engine, free_rows, batch_rows)
         if self._held:
@@ -282,6 +303,15 @@ class Scheduler:
         """An engine that had left is there again."""
         self.present.add(engine)
 
+    def _calls_after(self, busy: int) -> bool:
+        """Args:
+        busy: engines that come before.
+        """
+        return self.waiting > 0 and (busy < len(self.present) - 1 or self._is_more_than(self._group * busy))
+
+    def _is_more_than(self, rows: int) -> bool:
+        return self.running + self._waiting_rows > rows
+
     def _drop_all(self) -> list[Job]:
         jobs = [job for lane in self._lanes for job in lane.jobs]
         for job in jobs:
@@ -300,7 +330,9 @@ class Scheduler:
         running = self._running[engine]
         # An even share, so that the first engine to ask does not take all there is while the others have nothing to do;
         # but between busy engines newcomers are not split into groups smaller than worth encoding.
-        share = -(-(self.running + self._waiting_rows) // len(self.present)) - running
+        others = len(self.present) - 1
+        sharing = others if others and not self._is_more_than(self._group * others) else others + 1
+        share = -(-(self.running + self._waiting_rows) // sharing) - running
         if share > 0:
             share = max(share, int(self._gather_share * running))
         slots = free_rows + running
@@ -403,6 +435,10 @@ class Scheduler:
         for moment in (request.deadline, request.time_limit):
             if moment is not None and moment < self.next_expiry:
                 self.next_expiry = moment
+
+
+def _busy(rows: Sequence[int]) -> int:
+    return sum(map(bool, rows))
 
 
 def _within(rows: int, room: _Room, batch: bool) -> bool:

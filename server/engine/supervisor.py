@@ -10,11 +10,12 @@ from typing import TypeVar
 import structlog
 
 from server.bundle.load import Bundle
-from server.engine.engine import Deliver, Engine, Queue
+from server.engine.engine import Deliver, Engine
 from server.engine.hosted import CachedRuntime, Host, HostedModel
 from server.engine.layout import EngineOptions
 from server.engine.metrics import EngineMetrics
 from server.engine.planning import rows_for
+from server.engine.queue import Queue
 from server.engine.requests import EngineUnavailableError
 from server.engine.scorer import ScoringRuntime
 from server.engine.watchdog import Watchdog
@@ -178,7 +179,7 @@ class Supervisor:
         ]
         for index, runtime in enumerate(runtimes, site.first):
             self._metrics.cache(index, runtime.cache_bytes)
-            with self._queue.changed:
+            with self._queue.lock:
                 self._queue.scheduler.enter(index)
         for engine in site.engines:
             engine.start()

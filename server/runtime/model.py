@@ -18,7 +18,7 @@ from server.runtime.memory import Array, Block, Memory, Stream, allocate
 from server.runtime.names import check_names
 from server.runtime.scores import PlainScores
 from server.runtime.step import Step, all_plain, is_cache
-from server.search.base import Demand, Scores
+from server.search.base import Demand, StepScores
 
 log = structlog.get_logger()
 
@@ -211,7 +211,7 @@ class Runtime:
             )
         self._encoder.run_with_iobinding(binding)
 
-    def step(self, demands: Sequence[Demand]) -> Scores:
+    def step(self, demands: Sequence[Demand]) -> StepScores:
         """Decodes one token further in rows 0 .. n-1, from what stands in `tokens` and `positions`.
 
         Doing it again changes nothing: so it can be repeated with other demands.

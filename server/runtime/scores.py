@@ -18,11 +18,13 @@ class PlainScores:
 
     def __init__(self, ids: NDArray[np.int64], log_probabilities: NDArray[np.float32]) -> None:
         self.ids, self.log_probabilities = ids, log_probabilities
-        self._best_ids: list[int] = ids[:, 0].tolist()
-        self._best: list[float] = log_probabilities[:, 0].tolist()
 
     def best(self, row: int) -> tuple[int, float]:
-        return self._best_ids[row], self._best[row]
+        ids, log_probabilities = self._best
+        return ids[row], log_probabilities[row]
+
+    def best_of(self, rows: slice | NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        return self.ids[rows, 0], self.log_probabilities[rows, 0]
 
     def top(self, row: int) -> tuple[list[int], list[float]]:
         ids, log_probabilities = self._lists
@@ -30,6 +32,10 @@ class PlainScores:
 
     def plain(self, row: int) -> list[float]:
         return self._lists[1][row]
+
+    @cached_property
+    def _best(self) -> tuple[list[int], list[float]]:
+        return self.ids[:, 0].tolist(), self.log_probabilities[:, 0].tolist()
 
     @cached_property
     def _lists(self) -> tuple[list[list[int]], list[list[float]]]:
@@ -69,6 +75,16 @@ class MixedScores:
     def best(self, row: int) -> tuple[int, float]:
         ids, log_probabilities = self.top(row)
         return ids[0], log_probabilities[0]
+
+    def best_of(self, rows: slice | NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        heads = self._heads[rows] if isinstance(rows, slice) else [self._heads[row] for row in rows.tolist()]
+        found = [head for head in heads if head is not None]
+        assert len(found) == len(heads), "a row asked for no candidates"
+        if not found:
+            return np.zeros(0, np.int64), np.zeros(0, np.float32)
+        head, places = found[0][0], [place for _, place in found]
+        assert all(other is head for other, _ in found), "rows chose from different tokens"
+        return head.ids[places, 0], head.log_probabilities[places, 0]
 
     def top(self, row: int) -> tuple[list[int], list[float]]:
         head, place = self._head(row)

@@ -72,6 +72,13 @@ class Scores(Protocol):
         """Shares of attention over the source tokens, mean over the last layer's heads, if asked for: [source]."""
 
 
+class StepScores(Scores, Protocol):
+    """Those of a whole step."""
+
+    def best_of(self, rows: slice | NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """As `best`, of many rows that asked for the most probable of all tokens and for nothing else: [rows] each."""
+
+
 class Continuation(NamedTuple):
     """How a hypothesis goes on.
 

@@ -7,6 +7,7 @@ from server.search.base import Search
 from server.search.beam import BeamSearch
 from server.search.constraints import TokenRules
 from server.search.fork import Fork
+from server.search.greedy import GreedySearch
 from server.search.options import UNCONSTRAINED, SearchOptions
 from server.search.sequence import SequenceSearch
 from server.search.stopping import StopTracker
@@ -20,11 +21,20 @@ def make_search(options: SearchOptions, tokens: SpecialTokens, vocabulary_size: 
         vocabulary_size: of the target.
         decoder: makes the text in which stop sequences are looked for.
     """
+    if _is_greedy(options):
+        return GreedySearch(tokens.end, options.max_new_tokens)
     several = options.num_hypotheses if options.sampling is not None or options.alternatives else 1
     if several > 1:
         searches = [_make_one(options, tokens.end, vocabulary_size, decoder, index) for index in range(several)]
         return Fork(searches, options.alternatives)
     return _make_one(options, tokens.end, vocabulary_size, decoder, 0)
+
+
+def _is_greedy(options: SearchOptions) -> bool:
+    """Whether it wants the most probable token every time and nothing else."""
+    return not (options.beam or options.sampling or options.alternatives or options.top_tokens) and (
+        options.constraints is UNCONSTRAINED or options.constraints == UNCONSTRAINED
+    )
 
 
 @cache

@@ -11,7 +11,6 @@ from server.search.sampling import Drawn, RandomNumbers, Sampler
 from server.search.stopping import StopTracker
 
 NOTHING = (Demand(0),)  # the next token is known
-BEST = (Demand(1),)  # the most probable token, which is all that most requests ever ask for
 GROWTH = 8  # of the candidates, where they did not suffice
 
 
@@ -78,9 +77,7 @@ class SequenceSearch:
         self._drawn: Drawn | None = None
         self._edits: Edits | None = None
         self._demands: tuple[Demand, ...] = NOTHING
-        if self._steady and not self._prefix and vocabulary is None and self._first == 1:
-            self._demands = BEST
-        elif not self._prefix:
+        if not self._prefix:
             self._ask()
 
     def demands(self) -> Sequence[Demand]:

@@ -12,7 +12,7 @@ from server.runtime.device import Device
 from server.runtime.scorer import Scores as TargetScores
 from server.runtime.scores import PlainScores
 from server.runtime.step import all_plain
-from server.search.base import Demand, Scores
+from server.search.base import Demand, StepScores
 from server.workers.channel import Channel
 
 
@@ -89,12 +89,12 @@ class RemoteRuntime:
         self.positions[rows] = 0
         return padding
 
-    def step(self, demands: Sequence[Demand]) -> Scores:
+    def step(self, demands: Sequence[Demand]) -> StepScores:
         rows = len(demands)
         state = self._copied(), self.tokens[:rows], self.positions[:rows]
         if candidates := all_plain(demands):
             return PlainScores(*self._channel.step("top", *state, candidates))
-        scores: Scores = self._channel.step("mixed", *state, demands)
+        scores: StepScores = self._channel.step("mixed", *state, demands)
         return scores
 
     def copy_target(self, source: int, target: int, start: int) -> None:

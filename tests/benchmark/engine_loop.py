@@ -6,8 +6,10 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from server.bundle.load import load_bundle
-from server.engine.engine import Engine, Event, Queue
+from server.engine.ending import Event
+from server.engine.engine import Engine
 from server.engine.layout import EngineOptions, layout
+from server.engine.queue import Queue
 from server.engine.requests import Finished, FinishReason, GenerationRequest
 from server.engine.scheduler import Job, Scheduler
 from server.metrics import ModelMetrics
@@ -94,19 +96,19 @@ class EngineLoop:
 
     def close(self) -> None:
         """Ends the engines."""
-        with self._queue.changed:
+        with self._queue.lock:
             self._queue.stopping = True
-            self._queue.changed.notify_all()
+            self._queue.wake_all()
         for engine in self._engines:
             engine.join()
 
     def _batch(self, name: str, start: int, size: int) -> list[Finished]:
         """Answers to so many sources from the `start`-th on, which are waited for."""
         jobs = [self._job(name, index) for index in range(start, start + size)]
-        with self._queue.changed:
+        with self._queue.lock:
             for job in jobs:
                 self._queue.scheduler.submit(job)
-            self._queue.changed.notify_all()
+            self._queue.wake_all()
         answers: dict[Job, Finished] = {}
         while len(answers) < size:
             for job, event in self._events.get():

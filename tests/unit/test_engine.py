@@ -6,8 +6,10 @@ import time
 import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
-from server.engine.engine import Engine, Event, Queue
+from server.engine.ending import Event
+from server.engine.engine import Engine
 from server.engine.layout import EngineOptions, layout
+from server.engine.queue import Queue
 from server.engine.requests import (
     DeadlineExpiredError,
     EngineUnavailableError,
@@ -327,9 +329,9 @@ def test_engine_thread_ends_when_asked_while_idle() -> None:
     queue = Queue(Scheduler(1, 10, 0.0, 0.0, 100))
     engine = Engine(0, CountingRuntime(1), queue, Metrics(), lambda events: None, lambda error: None)
     engine.start()
-    with queue.changed:
+    with queue.lock:
         queue.stopping = True
-        queue.changed.notify_all()
+        queue.wake_all()
     engine.join(2)
     assert not engine._thread.is_alive()
 

@@ -16,6 +16,7 @@ from server.search.base import Search
 from server.search.beam import BeamSearch
 from server.search.factory import make_search
 from server.search.fork import Fork
+from server.search.greedy import GreedySearch
 from server.search.options import BeamOptions, Constraints, SamplingOptions, SearchOptions
 from server.search.sequence import SequenceSearch
 from server.text.stream import TargetDecoder
@@ -268,7 +269,7 @@ def test_progress_of_beams_is_added_up() -> None:
 @pytest.mark.parametrize(
     ("options", "kind", "rows"),
     [
-        (SearchOptions(5), SequenceSearch, 1),
+        (SearchOptions(5), GreedySearch, 1),
         (SearchOptions(5, sampling=SamplingOptions(1)), SequenceSearch, 1),
         (SearchOptions(5, sampling=SamplingOptions(1), num_hypotheses=3), Fork, 3),
         (SearchOptions(5, alternatives=True), SequenceSearch, 1),

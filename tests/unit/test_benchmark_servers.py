@@ -1,5 +1,8 @@
 """The comparison with other servers, on numbers that are known."""
 
+import asyncio
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -7,6 +10,7 @@ import pytest
 from dragoman.inference import open_inference_pb2 as oip
 from dragoman.v1 import generation_pb2 as pb
 from tests.benchmark.samples import Sample
+from tests.benchmark.servers.asyncio_server import MicroBatcher
 from tests.benchmark.servers.equal_latency import bounds, rate_within
 from tests.benchmark.servers.lengths import SENTENCES
 from tests.benchmark.servers.plot import draw
@@ -15,6 +19,7 @@ from tests.benchmark.servers.report import findings, markdown
 from tests.benchmark.servers.results import Answers, Kind, ModelResults, Point, Results
 from tests.benchmark.servers.settings import Setting, batching_settings, single_settings
 from tests.benchmark.servers.starting import triton_config
+from tests.benchmark.servers.triton_setup import TritonSetupError, set_up_triton
 
 MACHINE = {
     "cpu": "a processor",
@@ -172,3 +177,58 @@ def test_triton_is_told_the_setting() -> None:
 def test_sentences_fit_the_base_shape() -> None:
     assert len(SENTENCES) == 128
     assert all(3 < source < 63 and 3 < target <= 64 for source, target in SENTENCES)
+
+
+class Upper:
+    """Translates into capitals, once it may, and remembers the batches."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.may = threading.Event()
+
+    def translate(self, texts: Sequence[str], limits: Sequence[int]) -> list[str]:
+        self.may.wait(10)
+        self.batches.append(list(texts))
+        if "bad" in texts:
+            raise ValueError("bad")
+        return [text.upper()[:limit] for text, limit in zip(texts, limits, strict=True)]
+
+
+async def test_a_batch_takes_in_what_waited_while_another_ran() -> None:
+    upper = Upper()
+    batcher = MicroBatcher(upper, workers=1, most=3, delay=0.0)
+    calls = [asyncio.create_task(batcher.answer(text, 2)) for text in ("one", "two", "three", "four", "five")]
+    await asyncio.sleep(0.05)
+    late = asyncio.create_task(batcher.answer("late", 9))
+    await asyncio.sleep(0)
+    upper.may.set()
+    assert await asyncio.gather(*calls, late) == ["ON", "TW", "TH", "FO", "FI", "LATE"]
+    assert upper.batches == [["one", "two", "three"], ["four", "five", "late"]]
+
+
+async def test_a_batch_waits_for_others_where_it_may() -> None:
+    upper = Upper()
+    upper.may.set()
+    batcher = MicroBatcher(upper, workers=1, most=2, delay=5.0)
+    first = asyncio.create_task(batcher.answer("one", 9))
+    await asyncio.sleep(0.05)
+    assert list(await asyncio.gather(first, batcher.answer("two", 9))) == ["ONE", "TWO"]
+    assert upper.batches == [["one", "two"]]
+
+
+async def test_a_batch_that_fails_or_is_not_waited_for_stops_nobody_else() -> None:
+    upper = Upper()
+    batcher = MicroBatcher(upper, workers=1, most=2, delay=0.0)
+    bad, gone = (asyncio.create_task(batcher.answer(text, 9)) for text in ("bad", "gone"))
+    await asyncio.sleep(0.05)
+    gone.cancel()
+    upper.may.set()
+    with pytest.raises(ValueError, match="bad"):
+        await bad
+    assert await batcher.answer("good", 9) == "GOOD"
+
+
+def test_where_triton_finds_no_python_it_says_what_would_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.benchmark.servers.triton_setup.INTERPRETERS", ("python-that-is-not-there",))
+    with pytest.raises(TritonSetupError, match="apt-get install python3-venv"):
+        set_up_triton(tmp_path / "triton")

@@ -6,8 +6,10 @@ knows no option but max_new_tokens.
 
 import argparse
 import asyncio
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import grpc
 import uvloop
@@ -25,6 +27,12 @@ class _Waiting:
     answer: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
+class Translator(Protocol):
+    """What translates whole batches; see TextTranslator."""
+
+    def translate(self, texts: Sequence[str], limits: Sequence[int]) -> list[str]: ...
+
+
 class MicroBatcher:
     """Gathers what waits into batches; one that is being translated takes nobody in.
 
@@ -35,7 +43,7 @@ class MicroBatcher:
         delay: seconds that the first text of a batch waits for others, where there are not enough.
     """
 
-    def __init__(self, translator: TextTranslator, workers: int, most: int, delay: float) -> None:
+    def __init__(self, translator: Translator, workers: int, most: int, delay: float) -> None:
         self._translator, self._most, self._delay = translator, most, delay
         self._queue: asyncio.Queue[_Waiting] = asyncio.Queue()
         self._pool = ThreadPoolExecutor(workers)
@@ -55,7 +63,8 @@ class MicroBatcher:
                 answers = await loop.run_in_executor(self._pool, self._translator.translate, texts, limits)
             except Exception as error:
                 for one in batch:
-                    one.answer.set_exception(error)
+                    if not one.answer.done():
+                        one.answer.set_exception(error)
                 continue
             for one, answer in zip(batch, answers, strict=True):
                 if not one.answer.done():  # its caller may have gone

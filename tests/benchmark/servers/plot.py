@@ -7,6 +7,7 @@ import matplotlib
 matplotlib.use("Agg")  # a file, never a window
 
 from matplotlib import pyplot as plt
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from tests.benchmark.servers.report import ARRIVALS
 from tests.benchmark.servers.results import ModelResults
@@ -31,6 +32,9 @@ def draw(found: ModelResults, path: Path) -> None:
                 for point in points:
                     axes.annotate(f"{point.load:.0f}", (point.rate, 1000 * point.p99), fontsize=7)
         axes.set(title=ARRIVALS[kind], xlabel="tokens/s", ylabel="p99 of a call, ms", yscale="log", xlim=(0, None))
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
         axes.grid(which="both", alpha=0.3)
         axes.legend()
     figure.savefig(path, dpi=100)

@@ -63,10 +63,10 @@ def _equal(found: ModelResults) -> Iterator[str]:
         if ratios:
             mark = "Reached:" if min(ratios.values()) >= WANTED else "**Missed:**"
             least, most = min(ratios, key=ratios.__getitem__), max(ratios, key=ratios.__getitem__)
-            yield (
-                f"{mark} with {words}, Dragoman gives {ratios[least]:.2f} times (within {_ms(least)}) to "
-                f"{ratios[most]:.2f} times (within {_ms(most)}) Triton's tokens at equal p99 ({WANTED:.0f} wanted)."
-            )
+            span = f"{ratios[least]:.2f} times (within {_ms(least)})"
+            if most != least:
+                span += f" to {ratios[most]:.2f} times (within {_ms(most)})"
+            yield f"{mark} with {words}, Dragoman gives {span} Triton's tokens at equal p99 ({WANTED:.0f} wanted)."
 
 
 def _peaks(found: ModelResults) -> Iterator[str]:

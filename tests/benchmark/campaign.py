@@ -8,6 +8,7 @@ from server.cpu import usable_cpus
 from tests.benchmark.beam_search import measure_beam
 from tests.benchmark.effort import Effort, Notify
 from tests.benchmark.greedy import OPEN_LOOP_SHARES, measure_greedy
+from tests.benchmark.operators import ROWS, measure_operators
 from tests.benchmark.outcome import Outcome
 from tests.benchmark.short_list import measure_short_lists
 from tests.benchmark.translators import Translators
@@ -40,6 +41,8 @@ def measure(
             outcome.beam = measure_beam(bundle, workload, translators, effort, serve, notify)
     if effort.short_list:
         outcome.short_lists = measure_short_lists(bundle, workload, effort, notify)
+    if effort.operators:
+        outcome.operators = measure_operators(bundle, workload, notify)
     return outcome
 
 
@@ -48,7 +51,8 @@ def samples_ahead(effort: Effort) -> int:
     greedy = 3 + (12 + 12 * effort.ctranslate2) * effort.rounds + len(OPEN_LOOP_SHARES) * (effort.open_seconds > 0)
     beam = 2 + (9 + 6 * effort.ctranslate2) * effort.rounds
     short_list = 3 * effort.rounds
-    return greedy * effort.greedy + beam * effort.beam + short_list * effort.short_list + 3 * effort.ctranslate2
+    searches = greedy * effort.greedy + beam * effort.beam + short_list * effort.short_list
+    return searches + 3 * effort.ctranslate2 + len(ROWS) * effort.operators
 
 
 def describe_model(bundle: Bundle) -> str:

@@ -53,6 +53,7 @@ def main(
     open_loop: Annotated[bool, typer.Option(help="Whether to measure random arrivals too.")] = True,
     beam: Annotated[bool, typer.Option(help="Whether to measure beam search.")] = True,
     short_list: Annotated[bool, typer.Option(help="Whether to measure a short list of a large vocabulary.")] = True,
+    operators: Annotated[bool, typer.Option(help="Whether to measure where the time of the graphs goes.")] = True,
     serve: Annotated[str, typer.Option(help="More arguments of dragoman-serve, in one string.")] = "",
     output: Annotated[Path, typer.Option(help="Where benchmark.md and benchmark.json go.")] = BUILD,
 ) -> None:
@@ -67,6 +68,7 @@ def main(
         greedy=greedy,
         beam=beam,
         short_list=short_list,
+        operators=operators,
     )
     names = [Model.shipped, Model.base] if model is Model.both else [model]
     BUILD.mkdir(parents=True, exist_ok=True)

@@ -27,6 +27,7 @@ class Effort:
         open_seconds: arrivals at each rate of the open loop; 0 for no open loop.
         ctranslate2: whether CTranslate2 takes part.
         greedy, beam, short_list: whether to measure greedy search, beam search, and greedy search with a short list.
+        operators: whether to measure where the time of the graphs goes.
     """
 
     seconds: float
@@ -36,6 +37,7 @@ class Effort:
     greedy: bool = True
     beam: bool = True
     short_list: bool = True
+    operators: bool = True
 
 
 def take_samples(contenders: Sequence[Contender], effort: Effort, notify: Notify) -> list[Series]:

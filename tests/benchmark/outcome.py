@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from tests.benchmark.beam import Beam
 from tests.benchmark.metrics_cost import MetricsCost
+from tests.benchmark.operators import OperatorTimes
 from tests.benchmark.samples import Sample, Series
 
 
@@ -89,6 +90,7 @@ class Outcome:
     Attributes:
         model: name, shape and precision, in words.
         inputs: what was asked, in words.
+        operators: where the time of the graphs goes, at several numbers of rows.
     """
 
     model: str
@@ -96,6 +98,7 @@ class Outcome:
     greedy: Greedy | None = None
     beam: BeamSearch | None = None
     short_lists: ShortLists | None = None
+    operators: list[OperatorTimes] = field(default_factory=list)
 
 
 def _fastest(series: list[Series]) -> Series | None:

@@ -7,6 +7,7 @@ from typing import Any
 from tests.benchmark.decoding_report import beam_sections, short_list_sections
 from tests.benchmark.findings import beam_findings, greedy_findings, short_list_findings
 from tests.benchmark.greedy_report import greedy_sections
+from tests.benchmark.operators_report import operator_sections
 from tests.benchmark.outcome import Measured, Outcome
 from tests.benchmark.samples import Sample, percentile
 
@@ -24,6 +25,8 @@ def markdown(outcomes: Sequence[Outcome], machine: dict[str, Any]) -> str:
             parts += beam_sections(outcome.beam)
         if outcome.short_lists:
             parts += short_list_sections(outcome.short_lists)
+        if outcome.operators:
+            parts += operator_sections(outcome.operators)
     return "\n\n".join(parts) + "\n"
 
 
@@ -80,6 +83,10 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
             "tokens": lists.tokens,
             "vocabulary": lists.vocabulary,
         }
+    if outcome.operators:
+        document["operators"] = [
+            {**vars(each), "other_than_products": each.other_than_products} for each in outcome.operators
+        ]
     return document
 
 

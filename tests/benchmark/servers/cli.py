@@ -24,12 +24,14 @@ from tests.benchmark.servers.kernels import fastest_kernels
 from tests.benchmark.servers.plot import draw
 from tests.benchmark.servers.report import markdown
 from tests.benchmark.servers.results import ModelResults, Results
+from tests.benchmark.servers.settings import BATCHES, DELAY
 from tests.benchmark.servers.systems import NAMES, systems
 from tests.benchmark.servers.triton_setup import PINNED, TritonSetupError, set_up_triton
 
 MODULE = "tests.benchmark.servers"
 WORDS = 1024
-COMPUTE_TYPES = {"fp32": "float32", "int8": "int8"}
+COMPUTE_TYPES = {"fp32": "float32", "int8": "int8", "int4": "int8"}
+"""CTranslate2's on a CPU by a bundle's precision; it has none of four bits."""
 UNFINISHED = 3  # exit status
 
 
@@ -56,6 +58,12 @@ def main(
     stop_after: Annotated[
         float | None, typer.Option(help=f"Begin nothing new after so many seconds, and exit with {UNFINISHED}.")
     ] = None,
+    batch: Annotated[
+        list[int] | None, typer.Option(min=2, help="A batch size to try; may be repeated. By default 8, 32 and 64.")
+    ] = None,
+    delay: Annotated[
+        float, typer.Option(min=0, help="Milliseconds for which batches of the largest size wait; 0 for none.")
+    ] = 1000 * DELAY,
     serve: Annotated[str, typer.Option(help="More arguments of dragoman-serve, in one string.")] = "",
     output: Annotated[Path, typer.Option(help="Where servers.md, servers.json and the pictures go.")] = BUILD,
 ) -> None:
@@ -83,6 +91,8 @@ def main(
     try:
         if "triton" in names:
             notify(f"setting up {PINNED[0]}")
+            wheel, _, release = PINNED[0].partition("==")
+            results.machine["packages"][wheel] = release
         triton = set_up_triton(BUILD.resolve() / "triton") if "triton" in names else None
         for label in [Model.shipped, Model.base] if model is Model.both else [model]:
             if not finished:
@@ -92,7 +102,17 @@ def main(
             if found.kernels is None:
                 found.kernels = fastest_kernels(bundle, converted, inputs.workload, effort.seconds / 2, notify)
             compute_type = COMPUTE_TYPES[bundle.manifest.precision]
-            measured = systems(names, bundle, converted, found.kernels, compute_type, triton, serve.split())
+            measured = systems(
+                names,
+                bundle,
+                converted,
+                found.kernels,
+                compute_type,
+                triton,
+                serve.split(),
+                batch or BATCHES,
+                delay / 1000,
+            )
             campaign = Campaign(bundle, converted, inputs, measured, effort, found, notify)
             for piece in campaign.pieces():
                 if stop_after is not None and time.monotonic() - started > stop_after:
@@ -103,6 +123,8 @@ def main(
                 results.write(kept)
     except (ActorError, BundleError, ExportError, ServerStartError, TritonSetupError, UnreadableGraphError) as error:
         console.print(f"benchmark: {error}", style="red", markup=False)
+        if isinstance(error, TritonSetupError):
+            console.print("The others can be measured without it: --server dragoman --server batching --server single")
         raise typer.Exit(1) from None
     if not finished:
         notify(f"Not finished; --add goes on from {kept}.")

@@ -1,12 +1,12 @@
 """How the servers over CTranslate2 may be set up, and which of that is tried."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tests.benchmark.contenders import thread_settings
 
 BATCHES = (8, 32, 64)
-DELAYS = (0.002,)  # seconds, with the largest batch: without one, a batch is what came while the last one ran
+DELAY = 0.002  # seconds, tried with the largest batch: without one, a batch is what came while the last one ran
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,11 @@ class Setting:
         return ", ".join([*words, *(f"{name}={value}" for name, value in self.kernels.items())])
 
 
-def batching_settings(cores: int, kernels: Mapping[str, str]) -> list[Setting]:
-    """Of a server that batches."""
-    choices = [(batch, 0.0) for batch in BATCHES] + [(max(BATCHES), delay) for delay in DELAYS]
+def batching_settings(
+    cores: int, kernels: Mapping[str, str], batches: Sequence[int] = BATCHES, delay: float = DELAY
+) -> list[Setting]:
+    """Of a server that batches: all batches without a delay, and the largest with it, too."""
+    choices = [(batch, 0.0) for batch in batches] + ([(max(batches), delay)] if delay else [])
     return [
         Setting(workers, threads, batch, delay, kernels)
         for workers, threads in thread_settings(cores)

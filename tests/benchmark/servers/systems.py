@@ -1,7 +1,7 @@
 """The servers that are measured."""
 
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +61,8 @@ def systems(
     compute_type: str,
     triton: Triton | None,
     serve: list[str],
+    batches: Sequence[int],
+    delay: float,
 ) -> list[System]:
     """Those of `names`.
 
@@ -69,9 +71,10 @@ def systems(
         kernels: variables with which it is fastest.
         triton: not None where one of the names needs it.
         serve: more arguments of dragoman-serve.
+        batches, delay: that are tried; see batching_settings.
     """
     cores = usable_cpus()
-    batching, single = batching_settings(cores, kernels), single_settings(cores, kernels)
+    batching, single = batching_settings(cores, kernels, batches, delay), single_settings(cores, kernels)
 
     def ours(_: Setting | None) -> LocalServer:
         return LocalServer("--bundle", str(bundle.path), "--log-requests", "failed", *serve)

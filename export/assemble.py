@@ -40,6 +40,7 @@ class Options:
     Attributes:
         attention: `ort` runs on ONNX Runtime alone, and faster; `standard` has nothing but standard ONNX.
         notices: files to put into the bundle beside the model: licences, attributions.
+        max_quality_loss: points that a precision below fp32 may cost on dev.
         examples: inputs the model is meant for; by default some sources of dev.
         overwrite: whether an existing bundle may be replaced.
         device: to check the graphs on.
@@ -51,6 +52,7 @@ class Options:
     license: str = ""
     attention: Attention = "ort"
     precision: Precision = "fp32"
+    max_quality_loss: float = 0.1
     notices: Sequence[Path] = ()
     examples: Sequence[str] = ()
     overwrite: bool = False
@@ -95,7 +97,7 @@ def write_files(run: Run, folder: Path, options: Options, examples: Sequence[str
             }
         ),
         tokenizers=tokenizers,
-        files={path.name: _file(path) for path in sorted(folder.iterdir())},
+        files={path.name: file_entry(path) for path in sorted(folder.iterdir())},
         examples=list(examples),
         training=provenance,
     )
@@ -165,7 +167,8 @@ def _graph(name: str, interface: Interface) -> Graph:
     )
 
 
-def _file(path: Path) -> File:
+def file_entry(path: Path) -> File:
+    """What the manifest says of a file."""
     with path.open("rb") as file:
         return File(sha256=hashlib.file_digest(file, "sha256").hexdigest(), bytes=path.stat().st_size)
 
@@ -176,4 +179,4 @@ def _data_files(run: Run) -> dict[str, str | None]:
     data = run.recipe.data
     for entry in [*data.train, *(data.dev or []), *(data.test or [])]:
         files += [entry] if isinstance(entry, Path) else [entry.source, entry.target]
-    return {file.name: _file(file).sha256 if file.is_file() else None for file in files}
+    return {file.name: file_entry(file).sha256 if file.is_file() else None for file in files}

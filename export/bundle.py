@@ -6,23 +6,19 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from export.assemble import Options, model_shape, write_files, write_manifest
+from export.assemble import Options, model_shape
+from export.build import GREEDY_SOURCES, Work, build
 from export.check import Report, check_bundle
 from export.data import evaluation_data, spread, unusable
-from export.errors import CheckFailedError, ExportError
-from export.quality import measure
+from export.errors import ExportError
 from server.bundle.load import BundleError, load_bundle
 from server.bundle.manifest import MANIFEST_FILE, NAME_PATTERN, Manifest
 from server.runtime.device import DeviceError, choose_device
-from training.data.corpus import Pair
 from training.data.tokenizers import UNKNOWN_ID
 from training.errors import TrainingError
 from training.run import Run, load_run
 
 __all__ = ["Options", "check", "export_run"]
-
-GREEDY_SOURCES = 256  # decoded by model and graphs
-EXAMPLES = 6
 
 
 def _silent(_: str) -> None:
@@ -64,15 +60,14 @@ def export_run(
     except OSError as error:
         raise ExportError(f"{bundle} can't be made: {error.strerror}") from error
     try:
-        manifest, report = _build(loaded, data, sources, folder, options, say)
+        made, report = build(Work(loaded, data, folder, options, say))
         say(f"putting {bundle} into its place")
-        folder.chmod(0o755)  # mkdtemp makes it for its user alone
-        _put(folder, bundle)
+        _put(made.path, bundle)
     except OSError as error:
         raise ExportError(f"{bundle} can't be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return manifest, report
+    return made.manifest, report
 
 
 def check(bundle: Path, run: Path | None, device: str, say: Callable[[str], None] = _silent) -> Report:
@@ -86,7 +81,7 @@ def check(bundle: Path, run: Path | None, device: str, say: Callable[[str], None
     """
     try:
         loaded = load_bundle(bundle)
-        chosen = choose_device(device, loaded.decoder)
+        chosen = choose_device(device, loaded.decoder, loaded.manifest.precision)
     except (BundleError, DeviceError) as error:
         raise ExportError(str(error)) from error
     if run is None:
@@ -99,34 +94,6 @@ def check(bundle: Path, run: Path | None, device: str, say: Callable[[str], None
         raise ExportError(f"{bundle} was made of the checkpoints at steps {steps}, but {run} has those at {now}")
     sources = [pair.source for pairs in evaluation_data(origin, say).values() for pair in pairs]
     return check_bundle(loaded, origin.model, spread(sources, GREEDY_SOURCES), chosen)
-
-
-def _build(
-    run: Run,
-    data: dict[str, list[Pair]],
-    sources: list[str],
-    folder: Path,
-    options: Options,
-    say: Callable[[str], None],
-) -> tuple[Manifest, Report]:
-    say("tracing the graphs")
-    examples = options.examples or spread(sources, EXAMPLES)
-    manifest = write_files(run, folder, options, examples)
-    write_manifest(manifest, folder)
-    bundle = load_bundle(folder)
-    try:
-        device = choose_device(options.device, bundle.decoder)
-    except DeviceError as error:
-        raise ExportError(str(error)) from error
-    say(f"comparing them with the model, on {device}")
-    report = check_bundle(bundle, run.model, spread(sources, GREEDY_SOURCES), device)
-    if report.failures:
-        raise CheckFailedError(f"the check failed, so no bundle was made: {report.failures[0]}", report)
-    say("measuring their quality")
-    quality = measure(bundle, device, data, run.recipe.evaluation.metrics)
-    manifest = manifest.model_copy(update={"parity": report.document, "quality": quality})
-    write_manifest(manifest, folder)
-    return load_bundle(folder).manifest, report
 
 
 def _load(run: Path) -> Run:

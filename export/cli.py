@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from server.bundle.manifest import Precision
 from training.errors import lacking
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -32,8 +33,16 @@ def export(
         typer.Option(help="ort: ONNX Runtime's own operator, faster; standard: nothing but standard ONNX."),
     ] = "ort",
     precision: Annotated[
-        Literal["fp32", "fp16"], typer.Option(help="Of weights and caches; fp16 is for GPUs, whose GQA needs it.")
+        Precision,
+        typer.Option(
+            help="int8: integers throughout, the fastest on CPUs; int8-weights, int4: integers with a scale for each "
+            "block of 32, smaller or closer to fp32; fp16: for GPUs, whose attention needs it."
+        ),
     ] = "fp32",
+    max_quality_loss: Annotated[
+        float,
+        typer.Option(metavar="POINTS", help="That a precision below fp32 may cost on dev, in the recipe's metrics."),
+    ] = 0.1,
     name: Annotated[
         str | None, typer.Option(help="What requests call the model.", show_default="BUNDLE's last part")
     ] = None,
@@ -65,7 +74,7 @@ def export(
         from export.bundle import Options, export_run
         from export.bundle import check as check_again
         from export.errors import CheckFailedError, ExportError
-        from export.report import print_report
+        from export.report import print_loss, print_report
     except ModuleNotFoundError as error:
         print(f"error: {lacking(error, 'export')}", file=sys.stderr)
         raise typer.Exit(1) from None
@@ -99,6 +108,7 @@ def export(
             license=license_,
             attention=attention,
             precision=precision,
+            max_quality_loss=max_quality_loss,
             notices=notice or [],
             examples=example or [],
             overwrite=overwrite,
@@ -106,6 +116,7 @@ def export(
         )
         manifest, report = export_run(run, bundle, options, say)
         print_report(report, console)
+        print_loss(manifest.loss, console)
         for measured, value in manifest.quality.items():
             console.print(f"{measured}: {value:g}")
         size = sum(file.bytes for file in manifest.files.values())

@@ -1,6 +1,7 @@
 """How good the exported model is on the run's own data, decoded by the exported graphs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from export.generate import greedy, within_limit
 from server.bundle.load import Bundle
@@ -8,7 +9,7 @@ from server.cpu import usable_cpus
 from server.runtime.device import Device
 from server.runtime.model import Runtime, Sessions
 from training.data.corpus import Pair, references
-from training.evaluation.metrics import METRICS
+from training.evaluation.metrics import LOWER_IS_BETTER, METRICS
 from training.recipe import Metric
 
 ROWS = 64
@@ -21,27 +22,31 @@ NAMES: dict[Metric, str] = {
 }
 
 
-def measure(
-    bundle: Bundle, device: Device, data: Mapping[str, Sequence[Pair]], metrics: Sequence[Metric]
-) -> dict[str, float]:
-    """Greedy quality, for the manifest.
+@dataclass(frozen=True)
+class Decoded:
+    """Greedy answers to the sources of some pairs.
 
-    Args:
-        data: pairs by the name of the set, "dev" or "test"; a source may have several targets. A source beyond the
-            model's limit counts as answered with nothing.
-
-    Returns:
-        percentages by name, such as "test word error rate (%)".
+    Attributes:
+        ids: target ids of each source that is within the model's limit.
+        scores: percentages by metric. A source beyond the limit counts as answered with nothing.
     """
+
+    ids: dict[str, list[int]]
+    scores: dict[Metric, float]
+
+
+def decode(bundle: Bundle, device: Device, pairs: Sequence[Pair], metrics: Sequence[Metric]) -> Decoded:
+    """Answers the sources of some pairs, of which several may have the same, and measures how well."""
     runtime = Runtime(Sessions(bundle, device, usable_cpus()), ROWS)
-    quality: dict[str, float] = {}
-    for name, pairs in data.items():
-        expected = references(pairs)
-        answers = dict.fromkeys(expected, "")
-        kept = list(within_limit(bundle.source_tokenizer, list(expected), bundle.manifest.limits.max_source_tokens))
-        rows = greedy(runtime, [ids for _, ids in kept])
-        decoded = bundle.target_tokenizer.decode_batch(rows)
-        answers |= {text: answer for (text, _), answer in zip(kept, decoded, strict=True)}
-        for metric in metrics:
-            quality[f"{name} {NAMES[metric]}"] = round(METRICS[metric](answers, expected).value, 3)
-    return quality
+    expected = references(pairs)
+    kept = list(within_limit(bundle.source_tokenizer, list(expected), bundle.manifest.limits.max_source_tokens))
+    rows = greedy(runtime, [ids for _, ids in kept])
+    texts = bundle.target_tokenizer.decode_batch(rows)
+    answers = dict.fromkeys(expected, "") | {source: text for (source, _), text in zip(kept, texts, strict=True)}
+    scores = {metric: METRICS[metric](answers, expected).value for metric in metrics}
+    return Decoded({source: ids for (source, _), ids in zip(kept, rows, strict=True)}, scores)
+
+
+def lost(metric: Metric, before: float, after: float) -> float:
+    """Points by which a measurement got worse; less than 0 where it got better."""
+    return after - before if metric in LOWER_IS_BETTER else before - after

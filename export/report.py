@@ -1,5 +1,7 @@
 """A check's outcome as tables."""
 
+from typing import Any
+
 from rich.console import Console
 from rich.table import Table
 
@@ -47,3 +49,26 @@ def print_report(report: Report, console: Console) -> None:
         console.print(f"not checked: {sentence}", style="yellow")
     for sentence in report.failures:
         console.print(f"failed: {sentence}", style="bold red")
+
+
+def print_loss(loss: dict[str, Any], console: Console) -> None:
+    """Prints what a precision costs and brings; nothing for fp32."""
+    if not loss:
+        return
+    before, after = loss["megabytes"]
+    table = Table(title=f"{after} against {before}, on {loss['data']}", title_justify="left")
+    for column in ("", before, after):
+        table.add_column(column, justify="right")
+    rows = loss["quality"] | {"log-probability": loss["mean_log_probability"], "megabytes": loss["megabytes"]}
+    for name, values in rows.items():
+        table.add_row(name, *(f"{values[precision]:g}" for precision in (before, after)))
+    console.print(table)
+    console.print(
+        f"equal answers {loss['equal_answers']:.2%}, equal tokens {loss['equal_tokens']:.2%} of {loss['sources']:,} "
+        f"sources; points lost {loss['points_lost']:g}"
+    )
+    for name, precision in loss.get("wider", {}).items():
+        console.print(f"kept in {precision}, since it is sensitive: {name}")
+    if loss["step_time"]:
+        shares = ", ".join(f"{rows} rows {share:.0%}" for rows, share in loss["step_time"].items())
+        console.print(f"time of a decode step, of that in {before}: {shares}")

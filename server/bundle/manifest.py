@@ -1,6 +1,6 @@
 """The format of a bundle's manifest.json."""
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -8,7 +8,9 @@ FORMAT_VERSION = 2
 MANIFEST_FILE = "manifest.json"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
-Precision = Literal["fp32", "fp16"]
+Integers = Literal["int8", "int8-weights", "int4"]
+Precision = Literal["fp32", "int8", "int8-weights", "int4", "fp16"]
+INTEGERS: tuple[Integers, ...] = get_args(Integers)
 Attention = Literal["ort", "standard"]
 
 
@@ -94,4 +96,5 @@ class Manifest(Part):
     examples: list[str] = Field(default=[], description="a few inputs the model is meant for")
     quality: dict[str, float] = Field(default={}, description="measured on data, by name: 'test word error rate (%)'")
     parity: dict[str, Any] = Field(default={}, description="report of the export check")
+    loss: dict[str, Any] = Field(default={}, description="what a precision below fp32 costs and brings, as measured")
     training: dict[str, Any] = Field(default={}, description="provenance: recipe, steps, data files and their sha256")

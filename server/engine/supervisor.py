@@ -21,6 +21,7 @@ from server.engine.scorer import ScoringRuntime
 from server.engine.watchdog import Watchdog
 from server.memory import resident_memory
 from server.runtime.failures import WorkerLostError, first_line
+from server.runtime.precision import warning
 
 log = structlog.get_logger()
 
@@ -161,6 +162,8 @@ class Supervisor:
         model = site.model = await asyncio.to_thread(site.host.load, self._bundle, self._options)
         if model.device.fallback:
             log.error("no GPU: the model runs on the CPU", reason=model.device.fallback)
+        if reason := warning(self._bundle.manifest.precision, model.device.kind):
+            log.warning("poor choice of precision", reason=reason)
         where, device = site.host.name, str(model.device)
         log.info("engines", where=where, device=device, engines=model.engines, threads_per_engine=model.threads)
         return model

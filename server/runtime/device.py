@@ -7,8 +7,10 @@ from typing import Any, Literal
 
 import onnxruntime as ort
 
+from server.bundle.manifest import Precision
 from server.runtime import cuda
 from server.runtime.failures import first_line
+from server.runtime.precision import saturates, unfit_for_gpus
 
 
 class DeviceError(Exception):
@@ -57,6 +59,8 @@ def open_session(
     options.log_severity_level = 4  # errors are raised; ONNX Runtime need not print them as well
     # Idle threads that spin would steal the core of the event loop and of other engines.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if saturates():
+        options.add_session_config_entry("session.x64quantprecision", "1")
     providers: list[Any] = ["CPUExecutionProvider"]
     if device.kind == "cuda":
         # Same-as-requested growth: the cache pool is allocated once, the arena only holds activations.
@@ -81,25 +85,30 @@ def open_session(
     return session
 
 
-def choose_device(choice: str, probe: Path) -> Device:
+def choose_device(choice: str, probe: Path, precision: Precision = "fp32") -> Device:
     """Turns "auto" into a device by trying to load a graph, since the list of available providers can't be trusted.
 
     Args:
         choice: "cpu", "cuda" (the first GPU), "cuda:1" and so on, or "auto", which takes the first GPU where it works,
             and else the CPU with the reason in `fallback`.
         probe: a graph to try.
+        precision: of the model.
 
     Raises:
-        DeviceError: a GPU was asked for and does not work.
+        DeviceError: a GPU was asked for and does not work, or the precision is not for GPUs.
     """
     if choice == "cpu":
         return CPU
     wanted = choice != "auto"
+    gpus = sorted(DEVICE_FILES.glob("nvidia[0-9]*"))
+    if unfit := unfit_for_gpus(precision):
+        if wanted:
+            raise DeviceError(f"device {choice}: {unfit}")
+        return Device("cpu", fallback=f"there is {gpus[0]}, but {unfit}") if gpus else CPU
     if "CUDAExecutionProvider" not in ort.get_available_providers():
         lacking = "this ONNX Runtime has no CUDA provider; `pip install '.[server-gpu]'` brings one"
         if wanted:
             raise DeviceError(f"device {choice}: {lacking}")
-        gpus = sorted(DEVICE_FILES.glob("nvidia[0-9]*"))
         return Device("cpu", fallback=f"there is {gpus[0]}, but {lacking}") if gpus else CPU
     ort.preload_dlls()  # CUDA and cuDNN from their Python packages
     cuda = Device("cuda", int(choice.partition(":")[2] or 0))

@@ -24,6 +24,7 @@ from export.cli import app
 from export.errors import CheckFailedError, ExportError
 from export.generate import greedy
 from export.graphs import folded
+from export.graphs.folding import Folded
 from export.onnx_files import WEIGHTS_FILE
 from export.walk import limit
 from server.bundle.load import load_bundle
@@ -131,6 +132,63 @@ def test_half_precision_says_what_the_cpu_can_not_tell(run: Path, tmp_path: Path
     assert 1e-5 < document["largest_difference"] < document["tolerance"]
     size = (tmp_path / "bundle" / WEIGHTS_FILE).stat().st_size
     assert size < 0.6 * 4 * load_bundle(tmp_path / "bundle").manifest.shape.parameters
+    loss = load_bundle(tmp_path / "bundle").manifest.loss
+    assert loss["megabytes"]["fp16"] < loss["megabytes"]["fp32"]
+    assert loss["finite"]
+
+
+@pytest.fixture(scope="module", params=["int8", "int4"])
+def narrow(request: pytest.FixtureRequest, run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of integers; random weights give answers to near ties, of which many change."""
+    place = tmp_path_factory.mktemp("narrow") / "bundle"
+    export_run(run, place, Options(name="x", precision=request.param, max_quality_loss=100, device="cpu"))
+    return place
+
+
+def test_integers_say_what_they_cost_and_bring(narrow: Path, run: Path) -> None:
+    manifest = load_bundle(narrow).manifest
+    loss, precision = manifest.loss, manifest.precision
+    assert loss["data"] == "dev"
+    assert loss["sources"] == 8
+    assert {f"dev {name}": values[precision] for name, values in loss["quality"].items()} == manifest.quality
+    assert all(values.keys() == {"fp32", precision} for values in loss["quality"].values())
+    assert loss["megabytes"][precision] < 0.75 * loss["megabytes"]["fp32"], "most of so small a bundle is no weights"
+    assert loss["finite"]
+    assert abs(loss["mean_log_probability"]["fp32"] - loss["mean_log_probability"][precision]) < 0.2
+    assert set(loss["step_time"]) == {"1", "8", "32", "64"}
+    assert loss["wider"] == {}
+    operators = manifest.training["operators"]
+    assert "Gemm" not in operators["encoder.onnx"]
+    assert operators["decoder.onnx"]["Gemm"] == 1, "of the short list, whose rows are gathered"
+    document = manifest.parity
+    assert document["fp32"]["largest_difference"] <= 1e-4, "the graphs were checked before"
+    assert document["reference"] == "scorer.onnx"
+    assert document["largest_difference"] <= document["tolerance"]
+    assert not check(narrow, run, "cpu").failures
+    assert not check(narrow, None, "cpu").failures
+
+
+def test_integers_are_checked_too(narrow: Path, tmp_path: Path) -> None:
+    broken = damaged(narrow, tmp_path, edit("decoder.onnx", look_at_the_whole_source_buffer))
+    assert "cached step and scorer.onnx" in failures(broken, None)
+
+
+def test_more_loss_than_may_be_makes_no_bundle(run: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    options = Options(name="x", precision="int8", max_quality_loss=-1000, device="cpu")
+    with pytest.raises(ExportError, match=r"loses .* points of quality even with the 4 most sensitive weights in fp32"):
+        export_run(run, tmp_path / "bundle", options, said.append)
+    assert list(tmp_path.iterdir()) == []
+    tries = [line for line in said if "weights wider" in line]
+    assert [line.split(" with ")[1].split()[0] for line in tries] == ["0", "1", "2", "4"]
+
+
+def test_integers_for_a_gpu_are_refused_before_any_work(run: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    with pytest.raises(ExportError, match="device cuda: the model is int8, which is for CPUs"):
+        export_run(run, tmp_path / "bundle", Options(name="x", precision="int8", device="cuda"), said.append)
+    assert said == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def damaged(bundle: Path, folder: Path, change: Callable[[Path], None]) -> Path:
@@ -307,7 +365,7 @@ def test_failed_export_leaves_nothing_and_an_older_bundle_as_it_was(
     shutil.copytree(bundle, place)
     before = {path: path.read_bytes() for path in place.iterdir()}
 
-    def wrongly_folded(model: Transformer) -> Transformer:
+    def wrongly_folded(model: Transformer) -> Folded:
         copy = folded(model)
         with torch.no_grad():
             next(copy.decoder.norm.parameters()).mul_(1.01)

@@ -7,6 +7,7 @@ import pytest
 
 from server.runtime import device
 from server.runtime.device import CPU, DeviceError, choose_device
+from server.runtime.precision import saturates, warning
 
 
 @pytest.fixture(autouse=True)
@@ -32,3 +33,45 @@ def test_a_gpu_that_this_onnx_runtime_can_not_use_is_told(device_files: Path) ->
     assert "nvidia3" in chosen.fallback
     assert "no CUDA provider" in chosen.fallback
     assert choose_device("cpu", Path("none.onnx")) == CPU, "where the CPU was asked for there is nothing to tell"
+
+
+def test_integers_are_for_cpus(device_files: Path) -> None:
+    assert choose_device("auto", Path("none.onnx"), "int8") == CPU, "no GPU, nothing to tell"
+    for precision in ("int8", "int8-weights", "int4"):
+        with pytest.raises(DeviceError) as raised:
+            choose_device("cuda:1", Path("none.onnx"), precision)
+        assert str(raised.value) == (
+            f"device cuda:1: the model is {precision}, which is for CPUs; "
+            "dragoman-export --precision fp16 makes one for GPUs"
+        )
+    (device_files / "nvidia0").touch()
+    chosen = choose_device("auto", Path("none.onnx"), "int8")
+    assert chosen.kind == "cpu"
+    assert chosen.fallback is not None
+    assert "nvidia0, but the model is int8" in chosen.fallback
+
+
+def test_half_precision_on_a_cpu_is_warned_about() -> None:
+    told = warning("fp16", "cpu")
+    assert told is not None
+    assert "int8 or fp32 is faster" in told
+    assert warning("fp16", "cuda") is None
+    assert warning("int8", "cpu") is None
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags", "expected"),
+    [
+        ("x86_64", "flags : fpu avx2 avx512f avx512_vnni", False),
+        ("AMD64", "flags : fpu avx2 avx_vnni", False),
+        ("x86_64", "flags : fpu avx2 avx512f", True),
+        ("x86_64", None, True),
+        ("aarch64", "Features : fp asimd", False),
+    ],
+)
+def test_products_that_may_overflow_are_known_by_the_cpu(
+    machine: str, flags: str | None, expected: bool, tmp_path: Path
+) -> None:
+    if flags is not None:
+        (tmp_path / "cpuinfo").write_text(flags)
+    assert saturates(tmp_path / "cpuinfo", machine) is expected

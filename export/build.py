@@ -1,0 +1,137 @@
+"""From a run to a bundle in a working directory: traced, made narrower, checked and measured."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from export.assemble import Options, write_files, write_manifest
+from export.check import Report, check_bundle
+from export.data import spread
+from export.errors import CheckFailedError, ExportError
+from export.precision.comparison import compare
+from export.precision.search import example_feeds, search
+from export.quality import NAMES, Decoded, decode
+from server.bundle.load import Bundle, load_bundle
+from server.bundle.manifest import INTEGERS, Integers, Precision
+from server.runtime.device import CPU, Device, DeviceError, choose_device
+from training.data.corpus import Pair
+from training.run import Run
+
+GREEDY_SOURCES = 256  # decoded by model and graphs
+EXAMPLES = 6
+
+
+@dataclass(frozen=True)
+class Work:
+    """What an export works with.
+
+    Attributes:
+        data: pairs by the name of the set, at least one.
+        place: an empty directory.
+        say: takes lines for the user.
+    """
+
+    run: Run
+    data: dict[str, list[Pair]]
+    place: Path
+    options: Options
+    say: Callable[[str], None]
+
+    @property
+    def sources(self) -> list[str]:
+        return [pair.source for pairs in self.data.values() for pair in pairs]
+
+    @property
+    def measured(self) -> tuple[str, list[Pair]]:
+        """Name and pairs of the set on which precisions are compared: dev where there is one."""
+        return next(iter(self.data.items()))
+
+    def decode(self, bundle: Bundle, device: Device, pairs: list[Pair]) -> Decoded:
+        return decode(bundle, device, pairs, self.run.recipe.evaluation.metrics)
+
+
+def build(work: Work) -> tuple[Bundle, Report]:
+    """Makes a bundle somewhere in the working directory.
+
+    Raises:
+        ExportError: the device does not work, the check failed, or more quality is lost than may be.
+    """
+    precision = work.options.precision
+    for integers in INTEGERS:
+        if precision == integers:
+            return _build_integers(work, integers)
+    bundle, device = _trace(work, precision, work.options.device)
+    report = _check(work, bundle, device)
+    if precision == "fp32":
+        return _finish(work, bundle, device, report, {}, {}), report
+    exact, _ = _trace(work, "fp32", "cpu")
+    name, pairs = work.measured
+    work.say(f"measuring on {name} what {precision} changes")
+    decoded = work.decode(exact, CPU, pairs), work.decode(bundle, device, pairs)
+    loss = compare((exact, bundle), decoded, example_feeds(exact, pairs), device)
+    limit = work.options.max_quality_loss
+    if loss["points_lost"] > limit:
+        points = loss["points_lost"]
+        raise ExportError(
+            f"--precision {precision} loses {points:g} points of quality; --max-quality-loss is {limit:g}"
+        )
+    return _finish(work, bundle, device, report, {"data": name} | loss, {name: decoded[1]}), report
+
+
+def _build_integers(work: Work, precision: Integers) -> tuple[Bundle, Report]:
+    """The graphs are checked in fp32; of the integers in their place only what is lost by them is to be known."""
+    try:
+        choose_device(work.options.device, work.place, precision)
+    except DeviceError as error:
+        raise ExportError(str(error)) from error
+    exact, _ = _trace(work, "fp32", "cpu")
+    checked = _check(work, exact, CPU)
+    name, pairs = work.measured
+    work.say(f"making {precision} of them, and measuring on {name} what that changes")
+    before = work.decode(exact, CPU, pairs)
+    found = search(exact, work.place / precision, precision, pairs, before, work.options.max_quality_loss, work.say)
+    loss = compare((exact, found.bundle), (before, found.decoded), example_feeds(exact, pairs), CPU)
+    report = _check(work, found.bundle, CPU)
+    report.document["fp32"] = {
+        key: checked.document[key] for key in ("reference", "tolerance", "largest_difference", "scorer", "choices")
+    }
+    loss = {"data": name} | loss | {"wider": found.wider}
+    return _finish(work, found.bundle, CPU, report, loss, {name: found.decoded}), report
+
+
+def _trace(work: Work, precision: Precision, device: str) -> tuple[Bundle, Device]:
+    """A bundle whose graphs compute what the modules do, in a precision of PyTorch."""
+    work.say(f"tracing the graphs in {precision}")
+    folder = work.place / precision
+    folder.mkdir()
+    options = replace(work.options, precision=precision)
+    write_manifest(write_files(work.run, folder, options, options.examples or spread(work.sources, EXAMPLES)), folder)
+    bundle = load_bundle(folder)
+    try:
+        return bundle, choose_device(device, bundle.decoder, precision)
+    except DeviceError as error:
+        raise ExportError(str(error)) from error
+
+
+def _check(work: Work, bundle: Bundle, device: Device) -> Report:
+    work.say(f"comparing the graphs in {bundle.manifest.precision} with the model, on {device}")
+    report = check_bundle(bundle, work.run.model, spread(work.sources, GREEDY_SOURCES), device)
+    if report.failures:
+        raise CheckFailedError(f"the check failed, so no bundle was made: {report.failures[0]}", report)
+    return report
+
+
+def _finish(
+    work: Work, bundle: Bundle, device: Device, report: Report, loss: dict[str, Any], decoded: dict[str, Decoded]
+) -> Bundle:
+    """Measures the quality on what has not been decoded yet, and writes all findings into the manifest."""
+    work.say("measuring their quality")
+    quality = {
+        f"{name} {NAMES[metric]}": round(value, 3)
+        for name, pairs in work.data.items()
+        for metric, value in (decoded.get(name) or work.decode(bundle, device, pairs)).scores.items()
+    }
+    update = {"parity": report.document, "quality": quality, "loss": loss}
+    write_manifest(bundle.manifest.model_copy(update=update), bundle.path)
+    return load_bundle(bundle.path)

@@ -1,0 +1,91 @@
+"""What a precision below fp32 costs and brings, against fp32 graphs of the same model."""
+
+import time
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+import onnx
+
+from export.assemble import SCORER
+from export.precision.calibration import Feed
+from export.precision.sensitivity import log_probabilities
+from export.quality import NAMES, Decoded, lost
+from export.walk import draw_sources
+from server.bundle.load import Bundle
+from server.cpu import usable_cpus
+from server.runtime.device import Device
+from server.runtime.model import Runtime, Sessions
+from training.recipe import Metric
+
+TIMED_ROWS = (1, 8, 32, 64)
+ROUNDS = 30
+
+
+def points_lost(exact: Decoded, other: Decoded) -> float:
+    """The most that any metric got worse; less than 0 where all got better."""
+    return max(lost(metric, before, other.scores[metric]) for metric, before in exact.scores.items())
+
+
+def compare(
+    bundles: tuple[Bundle, Bundle], decoded: tuple[Decoded, Decoded], feeds: Sequence[Feed], device: Device
+) -> dict[str, Any]:
+    """For the manifest.
+
+    Args:
+        bundles: in fp32, and the other.
+        decoded: by each of them.
+        feeds: of the scorer, of the same data.
+        device: where both run.
+    """
+    names = tuple(bundle.manifest.precision for bundle in bundles)
+    scores: dict[str, dict[str, float]] = {}
+    metrics: list[Metric] = list(decoded[0].scores)
+    for metric in metrics:
+        before, after = (each.scores[metric] for each in decoded)
+        scores[NAMES[metric]] = {names[0]: round(before, 3), names[1]: round(after, 3)}
+    likely = [log_probabilities(onnx.load(bundle.path / SCORER), feeds) for bundle in bundles]
+    sizes = [sum(file.bytes for file in bundle.manifest.files.values()) for bundle in bundles]
+    equal, tokens = agreement(decoded[0].ids, decoded[1].ids)
+    return {
+        "sources": len(decoded[0].ids),
+        "quality": scores,
+        "points_lost": round(points_lost(*decoded), 3),
+        "equal_answers": round(equal, 4),
+        "equal_tokens": round(tokens, 4),
+        "mean_log_probability": dict(zip(names, (round(float(each.mean()), 4) for each in likely), strict=True)),
+        "finite": bool(np.isfinite(likely[1]).all()),
+        "megabytes": dict(zip(names, (round(size / 1e6, 2) for size in sizes), strict=True)),
+        "step_time": step_times(bundles, device) if device.kind == "cpu" else {},  # fp32 does not run on a GPU
+    }
+
+
+def agreement(before: Mapping[str, Sequence[int]], after: Mapping[str, Sequence[int]]) -> tuple[float, float]:
+    """Shares of answers that are equal, and of tokens that are equal to those in the same place."""
+    equal = sum(list(ids) == list(after[source]) for source, ids in before.items())
+    places = [pair for source, ids in before.items() for pair in zip_longest(ids, after[source])]
+    return equal / len(before), sum(a == b for a, b in places) / max(1, len(places))
+
+
+def step_times(bundles: tuple[Bundle, Bundle], device: Device) -> dict[str, float]:
+    """How long a decode step of the second bundle takes, as a share of the first one's, by number of rows.
+
+    The least of several, in turns; in the middle of targets, over short sources.
+    """
+    runtimes = [Runtime(Sessions(bundle, device, usable_cpus()), max(TIMED_ROWS)) for bundle in bundles]
+    rng = np.random.default_rng(4)
+    sources = draw_sources(runtimes[0], max(TIMED_ROWS), min(16, runtimes[0].source_capacity), rng)
+    for runtime in runtimes:
+        runtime.encode(sources, 0)
+        runtime.positions[:] = runtime.target_capacity // 2
+    shares = {}
+    for rows in TIMED_ROWS:
+        least = [float("inf")] * 2
+        for _ in range(ROUNDS):
+            for i, runtime in enumerate(runtimes):
+                start = time.perf_counter()
+                runtime.top(rows, 1)
+                least[i] = min(least[i], time.perf_counter() - start)
+        shares[str(rows)] = round(least[1] / least[0], 2)
+    return shares

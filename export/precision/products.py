@@ -1,0 +1,140 @@
+"""The matrix products of a graph whose one factor is a trained weight."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+Floats = NDArray[np.float32]
+CONTRIB = "com.microsoft"  # ONNX Runtime's own operators
+LARGE = 1 << 20  # bytes of a table that is worth making smaller
+
+
+@dataclass(frozen=True)
+class Product:
+    """y = x @ weight + bias.
+
+    Attributes:
+        node: Gemm or MatMul.
+        x: name of the activations [..., in].
+        weight: name of the initializer, [in, out], or [out, in] where it is transposed.
+        transposed: whether it is.
+        bias: name of the initializer [out]; None where there is none.
+        key: tells weights apart: the same in every graph that has this weight.
+    """
+
+    node: onnx.NodeProto
+    x: str
+    weight: str
+    transposed: bool
+    bias: str | None
+    key: str
+
+
+class Graph:
+    """A graph that is being rewritten.
+
+    Attributes:
+        proto: the graph, whose nodes and initializers are replaced by `finish`.
+    """
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.model, self.proto = model, model.graph
+        self.tensors = {tensor.name: tensor for tensor in self.proto.initializer}
+        self.nodes = list(self.proto.node)
+        self.makers = {name: node for node in self.nodes for name in node.output}
+        self._keys: dict[str, str] = {}
+
+    def values(self, name: str) -> NDArray[Any]:
+        """Of an initializer."""
+        return numpy_helper.to_array(self.tensors[name])
+
+    def add(self, name: str, values: NDArray[Any]) -> str:
+        """A new initializer, unless it is there already."""
+        if name not in self.tensors:
+            self.tensors[name] = numpy_helper.from_array(np.asarray(values), name)
+        return name
+
+    def key(self, name: str) -> str:
+        """What an initializer holds, as a digest."""
+        if name not in self._keys:
+            self._keys[name] = hashlib.sha256(self.values(name).tobytes()).hexdigest()
+        return self._keys[name]
+
+    def products(self) -> Iterator[Product]:
+        """All of them, in the order of the graph."""
+        for node in self.nodes:
+            product = self._product(node)
+            if product:
+                yield product
+
+    def lookups(self, table: str) -> list[onnx.NodeProto]:
+        """The nodes that gather rows of an initializer."""
+        return [
+            node
+            for node in self.nodes
+            if node.op_type == "Gather"
+            and node.input[0] == table
+            and all(a.i == 0 for a in node.attribute if a.name == "axis")
+        ]
+
+    def tables(self) -> list[str]:
+        """Large initializers of which nothing is wanted but rows: embeddings that are no projection too."""
+        uses = Counter(name for node in self.nodes for name in node.input)
+        return [
+            name
+            for name, tensor in self.tensors.items()
+            if len(tensor.dims) == 2
+            and tensor.data_type == TensorProto.FLOAT
+            and 4 * tensor.dims[0] * tensor.dims[1] >= LARGE
+            and uses[name] == len(self.lookups(name)) > 0
+        ]
+
+    def replace(self, node: onnx.NodeProto, *nodes: onnx.NodeProto) -> None:
+        """Puts nodes in the place of one."""
+        place = next(i for i, other in enumerate(self.nodes) if other is node)
+        self.nodes[place : place + 1] = nodes
+        self.makers |= {name: new for new in nodes for name in new.output}
+
+    def finish(self) -> None:
+        """Writes nodes and initializers back, without what nothing uses any more."""
+        wanted = {output.name for output in self.proto.output}
+        kept: list[onnx.NodeProto] = []
+        for node in reversed(self.nodes):
+            if wanted.intersection(node.output):
+                wanted.update(node.input)
+                kept.append(node)
+        kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in reversed(kept)]
+        del self.proto.node[:]
+        self.proto.node.extend(kept)
+        tensors = [tensor for name, tensor in self.tensors.items() if name in wanted]
+        copies = [TensorProto.FromString(tensor.SerializeToString()) for tensor in tensors]
+        del self.proto.initializer[:]
+        self.proto.initializer.extend(copies)
+        own = any(node.domain == CONTRIB for node in kept)
+        if own and not any(opset.domain == CONTRIB for opset in self.model.opset_import):
+            self.model.opset_import.append(helper.make_opsetid(CONTRIB, 1))
+
+    def _product(self, node: onnx.NodeProto) -> Product | None:
+        if node.op_type not in ("Gemm", "MatMul") or node.domain not in ("", "ai.onnx"):
+            return None
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        if attributes.get("transA", 0) or attributes.get("alpha", 1.0) != 1.0 or attributes.get("beta", 1.0) != 1.0:
+            return None
+        weight, transposed = node.input[1], bool(attributes.get("transB", 0))
+        maker = self.makers.get(weight)
+        if maker is not None and maker.op_type == "Transpose" and maker.input[0] in self.tensors:
+            weight, transposed = maker.input[0], not transposed
+        tensor = self.tensors.get(weight)
+        if tensor is None or len(tensor.dims) != 2 or tensor.data_type != TensorProto.FLOAT:
+            return None
+        bias = node.input[2] if len(node.input) > 2 and node.input[2] else None
+        if bias is not None and bias not in self.tensors:
+            return None
+        return Product(node, node.input[0], weight, transposed, bias, self.key(weight))

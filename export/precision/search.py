@@ -1,0 +1,103 @@
+"""Finds how much of a model can be integers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from export.assemble import SCORER
+from export.data import spread
+from export.errors import ExportError
+from export.generate import within_limit
+from export.precision.calibration import Feed, feeds, ranges
+from export.precision.comparison import points_lost
+from export.precision.lower import WIDER, Weights, load_graphs, lower, weight_names
+from export.precision.sensitivity import most_sensitive
+from export.quality import Decoded, decode
+from server.bundle.load import Bundle
+from server.bundle.manifest import Integers
+from server.runtime.device import CPU
+from training.data.corpus import Pair
+from training.recipe import Metric
+
+CALIBRATED = 512  # sources that tell how large activations become
+RANKED = 48  # of them, those that tell which weights are sensitive
+WIDEST_SHARE = 4  # at most one weight of so many is kept wider
+
+
+@dataclass(frozen=True)
+class Found:
+    """A bundle of integers that is good enough.
+
+    Attributes:
+        decoded: its answers to the data.
+        wider: names of the weights that were kept wider, and in which precision.
+    """
+
+    bundle: Bundle
+    decoded: Decoded
+    wider: dict[str, str]
+
+
+def search(
+    exact: Bundle,
+    folder: Path,
+    precision: Integers,
+    pairs: Sequence[Pair],
+    decoded: Decoded,
+    limit: float,
+    say: Callable[[str], None],
+) -> Found:
+    """Makes all weights integers, and then, as long as too much quality is lost, ever fewer: the least sensitive.
+
+    Args:
+        exact: in fp32.
+        folder: where to write the bundle.
+        pairs: data to find scales with and to measure quality on.
+        decoded: what `exact` makes of them.
+        limit: points that may be lost.
+
+    Raises:
+        ExportError: more is lost even so.
+    """
+    metrics: list[Metric] = list(decoded.scores)
+    shown = example_feeds(exact, pairs)
+    models = load_graphs(exact)
+    scorer = models[SCORER]
+    names, seen = weight_names(models), ranges(scorer, shown)
+    del models
+    weights = Weights({key: name for key, name in names.items() if key in seen}, seen)
+    ranking: list[str] = []
+    wider: list[str] = []
+    while True:
+        bundle = lower(exact, folder, precision, weights, wider)
+        found = decode(bundle, CPU, pairs, metrics)
+        points = points_lost(decoded, found)
+        if points <= limit:
+            return Found(bundle, found, {weights.names[key]: WIDER[precision] for key in wider})
+        say(f"{precision} with {len(wider)} of {len(weights.names)} weights wider loses {points:.3g} points")
+        if not ranking:
+            say("measuring which weights are sensitive")
+            ranked = most_sensitive(scorer, shown[:RANKED], precision, weights)
+            ranking = [key for key, _ in ranked][: max(1, len(ranked) // WIDEST_SHARE)]
+        if len(wider) == len(ranking):
+            raise ExportError(
+                f"--precision {precision} loses {points:.3g} points of quality even with the {len(wider)} most "
+                f"sensitive weights in {WIDER[precision]}, and --max-quality-loss is {limit:g}"
+            )
+        wider = ranking[: max(1, 2 * len(wider))]
+
+
+def example_feeds(bundle: Bundle, pairs: Sequence[Pair]) -> list[Feed]:
+    """Some pairs, from evenly over all, as inputs of the scorer; those beyond the model's limits left out."""
+    limits, tokens = bundle.manifest.limits, bundle.manifest.tokens
+    targets = {pair.source: pair.target for pair in pairs}
+    sources = spread(list(targets), CALIBRATED)
+    kept = list(within_limit(bundle.source_tokenizer, sources, limits.max_source_tokens))
+    encoded = bundle.target_tokenizer.encode_batch([targets[source] for source, _ in kept])
+    ids = [[i for i in encoding.ids if i not in (tokens.begin, tokens.end)] for encoding in encoded]
+    return list(
+        feeds(
+            [(source, row) for (_, source), row in zip(kept, ids, strict=True) if len(row) < limits.max_target_tokens],
+            tokens.begin,
+        )
+    )

@@ -1,0 +1,45 @@
+"""Which weights suffer most from becoming integers."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from export.precision.calibration import Feed
+from export.precision.lower import Weights, rewrite
+from export.precision.products import Floats
+from server.bundle.manifest import Integers
+from server.cpu import usable_cpus
+
+
+def log_probabilities(scorer: onnx.ModelProto, feeds: Sequence[Feed]) -> Floats:
+    """Of all tokens of all targets [tokens]."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = usable_cpus()
+    options.log_severity_level = 4
+    session = ort.InferenceSession(scorer.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    found: Floats = np.concatenate([session.run(["log_probabilities"], dict(feed))[0].ravel() for feed in feeds])
+    return found
+
+
+def most_sensitive(
+    scorer: onnx.ModelProto, feeds: Sequence[Feed], precision: Integers, weights: Weights
+) -> list[tuple[str, float]]:
+    """Keys of weights, those first that cost most, and how much each does alone.
+
+    One weight after the other is made integers, and the others left as they are. What it costs is the mean absolute
+    change of the log-probabilities of the targets, in nats.
+
+    Args:
+        scorer: in fp32.
+        feeds: see `calibration.feeds`.
+    """
+    exact = log_probabilities(scorer, feeds)
+    costs: dict[str, float] = {}
+    for key in weights.names:
+        model = onnx.ModelProto.FromString(scorer.SerializeToString())
+        one = Weights({key: weights.names[key]}, {key: weights.seen[key]})
+        rewrite(model, precision, one, ())
+        costs[key] = float(np.abs(log_probabilities(model, feeds) - exact).mean())
+    return sorted(costs.items(), key=lambda item: -item[1])

@@ -1,0 +1,234 @@
+"""Integers in the place of weights: what the rewritten graphs compute, and which weights are left alone."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from export.precision import blockwise, int8
+from export.precision.calibration import Range, ranges
+from export.precision.comparison import agreement
+from export.precision.lower import Weights, rewrite
+from export.precision.products import LARGE, Graph
+from export.precision.sensitivity import most_sensitive
+from server.runtime.device import CPU, open_session
+
+Arrays = Mapping[str, NDArray[Any]]
+IN, OUT, ROWS = 64, 48, 9
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def graph(nodes: list[onnx.NodeProto], inputs: dict[str, int], outputs: list[str], weights: Arrays) -> onnx.ModelProto:
+    """A graph whose inputs have the given ONNX types, and outputs are of single precision."""
+    return helper.make_model(
+        helper.make_graph(
+            nodes,
+            "graph",
+            [helper.make_tensor_value_info(name, kind, None) for name, kind in inputs.items()],
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
+            [numpy_helper.from_array(values, name) for name, values in weights.items()],
+        ),
+        opset_imports=[helper.make_opsetid("", 24)],
+        ir_version=10,
+    )
+
+
+def run(model: onnx.ModelProto, folder: Path, feed: Arrays) -> list[NDArray[Any]]:
+    """As the server would."""
+    path = folder / "graph.onnx"
+    path.write_bytes(model.SerializeToString())
+    outputs: list[NDArray[Any]] = open_session(path, CPU, 1).run(None, dict(feed))
+    return outputs
+
+
+def layers(rng: np.random.Generator) -> onnx.ModelProto:
+    """x -> Gemm -> Relu -> MatMul of three dimensions."""
+    weights = {
+        "a": rng.standard_normal((IN, OUT)).astype(np.float32),
+        "bias": rng.standard_normal(OUT).astype(np.float32),
+        "b": rng.standard_normal((OUT, IN)).astype(np.float32),
+    }
+    nodes = [
+        helper.make_node("Gemm", ["x", "a", "bias"], ["h"]),
+        helper.make_node("Relu", ["h"], ["r"]),
+        helper.make_node("Unsqueeze", ["r", "axis"], ["u"]),
+        helper.make_node("MatMul", ["u", "b"], ["y"]),
+    ]
+    return graph(nodes, {"x": TensorProto.FLOAT}, ["y"], weights | {"axis": np.array([0])})
+
+
+def tied(rng: np.random.Generator) -> onnx.ModelProto:
+    """Rows of a table, divided by a temperature and multiplied by the table, as they are and from memory."""
+    table = rng.standard_normal((OUT, IN)).astype(np.float32)
+    forbidden = np.zeros(OUT, np.float32)
+    forbidden[3] = -np.inf
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["rows"]),
+        helper.make_node("Mul", ["rows", "scales"], ["scaled"]),
+        helper.make_node("Gemm", ["scaled", "table", "forbidden"], ["logits"], transB=1),
+        helper.make_node("Transpose", ["table"], ["turned"], perm=[1, 0]),
+        helper.make_node("MatMul", ["rows", "turned"], ["again"]),
+        helper.make_node("Identity", ["rows"], ["embedded"]),
+    ]
+    inputs: dict[str, int] = {"ids": TensorProto.INT64, "scales": TensorProto.FLOAT}
+    return graph(nodes, inputs, ["logits", "again", "embedded"], {"table": table, "forbidden": forbidden})
+
+
+def made_narrower(model: onnx.ModelProto, precision: Any, feed: Arrays, wider: tuple[str, ...] = ()) -> onnx.ModelProto:
+    names = {product.key: product.weight for product in Graph(model).products()}
+    copy = onnx.ModelProto.FromString(model.SerializeToString())
+    keys = [key for key, name in names.items() if name in wider]
+    rewrite(copy, precision, Weights(names, ranges(model, [feed])), keys)
+    return copy
+
+
+def off(actual: NDArray[Any], expected: NDArray[Any]) -> float:
+    """Standard deviation of the difference, as a share of that of what is expected."""
+    finite = np.isfinite(expected)
+    assert (np.isfinite(actual) == finite).all()
+    return float((actual[finite] - expected[finite]).std() / expected[finite].std())
+
+
+@pytest.mark.parametrize(
+    ("precision", "least", "most"), [("int8", 2e-3, 0.02), ("int8-weights", 1e-3, 0.02), ("int4", 0.03, 0.12)]
+)
+def test_products_are_close_and_all_of_integers(
+    precision: str, least: float, most: float, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    model, feed = layers(rng), {"x": rng.standard_normal((ROWS, IN)).astype(np.float32)}
+    narrow = made_narrower(model, precision, feed)
+    operators = {node.op_type for node in narrow.graph.node}
+    assert not operators & {"Gemm", "MatMul"}
+    assert all(
+        t.data_type != TensorProto.FLOAT or len(t.dims) < 2 or t.name.endswith("scales")
+        for t in narrow.graph.initializer
+    )
+    (expected,), (actual,) = run(model, tmp_path, feed), run(narrow, tmp_path, feed)
+    assert least < off(actual, expected) < most
+
+
+@pytest.mark.parametrize("precision", ["int8", "int8-weights", "int4"])
+def test_a_row_does_not_depend_on_the_others(precision: str, rng: np.random.Generator, tmp_path: Path) -> None:
+    x = rng.standard_normal((ROWS, IN)).astype(np.float32)
+    narrow = made_narrower(layers(rng), precision, {"x": x})
+    (together,) = run(narrow, tmp_path, {"x": np.concatenate([x, 100 * x])})
+    for row in range(ROWS):
+        (alone,) = run(narrow, tmp_path, {"x": x[row : row + 1]})
+        np.testing.assert_allclose(alone[0, 0], together[0, row], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("precision", "most"), [("int8", 0.02), ("int8-weights", 0.02), ("int4", 0.2)])
+def test_tied_table_is_stored_once_and_temperatures_are_not_clipped(
+    precision: str, most: float, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    model = tied(rng)
+    feed: dict[str, NDArray[Any]] = {"ids": np.arange(ROWS), "scales": np.ones((ROWS, 1), np.float32)}
+    narrow = made_narrower(model, precision, feed)
+    contents = {numpy_helper.to_array(tensor).tobytes() for tensor in narrow.graph.initializer if len(tensor.dims) > 1}
+    large = [content for content in contents if len(content) >= OUT * IN // 2]
+    assert len(large) == 1, "one table, whatever it is used for"
+    feed["scales"] = np.geomspace(0.1, 20, ROWS, dtype=np.float32)[:, None]
+    expected, actual = run(model, tmp_path, feed), run(narrow, tmp_path, feed)
+    for after, before in zip(actual, expected, strict=True):
+        assert off(after, before) < most
+    assert np.isneginf(actual[0][:, 3]).all(), "what is forbidden stays so"
+
+
+def test_rows_of_a_table_are_what_its_integers_mean(rng: np.random.Generator, tmp_path: Path) -> None:
+    model = tied(rng)
+    table = numpy_helper.to_array(model.graph.initializer[0])
+    feed = {"ids": np.array([5, 47]), "scales": np.ones((2, 1), np.float32)}
+    integers, scales = int8.by_output(table)
+    embedded = run(made_narrower(model, "int8", feed), tmp_path, feed)[2]
+    np.testing.assert_array_equal(embedded, (integers * scales[:, None])[feed["ids"]])
+    for precision, bits in (("int8-weights", 8), ("int4", 4)):
+        packed, scales = blockwise.by_block(table, bits)
+        numbers = packed if bits == 8 else np.stack([packed & 15, packed >> 4], -1).reshape(OUT, -1, blockwise.BLOCK)
+        meant = ((numbers.astype(np.float32) - 2 ** (bits - 1)) * scales[..., None]).reshape(OUT, IN)
+        embedded = run(made_narrower(model, precision, feed), tmp_path, feed)[2]
+        np.testing.assert_array_equal(embedded, meant[feed["ids"]])
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_inputs_that_fill_no_block_are_padded(bits: int, rng: np.random.Generator, tmp_path: Path) -> None:
+    weight, x = rng.standard_normal((40, OUT)).astype(np.float32), rng.standard_normal((3, 40)).astype(np.float32)
+    model = graph([helper.make_node("Gemm", ["x", "w"], ["y"])], {"x": TensorProto.FLOAT}, ["y"], {"w": weight})
+    (actual,) = run(made_narrower(model, "int4" if bits == 4 else "int8-weights", {"x": x}), tmp_path, {"x": x})
+    assert off(actual, x @ weight) < (0.1 if bits == 4 else 0.01)
+
+
+def test_large_table_of_rows_alone_becomes_smaller_too(rng: np.random.Generator, tmp_path: Path) -> None:
+    table = rng.standard_normal((LARGE // 4 // IN, IN)).astype(np.float32)
+    nodes = [helper.make_node("Gather", ["table", "ids"], ["y"])]
+    model = graph(nodes, {"ids": TensorProto.INT64}, ["y"], {"table": table})
+    ids = np.array([[0, 7], [1, len(table) - 1]])
+    for precision in ("int8", "int8-weights"):
+        narrow = onnx.ModelProto.FromString(model.SerializeToString())
+        rewrite(narrow, precision, Weights({}, {}), ())
+        assert narrow.ByteSize() < 0.35 * model.ByteSize()
+        (actual,) = run(narrow, tmp_path, {"ids": ids})
+        assert off(actual, table[ids]) < 0.01
+
+
+def test_the_largest_products_do_not_overflow(tmp_path: Path) -> None:
+    """Pairs of 255 * 127 do not fit into 16 bits, in which some CPUs add them unless they are told not to."""
+    weight = np.full((IN, 16), 1, np.float32)
+    model = graph([helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": TensorProto.FLOAT}, ["y"], {"w": weight})
+    x = np.full((ROWS, IN), 255, np.float32)
+    (actual,) = run(made_narrower(model, "int8", {"x": x}), tmp_path, {"x": x})
+    np.testing.assert_allclose(actual, 255 * IN, rtol=1e-5)
+
+
+def test_weights_of_a_wider_precision_stay(rng: np.random.Generator) -> None:
+    model, feed = layers(rng), {"x": rng.standard_normal((ROWS, IN)).astype(np.float32)}
+    kept = made_narrower(model, "int8", feed, wider=("b",))
+    assert [node.op_type for node in kept.graph.node if "MatMul" in node.op_type] == ["MatMulIntegerToFloat", "MatMul"]
+    kept = made_narrower(model, "int4", feed, wider=("b",))
+    bits = [a.i for node in kept.graph.node for a in node.attribute if a.name == "bits"]
+    assert bits == [4, 8]
+
+
+def test_ranges_are_of_all_that_was_seen(rng: np.random.Generator) -> None:
+    model = layers(rng)
+    feeds = [{"x": np.full((2, IN), number, np.float32)} for number in (-3, 5, 1)]
+    seen = list(ranges(model, feeds).values())
+    assert (seen[0].least.min(), seen[0].most.max()) == (-3, 5)
+    assert seen[1].least.min() == 0, "after a Relu"
+    scale, zero = int8.activation_scale(seen[1])
+    assert zero == 0, "all 256 integers for what is not negative"
+    assert float(scale) == pytest.approx(float(seen[1].most.max()) / 255)
+    assert int8.activation_scale(Range(np.zeros(1, np.float32), np.zeros(1, np.float32)))[0] > 0, "nothing but zeros"
+
+
+def test_the_weight_that_suffers_most_is_found(rng: np.random.Generator) -> None:
+    """One component of what the second weight is multiplied by is a thousand times the others, and hardly counts."""
+    model = layers(rng)
+    a, _, b, _ = (numpy_helper.to_array(tensor).copy() for tensor in model.graph.initializer)
+    a[:, 0] *= 1000
+    b[0] /= 1000
+    for tensor, values in zip(model.graph.initializer, (a, None, b, None), strict=True):
+        if values is not None:
+            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    for holder in (model.graph.node[-1].output,):
+        holder[0] = "log_probabilities"
+    model.graph.output[0].name = "log_probabilities"
+    feeds = [{"x": rng.standard_normal((ROWS, IN)).astype(np.float32)}]
+    names = {product.key: product.weight for product in Graph(model).products()}
+    ranked = most_sensitive(model, feeds, "int8", Weights(names, ranges(model, feeds)))
+    assert [names[key] for key, _ in ranked] == ["b", "a"]
+    assert ranked[0][1] > 10 * ranked[1][1]
+
+
+def test_agreement_counts_answers_and_tokens() -> None:
+    before, after = {"x": [1, 2, 3], "y": [4]}, {"x": [1, 5, 3, 6], "y": [4]}
+    assert agreement(before, after) == (0.5, 3 / 5)
+    assert agreement({"x": []}, {"x": []}) == (1, 0)

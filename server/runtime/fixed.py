@@ -11,8 +11,9 @@ whatever the host had read, such as k. Hence
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -149,6 +150,12 @@ class FixedStep:
         return MixedScores(heads, {}, edits, {})
 
     def _run(self, rows: int, record: bool) -> None:
+        self.launch(rows, record)
+        self._found.to_host()
+        self._stream.synchronize()
+
+    def launch(self, rows: int, record: bool) -> None:
+        """Tells the device to step, and does not wait for it."""
         self._runtime.upload(rows, self.rows)
         decoder, options = self._runtime.decoder, self._recorded if record else None
         try:
@@ -160,8 +167,6 @@ class FixedStep:
             self._recorded = options = None
             decoder.run_with_iobinding(self._binding, self._unrecorded)
         self._is_recorded |= options is not None
-        self._found.to_host()
-        self._stream.synchronize()
 
     def _bind(self, bind: Any, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], address: int) -> None:
         bind(name, self._stream.kind, self._stream.index, dtype.type, shape, address)
@@ -200,6 +205,13 @@ class FixedSteps:
         """See Runtime.top; None where there is no such step."""
         step = self._step(rows, candidates, 1)
         return None if step is None else step.plain(rows, min(candidates, self._vocabulary), self._recording)
+
+    def launcher(self, rows: int, candidates: int) -> Callable[[], None]:
+        """What makes a step once more without waiting for it, to measure what the device alone takes."""
+        step = self._step(rows, candidates, 1)
+        assert step is not None
+        step.plain(rows, candidates, self._recording)
+        return partial(step.launch, rows, self._recording)
 
     def mixed(self, demands: Sequence[Demand]) -> MixedScores | None:
         """See Runtime.step; None where there is no such step."""

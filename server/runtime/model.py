@@ -60,9 +60,8 @@ class Sessions:
         self.encoder = open_session(bundle.encoder, device, threads, stream)
         self.graphs = 0 if stream is None else graphs
         self.decoder = self._open_decoder(stream)
-        graphs = bundle.manifest.graphs
-        check_names(bundle, graphs.encoder, self.encoder)
-        check_names(bundle, graphs.decoder, self.decoder)
+        check_names(bundle, bundle.manifest.graphs.encoder, self.encoder)
+        check_names(bundle, bundle.manifest.graphs.decoder, self.decoder)
         self.cache_type = _DTYPES[next(node.type for node in self.decoder.get_inputs() if node.name == "self_key_0")]
 
     def _open_decoder(self, stream: CudaStream | None) -> ort.InferenceSession:
@@ -127,7 +126,7 @@ class Runtime:
         }
         self._recordings = sessions.recordings
         self._on_device: Block | None = None
-        self._fixed: FixedSteps | None = None
+        self.fixed: FixedSteps | None = None
         self.run_options: ort.RunOptions | None = None  # of runs that are not to be recorded
         self._steps: dict[int, Step] = {}
         self._lists, self.no_lists = ShortLists(sessions.threads), ShortLists(sessions.threads)
@@ -138,7 +137,7 @@ class Runtime:
             self.source_lengths[:] = 1
             self.no_lists.use([(manifest.tokens.end,)])  # see Step: there must be something to choose from
             self.run_options = run_options(NOT_RECORDED) if sessions.graphs else None
-            self._fixed = FixedSteps(self, stream, sessions.graphs)
+            self.fixed = FixedSteps(self, stream, sessions.graphs)
 
     @property
     def cache_bytes(self) -> int:
@@ -150,9 +149,9 @@ class Runtime:
         So the first requests need not wait while memory is allocated and kernels are chosen, and graphs that are not
         what the manifest says fail here, not under somebody's request.
         """
-        if self._fixed is not None:
+        if self.fixed is not None:
             # Recordings belong to the thread that makes them, which shall be the engine's.
-            with self._fixed.not_recording():
+            with self.fixed.not_recording():
                 self._warm_up()
         else:
             self._warm_up()
@@ -225,17 +224,17 @@ class Runtime:
         candidates = all_plain(demands)
         if candidates:
             return self.top(len(demands), candidates)
-        scores = None if self._fixed is None else self._fixed.mixed(demands)
+        scores = None if self.fixed is None else self.fixed.mixed(demands)
         return self._step(len(demands)).mixed(demands, self._lists) if scores is None else scores
 
     def top(self, rows: int, candidates: int) -> PlainScores:
         """As `step`, for the most probable tokens of every row and no more."""
-        scores = None if self._fixed is None else self._fixed.top(rows, candidates)
+        scores = None if self.fixed is None else self.fixed.top(rows, candidates)
         return self._step(rows).top(candidates) if scores is None else scores
 
     def stepped(self, rows: int) -> int:
         """Rows of the cache that a step of `rows` rows may write to: on a GPU it is filled up with unused rows."""
-        return rows if self._fixed is None else self._fixed.size(rows)
+        return rows if self.fixed is None else self.fixed.size(rows)
 
     def _step(self, rows: int) -> Step:
         step = self._steps.get(rows)

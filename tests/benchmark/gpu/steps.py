@@ -1,0 +1,149 @@
+"""How long steps take, and how long they would if a device did nothing but read what they need."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+import onnx
+import torch
+
+from server.bundle.load import Bundle
+from server.bundle.manifest import Manifest
+from server.runtime.cuda import CudaStream
+from server.runtime.device import Device
+from server.runtime.model import Runtime, Sessions
+
+COPIED = 1 << 28  # bytes
+REPLAYS = 50  # one after the other
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is decoded.
+
+    Attributes:
+        source: tokens of each row.
+        steps: of each row, from the begin token on.
+        rounds: samples, of which the median counts; one more comes before them.
+    """
+
+    source: int
+    steps: int
+    rounds: int
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Attributes:
+    rows: of the step.
+    seconds: of a step as the engine makes it, recorded on a GPU.
+    unrecorded: of one that is not recorded; None on a CPU.
+    busy: that the device takes for a step of those that it is given one after the other; None on a CPU.
+    floor: to read weights and cache at the bandwidth of a copy.
+    """
+
+    rows: int
+    seconds: float
+    unrecorded: float | None
+    busy: float | None
+    floor: float
+
+
+def copy_bandwidth(device: Device) -> float:
+    """Bytes per second that a copy within the device's memory reads and writes."""
+    where = str(device)
+    source, target = (torch.zeros(COPIED, dtype=torch.uint8, device=where) for _ in range(2))
+
+    def copy() -> None:
+        target.copy_(source)
+        if device.kind == "cuda":
+            torch.cuda.synchronize()
+
+    return 2 * COPIED / _median(copy, 7)
+
+
+def step_times(bundle: Bundle, device: Device, counts: Sequence[int], load: Load, bandwidth: float) -> list[StepTime]:
+    """Of steps with so many rows each, all of them in use."""
+    recorded = Runtime(Sessions(bundle, device, 1), max(counts))
+    unrecorded = None if device.kind == "cpu" else Runtime(Sessions(bundle, device, 1, graphs=0), max(counts))
+    weights = weight_bytes(bundle)
+    times = []
+    for rows in counts:
+        seconds = decode(recorded, rows, load)
+        cache = rows * cache_bytes(bundle.manifest, load, recorded.self_cache.dtype.itemsize)
+        times.append(
+            StepTime(
+                rows,
+                seconds,
+                None if unrecorded is None else decode(unrecorded, rows, load),
+                None if unrecorded is None else busy_seconds(recorded, rows),
+                (weights + cache) / bandwidth,
+            )
+        )
+    return times
+
+
+def decode(runtime: Runtime, rows: int, load: Load) -> float:
+    """Median over the rounds of the mean step, greedy tokens fed back."""
+    rng = np.random.default_rng(0)
+    sources = rng.integers(4, runtime.manifest.shape.source_vocabulary, (rows, load.source)).tolist()
+
+    def steps() -> None:
+        runtime.positions[:rows] = 0
+        runtime.tokens[:rows] = runtime.manifest.tokens.begin
+        for _ in range(load.steps):
+            runtime.tokens[:rows] = runtime.top(rows, 1).ids
+            runtime.positions[:rows] += 1
+
+    runtime.encode(sources, 0)
+    return _median(steps, load.rounds) / load.steps
+
+
+def busy_seconds(runtime: Runtime, rows: int) -> float:
+    """Of a step, where the next is there before one ends: what is left of launch gaps are those within a recording."""
+    stream = runtime.stream
+    assert isinstance(stream, CudaStream)
+    assert runtime.fixed is not None
+    again = runtime.fixed.launcher(rows, 1)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    on = torch.cuda.ExternalStream(stream.handle)  # type: ignore[no-untyped-call]
+    again()
+    stream.synchronize()
+    start.record(on)
+    for _ in range(REPLAYS):
+        again()
+    end.record(on)
+    stream.synchronize()
+    return float(start.elapsed_time(end)) / 1e3 / REPLAYS
+
+
+def weight_bytes(bundle: Bundle) -> int:
+    """Of what a step reads whole: all weights of the decoder but tables that only rows are looked up in."""
+    graph = onnx.load(bundle.decoder, load_external_data=False).graph
+    looked_up = {node.input[0] for node in graph.node if node.op_type == "Gather"}
+    read = {name for node in graph.node for name in node.input if node.op_type != "Gather"}
+    return sum(
+        int(np.prod(tensor.dims)) * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+        for tensor in graph.initializer
+        if tensor.name in read or tensor.name not in looked_up
+    )
+
+
+def cache_bytes(manifest: Manifest, load: Load, itemsize: int) -> int:
+    """Of one row, that a step of middle age reads: keys and values of the source and of the target so far."""
+    shape = manifest.shape
+    positions = load.source + (load.steps + 1) / 2
+    return int(2 * shape.decoder_layers * shape.heads * shape.d_head * positions * itemsize)
+
+
+def _median(work: Callable[[], None], rounds: int) -> float:
+    """Seconds, the first time left out."""
+    work()
+    samples = []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        work()
+        samples.append(time.perf_counter() - started)
+    return median(samples)

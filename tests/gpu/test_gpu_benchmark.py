@@ -1,0 +1,55 @@
+"""The benchmark of GPUs, on the CPU: what it says is what it measured."""
+
+from pathlib import Path
+
+import pytest
+
+from server.bundle.load import Bundle, load_bundle
+from server.runtime.device import CPU
+from tests.benchmark.gpu.memory import memory_over_requests
+from tests.benchmark.gpu.report import markdown
+from tests.benchmark.gpu.steps import Load, StepTime, cache_bytes, step_times, weight_bytes
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny_bundle: Path) -> Bundle:
+    return load_bundle(tiny_bundle)
+
+
+def test_the_floor_is_what_a_step_has_to_read(bundle: Bundle) -> None:
+    shape = bundle.manifest.shape
+    layer = 8 * shape.d_model**2 + 2 * shape.d_model * shape.d_ff  # matrices alone
+    unread = 2 * shape.d_model**2  # the source's keys and values are there already
+    matrices = shape.decoder_layers * (layer - unread) + shape.d_model * shape.target_vocabulary
+    assert matrices * 4 <= weight_bytes(bundle) < matrices * 4 * 1.2
+    load = Load(source=3, steps=5, rounds=1)
+    positions = 3 + (1 + 2 + 3 + 4 + 5) / 5
+    assert cache_bytes(bundle.manifest, load, 4) == 2 * shape.decoder_layers * shape.d_model * positions * 4
+    [found] = step_times(bundle, CPU, [2], load, bandwidth=1e9)
+    assert found.floor == pytest.approx((weight_bytes(bundle) + 2 * cache_bytes(bundle.manifest, load, 4)) / 1e9)
+    assert found.seconds > 0
+
+
+def test_requests_of_all_kinds_are_answered(bundle: Bundle) -> None:
+    found = memory_over_requests(bundle, CPU, 30)
+    assert [answered for answered, _ in found] == list(range(3, 31, 3))
+    assert all(used > 0 for _, used in found)
+
+
+def test_the_page_has_what_was_measured() -> None:
+    page = markdown(
+        {
+            "machine": {"cpu": "some CPU", "cores": 4, "commit": "abc", "command": "python -m tests.benchmark.gpu"},
+            "device": "cuda:0",
+            "precision": "fp16",
+            "load": vars(Load(16, 32, 7)),
+            "bandwidth": 2.5e12,
+            "steps": [vars(StepTime(64, 2e-3, 3e-3, 1.5e-3, 1e-3))],
+            "memory": [(1000, 3 << 20)],
+            "others": [{"name": "CTranslate2", "seconds": {64: 4e-3}, "problem": "it ended"}],
+        }
+    )
+    assert "| 64 | 2.000 | 1.000 | 2.0 | 32,000 | 3.000 | 25% | 4.000 |" in page
+    assert "| 1,000 | 3 |" in page
+    assert "CTranslate2 did not run to the end: it ended" in page
+    assert "2,500 GB/s" in page

@@ -63,9 +63,9 @@ def _equal(found: ModelResults) -> Iterator[str]:
         if ratios:
             mark = "Reached:" if min(ratios.values()) >= WANTED else "**Missed:**"
             least, most = min(ratios, key=ratios.__getitem__), max(ratios, key=ratios.__getitem__)
-            span = f"{ratios[least]:.2f} times (within {_ms(least)})"
+            span = f"{ratios[least]:.2f} times (within {_time(least)})"
             if most != least:
-                span += f" to {ratios[most]:.2f} times (within {_ms(most)})"
+                span += f" to {ratios[most]:.2f} times (within {_time(most)})"
             yield f"{mark} with {words}, Dragoman gives {span} Triton's tokens at equal p99 ({WANTED:.0f} wanted)."
 
 
@@ -92,7 +92,7 @@ def _losses(found: ModelResults) -> Iterator[str]:
             if mine and (point.rate > mine.rate or point.p99 < mine.p99):
                 lost.append(
                     f"{NAMES[system]} with {point.load:.0f} callers ({point.rate / mine.rate:.2f} times the tokens, "
-                    f"p99 {_ms(point.p99)} against {_ms(mine.p99)})"
+                    f"p99 {_time(point.p99)} against {_time(mine.p99)})"
                 )
     if lost:
         yield "**Behind**, in tokens/s or p99: " + "; ".join(lost) + "."
@@ -154,7 +154,7 @@ def equal_latency(found: ModelResults, kind: Kind) -> str:
         rates = {system: rate_within(points, bound) for system, points in curves.items()}
         ours, theirs = rates.get(OURS), rates.get("triton")
         ratio = f"{ours / theirs:.2f}" if ours is not None and theirs is not None else ""
-        rows.append([_ms(bound), *("–" if r is None else f"{r:,.0f}" for r in rates.values()), ratio])
+        rows.append([_time(bound), *("–" if r is None else f"{r:,.0f}" for r in rates.values()), ratio])
     return table(["p99 within", *(NAMES[system] for system in curves), "Dragoman's over Triton's"], rows)
 
 
@@ -182,5 +182,5 @@ def _latencies(point: Point) -> list[str]:
     ]
 
 
-def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms"
+def _time(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"

@@ -1,6 +1,7 @@
 """The comparison with other servers as a picture."""
 
 from pathlib import Path
+from textwrap import fill
 
 import matplotlib
 
@@ -20,7 +21,7 @@ def draw(found: ModelResults, path: Path) -> None:
     figure, panels = plt.subplots(
         1, max(len(kinds), 1), figsize=(7 * max(len(kinds), 1), 5), layout="constrained", squeeze=False
     )
-    figure.suptitle(found.model)
+    figure.suptitle(fill(found.model, 70 * max(len(kinds), 1)))
     for axes, kind in zip(panels[0], kinds, strict=False):
         for number, (system, name) in enumerate(NAMES.items()):  # each keeps its colour where others are missing
             points = found.points(system, kind)

@@ -4,15 +4,12 @@ import json
 import math
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from rich.console import Console
-from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from training.checkpoint import (
     average_checkpoints,
@@ -23,7 +20,7 @@ from training.checkpoint import (
     save_state,
 )
 from training.curves import draw_curves
-from training.data.batches import IGNORED, Batch, BatchSampler
+from training.data.batches import Batch, BatchSampler
 from training.data.corpus import Pair, references
 from training.data.prepare import BAD_LINES, DATA, SOURCE_TOKENIZER, TARGET_TOKENIZER, TrainingData, prepare
 from training.data.tokenizers import PAD_ID
@@ -32,6 +29,8 @@ from training.evaluation.evaluate import measure, negative_log_likelihood
 from training.evaluation.metrics import Score
 from training.files import write_text
 from training.journal import METRICS, Journal
+from training.loss import smoothed_cross_entropy
+from training.memory import give_back, keep_freed
 from training.model import Transformer
 from training.optimization import build_optimizer, learning_rate
 from training.progress import ProgressBar, Window
@@ -176,6 +175,8 @@ class Trainer:
         self.step = self.epoch = self.position = 0
         self._restore()
         self.journal = Journal(run, self.step)
+        if device.type == "cpu":
+            keep_freed()
 
     def _restore(self) -> None:
         state = latest_checkpoint(self.run, lambda message: self.say(f"warning: {message}"))
@@ -241,6 +242,7 @@ class Trainer:
             if self._due(self.config.log_every):
                 self._log(window, bar)
                 window = Window()
+                give_back()
             if self._due(self.config.checkpoint_every) or self._due(self.config.evaluate_every):
                 self.save()
         return True
@@ -263,18 +265,10 @@ class Trainer:
         total = 0.0
         for batch in batches:
             batch = batch.to(self.device)
-            with self._arithmetic():
-                logits = self.model(batch.source, batch.target_input)  # [batch, target, vocabulary]
-                loss = (
-                    F.cross_entropy(
-                        logits.float().flatten(0, 1),
-                        batch.target_output.flatten(),
-                        label_smoothing=self.config.label_smoothing,
-                        ignore_index=IGNORED,
-                        reduction="sum",
-                    )
-                    / tokens
-                )
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
+                hidden = self.model.hidden(batch.source, batch.target_input)  # [batch, target, d_model]
+                projection, smoothing = self.model.decoder.projection.weight, self.config.label_smoothing
+                loss = smoothed_cross_entropy(hidden, projection, batch.target_output, smoothing) / tokens
                 loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         if not math.isfinite(total):
@@ -287,14 +281,6 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         return total
-
-    def _arithmetic(self) -> ExitStack:
-        stack = ExitStack()
-        if self.device.type == "cpu":
-            # The fused kernel's backward takes half of a training step on short sequences; matrix products do not.
-            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        stack.enter_context(torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"))
-        return stack
 
     def _log(self, window: Window, bar: ProgressBar) -> None:
         values = {

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from training import checkpoint
 from training.checkpoint import checkpoint_path, checkpoint_steps, load_state
-from training.data.batches import EncodedPair, collate
+from training.data.batches import Batch, EncodedPair, collate
 from training.data.prepare import prepare
 from training.errors import TrainingError
 from training.journal import read_journal
@@ -93,17 +93,30 @@ def test_what_a_run_leaves(tmp_path: Path) -> None:
     assert len(loaded.dev_pairs()) == 20
 
 
-def test_stopped_and_resumed_is_as_if_never_stopped(tmp_path: Path) -> None:
-    recipe = small("training.average_last=2", "model.dropout=0.2", "training.accumulate=2", "training.precision=bf16")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_stopped_and_resumed_is_as_if_never_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    options = "training.average_last=2", "model.dropout=0.2", "training.accumulate=2"
+    recipe = small(*options, f"training.precision={precision}")
     go(recipe, tmp_path / "whole")
-    for attempt in range(20):
-        stop = threading.Event()
-        threading.Timer(0.05 * attempt, stop.set).start()
-        outcome, _ = go(recipe, tmp_path / "parts", resume=True, stop=stop)
-        if outcome.finished:
-            break
-    else:
-        pytest.fail("never finished")
+    stop = threading.Event()
+    stop.set()
+    assert go(recipe, tmp_path / "parts", resume=True, stop=stop)[0].step == 0
+    update = Trainer.update
+    for step in (1, 5, 6, 11):
+
+        def stopped(self: Trainer, batches: list[Batch], tokens: int, step: int = step) -> float:
+            loss = update(self, batches, tokens)
+            if self.step == step:
+                stop.set()
+            return loss
+
+        stop.clear()
+        monkeypatch.setattr(Trainer, "update", stopped)
+        assert go(recipe, tmp_path / "parts", resume=True, stop=stop)[0] == Outcome(step, None)
+    stop.clear()
+    assert go(recipe, tmp_path / "parts", resume=True, stop=stop)[0].finished
     assert same(tmp_path / "whole", tmp_path / "parts")
     assert json.loads((tmp_path / "parts" / "report.json").read_text())["steps_averaged"] == [8, 12]
 
@@ -158,6 +171,13 @@ def test_a_truncated_checkpoint_costs_only_the_way_from_the_one_before(tmp_path:
     assert "resuming at step 8" in said
     after = load_state(run / "model.pt")["model"]
     assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+def test_memory_is_given_back_with_every_line_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times: list[str] = []
+    monkeypatch.setattr("training.trainer.give_back", lambda: times.append("given"))
+    go(small("training.log_every=4"), tmp_path / "run")
+    assert len(times) == 3
 
 
 def scripted_dev(monkeypatch: pytest.MonkeyPatch, losses: dict[int, float]) -> None:

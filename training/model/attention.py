@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from training.model.linear import Linear, linear, trains
+
 
 def scaled_dot_product_attention(
     query: Tensor,
@@ -52,9 +54,9 @@ class MultiHeadAttention(nn.Module):
         if d_model % heads:
             raise ValueError(f"d_model ({d_model}) must be divisible by heads ({heads})")
         self.heads = heads
-        self.query = nn.Linear(d_model, d_model, bias=bias)
-        self.key_value = nn.Linear(d_model, 2 * d_model, bias=bias)
-        self.output = nn.Linear(d_model, d_model, bias=bias)
+        self.query = Linear(d_model, d_model, bias=bias)
+        self.key_value = Linear(d_model, 2 * d_model, bias=bias)
+        self.output = Linear(d_model, d_model, bias=bias)
 
     def split_heads(self, x: Tensor) -> Tensor:
         """[batch, length, d_model] -> [batch, heads, length, d_head]."""
@@ -91,9 +93,19 @@ class MultiHeadAttention(nn.Module):
         Returns:
             [batch, queries, d_model], and the weights [batch, heads, queries, keys] or None.
         """
-        key, value = self.project_memory(x if memory is None else memory)
-        query = self.split_heads(self.query(x))
-        heads, weights = scaled_dot_product_attention(
-            query, key, value, mask, causal=causal, return_weights=return_weights
-        )
-        return self.output(heads.transpose(1, 2).flatten(-2)), weights
+        query, key, value = self._project(x, memory)
+        # The fused kernel's backward takes half of a training step on short sequences; products by hand do not.
+        by_hand = return_weights or trains(self, x)
+        heads, weights = scaled_dot_product_attention(query, key, value, mask, causal=causal, return_weights=by_hand)
+        return self.output(heads.transpose(1, 2).flatten(-2)), weights if return_weights else None
+
+    def _project(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each [batch, heads, length, d_head]; by one product where one input is for all."""
+        if memory is not None or not trains(self, x):
+            key, value = self.project_memory(x if memory is None else memory)
+            return self.split_heads(self.query(x)), key, value
+        both = self.query, self.key_value
+        bias = None if self.query.bias is None else torch.cat([part.bias for part in both])
+        packed = linear(x, torch.cat([part.weight for part in both]), bias)  # [batch, length, 3 * d_model]
+        query, key, value = packed.view(*packed.shape[:2], 3, self.heads, -1).permute(2, 0, 3, 1, 4).contiguous()
+        return query, key, value

@@ -5,6 +5,8 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from training.model.linear import Linear
+
 Activation = Literal["relu", "gelu", "swiglu"]
 
 
@@ -18,8 +20,8 @@ class FeedForward(nn.Module):
     def __init__(self, d_model: int, d_ff: int, activation: Activation) -> None:
         super().__init__()
         self.activation = activation
-        self.expand = nn.Linear(d_model, 2 * d_ff if activation == "swiglu" else d_ff)
-        self.contract = nn.Linear(d_ff, d_model)
+        self.expand = Linear(d_model, 2 * d_ff if activation == "swiglu" else d_ff)
+        self.contract = Linear(d_ff, d_model)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, length, d_model] -> [batch, length, d_model]."""

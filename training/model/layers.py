@@ -27,9 +27,10 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         """[batch, length, d_model] -> [batch, length, d_model]."""
+        # A sum of different types is slow on a CPU: hence the conversion.
         if self.pre:
-            return x + self.dropout(sublayer(self.norm(x)))  # type: ignore[no-any-return]
-        return self.norm(x + self.dropout(sublayer(x)))  # type: ignore[no-any-return]
+            return x + self.dropout(sublayer(self.norm(x))).to(x.dtype)  # type: ignore[no-any-return]
+        return self.norm(x + self.dropout(sublayer(x)).to(x.dtype))  # type: ignore[no-any-return]
 
 
 class EncoderLayer(nn.Module):

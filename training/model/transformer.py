@@ -95,14 +95,21 @@ class Decoder(nn.Module):
             logits [batch, target, vocabulary], and each layer's cross-attention weights
             [batch, heads, target, source] (an empty list unless asked for).
         """
+        x, weights = self.hidden(target, memory, memory_mask, return_weights=return_weights)
+        logits = self.projection(x)
+        return logits if self.forbidden is None else logits + self.forbidden, weights
+
+    def hidden(
+        self, target: Tensor, memory: Tensor, memory_mask: Tensor | None, *, return_weights: bool = False
+    ) -> tuple[Tensor, list[Tensor]]:
+        """As `forward`, with what the projection makes logits of, [batch, target, d_model]."""
         x = self.embedding(target)
         weights = []
         for layer in self.layers:
             x, layer_weights = layer(x, memory, memory_mask, return_weights=return_weights)
             if layer_weights is not None:
                 weights.append(layer_weights)
-        logits = self.projection(self.norm(x))
-        return logits if self.forbidden is None else logits + self.forbidden, weights
+        return self.norm(x), weights
 
 
 class Transformer(nn.Module):
@@ -166,6 +173,12 @@ class Transformer(nn.Module):
         """Source ids [batch, source], decoder input ids [batch, target] -> logits [batch, target, vocabulary]."""
         memory, mask = self.encode(source)
         return self.decoder(target, memory, mask)[0]  # type: ignore[no-any-return]
+
+    def hidden(self, source: Tensor, target: Tensor) -> Tensor:
+        """As `forward`, with what the projection makes logits of, [batch, target, d_model]."""
+        mask = self.source_mask(source)
+        needed = None if mask.all() else mask
+        return self.decoder.hidden(target, self.encoder(source, needed), needed)[0]
 
     @torch.no_grad()
     def attention(self, source: Tensor, target: Tensor) -> list[Tensor]:

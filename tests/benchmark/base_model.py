@@ -47,7 +47,7 @@ def base_bundle(folder: Path) -> Path:
     Returns:
         its directory.
     """
-    bundle = folder / f"base-{_fingerprint()}"
+    bundle = folder / f"base-{fingerprint()}"
     try:
         load_bundle(bundle)
     except BundleError:
@@ -121,7 +121,7 @@ def symbol_tokenizer(vocabulary: int) -> Tokenizer:
     return tokenizer
 
 
-def _fingerprint() -> str:
+def fingerprint() -> str:
     """Of the code that makes the bundle."""
     digest = hashlib.sha256(Path(__file__).read_bytes())
     for folder in ("export", "training/model", "server/bundle"):

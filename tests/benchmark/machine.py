@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -15,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("onnxruntime", "ctranslate2", "grpcio", "protobuf", "tokenizers", "numpy", "uvloop")
 
 
-def describe(module: str = "tests.benchmark") -> dict[str, object]:
+def describe(module: str = "tests.benchmark", packages: Sequence[str] = PACKAGES) -> dict[str, object]:
     """Processor, memory, load, versions, commit and command line: of `module`, which was run."""
     return {
         "cpu": _cpu_name(),
@@ -24,7 +25,7 @@ def describe(module: str = "tests.benchmark") -> dict[str, object]:
         "load_average_before": round(os.getloadavg()[0], 2),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "packages": {name: version(name) for name in PACKAGES},
+        "packages": {name: version(name) for name in packages},
         "commit": _commit(),
         "command": " ".join([f"python -m {module}", *sys.argv[1:]]),
     }

@@ -1,0 +1,8 @@
+"""Measures training: `python -m tests.benchmark.training --help`."""
+
+if __name__ == "__main__":  # worker processes import this module under another name, and must stay light
+    import typer
+
+    from tests.benchmark.training.cli import main
+
+    typer.run(main)

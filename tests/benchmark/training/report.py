@@ -1,0 +1,148 @@
+"""The comparison of trainers as a page for people and as JSON for programs."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from tests.benchmark.tables import table
+from tests.benchmark.training.trainers import Steps
+
+WANTED = 1.5  # times the better of the others
+OURS = "dragoman"
+SETTINGS = {"own": "", "fused": "fused attention", "plain": "attention by plain products"}
+
+
+@dataclass
+class Series:
+    """One trainer with one way to compute attention.
+
+    Attributes:
+        samples: one a round, of the same batches as everybody's.
+        peak_bytes: most memory that its process took for training; both ways of a trainer share a process.
+    """
+
+    trainer: str
+    attention: str
+    samples: list[Steps] = field(default_factory=list)
+    peak_bytes: int = 0
+
+    @property
+    def rates(self) -> list[float]:
+        """Target tokens a second, a round each."""
+        return [sample.target_tokens / sample.seconds for sample in self.samples]
+
+    @property
+    def step_seconds(self) -> float:
+        return median(sample.seconds / sample.steps for sample in self.samples)
+
+
+@dataclass
+class Comparison:
+    """Trainers of one shape in one precision.
+
+    Attributes:
+        lengths: where those of the batches come from.
+    """
+
+    shape: str
+    lengths: str
+    precision: str
+    parameters: int
+    threads: int
+    series: list[Series]
+
+    @property
+    def ours(self) -> Series:
+        return next(series for series in self.series if series.trainer == OURS)
+
+    @property
+    def best_other(self) -> Series:
+        return max((s for s in self.series if s.trainer != OURS), key=lambda series: median(series.rates))
+
+    def ratios(self, one: Series, other: Series) -> list[float]:
+        """Of tokens a second, round by round."""
+        return [a / b for a, b in zip(one.rates, other.rates, strict=True)]
+
+
+def markdown(comparisons: Sequence[Comparison], machine: dict[str, Any]) -> str:
+    """The page."""
+    return "\n\n".join(_page(comparisons, machine)) + "\n"
+
+
+def document(comparisons: Sequence[Comparison], machine: dict[str, Any]) -> dict[str, Any]:
+    """Everything measured."""
+    return {
+        "machine": machine,
+        "comparisons": [
+            {
+                **{k: v for k, v in vars(comparison).items() if k != "series"},
+                "finding": finding(comparison),
+                "series": [
+                    {**vars(series), "samples": [sample._asdict() for sample in series.samples]}
+                    for series in comparison.series
+                ],
+            }
+            for comparison in comparisons
+        ],
+    }
+
+
+def finding(comparison: Comparison) -> str:
+    """Whether the mark is reached, in a sentence."""
+    best = comparison.best_other
+    ratios = comparison.ratios(comparison.ours, best)
+    mark = "Reached:" if median(ratios) >= WANTED else "**Missed:**"
+    return (
+        f"{mark} {comparison.shape}, {comparison.precision}: {OURS} trains {median(ratios):.2f} times as many tokens a "
+        f"second ({min(ratios):.2f}–{max(ratios):.2f}) as {best.trainer} with {SETTINGS[best.attention]}, the better "
+        f"of the others ({WANTED} wanted), with {comparison.ours.peak_bytes / best.peak_bytes:.2f} times its memory."
+    )
+
+
+def _page(comparisons: Sequence[Comparison], machine: dict[str, Any]) -> Iterator[str]:
+    packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
+    yield "# Training, measured"
+    yield (
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, Python {machine['python']}, "
+        f"{packages}; commit {machine['commit']}. Made by `{machine['command']}`."
+    )
+    yield (
+        "A step is what training runs: making a batch, forward, backward, clipping of gradients, AdamW. All trainers "
+        "get the same batches, shapes, optimiser (PyTorch's fused AdamW), label smoothing, dropout in the same places "
+        "and threads, each in a process of its own, in turn, round after round; ratios are taken within each round. "
+        "Numbers are medians, in parentheses the lowest and the highest; tokens are those of targets, without padding. "
+        "Memory is the most that a process took beyond its imports and data. The two ways to compute attention of "
+        "`nn.Transformer` and of Marian are PyTorch's; each has the process's memory."
+    )
+    yield "\n".join(f"- {finding(comparison)}" for comparison in comparisons)
+    for comparison in comparisons:
+        yield (
+            f"## {comparison.shape}, {comparison.precision}: {comparison.parameters / 1e6:.1f} million parameters, "
+            f"{comparison.threads} thread{'s' if comparison.threads > 1 else ''}; lengths of {comparison.lengths}"
+        )
+        yield table(
+            [
+                "trainer",
+                "attention",
+                "tokens/s",
+                "s a step",
+                f"{OURS} / it",
+                "peak memory, MB",
+                "loss of the last step",
+            ],
+            [_row(comparison, series) for series in comparison.series],
+        )
+
+
+def _row(comparison: Comparison, series: Series) -> list[str]:
+    ratios = comparison.ratios(comparison.ours, series)
+    return [
+        series.trainer,
+        SETTINGS[series.attention],
+        f"{median(series.rates):,.0f} ({min(series.rates):,.0f}–{max(series.rates):,.0f})",
+        f"{series.step_seconds:.2f}",
+        "1" if series is comparison.ours else f"{median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})",
+        f"{series.peak_bytes / 2**20:,.0f}",
+        f"{series.samples[-1].loss:.2f}",
+    ]

@@ -1,0 +1,206 @@
+"""Those that are compared, each with a step of its own: our trainer, PyTorch's nn.Transformer, Hugging Face's Marian.
+
+The two others get what we get: the same batches in the same order from the same sampler, AdamW with the same settings
+(PyTorch's fused one), the same learning rates, label smoothing, clipping of gradients, dropout in the same places, and
+bfloat16 by the same autocast. Attention is computed by PyTorch's fused kernel or by plain products, whichever is asked
+for; the report takes the faster one. Ours has no such choice.
+"""
+
+import tempfile
+import threading
+import time
+from abc import ABC, abstractmethod
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tests.benchmark.base_model import symbol_tokenizer
+from tests.benchmark.training.torch_transformer import TorchTransformer
+from tests.benchmark.training.work import Work
+from training.data.batches import IGNORED, Batch, BatchSampler
+from training.data.prepare import TrainingData
+from training.data.tokenizers import BEGIN_ID, END_ID, PAD_ID
+from training.optimization import build_optimizer, learning_rate
+from training.trainer import Trainer
+
+Attention = Literal["own", "fused", "plain"]
+CPU = torch.device("cpu")
+
+
+class Steps(NamedTuple):
+    """So many steps of one trainer.
+
+    Attributes:
+        steps: how many.
+        source_tokens, target_tokens: without padding.
+        loss: of the last step, a mean over its target tokens, in nats.
+    """
+
+    seconds: float
+    steps: int
+    source_tokens: int
+    target_tokens: int
+    loss: float
+
+
+class Contender(ABC):
+    """Steps from the first batch of the first epoch on; data loading is part of a step.
+
+    Args:
+        threads: of PyTorch.
+    """
+
+    def __init__(self, work: Work, threads: int) -> None:
+        torch.set_num_threads(threads)
+        self.work = work
+        self.before = memory("VmRSS")
+        self.batches = BatchSampler(work.pairs, work.training.batch_tokens, seed=1).stream(0, 0)
+
+    @abstractmethod
+    def update(self, batch: Batch, attention: Attention) -> float:
+        """One step of the optimiser; the loss."""
+
+    def measure(self, steps: int, attention: Attention) -> Steps:
+        """The next so many steps."""
+        source = target = 0
+        loss = 0.0
+        started = time.perf_counter()
+        for _ in range(steps):
+            batch = self.load()
+            loss = self.update(batch, attention)
+            source += int((batch.source != PAD_ID).sum())
+            target += batch.target_tokens
+        return Steps(time.perf_counter() - started, steps, source, target, loss)
+
+    def load(self) -> Batch:
+        """The next batch."""
+        return next(self.batches)[2]
+
+    def go_to(self, position: int) -> None:
+        """Goes on with that batch of the first epoch; the weights stay."""
+        self.batches = BatchSampler(self.work.pairs, self.work.training.batch_tokens, seed=1).stream(0, position)
+
+    def peak_bytes(self) -> int:
+        """Most memory that this process ever held, above what it held before there was a model."""
+        return memory("VmHWM") - self.before
+
+
+class Ours(Contender):
+    """training.trainer.Trainer, as `dragoman-train` runs it."""
+
+    def __init__(self, work: Work, threads: int) -> None:
+        super().__init__(work, threads)
+        source, target = (symbol_tokenizer(size) for size in work.vocabularies)
+        data = TrainingData(source, target, work.pairs, [], [], [])
+        with tempfile.TemporaryDirectory() as run:
+            self.trainer = Trainer(work.recipe(), Path(run), data, CPU, threading.Event(), lambda line: None)
+            self.trainer.journal.close()
+
+    def update(self, batch: Batch, attention: Attention) -> float:
+        return self.trainer.update([batch], batch.target_tokens)
+
+
+class Other(Contender):
+    """A loop around somebody's model, written as its users would."""
+
+    def __init__(self, work: Work, threads: int) -> None:
+        super().__init__(work, threads)
+        torch.manual_seed(1)
+        self.model = self.build()
+        self.optimizer = build_optimizer(self.model, work.training)
+        self.step = 0
+
+    @abstractmethod
+    def build(self) -> nn.Module:
+        """The model, in training mode."""
+
+    @abstractmethod
+    def logits(self, batch: Batch) -> Tensor:
+        """[batch, target, vocabulary]"""
+
+    def update(self, batch: Batch, attention: Attention) -> float:
+        config = self.work.training
+        self.step += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(config, self.work.model.d_model, self.step)
+        with ExitStack() as stack:
+            if attention == "plain":
+                stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            stack.enter_context(torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bf16"))
+            logits = self.logits(batch)
+            loss = F.cross_entropy(
+                logits.float().flatten(0, 1),
+                batch.target_output.flatten(),
+                label_smoothing=config.label_smoothing,
+                ignore_index=IGNORED,
+            )
+            loss.backward()  # type: ignore[no-untyped-call]
+        if config.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.clip_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss.item()
+
+
+class OfTorch(Other):
+    """torch.nn.Transformer between embeddings and a tied output layer."""
+
+    def build(self) -> nn.Module:
+        return TorchTransformer(self.work.model, *self.work.vocabularies)
+
+    def logits(self, batch: Batch) -> Tensor:
+        logits: Tensor = self.model(batch.source, batch.target_input, batch.source == PAD_ID)
+        return logits
+
+
+class Marian(Other):
+    """transformers.MarianMTModel."""
+
+    def build(self) -> nn.Module:
+        from transformers import MarianConfig, MarianMTModel  # takes seconds; only this process needs it
+
+        shape, (source, target) = self.work.model, self.work.vocabularies
+        options: dict[str, Any] = {
+            "vocab_size": source,
+            "decoder_vocab_size": target,
+            "d_model": shape.d_model,
+            "encoder_layers": shape.encoder_layers,
+            "decoder_layers": shape.decoder_layers,
+            "encoder_attention_heads": shape.heads,
+            "decoder_attention_heads": shape.heads,
+            "encoder_ffn_dim": shape.d_ff,
+            "decoder_ffn_dim": shape.d_ff,
+            "activation_function": shape.activation,
+            "dropout": shape.dropout,
+            "attention_dropout": 0.0,
+            "activation_dropout": 0.0,
+            "scale_embedding": True,
+            "share_encoder_decoder_embeddings": False,
+            "tie_word_embeddings": True,
+            "max_position_embeddings": max(shape.max_source_length, shape.max_target_length + 1),
+            "pad_token_id": PAD_ID,
+            "decoder_start_token_id": BEGIN_ID,
+            "eos_token_id": END_ID,
+        }
+        model: nn.Module = MarianMTModel._from_config(MarianConfig(**options), attn_implementation="sdpa")
+        return model.train()
+
+    def logits(self, batch: Batch) -> Tensor:
+        logits: Tensor = self.model(
+            input_ids=batch.source,
+            attention_mask=(batch.source != PAD_ID).long(),
+            decoder_input_ids=batch.target_input,
+            use_cache=False,
+        ).logits
+        return logits
+
+
+def memory(field: str) -> int:
+    """Bytes that this process holds now (VmRSS) or held at most (VmHWM)."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{field}:"))
+    return int(line.split()[1]) * 1024

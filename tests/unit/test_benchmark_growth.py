@@ -1,0 +1,94 @@
+"""What is said of curves whose numbers are known, and how they are drawn and written."""
+
+import json
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.benchmark.growth.cli import write
+from tests.benchmark.growth.curve import Curve, Point
+from tests.benchmark.growth.measure import Effort, Task, sample
+
+MACHINE = {
+    "cpu": "a processor",
+    "cores": 2,
+    "memory_gib": 1.0,
+    "python": "3.11",
+    "packages": {"numpy": "2"},
+    "commit": "abc",
+    "command": "python -m tests.benchmark.growth",
+}
+
+
+def curve(times: dict[int, float], *, spread: bool = False) -> Curve:
+    """Of a step over rows; each time a median between others."""
+    points = [Point(size, 64 if spread else size, [t * 0.9, t, t * 2]) for size, t in times.items()]
+    return Curve("steps", "a decode step", "rows", "tokens", "16 source tokens", points, spread)
+
+
+def test_exponents() -> None:
+    linear = curve({1: 0.01, 4: 0.04, 16: 0.16})
+    assert linear.exponent() == pytest.approx(1)
+    assert linear.fixed_share() == pytest.approx(0, abs=1e-9)
+    assert linear.linear(16) == pytest.approx(0.16)
+    square = curve({2: 4.0, 4: 16.0, 8: 64.0})
+    assert square.exponent() == square.last_exponent() == pytest.approx(2)
+    mixed = curve({1: 1.0, 2: 1.0, 4: 3.0})
+    assert mixed.steepest()[0].size == 2
+    assert mixed.last_exponent() == pytest.approx(1.585, abs=1e-3)
+
+
+def test_half_of_the_time_is_fixed() -> None:
+    assert curve({1: 2.0, 2: 3.0, 5: 6.0}).fixed_share() == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("times", "verdict"),
+    [
+        ({1: 1.0, 4: 2.0, 16: 8.0}, "Nowhere more than linear."),
+        ({1: 1.0, 4: 1.0, 16: 9.0}, "No more than linear as a whole; steepest from 4 to 16, exponent 1.58."),
+        ({1: 1.0, 4: 4.0, 16: 64.0}, "**More than linear**, steepest from 4 to 16, exponent 2.00."),
+    ],
+)
+def test_verdicts(times: dict[int, float], verdict: str) -> None:
+    said = curve(times).sentence()
+    assert said.endswith(verdict)
+    assert said.startswith(f"From 1 to 16 rows (×16) a decode step takes {times[16]:.1f} times as long")
+
+
+def test_what_is_spread_over_engines() -> None:
+    engines = curve({1: 1.0, 2: 0.5, 4: 0.64}, spread=True)
+    assert engines.exponent() == pytest.approx(0.322, abs=1e-3)
+    assert engines.linear(4) == pytest.approx(256)
+    assert "1.56-fold, exponent 0.32; most are given by 2 (128 a second, 2.00 times those of 1)" in engines.sentence()
+
+
+def test_every_point_is_measured_in_every_round() -> None:
+    done: list[int] = []
+
+    def work(size: int) -> None:
+        done.append(size)
+        time.sleep(0.001)
+
+    points = sample([Task(size, size, partial(work, size)) for size in (1, 2, 3)], Effort(rounds=2, seconds=0.0))
+    assert [len(point.seconds) for point in points] == [2, 2, 2]
+    assert done[-6:] == [1, 2, 3, 3, 2, 1]
+    assert all(point.typical >= 0.001 for point in points)
+
+
+def test_page_numbers_and_pictures(tmp_path: Path) -> None:
+    curves = [curve({1: 0.01, 2: 0.011, 4: 0.02}), curve({1: 1.0, 2: 0.5}, spread=True)]
+    curves[1].name = "engines"
+    write("shipped", "shipped (g2p)", curves, MACHINE, tmp_path, Console(quiet=True))
+    page = (tmp_path / "growth-shipped.md").read_text()
+    numbers = json.loads((tmp_path / "growth-shipped.json").read_text())
+    for one, written in zip(curves, numbers["curves"], strict=True):
+        assert one.sentence() in page
+        assert written["finding"] == one.sentence()
+        assert [point["seconds"] for point in written["points"]] == [point.seconds for point in one.points]
+        picture = f"growth-shipped-{one.name}.png"
+        assert f"({picture})" in page
+        assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")

@@ -21,7 +21,8 @@ from server.config.options import ServerConfig
 PREFIX = "DRAGOMAN_"
 FILE_FLAG, FILE_VARIABLE = "--config", "DRAGOMAN_CONFIG"
 CLIENT_VARIABLES = {
-    f"DRAGOMAN_{name}" for name in ("ADDRESS", "API_KEY", "CA", "CLIENT_CERT", "CLIENT_KEY", "METRICS_ADDRESS")
+    f"DRAGOMAN_{name}"
+    for name in ("ADDRESS", "API_KEY", "CA", "CLIENT_CERT", "CLIENT_KEY", "METRICS_ADDRESS", "SERVER_NAME")
 }
 # Kubernetes tells pods of a Service named "dragoman" or "dragoman-grpc" in such variables, unless they have
 # `enableServiceLinks: false`. DRAGOMAN_PORT=tcp://10.0.0.7:50051 is one of them, and not the port to listen on.

@@ -12,6 +12,8 @@ from server.bundle.manifest import SpecialTokens
 
 # Texts up to this many characters are tokenized on the event loop, in a millisecond or two; longer ones in a thread.
 INLINE_CHARACTERS = 2048
+# So few take no longer than to let go of the interpreter's lock, as is done for more, and get it back from an engine.
+BRIEF_CHARACTERS = 128
 # A text may have this many times more characters than the longest tokens could cover: normalisation may shorten it.
 SHRINKING = 4
 LEAST_CHARACTERS = 4096
@@ -61,6 +63,8 @@ class TextEncoder:
         """Args:
         with_end: whether the end token is added.
         """
+        if len(texts) == 1 and len(texts[0]) <= BRIEF_CHARACTERS:
+            return [self._tokenizer.encode(texts[0], add_special_tokens=with_end)]
         if sum(map(len, texts)) <= INLINE_CHARACTERS:
             return self._tokenizer.encode_batch(texts, add_special_tokens=with_end)
         return await asyncio.to_thread(self._tokenizer.encode_batch, texts, add_special_tokens=with_end)

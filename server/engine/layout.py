@@ -27,7 +27,7 @@ class EngineOptions:
         queue_size: requests of each priority that may wait,
         queue_tokens: and their source tokens.
         gather_share, gather_seconds: see Scheduler.
-        group: see Scheduler; of engines that have one thread each, on a CPU.
+        group: see Scheduler; of engines of one process that have one thread each.
         encode_tokens: see Scheduler.
         most_errors: see Engine.
         hang_seconds: a turn of an engine that takes so long never ends.
@@ -56,7 +56,8 @@ def layout(options: EngineOptions, device: Device, parameters: int) -> tuple[int
     On a GPU one engine feeds the device. On a CPU it depends on the model (both measured on two cores): threads of one
     engine meet after every operator, so that a small model (5 million parameters) is served about a tenth faster with
     one engine per core, alone and at 64 requests; a large one (77 million) is a third faster at 8 rows in one engine
-    whose threads share the reading of the weights, and no slower at 64.
+    whose threads share the reading of the weights, and no slower at 64. Where there are more cores than one engine
+    makes use of, they are shared out evenly.
 
     Args:
         parameters: of the model.
@@ -67,5 +68,5 @@ def layout(options: EngineOptions, device: Device, parameters: int) -> tuple[int
         return options.engines, options.threads_per_engine or max(1, options.cores // options.engines)
     threads = options.threads_per_engine
     if threads is None:
-        threads = 1 if parameters < LARGE_MODEL else min(options.cores, MOST_THREADS)
+        threads = 1 if parameters < LARGE_MODEL else options.cores // -(-options.cores // MOST_THREADS)
     return max(1, options.cores // threads), threads

@@ -85,11 +85,15 @@ class EnginePool:
             options.encode_tokens,
             options.queue_tokens,
             0 if self.device.kind == "cpu" else self.bundle.manifest.limits.max_source_tokens,
-            max(1, min(options.group, self.rows // 4)) if self.device.kind == "cpu" and self.threads == 1 else 1,
+            max(1, min(options.group, self.rows // 4)) if self._engines_share_cores() else 1,
         )
         self._queue = Queue(scheduler)
         self._metrics.queue(scheduler.waits)
         self._supervisor.start(runtimes, self._queue, self._deliver)
+
+    def _engines_share_cores(self) -> bool:
+        """Whether there is an engine for each core of this process, one of them for that of the event loop."""
+        return self.device.kind == "cpu" and self.threads == 1 and len(self._supervisor.models) == 1
 
     def scorer(self) -> ScoringRuntime:
         """See Supervisor.scorer."""

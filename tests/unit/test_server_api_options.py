@@ -10,11 +10,14 @@ from dragoman.v1 import generation_pb2 as pb
 from server.api.errors import ApiError
 from server.api.inference.parameters import Parameters
 from server.api.limits import request_limits
+from server.api.model import ServedModel
 from server.api.options import Wanted, read_details, read_options, reseeded
 from server.api.text import TargetEncoder
 from server.config import ServerConfig
+from server.engine.scorer import Scorer
+from server.metrics import ModelMetrics
 from server.search.options import BeamOptions, Constraints, LengthNormalization, SamplingOptions, SearchOptions
-from tests.fake_engines import MAX_TARGET, letters_bundle
+from tests.fake_engines import MAX_TARGET, FakeEngines, FakeScoring, letters_bundle
 
 BUNDLE = letters_bundle()
 LIMITS = request_limits(ServerConfig(max_beam_size=6, max_hypotheses=8), 64, BUNDLE.manifest.shape)
@@ -448,3 +451,12 @@ async def test_the_limits_are_those_that_are_told() -> None:
         await search(fine, limits)
         with pytest.raises(ApiError):
             await search(more, limits)
+
+
+async def test_a_request_without_options_gets_what_reading_none_gives() -> None:
+    scorer = Scorer(FakeScoring().load, BUNDLE.manifest.shape, 1, ModelMetrics())
+    model = ServedModel(BUNDLE, FakeEngines(), scorer, "cpu", 8, LIMITS)
+    read = await read_options(pb.GenerationOptions(), Wanted(), model.target, LIMITS)
+    assert await model.plan(pb.GenerationOptions(), pb.Details()) == (read, read_details(pb.Details(), LIMITS))
+    assert (await model.plan(pb.GenerationOptions(max_new_tokens=1), pb.Details()))[0] != read
+    assert (await model.plan(pb.GenerationOptions(), pb.Details(tokens=True)))[1] != Wanted()

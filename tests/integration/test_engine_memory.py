@@ -1,0 +1,32 @@
+"""Engines of one process share the weights."""
+
+import subprocess
+import sys
+
+from server.bundle.load import shipped_bundle
+
+ROWS = 4
+SCRIPT = """
+import sys
+from server.bundle.load import load_bundle, shipped_bundle
+from server.engine.hosted import LocalModel
+from server.engine.layout import EngineOptions
+from server.memory import resident_memory
+engines = int(sys.argv[1])
+model = LocalModel(load_bundle(shipped_bundle()), EngineOptions(device="cpu", engines=engines, threads_per_engine=1))
+runtimes = [model.runtime(index, int(sys.argv[2])) for index in range(engines)]
+print(resident_memory(), sum(runtime.cache_bytes for runtime in runtimes))
+"""
+
+
+def resident(engines: int) -> tuple[int, int]:
+    """Bytes of a process with so many engines, and those of their caches."""
+    command = [sys.executable, "-c", SCRIPT, str(engines), str(ROWS)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    return int(told[0]), int(told[1])
+
+
+def test_three_more_engines_take_room_for_their_caches_but_not_for_the_weights() -> None:
+    weights = (shipped_bundle() / "weights.bin").stat().st_size
+    (one, cache), (four, caches) = resident(1), resident(4)
+    assert four - one < caches - cache + weights / 2

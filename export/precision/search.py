@@ -30,7 +30,8 @@ class Found:
 
     Attributes:
         decoded: its answers to the data.
-        wider: names of the weights that were kept wider, and in which precision.
+        wider: names of the weights that were kept wider, and in which precision: those that are too sensitive, and those
+            of which the scorer, by which ranges are found, has no like.
     """
 
     bundle: Bundle
@@ -73,7 +74,8 @@ def search(
         found = decode(bundle, CPU, pairs, metrics)
         points = points_lost(decoded, found)
         if points <= limit:
-            return Found(bundle, found, {weights.names[key]: WIDER[precision] for key in wider})
+            unseen = {name: "fp32" for key, name in names.items() if key not in seen}
+            return Found(bundle, found, unseen | {weights.names[key]: WIDER[precision] for key in wider})
         say(f"{precision} with {len(wider)} of {len(weights.names)} weights wider loses {points:.3g} points")
         if not ranking:
             say("measuring which weights are sensitive")

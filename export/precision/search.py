@@ -30,8 +30,8 @@ class Found:
 
     Attributes:
         decoded: its answers to the data.
-        wider: names of the weights that were kept wider, and in which precision: those that are too sensitive, and those
-            of which the scorer, by which ranges are found, has no like.
+        wider: names of the weights that were kept wider, and in which precision: those that are too sensitive, and
+            those of which the scorer, by which ranges are found, has no like.
     """
 
     bundle: Bundle

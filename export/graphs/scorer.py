@@ -58,7 +58,10 @@ class Scorer(nn.Module):
         last = targets.lengths[:, None] - 1
         labels = torch.where(places == last, self.end, functional.pad(target_ids[:, 1:], (0, 1)))
         scores = targets.pad(logits.float().log_softmax(-1)).gather(2, labels[..., None])[..., 0]
-        return scores.masked_fill(places > last, 0.0), torch.stack(looks, 1).float()
+        # ONNX takes the shares' last dimension for 0, of which ONNX Runtime would warn whenever the graph runs: it does
+        # not know how many positions are chosen, though all are.
+        shares = torch.stack(looks, 1).index_select(-1, torch.arange(source_ids.shape[1]))
+        return scores.masked_fill(places > last, 0.0), shares.float()
 
 
 def _to_target(trained: FusedSelfAttention, targets: Unpacked, y: Tensor) -> Tensor:

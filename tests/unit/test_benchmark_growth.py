@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from server.bundle.load import load_bundle, shipped_bundle
+from tests.benchmark.growth import curves
 from tests.benchmark.growth.cli import write
 from tests.benchmark.growth.curve import Curve, Point
 from tests.benchmark.growth.measure import Effort, Task, sample
@@ -79,13 +81,25 @@ def test_every_point_is_measured_in_every_round() -> None:
     assert all(point.typical >= 0.001 for point in points)
 
 
+@pytest.mark.parametrize("name", ["rows", "beam", "engines"])
+def test_work_is_done_at_every_size(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for constant, value in (("ROWS", (1, 2)), ("BEAMS", (1, 3)), ("TYPICAL_ROWS", 2), ("ENGINE_ROWS", 4)):
+        monkeypatch.setattr(curves, constant, value)
+    found = curves.Curves(load_bundle(shipped_bundle()), tmp_path, Effort(1, 0.0))
+    for measured in found.all[name]():
+        assert len({point.size for point in measured.points}) >= 2
+        for point in measured.points:
+            assert point.items > 0
+            assert point.typical > 1e-5
+
+
 def test_page_numbers_and_pictures(tmp_path: Path) -> None:
-    curves = [curve({1: 0.01, 2: 0.011, 4: 0.02}), curve({1: 1.0, 2: 0.5}, spread=True)]
-    curves[1].name = "engines"
-    write("shipped", "shipped (g2p)", curves, MACHINE, tmp_path, Console(quiet=True))
+    drawn = [curve({1: 0.01, 2: 0.011, 4: 0.02}), curve({1: 1.0, 2: 0.5}, spread=True)]
+    drawn[1].name = "engines"
+    write("shipped", "shipped (g2p)", drawn, MACHINE, tmp_path, Console(quiet=True))
     page = (tmp_path / "growth-shipped.md").read_text()
     numbers = json.loads((tmp_path / "growth-shipped.json").read_text())
-    for one, written in zip(curves, numbers["curves"], strict=True):
+    for one, written in zip(drawn, numbers["curves"], strict=True):
         assert one.sentence() in page
         assert written["finding"] == one.sentence()
         assert [point["seconds"] for point in written["points"]] == [point.seconds for point in one.points]

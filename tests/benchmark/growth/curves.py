@@ -23,6 +23,7 @@ BEAMS = (1, 2, 4, 8, 16)
 VOCABULARIES = (1_000, 4_000, 16_000, 64_000)
 TYPICAL_ROWS = 8
 SOURCE, POSITION = 16, 16  # tokens of each source, and of each target so far, where neither grows
+ONE_BATCH = 1e-9  # seconds: what is begun in them is finished
 ENGINE_ROWS = 64  # in all engines together
 
 
@@ -110,8 +111,10 @@ class Curves:
         searches = {str(size): [Beam(size, early_stopping=False).search(self.tokens)] for size in BEAMS}
         loop = EngineLoop(self.bundle.path, sources, searches, TYPICAL_ROWS * max(BEAMS), usable_cpus())
         with closing(loop):
-            counts = {size: loop.measure(0, str(size), TYPICAL_ROWS).tokens for size in BEAMS}
-            tasks = [Task(size, counts[size], partial(loop.measure, 0, str(size), TYPICAL_ROWS)) for size in BEAMS]
+            counts = {size: loop.measure(ONE_BATCH, str(size), TYPICAL_ROWS).tokens for size in BEAMS}
+            tasks = [
+                Task(size, counts[size], partial(loop.measure, ONE_BATCH, str(size), TYPICAL_ROWS)) for size in BEAMS
+            ]
             points = sample(tasks, self.effort)
         setting = f"{TYPICAL_ROWS} inputs of {self.source} tokens at a time, at most {self.tokens} tokens an answer, "
         setting += f"engines of the server: {loop.setting()}"

@@ -1,5 +1,7 @@
 """`python -m tests.benchmark.servers`: measures the server beside Triton and a plain asyncio server."""
 
+import signal
+import sys
 import time
 from enum import StrEnum
 from pathlib import Path
@@ -69,6 +71,7 @@ def main(
 ) -> None:
     """Measures Dragoman beside Triton and plain asyncio servers, over the same model, with 1 to 128 callers."""
     started = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # or the servers would live on
     console = Console()
     effort = Effort(
         seconds=seconds or (0.5 if quick else 1.0),

@@ -113,11 +113,11 @@ def trace_graphs(
     model: Transformer, shape: Shape, attention: Attention, precision: Precision
 ) -> dict[str, onnx.ModelProto]:
     """The three graphs of a model by file name, with their weights inside."""
-    model = folded(model).to(DTYPES[precision])
+    ready = folded(model).to(DTYPES[precision])
     modules = {
-        ENCODER: SourceEncoder(model, last=attention == "ort"),
-        DECODER: DecoderStep(model, attention),
-        SCORER: Scorer(model, END_ID),
+        ENCODER: SourceEncoder(ready, last=attention == "ort"),
+        DECODER: DecoderStep(ready, attention),
+        SCORER: Scorer(ready, END_ID),
     }
     ports = interfaces(shape, attention, precision)
     return {name: trace(module, ports[name]) for name, module in modules.items()}

@@ -89,7 +89,7 @@ def test_what_tls_stumbles_over_is_said_in_words(words: str, reason: str) -> Non
     assert reason in str(error)
 
 
-class _Unready(health_pb2_grpc.HealthServicer):
+class _Unready(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the stubs carry no types
     """A server that loads its model."""
 
     def Check(self, request: Any, context: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The shipped model in three hands: served by us, in Hugging Face transformers and in CTranslate2.
+"""The shipped model, in fp32, in three hands: served by us, in Hugging Face transformers and in CTranslate2.
 
 All weights come out of the bundle. What is asked of the server goes over its API, from a client, as a batch.
 """
@@ -20,13 +20,13 @@ from server.search.options import SearchOptions
 from tests import transformers_model
 from tests.benchmark import ctranslate2_model
 from tests.benchmark.bundle_weights import load_model
+from tests.full_precision import IN_FULL
 from tests.reference.decoding import decode
 from tests.reference.model import ReferenceModel
 from training.data.batches import pad
 from training.model import Transformer
 
 ROOT = Path(__file__).resolve().parents[1]
-SHIPPED = ROOT / "server" / "bundles" / "g2p-en"
 # English words of all kinds, for a model that says how words are spoken: those of a text that will not change.
 WORDS = list(dict.fromkeys(re.findall("[a-z]+", (ROOT / "LICENSE").read_text().lower())))[:300]
 FEWER_WORDS = WORDS[::5]
@@ -53,7 +53,7 @@ class Shipped:
     """The model's parts, and itself in PyTorch and transformers."""
 
     def __init__(self) -> None:
-        self.bundle: Bundle = load_bundle(SHIPPED)
+        self.bundle: Bundle = load_bundle(IN_FULL)
         self.tokens = self.bundle.manifest.tokens
         self.source_tokenizer: Tokenizer = self.bundle.source_tokenizer
         self.target_tokenizer: Tokenizer = self.bundle.target_tokenizer

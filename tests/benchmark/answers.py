@@ -48,7 +48,7 @@ def agreements(
         differing = [i for i, (a, b) in enumerate(zip(first, second, strict=True)) if a != b]
         judged = differing[:MOST_JUDGED]
         close = sum(margin(bundle.path, tuple(workload.source_ids[i]), search) < UNDECIDED for i in judged)
-        undecided = close if len(judged) == len(differing) else None
+        undecided = close if len(judged) == len(differing) and bundle.manifest.precision == "fp32" else None
         found.append(Agreement(one, other, len(first) - len(differing), len(first), undecided))
     return found
 

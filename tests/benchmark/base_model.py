@@ -6,9 +6,11 @@ is far above. So no contender ever chooses the end token, without a constraint t
 """
 
 import hashlib
+import math
 import random
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,6 +18,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
 from export.bundle import Options, export_run
 from server.bundle.load import BundleError, load_bundle
+from server.bundle.manifest import Precision
 from tests.benchmark.parts import last_norm
 from training.checkpoint import save_state
 from training.data.prepare import SOURCE_TOKENIZER, TARGET_TOKENIZER
@@ -41,22 +44,25 @@ BASE = ModelConfig(
 )
 
 
-def base_bundle(folder: Path) -> Path:
+def base_bundle(folder: Path, precision: Precision = "fp32") -> Path:
     """The bundle of the random model, exported into `folder` unless it stands there from the same code.
+
+    Whatever a precision loses is accepted: random weights have no quality.
 
     Returns:
         its directory.
     """
-    bundle = folder / f"base-{fingerprint()}"
+    bundle = folder / f"base-{precision}-{fingerprint()}"
     try:
         load_bundle(bundle)
     except BundleError:
-        for stale in folder.glob("base-*"):
+        for stale in folder.glob(f"base-{precision}-*"):
             shutil.rmtree(stale)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             run = Path(scratch) / "run"
             write_run(run, BASE, VOCABULARY)
-            export_run(run, bundle, Options(name="base", description="random weights", device="cpu"))
+            accepting = Options("base", description="random weights", device="cpu", precision=precision)
+            export_run(run, bundle, replace(accepting, max_quality_loss=math.inf))
     return bundle
 
 

@@ -1,5 +1,7 @@
 """The PyTorch model back out of a bundle's graphs, so that CTranslate2 gets the very weights that are served.
 
+Of a bundle in int8 these are what its integers stand for; those with blocks of integers are not read.
+
 Initializers of equal content share a name in the graphs, and bias vectors of zeros are left out, so weights are found
 by where they are used: the nodes that hold some, in the order of computation, are the modules in the same order.
 The projection to a short list of tokens holds none of its own.
@@ -25,6 +27,7 @@ from training.model import ModelConfig, Transformer
 from training.model.layers import DecoderLayer, EncoderLayer
 
 Array = NDArray[np.float32]
+INTEGERS, ROW_SCALES = ".int8", ".scale.column"  # how the names of a table's parts end
 
 
 class UnreadableGraphError(Exception):
@@ -177,9 +180,13 @@ def read_holders(graph: onnx.GraphProto) -> Holders:
             consumers.setdefault(name, []).append(node)
 
     def array(name: str) -> Array:
-        return numpy_helper.to_array(tensors[name]).astype(np.float32)
+        """With a scale for each row where it is of integers that can be looked up, see export/precision."""
+        values = numpy_helper.to_array(tensors[name]).astype(np.float32)
+        scales = tensors.get(name.removesuffix(INTEGERS) + ROW_SCALES) if name.endswith(INTEGERS) else None
+        return values if scales is None else values * numpy_helper.to_array(scales)
 
     holders = Holders()
+    turned: dict[str, str] = {}  # tables of integers that are multiplied too: [out, in] in the file
     origin = {value.name: value.name for value in graph.input}  # of reshaped or packed graph inputs: the input
     for node in graph.node:
         weights = [name for name in node.input if name in tensors]
@@ -190,13 +197,19 @@ def read_holders(graph: onnx.GraphProto) -> Holders:
         elif node.op_type == "LayerNormalization":
             bias = array(node.input[2]) if len(node.input) > 2 else np.zeros_like(array(node.input[1]))
             holders.norms.append((array(node.input[1]), bias))
-        elif node.op_type == "Gather" and node.input[0] in tensors:
+        elif node.op_type == "Gather" and node.input[0] in tensors and not node.input[0].endswith(ROW_SCALES):
             holders.tables[origin.get(node.input[1], "")] = array(node.input[0])
         elif node.op_type == "Gemm" and node.input[1] in tensors:
             transposed = any(a.name == "transB" and a.i for a in node.attribute)
             weight = array(node.input[1])
             bias_ = array(node.input[2]) if len(node.input) > 2 and node.input[2] else None
             holders.linears.append((weight if transposed else weight.T, bias_))
+        elif node.op_type == "Transpose" and node.input[0] in tensors:
+            turned[node.output[0]] = node.input[0]
+        elif node.op_type == "MatMulIntegerToFloat":
+            name, scales = node.input[1], node.input[3]
+            bias_ = array(node.input[6]) if len(node.input) > 6 and node.input[6] else None
+            holders.linears.append((array(turned[name]) if name in turned else (array(name) * array(scales)).T, bias_))
         elif node.op_type == "MatMul" and node.input[1] in tensors:
             following = consumers.get(node.output[0], [])
             added = [n for f in following if f.op_type == "Add" for n in f.input if n in tensors]

@@ -23,6 +23,7 @@ from tests.benchmark.machine import describe
 from tests.benchmark.outcome import Outcome
 from tests.benchmark.report import document, markdown
 from tests.benchmark.workload import random_symbols, real_words
+from tests.full_precision import IN_FULL
 
 BUILD = Path(__file__).resolve().parents[2] / "build" / "bench"
 WORDS, QUICK_WORDS = 2048, 512
@@ -37,6 +38,20 @@ class Model(StrEnum):
     both = "both"
 
 
+class Arithmetic(StrEnum):
+    """What is compared with CTranslate2's same."""
+
+    fp32 = "fp32"
+    int8 = "int8"
+
+
+def of_precision(model: Model, precision: Arithmetic) -> Path:
+    """The bundle of a model, exported where it is not there."""
+    if model is Model.base:
+        return base_bundle(BUILD, precision.value)
+    return IN_FULL if precision is Arithmetic.fp32 else shipped_bundle()
+
+
 def main(
     quick: Annotated[
         bool,
@@ -45,6 +60,7 @@ def main(
     model: Annotated[
         Model, typer.Option(help="The shipped bundle, the base shape with random weights, or both.")
     ] = Model.both,
+    precision: Annotated[Arithmetic, typer.Option(help="Of both models, and of CTranslate2.")] = Arithmetic.int8,
     bundle: Annotated[Path | None, typer.Option(help="Measure this bundle in place of the shipped one.")] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Samples of each series.")] = None,
     seconds: Annotated[float | None, typer.Option(min=0.05, help="Length of a sample, about.")] = None,
@@ -92,7 +108,7 @@ def main(
             label = name.value
             notify(label, "preparing the model")
             try:
-                opened = load_bundle((bundle or shipped_bundle()) if name is Model.shipped else base_bundle(BUILD))
+                opened = load_bundle(bundle if bundle and name is Model.shipped else of_precision(name, precision))
                 converted = BUILD / f"ctranslate2-{label}"
                 if ctranslate2:
                     convert(load_model(opened), opened.source_tokenizer, opened.target_tokenizer, converted)

@@ -13,7 +13,6 @@ NAMES = {
     "unary": "server, Generate",
     "batch": "server, GenerateBatch",
     "ctranslate2": "CTranslate2 in-process",
-    "ctranslate2 int8": "CTranslate2 int8 (for information)",
     "whole": "whole vocabulary",
     "shared": "one list for all",
     "own": "a list for each, drawn at random",

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from server.bundle.load import Bundle
+from server.bundle.manifest import Precision
 from tests.benchmark.actor import Actor, ActorError
 from tests.benchmark.beam import Beam
 from tests.benchmark.contenders import IN_FLIGHT, thread_settings
@@ -20,6 +21,10 @@ KERNELS: dict[str, dict[str, str]] = {
     "AVX512 kernels": {"CT2_FORCE_CPU_ISA": "AVX512"},
     "MKL": {"CT2_USE_MKL": "1"},
 }
+
+
+COMPUTE_TYPES: dict[Precision, str] = {"fp32": "float32", "int8": "int8", "int8-weights": "int8", "int4": "int8"}
+"""CTranslate2's on a CPU by a bundle's precision; it has none of four bits."""
 
 
 class Translators:
@@ -48,12 +53,13 @@ class Translators:
     ) -> None:
         self._stack, self._model, self._workload, self._cores = stack, model, workload, cores
         self._ids = bundle.target_tokenizer.get_vocab(with_added_tokens=True)
+        self._compute_type = COMPUTE_TYPES[bundle.manifest.precision]
         trials: dict[str, float] = {}
         for kernels in KERNELS:
             notify(f"CTranslate2 with {kernels}")
             with ExitStack() as trial:
                 try:
-                    actors = self._start(trial, kernels, "float32")
+                    actors = self._start(trial, kernels, self._compute_type)
                 except ActorError:
                     if kernels == "default kernels":
                         raise
@@ -61,21 +67,15 @@ class Translators:
                 samples = [actor.call("measure", seconds, max(IN_FLIGHT), max(IN_FLIGHT)) for actor in actors.values()]
                 trials[kernels] = max(sample.tokens_per_second for sample in samples)
         self.kernels = max(trials, key=trials.__getitem__)
-        self.actors = self._start(stack, self.kernels, "float32")
+        self.actors = self._start(stack, self.kernels, self._compute_type)
 
     def greedy(self) -> list[Contender]:
-        """float32 at each load and on all inputs at once, and int8 on all inputs, for information."""
-        inputs = len(self._workload.texts)
-        whole = None if inputs > max(IN_FLIGHT) else max(IN_FLIGHT)
-        int8 = self._start(self._stack, self.kernels, "int8")
-        loads = [*IN_FLIGHT, *([] if whole else [None])]
-        return [
-            *self._contenders("ctranslate2", self.actors, loads),
-            *self._contenders("ctranslate2 int8", int8, [whole]),
-        ]
+        """At each load, and on all inputs at once where these are more."""
+        whole = [None] if len(self._workload.texts) > max(IN_FLIGHT) else []
+        return self._contenders("ctranslate2", self.actors, [*IN_FLIGHT, *whole])
 
     def beam(self, beam: Beam, loads: Iterable[int]) -> list[Contender]:
-        """float32 with so many inputs at a call."""
+        """With so many inputs at a call."""
         return self._contenders("ctranslate2", self.actors, loads, beam)
 
     def answers(self, beam: Beam | None = None) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""Fixtures for comparing the shipped model, as it is served, with what others make of its weights."""
+"""Fixtures for comparing the shipped model, served in fp32, with what others make of its weights."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from dragoman import Client
 from dragoman.local import LocalServer
+from tests.full_precision import IN_FULL
 
 if TYPE_CHECKING:  # they bring PyTorch and transformers, which most tests here do without
     import ctranslate2
@@ -31,8 +32,8 @@ def translator(shipped: Shipped, tmp_path_factory: pytest.TempPathFactory) -> ct
 
 @pytest.fixture(scope="session")
 def shipped_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """Of a server of the shipped model."""
+    """Of a server of the shipped model, in fp32."""
     log = tmp_path_factory.mktemp("server") / "server.log"
-    with LocalServer(log=log) as server, Client(server.address) as client:
+    with LocalServer("--bundle", str(IN_FULL), log=log) as server, Client(server.address) as client:
         yield client
         assert server.stop() == 0, server.last_words()

@@ -9,11 +9,13 @@ import torch
 from export.graphs import DecoderStep, SourceEncoder, folded
 from export.graphs.interface import decoder_interface, encoder_interface
 from export.onnx_files import trace
+from server.bundle.load import load_bundle, shipped_bundle
 from server.bundle.manifest import Shape
 from tests.benchmark.base_model import symbol_tokenizer, vary_answers
-from tests.benchmark.bundle_weights import fill, read_holders
+from tests.benchmark.bundle_weights import fill, load_model, read_holders
 from tests.benchmark.ctranslate2_model import convert
 from tests.benchmark.translator import CTranslate2
+from tests.full_precision import IN_FULL
 from training.evaluation.greedy import greedy
 from training.model import ModelConfig, Transformer
 
@@ -103,3 +105,12 @@ def test_reads_the_weights_back_out_of_the_graphs(choice: dict[str, str]) -> Non
     read = Transformer(config, *vocabularies(config), pad=0)
     fill(read, read_holders(encoder.graph), read_holders(decoder.graph))
     torch.testing.assert_close(read.state_dict(), model.state_dict())
+
+
+def test_reads_what_integers_stand_for() -> None:
+    """The bundle that ships beside the same model in fp32: integers are off by half a step of 127 at most."""
+    integers, full = (load_model(load_bundle(path)).state_dict() for path in (shipped_bundle(), IN_FULL))
+    assert integers.keys() == full.keys()
+    for what, values in full.items():
+        step = float(values.abs().max()) / 127
+        assert float((integers[what] - values).abs().max()) <= 0.51 * step, what

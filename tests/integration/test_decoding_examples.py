@@ -1,4 +1,4 @@
-"""What each option makes of a word, with the model that ships with the package: how its letters are spoken."""
+"""What each option makes of a word, with the model that ships with the package, in fp32: how its letters are spoken."""
 
 from typing import Any
 

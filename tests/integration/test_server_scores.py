@@ -2,15 +2,18 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 
+from dragoman import Client
 from dragoman.local import LocalServer
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
+from tests.full_precision import IN_FULL
 
 WORDS = ["hello", "transformer", "colonel", "a", "onnx", "dragoman", "queue", "weight"]
 DETAILS = pb.Details(log_probabilities=True, alignment=True, attention=True)
@@ -18,8 +21,8 @@ DETAILS = pb.Details(log_probabilities=True, alignment=True, attention=True)
 
 @pytest.fixture(scope="module")
 def stub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Of a server of the bundle that ships."""
-    arguments = ("--max-beam-size", "4", "--max-hypotheses", "5", "--max-rows", "32")
+    """Of a server of the shipped model, in fp32."""
+    arguments = ("--bundle", str(IN_FULL), "--max-beam-size", "4", "--max-hypotheses", "5", "--max-rows", "32")
     with LocalServer(*arguments, log=tmp_path_factory.mktemp("server") / "server.log") as server:
         with grpc.insecure_channel(server.address) as channel:
             yield generation_pb2_grpc.GenerationServiceStub(channel)
@@ -66,6 +69,16 @@ def test_score_agrees_with_what_was_generated(stub: Any, kind: str) -> None:
             looks = weights(hypothesis.attention)
             np.testing.assert_allclose(looks, weights(score.attention), atol=1e-4)
             np.testing.assert_allclose(looks.sum(-1), 1, atol=1e-5)
+
+
+def test_scores_of_integers_are_close_to_those_of_generation(tmp_path: Path) -> None:
+    """The bundle that ships: its two graphs round at other places."""
+    with LocalServer(log=tmp_path / "server.log") as server, Client(server.address) as client:
+        for word in WORDS:
+            answer = client.generate(word, log_probabilities=True)
+            score = client.score(word, [answer.text]).scores[0]
+            assert score.log_probability == pytest.approx(answer.log_probability, abs=0.1)
+        assert server.stop() == 0, server.last_words()
 
 
 def test_many_score_and_generate_at_once(stub: Any) -> None:

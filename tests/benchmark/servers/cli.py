@@ -12,12 +12,11 @@ from rich.console import Console
 
 from dragoman.local import ServerStartError
 from export.errors import ExportError
-from server.bundle.load import Bundle, BundleError, load_bundle, shipped_bundle
+from server.bundle.load import Bundle, BundleError, load_bundle
 from tests.benchmark.actor import ActorError
-from tests.benchmark.base_model import base_bundle
 from tests.benchmark.bundle_weights import UnreadableGraphError
 from tests.benchmark.campaign import describe_model
-from tests.benchmark.cli import BUILD, Model
+from tests.benchmark.cli import BUILD, Arithmetic, Model, of_precision
 from tests.benchmark.machine import describe
 from tests.benchmark.servers.campaign import Campaign, Effort
 from tests.benchmark.servers.conversion import convert_with_tokenizers
@@ -29,11 +28,10 @@ from tests.benchmark.servers.results import ModelResults, Results
 from tests.benchmark.servers.settings import BATCHES, DELAY
 from tests.benchmark.servers.systems import NAMES, systems
 from tests.benchmark.servers.triton_setup import PINNED, TritonSetupError, set_up_triton
+from tests.benchmark.translators import COMPUTE_TYPES
 
 MODULE = "tests.benchmark.servers"
 WORDS = 1024
-COMPUTE_TYPES = {"fp32": "float32", "int8": "int8", "int4": "int8"}
-"""CTranslate2's on a CPU by a bundle's precision; it has none of four bits."""
 UNFINISHED = 3  # exit status
 
 
@@ -51,6 +49,7 @@ def main(
     model: Annotated[
         Model, typer.Option(help="The shipped bundle, the base shape with random weights, or both.")
     ] = Model.both,
+    precision: Annotated[Arithmetic, typer.Option(help="Of both models, and of CTranslate2.")] = Arithmetic.int8,
     server: Annotated[list[Server] | None, typer.Option(help="Only this one; may be repeated.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="One round of short samples.")] = False,
     rounds: Annotated[int | None, typer.Option(min=1, help="Samples of each point.")] = None,
@@ -100,8 +99,8 @@ def main(
         for label in [Model.shipped, Model.base] if model is Model.both else [model]:
             if not finished:
                 break
-            bundle, converted, inputs = _prepare(label)
-            found = results.models.setdefault(label.value, _nothing(bundle, inputs))
+            bundle, converted, inputs = _prepare(label, precision)
+            found = results.models.setdefault(f"{label.value}-{precision.value}", _nothing(bundle, inputs))
             if found.kernels is None:
                 found.kernels = fastest_kernels(bundle, converted, inputs.workload, effort.seconds / 2, notify)
             compute_type = COMPUTE_TYPES[bundle.manifest.precision]
@@ -145,10 +144,10 @@ def report(results: Results, output: Path) -> None:
     (output / "servers.md").write_text(markdown(results, pictures), encoding="utf-8")
 
 
-def _prepare(label: Model) -> tuple[Bundle, Path, Inputs]:
+def _prepare(label: Model, precision: Arithmetic) -> tuple[Bundle, Path, Inputs]:
     """The bundle, the same for CTranslate2 with its tokenizers, and what is asked."""
-    bundle = load_bundle(shipped_bundle() if label is Model.shipped else base_bundle(BUILD))
-    converted = BUILD.resolve() / f"ctranslate2-{label.value}-text"
+    bundle = load_bundle(of_precision(label, precision))
+    converted = BUILD.resolve() / f"ctranslate2-{label.value}-{precision.value}-text"
     convert_with_tokenizers(bundle, converted)
     inputs = word_inputs(bundle, WORDS) if label is Model.shipped else sentence_inputs(bundle)
     return bundle, converted, inputs

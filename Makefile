@@ -12,10 +12,10 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test demo bench soak lint types format protos chart dashboards clean
+.PHONY: help setup test demo bench bench-servers soak lint types format protos chart dashboards clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED) ## make .venv with everything in it
 
@@ -34,8 +34,17 @@ test: setup ## run every test
 demo: setup ## serve the shipped model, send it real requests, show the answers and the metrics
 	@$(BIN)/python -m dragoman.demo $(ARGS)
 
-bench: setup ## measure the server against its own step loop and against CTranslate2
-	@$(BIN)/python -m tests.benchmark $(ARGS)
+bench: setup ## measure the server beside its step loop and CTranslate2, the loop, growth, training: most of an hour
+	@$(BIN)/python -m tests.benchmark --precision int8 $(ARGS)
+	@$(BIN)/python -m tests.benchmark --precision fp32 $(ARGS)
+	@$(BIN)/python -m tests.benchmark.loop
+	@$(BIN)/python -m tests.benchmark.growth
+	@$(BIN)/python -m tests.benchmark.training
+	@$(BIN)/python -m tests.benchmark.page
+
+bench-servers: setup ## measure the server beside Triton and plain asyncio servers: half an hour
+	@$(BIN)/python -m tests.benchmark.servers $(ARGS)
+	@$(BIN)/python -m tests.benchmark.page
 
 soak: setup ## load a server for ten minutes with all that clients do, and see what they leave behind
 	@$(BIN)/python -m tests.soak $(ARGS)

@@ -12,13 +12,13 @@ import onnx
 from numpy.typing import NDArray
 from onnx import external_data_helper, numpy_helper
 
-from server.bundle.load import shipped_bundle
+from tests.full_precision import IN_FULL
 
 Array = NDArray[Any]
 
 
 def altered(folder: Path, file: str, tensor: str, change: Callable[[Array], Array], **limits: int) -> Path:
-    """Writes a copy of the shipped bundle with one tensor of a graph changed.
+    """Writes a copy of the shipped model, in fp32, with one tensor of a graph changed.
 
     Args:
         folder: that is made.
@@ -30,7 +30,7 @@ def altered(folder: Path, file: str, tensor: str, change: Callable[[Array], Arra
     Returns:
         the folder.
     """
-    shutil.copytree(shipped_bundle(), folder)
+    shutil.copytree(IN_FULL, folder)
     graph = folder / file
     model = onnx.load(graph, load_external_data=False)
     [table] = [each for each in model.graph.initializer if each.name == tensor]

@@ -71,7 +71,7 @@ def main(
     short_list: Annotated[bool, typer.Option(help="Whether to measure a short list of a large vocabulary.")] = True,
     operators: Annotated[bool, typer.Option(help="Whether to measure where the time of the graphs goes.")] = True,
     serve: Annotated[str, typer.Option(help="More arguments of dragoman-serve, in one string.")] = "",
-    output: Annotated[Path, typer.Option(help="Where benchmark.md and benchmark.json go.")] = BUILD,
+    output: Annotated[Path, typer.Option(help="Where benchmark-PRECISION.md and .json go.")] = BUILD,
 ) -> None:
     """Measures served throughput and latency as ratios to the raw step loop and to CTranslate2, in one run."""
     console = Console()
@@ -122,7 +122,8 @@ def main(
                 raise typer.Exit(1) from None
     output.mkdir(parents=True, exist_ok=True)
     text = markdown(outcomes, machine)
-    (output / "benchmark.md").write_text(text, encoding="utf-8")
-    (output / "benchmark.json").write_text(json.dumps(document(outcomes, machine), indent=1) + "\n", encoding="utf-8")
+    page, numbers = (output / f"benchmark-{precision.value}.{kind}" for kind in ("md", "json"))
+    page.write_text(text, encoding="utf-8")
+    numbers.write_text(json.dumps(document(outcomes, machine), indent=1) + "\n", encoding="utf-8")
     console.print(text, markup=False, highlight=False, soft_wrap=True)
-    console.print(f"Written to {output / 'benchmark.md'} and {output / 'benchmark.json'}.")
+    console.print(f"Written to {page} and {numbers}.")

@@ -106,5 +106,5 @@ def test_streams_tell_what_a_single_answer_tells(stub: Any) -> None:
         if asked.options.HasField("beam_size"):
             assert any(message.HasField("progress") for message in messages[:-1])
     assert refused < COUNT / 4
-    assert pieces > 4 * COUNT
+    assert pieces > 3 * COUNT
     assert reasons >= {"EOS", "LENGTH", "STOP_SEQUENCE", "DEAD_END"}

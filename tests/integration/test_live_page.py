@@ -156,9 +156,9 @@ def test_what_the_page_draws_is_what_was_counted(page: Page, server: LocalServer
     for card in TIMES:
         shown = measured(page, card)
         for name, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
-            seconds = estimated(counted, f"{card}_seconds", share)
+            known = estimated(counted, f"{card}_seconds", share)
             # The page has two digits behind the point of a millisecond.
-            assert shown[name] == pytest.approx(seconds, rel=0.01, abs=6e-6), (card, name)
+            assert shown[name] == pytest.approx(known, rel=0.01, abs=6e-6), (card, name)
     rows = total(counted, "step_rows_sum") / total(counted, "step_rows_count")
     assert measured(page, "step_rows")["rows"] == pytest.approx(rows, rel=0.01)
     for side in ("source", "target"):

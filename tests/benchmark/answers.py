@@ -46,9 +46,10 @@ def agreements(
     found = []
     for (one, first), (other, second) in combinations(answers.items(), 2):
         differing = [i for i, (a, b) in enumerate(zip(first, second, strict=True)) if a != b]
-        judged = differing[:MOST_JUDGED]
+        # Those of integers differ by more than rounding, of which the reference knows nothing.
+        judged = differing[:MOST_JUDGED] if bundle.manifest.precision == "fp32" else []
         close = sum(margin(bundle.path, tuple(workload.source_ids[i]), search) < UNDECIDED for i in judged)
-        undecided = close if len(judged) == len(differing) and bundle.manifest.precision == "fp32" else None
+        undecided = close if len(judged) == len(differing) else None
         found.append(Agreement(one, other, len(first) - len(differing), len(first), undecided))
     return found
 

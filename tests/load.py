@@ -1,6 +1,7 @@
 """Constant load from several clients at once, and what became of every call."""
 
 import asyncio
+import random
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,10 +20,12 @@ def steady_ports(count: int) -> list[int]:
     """Free ports that are not among those that the system gives out by itself.
 
     A server that comes back to one finds it free, and no client that asks there meanwhile gets itself for an answer.
+    They are drawn at random, since other tests look for such ports at the same time.
     """
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     found: list[int] = []
-    for port in range(first - 1, 1024, -7):
+    candidates = range(1025, first)
+    for port in random.sample(candidates, len(candidates)):
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))

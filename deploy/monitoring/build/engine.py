@@ -100,6 +100,11 @@ def _encoder() -> list[Panel]:
     ]
 
 
+def _behind(later: str, earlier: str) -> str:
+    """Seconds between two means; not below 0, though a window may hold the earlier ends of other requests."""
+    return f"clamp_min({later} - {earlier}, 0)"
+
+
 def _phases() -> list[Panel]:
     engines = f"count(dragoman_rows{{{MODEL}}})"
     return [
@@ -117,9 +122,9 @@ def _phases() -> list[Panel]:
             "Mean time that a request spends in the queue, from there to its first token, and on to its answer.",
             "s",
             Query(mean("dragoman_queue_seconds"), "queue"),
-            Query(f"{mean('dragoman_first_token_seconds')} - {mean('dragoman_queue_seconds')}", "first token"),
+            Query(_behind(mean("dragoman_first_token_seconds"), mean("dragoman_queue_seconds")), "first token"),
             Query(
-                f"{mean('dragoman_generation_seconds')} - {mean('dragoman_first_token_seconds')}", "the other tokens"
+                _behind(mean("dragoman_generation_seconds"), mean("dragoman_first_token_seconds")), "the other tokens"
             ),
             stacked=True,
         ),

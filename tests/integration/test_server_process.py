@@ -20,10 +20,14 @@ from dragoman.local import LocalServer, serve_command
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
 from server.bundle.load import shipped_bundle
+from tests.altered_bundles import lengthened
 from tests.conftest import StartServer
+from tests.samples import sum_of
+from tests.waiting import until
 
 SERVICE = "dragoman.v1.GenerationService"
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+TOKENS = 30_000  # that take tens of seconds to decode
 # Seconds of work, on a fast machine for a server that is made slow.
 SLOW = ("--engines", "1", "--max-rows", "2")
 LARGE = pb.GenerateBatchRequest(inputs=[pb.Input(text=str(number % 1000)) for number in range(10_000)])
@@ -35,6 +39,11 @@ def taken_port() -> Iterator[int]:
         other.bind(("127.0.0.1", 0))
         other.listen()
         yield other.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def long_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return lengthened(tmp_path_factory.mktemp("long") / "bundle", TOKENS)
 
 
 def stubs(server: LocalServer) -> tuple[grpc.Channel, generation_pb2_grpc.GenerationServiceStub]:
@@ -188,28 +197,40 @@ def test_a_full_queue_refuses_some_and_a_batch_waits_its_turn(start_server: Star
 
 
 @pytest.mark.parametrize("leave", ["cancel", "deadline"])
-def test_clients_that_leave_give_their_rows_back(start_server: StartServer, tiny_bundle: Path, leave: str) -> None:
-    server = start_server("--bundle", str(tiny_bundle), "--max-rows", "1", "--engines", "1")
+def test_clients_that_leave_give_their_rows_back(start_server: StartServer, long_bundle: Path, leave: str) -> None:
+    server = start_server("--bundle", str(long_bundle), "--max-rows", "1", "--engines", "1")
+    request = pb.GenerateRequest(input=pb.Input(text="court"))
+    endless = pb.GenerationOptions(min_new_tokens=TOKENS, max_new_tokens=TOKENS)
+
+    def are_there(running: int, waiting: int) -> bool:
+        names = ("dragoman_rows_running", "dragoman_requests_waiting")
+        return [sum_of(server, name) for name in names] == [running, waiting]
+
+    def dropped(*reasons: str) -> float:
+        return sum(sum_of(server, "dragoman_drops_total", reason, "waiting") for reason in reasons)
+
     channel, stub = stubs(server)
     with channel:
-        request = pb.GenerateRequest(input=pb.Input(text="777"))
-        busy = stub.GenerateBatch.future(LARGE)
-        time.sleep(0.2)
-        timeout = 0.05 if leave == "deadline" else None
+        busy = stub.GenerateBatch.future(pb.GenerateBatchRequest(inputs=[request.input] * 2, options=endless))
+        until(lambda: are_there(running=1, waiting=1))
+        # A deadline so far away that even a slow machine has sent some of them by then.
+        timeout = 2 if leave == "deadline" else None
         left = [stub.Generate.future(request, timeout=timeout) for _ in range(100)]
         left += [stub.GenerateStream(request, timeout=timeout) for _ in range(100)]
-        time.sleep(0.2)
-        for call in [busy, *left]:
-            call.cancel()
-        stub.Generate(request, timeout=5)  # would wait seconds for the batch, were it not gone
-    metrics = server.metrics()
-    # At a deadline the client's clock may be the first, and then the server sees it leave.
-    reasons = ["expired", "cancelled"] if leave == "deadline" else ["cancelled"]
-    drops = [name for name in metrics if name.startswith("dragoman_drops_total")]
-    assert sum(metrics[name] for name in drops if any(f'reason="{reason}"' in name for reason in reasons))
-    assert [value for name, value in metrics.items() if name.startswith("dragoman_requests_waiting")] == [0]
-    answered = sum(value for name, value in metrics.items() if name.startswith("dragoman_finishes_total"))
-    assert answered < len(LARGE.inputs) / 2
+        if leave == "cancel":
+            until(lambda: are_there(running=1, waiting=201))
+            for call in left:
+                call.cancel()
+            until(lambda: dropped("cancelled") == 200)
+        else:  # the client's clock may be the first, and then the server sees it leave
+            assert {call.code() for call in left} == {grpc.StatusCode.DEADLINE_EXCEEDED}
+            until(lambda: dropped("expired", "cancelled") > 0)
+        until(lambda: are_there(running=1, waiting=1))
+        busy.cancel()
+        until(lambda: are_there(running=0, waiting=0))
+        assert sum_of(server, "dragoman_drops_total", "cancelled", "running") == 1
+        assert stub.Generate(request).hypotheses[0].text
+    assert sum_of(server, "dragoman_finishes_total") == 1
 
 
 def test_health_answers_while_the_engines_are_saturated_and_fifty_watch(tiny_server: LocalServer) -> None:

@@ -1,4 +1,4 @@
-"""Waiting for what happens elsewhere, in another process, thread or task: a fixed time is too short on a slow machine."""
+"""Waiting for what happens elsewhere, in another process, thread or task, however slow the machine is."""
 
 import asyncio
 import inspect

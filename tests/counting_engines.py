@@ -1,6 +1,5 @@
 """Engines over a fake runtime that computes with plain numbers, for tests of engines and of what waits for them."""
 
-import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -204,11 +203,3 @@ def at_rest(pool: EnginePool) -> bool:
     assert pool._queue is not None
     with pool._queue.lock:
         return pool._queue.scheduler.waiting == pool._queue.scheduler.running == 0
-
-
-async def until(condition: Any) -> None:
-    for _ in range(2000):
-        if condition():
-            return
-        await asyncio.sleep(0.002)
-    raise AssertionError("it did not happen within 4 seconds")

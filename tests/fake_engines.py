@@ -43,6 +43,7 @@ from server.observe.observer import Observer
 from server.runtime.scorer import Scores
 from server.search.stopping import StopTracker
 from server.text.stream import TargetDecoder
+from tests.waiting import until_async
 
 SPECIAL = ["<pad>", "<unk>", "<s>", "</s>"]
 LETTERS = "abcdefghijklmnopqrstuvwxyz' é"
@@ -89,12 +90,6 @@ def letters_bundle() -> Bundle:
         quality={"test accuracy (%)": 99.5},
     )
     return Bundle(Path("nowhere"), manifest, letters(), letters())
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not true():  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
 
 
 DECODER = TargetDecoder(letters())
@@ -234,7 +229,7 @@ class FakeEngines:
 
     async def until(self, running: int) -> None:
         """Waits until so many requests are open."""
-        await until(lambda: len(self.running) == running)
+        await until_async(lambda: len(self.running) == running)
 
 
 class FakeScoring:

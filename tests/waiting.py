@@ -3,37 +3,41 @@
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 PATIENCE = 60.0  # seconds; only a test that fails waits so long
-BETWEEN_LOOKS = 0.01  # seconds
+FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.02  # seconds
 
 
-def until(true: Callable[[], object], seconds: float = PATIENCE, otherwise: Callable[[], object] = lambda: "") -> None:
+def until(true: Callable[[], object], otherwise: Callable[[], object] = lambda: "") -> None:
     """Waits until something is true.
 
     Args:
         true: looks whether it is.
-        seconds: how long to wait at most.
         otherwise: how things stand, for the message when it never comes true.
     """
-    deadline = time.monotonic() + seconds
+    pauses = _pauses(otherwise)
     while not true():
-        assert time.monotonic() < deadline, f"it did not happen in time: {otherwise()}"
-        time.sleep(BETWEEN_LOOKS)
+        time.sleep(next(pauses))
 
 
 async def until_async(
-    true: Callable[[], object | Awaitable[object]],
-    seconds: float = PATIENCE,
-    otherwise: Callable[[], object] = lambda: "",
+    true: Callable[[], object | Awaitable[object]], otherwise: Callable[[], object] = lambda: ""
 ) -> None:
     """Does the same and lets other tasks run; what looks may be a coroutine function."""
-    deadline = time.monotonic() + seconds
-    while not await _result(true()):
-        assert time.monotonic() < deadline, f"it did not happen in time: {otherwise()}"
-        await asyncio.sleep(BETWEEN_LOOKS)
+    pauses = _pauses(otherwise)
+    while not await _result(true()):  # noqa: ASYNC110  # it need not be of this event loop
+        await asyncio.sleep(next(pauses))
 
 
 async def _result(looked: object | Awaitable[object]) -> object:
     return await looked if inspect.isawaitable(looked) else looked
+
+
+def _pauses(otherwise: Callable[[], object]) -> Iterator[float]:
+    """Seconds between two looks: few at first, as most things happen at once."""
+    deadline, pause = time.monotonic() + PATIENCE, FIRST_PAUSE
+    while time.monotonic() < deadline:
+        yield pause
+        pause = min(2 * pause, LONGEST_PAUSE)
+    raise AssertionError(f"it did not happen in time: {otherwise()}")

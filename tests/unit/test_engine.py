@@ -24,8 +24,9 @@ from server.runtime.device import Device
 from server.runtime.failures import is_out_of_memory
 from server.search.factory import make_search
 from server.text.stream import TargetDecoder
-from tests.counting_engines import END, CountingRuntime, Metrics, at_rest, pool_of, request, until
+from tests.counting_engines import END, CountingRuntime, Metrics, at_rest, pool_of, request
 from tests.fake_engines import letters, letters_bundle
+from tests.waiting import until_async
 
 
 async def test_answers_do_not_depend_on_batch_mates() -> None:
@@ -35,11 +36,11 @@ async def test_answers_do_not_depend_on_batch_mates() -> None:
         for runtime in runtimes:
             runtime.gate.clear()
         pending = [pool.submit(request(*source)) for source in sources]
-        await until(lambda: all(runtime.encoded for runtime in runtimes))
+        await until_async(lambda: all(runtime.encoded for runtime in runtimes))
         for runtime in runtimes:
             runtime.gate.set()
         answers = await asyncio.gather(*(generation.result() for generation in pending))
-        await until(lambda: at_rest(pool))
+        await until_async(lambda: at_rest(pool))
     for source, answer in zip(sources, answers, strict=True):
         (hypothesis,) = answer.hypotheses
         assert hypothesis.ids == list(reversed(source))
@@ -72,7 +73,7 @@ async def test_cancelled_running_request_frees_its_row_at_the_next_step() -> Non
     runtime.gate.clear()
     async with pool_of(runtime, metrics=metrics) as pool:
         endless = pool.submit(request(*range(10, 60)))
-        await until(lambda: runtime.encoded)
+        await until_async(lambda: runtime.encoded)
         waiting = pool.submit(request(7))
         endless.cancel()
         steps = runtime.steps
@@ -80,7 +81,7 @@ async def test_cancelled_running_request_frees_its_row_at_the_next_step() -> Non
         assert (await waiting.result()).hypotheses[0].ids == [7]
         assert runtime.steps - steps <= 4, "one step for the cancelled one, two for the other"
         assert metrics.drops == [("cancelled", "running")]
-        await until(lambda: at_rest(pool))
+        await until_async(lambda: at_rest(pool))
 
 
 async def test_cancelling_the_task_that_waits_is_not_enough_but_cancel_afterwards_is() -> None:
@@ -96,7 +97,7 @@ async def test_cancelling_the_task_that_waits_is_not_enough_but_cancel_afterward
         generation.cancel()
         generation.cancel()
         runtime.gate.set()
-        await until(lambda: at_rest(pool))
+        await until_async(lambda: at_rest(pool))
 
 
 async def test_cancelled_waiting_request_is_never_encoded() -> None:
@@ -104,12 +105,12 @@ async def test_cancelled_waiting_request_is_never_encoded() -> None:
     runtime.gate.clear()
     async with pool_of(runtime, metrics=metrics) as pool:
         first = pool.submit(request(5))
-        await until(lambda: runtime.encoded)
+        await until_async(lambda: runtime.encoded)
         second = pool.submit(request(6))
         second.cancel()
         runtime.gate.set()
         await first.result()
-        await until(lambda: at_rest(pool))
+        await until_async(lambda: at_rest(pool))
     assert runtime.encoded == [[5, END]]
     assert metrics.drops == [("cancelled", "waiting")]
 
@@ -119,7 +120,7 @@ async def test_expired_waiting_request_fails_and_is_never_encoded() -> None:
     runtime.gate.clear()
     async with pool_of(runtime, metrics=metrics) as pool:
         first = pool.submit(request(5))
-        await until(lambda: runtime.encoded)
+        await until_async(lambda: runtime.encoded)
         late = pool.submit(request(6, deadline=time.monotonic() + 0.01))
         await asyncio.sleep(0.02)
         runtime.gate.set()
@@ -136,7 +137,7 @@ async def test_expired_running_request_fails_and_its_batch_mate_goes_on() -> Non
     async with pool_of(runtime) as pool:
         late = pool.submit(request(*range(10, 40), deadline=time.monotonic() + 0.03))
         mate = pool.submit(request(*range(10, 40)))
-        await until(lambda: len(runtime.encoded) >= 1)
+        await until_async(lambda: len(runtime.encoded) >= 1)
         await asyncio.sleep(0.05)
         runtime.gate.set()
         with pytest.raises(DeadlineExpiredError):
@@ -148,9 +149,9 @@ async def test_time_limit_returns_what_there_is() -> None:
     runtime = CountingRuntime(1)
     runtime.hold_at = 4
     async with pool_of(runtime) as pool:
-        generation = pool.submit(request(*range(10, 40), time_limit=time.monotonic() + 0.5))
-        await until(lambda: not runtime.gate.is_set())
-        await asyncio.sleep(0.6)
+        generation = pool.submit(request(*range(10, 40), time_limit=(limit := time.monotonic() + 1.5)))
+        await until_async(lambda: not runtime.gate.is_set())
+        await until_async(lambda: time.monotonic() > limit)
         runtime.hold_at = None
         runtime.gate.set()
         (answer,) = (await generation.result()).hypotheses
@@ -163,7 +164,7 @@ async def test_time_limit_returns_nothing_where_it_passed_in_the_queue() -> None
     runtime.gate.clear()
     async with pool_of(runtime) as pool:
         first = pool.submit(request(5))
-        await until(lambda: runtime.encoded)
+        await until_async(lambda: runtime.encoded)
         late = pool.submit(request(6, time_limit=time.monotonic() + 0.01))
         await asyncio.sleep(0.02)
         runtime.gate.set()
@@ -178,7 +179,7 @@ async def test_full_queue_refuses_and_serves_those_it_took() -> None:
     runtime.gate.clear()
     async with pool_of(runtime, queue_size=2) as pool:
         taken = [pool.submit(request(5))]
-        await until(lambda: runtime.encoded)
+        await until_async(lambda: runtime.encoded)
         taken += [pool.submit(request(6)), pool.submit(request(7))]
         with pytest.raises(QueueFullError):
             pool.submit(request(8))
@@ -192,7 +193,7 @@ async def test_an_error_ends_what_runs_and_the_engine_goes_on() -> None:
     runtime.gate.clear()
     async with pool_of(runtime, metrics=metrics) as pool:
         running = pool.submit(request(5))
-        await until(lambda: runtime.encoded)
+        await until_async(lambda: runtime.encoded)
         runtime.errors = [RuntimeError("device lost")]
         waiting = pool.submit(request(6))
         runtime.gate.set()
@@ -200,7 +201,7 @@ async def test_an_error_ends_what_runs_and_the_engine_goes_on() -> None:
             await running.result()
         assert (await waiting.result()).hypotheses[0].ids == [6]
         assert not pool.failed.is_set()
-        await until(lambda: at_rest(pool))
+        await until_async(lambda: at_rest(pool))
     assert metrics.drops == [("failed", "running")]
     assert metrics.errors == ["other"]
 
@@ -240,13 +241,13 @@ async def test_without_memory_for_a_step_the_younger_half_gives_way() -> None:
     runtime.gate.clear()
     async with pool_of(runtime, metrics=metrics) as pool:
         first = pool.submit(request(10, 11))
-        await until(lambda: runtime.encoded)
+        await until_async(lambda: runtime.encoded)
         others = [pool.submit(request(20 + i, 30 + i)) for i in range(7)]
         runtime.most_memory = 3
         runtime.gate.set()
         answers = await asyncio.gather(*(each.result() for each in [first, *others]), return_exceptions=True)
         after = await pool.submit(request(5)).result()
-        await until(lambda: at_rest(pool))
+        await until_async(lambda: at_rest(pool))
     kept = [answer for answer in answers if not isinstance(answer, BaseException)]
     assert all(isinstance(answer, Finished | OutOfMemoryError) for answer in answers)
     assert isinstance(answers[0], Finished), "the oldest stays"
@@ -275,7 +276,7 @@ async def test_without_memory_to_encode_all_at_once_they_are_encoded_in_parts() 
     runtime.gate.clear()
     async with pool_of(runtime) as pool:
         first = pool.submit(request(10))
-        await until(lambda: runtime.encoded)
+        await until_async(lambda: runtime.encoded)
         others = [pool.submit(request(*range(10, 12 + i))) for i in range(6)]
         runtime.most_encoded = 2
         runtime.gate.set()
@@ -286,7 +287,7 @@ async def test_without_memory_to_encode_all_at_once_they_are_encoded_in_parts() 
         runtime.most_encoded = 0
         with pytest.raises(OutOfMemoryError):
             await pool.submit(request(5)).result()
-        await until(lambda: at_rest(pool))
+        await until_async(lambda: at_rest(pool))
     assert [answer.hypotheses[0].ids for answer in answers] == [[*range(11 + i, 9, -1)] for i in range(6)]
 
 
@@ -295,7 +296,7 @@ async def test_close_ends_what_is_unanswered() -> None:
     runtime.gate.clear()
     async with pool_of(runtime) as pool:
         generation = pool.submit(request(*range(10, 60)))
-        await until(lambda: runtime.encoded)
+        await until_async(lambda: runtime.encoded)
         closing = asyncio.ensure_future(pool.close())
         await asyncio.sleep(0.01)
         runtime.gate.set()

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from server.engine.queue import Queue
 from server.engine.scheduler import Job, Scheduler
-from tests.counting_engines import CountingRuntime, at_rest, pool_of, request, until
+from tests.counting_engines import CountingRuntime, at_rest, pool_of, request
 from tests.unit.test_scheduler import job
+from tests.waiting import until_async
 
 GROUP, SLOTS = 4, 16
 
@@ -118,15 +119,15 @@ async def test_few_requests_run_together_in_one_engine_and_many_in_all() -> None
     async with pool_of(*runtimes, group=GROUP) as pool:
         queue = pool._queue
         assert queue is not None
-        await until(lambda: len(queue._sleepers) == 2)
+        await until_async(lambda: len(queue._sleepers) == 2)
         for _ in range(20):
             await asyncio.gather(*(pool.submit(request(5, 6)).result() for _ in range(GROUP)))
         assert sum(bool(each.encoded) for each in runtimes) == 1
         for each in runtimes:
             each.gate.clear()
         many = [pool.submit(request(5, 6)) for _ in range(6 * GROUP)]
-        await until(lambda: all(each.encoded for each in runtimes))
+        await until_async(lambda: all(each.encoded for each in runtimes))
         for each in runtimes:
             each.gate.set()
         await asyncio.gather(*(each.result() for each in many))
-        await until(lambda: at_rest(pool))
+        await until_async(lambda: at_rest(pool))

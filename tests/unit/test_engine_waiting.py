@@ -16,7 +16,8 @@ from server.engine.requests import (
     QueueFullError,
     TokenChoice,
 )
-from tests.counting_engines import CountingRuntime, Metrics, at_rest, pool_of, request, until
+from tests.counting_engines import CountingRuntime, Metrics, at_rest, pool_of, request
+from tests.waiting import until_async
 
 MANY = tuple(range(10, 60))
 
@@ -26,7 +27,7 @@ async def test_limits_pass_on_time_while_the_only_engine_is_in_one_endless_step(
     runtime.gate.clear()
     async with pool_of(runtime, metrics=metrics) as pool:
         busy = pool.submit(request(*MANY))
-        await until(lambda: runtime.encoded)
+        await until_async(lambda: runtime.encoded)
         now = time.monotonic()
         patient = pool.submit(request(5, deadline=now + 600))
         limited = pool.submit(request(6, time_limit=now + 0.2))
@@ -41,7 +42,7 @@ async def test_limits_pass_on_time_while_the_only_engine_is_in_one_endless_step(
         runtime.gate.set()
         assert (await busy.result()).hypotheses[0].ids == [*reversed(MANY)]
         assert (await patient.result()).hypotheses[0].ids == [5]
-        await until(lambda: at_rest(pool))
+        await until_async(lambda: at_rest(pool))
 
 
 async def test_a_limit_that_is_earlier_than_the_one_before_is_not_missed() -> None:
@@ -49,7 +50,7 @@ async def test_a_limit_that_is_earlier_than_the_one_before_is_not_missed() -> No
     runtime.gate.clear()
     async with pool_of(runtime) as pool:
         pool.submit(request(*MANY))
-        await until(lambda: runtime.encoded)
+        await until_async(lambda: runtime.encoded)
         now = time.monotonic()
         generations = [pool.submit(request(5, deadline=now + seconds)) for seconds in (0.3, 0.2, 0.1, 600)]
         ends = []
@@ -66,11 +67,11 @@ async def test_requests_that_leave_while_others_of_their_turn_are_encoded_go_at_
     runtime.hold_encoding()
     async with pool_of(runtime, metrics=metrics) as pool:
         leaves, stays = pool.submit(request(*MANY)), pool.submit(request(7, 8))
-        await until(lambda: runtime.encoding)
+        await until_async(lambda: runtime.encoding)
         leaves.cancel()
         runtime.gate.set()
         assert (await stays.result()).hypotheses[0].ids == [8, 7]
-        await until(lambda: at_rest(pool))
+        await until_async(lambda: at_rest(pool))
     assert metrics.drops == [("cancelled", "running")]
     assert runtime.steps <= 4
 
@@ -84,7 +85,7 @@ async def test_a_slow_reader_holds_up_nobody_and_finds_all_of_it_in_few_events()
         others = [pool.submit(request(5, 6)) for _ in range(50)]
         for other in others:
             await other.result()
-        await until(lambda: at_rest(pool))  # the stream's request is answered, and gave its row back
+        await until_async(lambda: at_rest(pool))  # the stream's request is answered, and gave its row back
         rest = [event async for event in events]
     told = [event for event in (first, *rest) if isinstance(event, Progress)]
     assert [token for event in told for token in event.ids] == [*reversed(MANY)]
@@ -126,7 +127,7 @@ async def test_a_stream_that_is_cancelled_ends_for_its_reader() -> None:
     async with pool_of(runtime) as pool:
         generation = pool.submit(request(5, streaming=True))
         reading = asyncio.ensure_future(anext(generation.events()))
-        await until(lambda: runtime.encoded)
+        await until_async(lambda: runtime.encoded)
         generation.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(reading, 30)
@@ -137,14 +138,14 @@ async def test_a_queue_full_of_tokens_refuses_and_each_priority_has_its_own() ->
     runtime.gate.clear()
     async with pool_of(runtime, queue_tokens=10) as pool:
         pool.submit(request(5))
-        await until(lambda: runtime.encoded)
+        await until_async(lambda: runtime.encoded)
         pool.submit(request(5, 6, 7, 8, 9))
         with pytest.raises(QueueFullError, match="requests with as many source tokens wait as may") as refused:
             pool.submit(request(5, 6, 7, 8))
         assert refused.value.bound == "tokens"
         pool.submit(request(5, 6, 7, 8, priority=Priority.BATCH))
         runtime.gate.set()
-        await until(lambda: at_rest(pool))
+        await until_async(lambda: at_rest(pool))
 
 
 async def test_a_request_whose_time_is_over_is_told_so_even_where_the_queue_is_full() -> None:
@@ -152,7 +153,7 @@ async def test_a_request_whose_time_is_over_is_told_so_even_where_the_queue_is_f
     runtime.gate.clear()
     async with pool_of(runtime, queue_size=1) as pool:
         pool.submit(request(5))
-        await until(lambda: runtime.encoded)
+        await until_async(lambda: runtime.encoded)
         pool.submit(request(6))
         past = time.monotonic() - 1
         (answer,) = (await asyncio.wait_for(pool.submit(request(7, time_limit=past)).result(), 10)).hypotheses
@@ -162,7 +163,7 @@ async def test_a_request_whose_time_is_over_is_told_so_even_where_the_queue_is_f
         with pytest.raises(QueueFullError):
             pool.submit(request(7, deadline=time.monotonic() + 600))
         runtime.gate.set()
-        await until(lambda: at_rest(pool))
+        await until_async(lambda: at_rest(pool))
 
 
 async def test_newcomers_of_very_different_lengths_are_encoded_apart_and_answered_alike() -> None:
@@ -170,7 +171,7 @@ async def test_newcomers_of_very_different_lengths_are_encoded_apart_and_answere
     runtime.gate.clear()
     async with pool_of(runtime) as pool:
         first = pool.submit(request(5))
-        await until(lambda: runtime.encoded)
+        await until_async(lambda: runtime.encoded)
         sources = [(10 + index, *([9] * (40 if index % 4 == 0 else 1))) for index in range(9)]
         generations = [pool.submit(request(*source)) for source in sources]
         runtime.gate.set()

@@ -26,7 +26,8 @@ from server.models.registry import ModelRegistry, ServedVersion
 from server.models.repository import Found, Repository, RepositoryError, Snapshot, Source
 from server.models.settings import Latest, ModelSettings, Pinned, RepositorySettings
 from server.runtime.device import CPU
-from tests.fake_engines import FakeEngines, FakeScoring, letters_bundle, until
+from tests.fake_engines import FakeEngines, FakeScoring, letters_bundle
+from tests.waiting import until_async
 
 
 class FakePool:
@@ -181,7 +182,7 @@ async def test_a_new_version_takes_over_when_it_is_loaded_and_the_old_one_finish
         source.models["m"]["2"] = "a"
         world.gate.clear()
         reloading = asyncio.create_task(world.rescan())
-        await until(lambda: "m@2" in world.loads)
+        await until_async(lambda: "m@2" in world.loads)
         assert world.answers("m") == "m@1"
         assert world.state("m@2") == ("LOADING", "")
         assert world.answers("m@2") == "UNAVAILABLE"
@@ -196,7 +197,7 @@ async def test_a_new_version_takes_over_when_it_is_loaded_and_the_old_one_finish
             pb.MODEL_STATE_RETIRING,
         ]
         assert 'model="m",version="1"' in world.page()
-    await until(lambda: world.state("m@1") == ("UNLOADED", ""))
+    await until_async(lambda: world.state("m@1") == ("UNLOADED", ""))
     assert world.pools("m@1")[0].closed
     assert not world.pools("m@2")[0].closed
     assert world.state("m@1") == ("UNLOADED", "")
@@ -211,7 +212,7 @@ async def test_calls_of_a_retired_version_are_not_waited_for_for_ever() -> None:
     with world.registry.use("m"):
         source.models["m"] = {"2": "a"}
         await world.rescan()
-        await until(lambda: world.pools("m@1")[0].closed)
+        await until_async(lambda: world.pools("m@1")[0].closed)
 
 
 async def test_a_broken_version_is_refused_with_its_reason_and_the_old_one_stays() -> None:
@@ -296,7 +297,7 @@ async def test_changed_files_replace_what_is_served_and_broken_ones_do_not() -> 
     assert world.state("m@1") == ("READY", "what is there now could not take its place: /models/m/1 is broken")
     source.models["m"]["1"] = "b"
     await world.rescan()
-    await until(lambda: [pool.closed for pool in world.pools("m@1")] == [True, False])
+    await until_async(lambda: [pool.closed for pool in world.pools("m@1")] == [True, False])
     assert world.answers("m@1") == "m@1"
     assert world.state("m@1") == ("READY", "")
     assert 'dragoman_model_load_seconds{model="m",version="1"} 0.5' in world.page()
@@ -346,7 +347,7 @@ async def test_a_model_that_is_gone_is_forgotten() -> None:
     assert world.answers("m") == "NOT_FOUND"
     assert world.answers() == "n@1"
     assert world.health == {"n": True}
-    await until(lambda: 'model="m"' not in world.page())
+    await until_async(lambda: 'model="m"' not in world.page())
 
 
 async def test_a_bundle_that_takes_another_name_is_served_before_the_old_one_goes() -> None:
@@ -357,7 +358,7 @@ async def test_a_bundle_that_takes_another_name_is_served_before_the_old_one_goe
     source.settings = RepositorySettings(default="n")
     world.gate.clear()
     reloading = asyncio.create_task(world.rescan())
-    await until(lambda: "n@1" in world.loads)
+    await until_async(lambda: "n@1" in world.loads)
     assert world.answers("m") == "m@1"
     world.gate.set()
     await reloading
@@ -475,7 +476,7 @@ async def test_models_are_unloaded_and_loaded_by_hand() -> None:
     assert world.answers("n") == "n@1"
     assert world.health == {"n": True}
     assert [report.held for report in world.manager.reports() if report.model == "m"] == [True, True]
-    await until(lambda: world.pools("m@2")[0].closed)
+    await until_async(lambda: world.pools("m@2")[0].closed)
     await world.manager.load("m")
     assert world.answers("m") == "m@2"
     await world.manager.unload("m@2")  # rolls back
@@ -520,7 +521,7 @@ async def test_loading_again_replaces_what_has_not_changed() -> None:
     assert world.loads == ["m@1"]
     await world.manager.load("m", again=True)
     assert world.loads == ["m@1", "m@1"]
-    await until(lambda: [pool.closed for pool in world.pools("m@1")] == [True, False])
+    await until_async(lambda: [pool.closed for pool in world.pools("m@1")] == [True, False])
     world.broken.add("a")
     with pytest.raises(NotLoadedError):
         await world.manager.load("m@1", again=True)
@@ -534,12 +535,12 @@ async def test_who_leaves_while_a_model_is_loaded_does_not_stop_it() -> None:
     await world.manager.unload("m")
     world.gate.clear()
     loading = asyncio.create_task(world.manager.load("m"))
-    await until(lambda: world.loads == ["m@1", "m@1"])
+    await until_async(lambda: world.loads == ["m@1", "m@1"])
     loading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await loading
     world.gate.set()
-    await until(lambda: world.answers("m") == "m@1")
+    await until_async(lambda: world.answers("m") == "m@1")
 
 
 async def test_watching_goes_on_after_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -556,7 +557,7 @@ async def test_watching_goes_on_after_a_mistake(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(source, "scan", mistaken)
     watching = asyncio.create_task(world.manager.watch(0.001))
     source.models["m"]["2"] = "a"
-    await until(lambda: world.answers("m") == "m@2")
+    await until_async(lambda: world.answers("m") == "m@2")
     watching.cancel()
 
 
@@ -587,7 +588,7 @@ async def test_changes_that_are_not_made_before_the_server_stops_are_unavailable
     await world.manager.start()
     world.gate.clear()
     changes = [asyncio.create_task(world.manager.load("m", again=True)), asyncio.create_task(world.manager.reload())]
-    await until(lambda: len(world.loads) == 2)
+    await until_async(lambda: len(world.loads) == 2)
     await world.manager.close()
     for change in (*changes, world.manager.unload("m")):
         with pytest.raises(ApiError, match="the server is shutting down") as refused:
@@ -667,7 +668,7 @@ async def test_whatever_happens_at_once_nothing_is_closed_that_is_used(seed: int
     for name in ("m", "n"):
         await world.manager.load(name)
     assert (world.answers("m"), world.answers("n")) == ("m@1", "n@1")
-    await until(lambda: sum(not cast(FakePool, loaded.pool).closed for loaded in world.loaded) == 2)
-    await until(lambda: 'version="2"' not in world.page())
+    await until_async(lambda: sum(not cast(FakePool, loaded.pool).closed for loaded in world.loaded) == 2)
+    await until_async(lambda: 'version="2"' not in world.page())
     await world.manager.close()
     assert all(cast(FakePool, loaded.pool).closed for loaded in world.loaded)

@@ -12,13 +12,18 @@ from dragoman.v1 import generation_pb2 as pb
 from server.api.errors import from_engine
 from server.api.room import BatchRoom, BatchShare
 from server.engine.requests import Priority, QueueFullError
-from tests.fake_engines import FakeEngines, serve_fake
+from tests.fake_engines import Face, FakeEngines, serve_fake
+from tests.waiting import until_async
 
-SOURCE = pb.Input(text="ab")
+SOURCE, OTHER = pb.Input(text="ab"), pb.Input(text="ba")
 
 
 def batch(count: int, **more: Any) -> pb.GenerateBatchRequest:
     return pb.GenerateBatchRequest(inputs=[SOURCE] * count, **more)
+
+
+def room_of(face: Face) -> BatchRoom:
+    return face.registry.find("").model.batch_room
 
 
 async def take(share: BatchShare) -> None:
@@ -77,16 +82,22 @@ async def test_a_small_batch_is_answered_while_a_large_one_runs() -> None:
     async with serve_fake(engines, window=4) as face:
         large = face.stub.GenerateBatch(batch(1000))
         await engines.until(4)
-        small = face.stub.GenerateBatch(batch(2))
-        await asyncio.sleep(0.05)
+        small = face.stub.GenerateBatch(pb.GenerateBatchRequest(inputs=[OTHER] * 2))
+        await until_async(lambda: len(room_of(face).shares) == 2)
         assert len(engines.accepted) == 4, "together no more than one alone"
+
+        def of_small() -> int:
+            return sum(each.request.source_ids != engines.accepted[0].request.source_ids for each in engines.accepted)
+
         answered = 0
-        while not small.done():
+        while of_small() < 2:
             assert answered < 12
             engines.running[0].finish()
             answered += 1
             await engines.until(4)
-            await asyncio.sleep(0.002)
+        for generation in engines.running[:4]:
+            generation.finish()
+        await small
         assert not large.done()
         large.cancel()
         await engines.until(0)
@@ -98,7 +109,7 @@ async def test_a_batch_that_has_waited_for_a_place_is_not_refused_for_want_of_ro
         first = face.stub.GenerateBatch(batch(1))
         await engines.until(1)
         second = face.stub.GenerateBatch(batch(1))
-        await asyncio.sleep(0.05)
+        await until_async(lambda: any(share.waiting for share in room_of(face).shares))
         engines.room = 0
         engines.running[0].finish()
         await first
@@ -114,6 +125,7 @@ async def test_more_batches_than_there_can_be_places_for_are_refused() -> None:
     engines = FakeEngines(automatic=False)
     async with serve_fake(engines, window=2) as face:
         calls = [face.stub.GenerateBatch(batch(2)) for _ in range(16)]
+        await until_async(lambda: len(room_of(face).shares) == 16)
         await engines.until(2)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await face.stub.GenerateBatch(batch(1))

@@ -12,8 +12,9 @@ from google.rpc import code_pb2
 
 from dragoman.v1 import generation_pb2 as pb
 from server.api.answers import write_attention
-from tests.fake_engines import MODEL, Face, FakeEngines, serve_fake, until
+from tests.fake_engines import MODEL, Face, FakeEngines, serve_fake
 from tests.refusals import assert_refused
+from tests.waiting import until_async
 
 LOOK = pb.Details(alignment=True, attention=True)
 END = 3
@@ -182,11 +183,11 @@ async def test_a_full_queue_of_the_scorer_refuses_calls_and_lets_batches_wait() 
     async with serve_fake(score_queue=2, window=8) as face:
         face.scoring.gate.clear()
         running = face.stub.Score(score("a", "b"))
-        await until(face.scoring.started.is_set)
+        await until_async(face.scoring.started.is_set)
         waiting = face.stub.Score(score("a", "b", "c"))
-        await until(lambda: len(face.scorer._waiting) == 2)
+        await until_async(lambda: len(face.scorer._waiting) == 2)
         batch = face.stub.GenerateBatch(pb.GenerateBatchRequest(inputs=[pb.Input(text="abc")] * 4, details=LOOK))
-        await until(lambda: len(face.engines.accepted) == 4)
+        await until_async(lambda: len(face.engines.accepted) == 4)
         for call in (face.stub.Score(score("a", "b")), face.stub.Generate(ask("abc"))):
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await call
@@ -235,12 +236,12 @@ async def test_nothing_is_scored_for_those_who_left() -> None:
     async with serve_fake(FakeEngines()) as face:
         face.scoring.gate.clear()
         running = face.stub.Score(score("a", "b"))
-        await until(face.scoring.started.is_set)
+        await until_async(face.scoring.started.is_set)
         left = face.stub.Score(score("a", "bbb"), timeout=0.2)
         with pytest.raises(grpc.aio.AioRpcError) as late:
             await left
         assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        await until(lambda: not face.scorer._waiting)
+        await until_async(lambda: not face.scorer._waiting)
         face.scoring.gate.set()
         await running
         await face.stub.Score(score("a", "bb"))

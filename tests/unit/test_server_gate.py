@@ -14,6 +14,7 @@ from server.api.errors import ApiError
 from server.api.gate import CALLER, Gate
 from server.keys import add
 from server.security.keys import ApiKeys
+from tests.waiting import until_async
 
 GENERATE = "dragoman.v1.GenerationService/Generate"
 LOAD = "inference.GRPCInferenceService/RepositoryModelLoad"
@@ -131,7 +132,7 @@ async def test_requests_of_one_stream_come_as_fast_as_the_key_may(door: Door) ->
                 taken.append(message.id)  # noqa: PERF401  # looked at in between
 
     task = asyncio.create_task(take())
-    await asyncio.sleep(0.01)
+    await until_async(lambda: len(taken) >= 10)
     assert taken == [str(number) for number in range(10)]
     door.clock.now = 0.2
     await asyncio.wait_for(task, 10)

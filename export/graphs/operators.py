@@ -24,8 +24,8 @@ def attention(
         lengths: int64 [rows]; not looked at where each query looks up to its own place.
 
     Returns:
-        the shape of `query`, and the shares of attention [rows, heads, queries, keys]. Those that nobody uses are not
-        computed, see export.onnx_files.trace.
+        the shape of `query`, and the scores [rows, heads, queries, keys] that the softmax makes shares of, those beyond
+        `lengths` included. Scores that nobody uses are not written, see export.onnx_files.trace.
     """
     attributes: dict[str, Attribute] = {"scale": 1.0}
     if query.dim() == 3:
@@ -36,15 +36,15 @@ def attention(
         attributes["softmax_precision"] = 1  # TensorProto.FLOAT
     inputs = [query, key, value] if causal else [query, key, value, None, None, None, lengths]
     rows, queries, keys = query.shape[0], query.shape[-2], key.shape[-2]
-    attended, _, _, weights = ops.symbolic_multi_out(
+    attended, _, _, scores = ops.symbolic_multi_out(
         "Attention",
         inputs,
-        attributes | {"qk_matmul_output_mode": 3},  # of what the last output holds: after the softmax
+        attributes | {"qk_matmul_output_mode": 0},  # the last output: ONNX Runtime has no shares there on CUDA
         dtypes=[query.dtype] * 4,
         shapes=[query.shape, key.shape, value.shape, (rows, heads, queries, keys)],
         version=OPSET,
     )
-    return attended, weights
+    return attended, scores
 
 
 def group_query_attention(

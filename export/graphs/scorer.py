@@ -58,10 +58,12 @@ class Scorer(nn.Module):
         last = targets.lengths[:, None] - 1
         labels = torch.where(places == last, self.end, functional.pad(target_ids[:, 1:], (0, 1)))
         scores = targets.pad(logits.float().log_softmax(-1)).gather(2, labels[..., None])[..., 0]
-        # ONNX takes the shares' last dimension for 0, of which ONNX Runtime would warn whenever the graph runs: it does
-        # not know how many positions are chosen, though all are.
-        shares = torch.stack(looks, 1).index_select(-1, torch.arange(source_ids.shape[1]))
-        return scores.masked_fill(places > last, 0.0), shares.float()
+        # ONNX takes the last dimension of what was looked at for 0, of which ONNX Runtime would warn whenever the graph
+        # runs: it does not know how many positions are chosen, though all are.
+        positions = torch.arange(source_ids.shape[1])
+        looked = torch.stack(looks, 1).index_select(-1, positions).float()
+        shares = looked.masked_fill(positions >= sources.lengths.reshape(-1, 1, 1, 1, 1), -torch.inf).softmax(-1)
+        return scores.masked_fill(places > last, 0.0), shares
 
 
 def _to_target(trained: FusedSelfAttention, targets: Unpacked, y: Tensor) -> Tensor:
@@ -77,9 +79,9 @@ def _to_source(
     looks: list[Tensor],
     y: Tensor,
 ) -> Tensor:
-    """[rows * target, d_model] -> the same, over the source; its shares [rows, heads, target, source] go to `looks`."""
+    """[rows * target, d_model] -> the same, over the source; its scores [rows, heads, target, source] go to `looks`."""
     query = targets.pad(trained.query(y))
     keys, values = cache
-    attended, weights = attention(query, keys, values, trained.heads, sources.lengths)
-    looks.append(weights)
+    attended, scores = attention(query, keys, values, trained.heads, sources.lengths)
+    looks.append(scores)
     return trained.output(targets.pack(attended))  # type: ignore[no-any-return]

@@ -240,9 +240,9 @@ async def test_a_full_queue_is_told() -> None:
 async def test_a_timeout_ends_the_request_and_gives_its_rows_back() -> None:
     engines = FakeEngines(automatic=False)
     async with serve_fake(engines) as face:
-        error = await refusal(face.inference_stub.ModelInfer(ask("ab", "cd", timeout=50_000)))
+        error = await refusal(face.inference_stub.ModelInfer(ask("ab", "cd", timeout=300_000)))
         assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        [response] = await stream(face, ask("ab", timeout=50_000))
+        [response] = await stream(face, ask("ab", timeout=300_000))
         assert response.error_message.startswith("DEADLINE_EXCEEDED: ")
         assert len(engines.accepted) == 3
         assert all(generation.cancelled for generation in engines.accepted)

@@ -136,7 +136,7 @@ async def test_a_call_whose_client_leaves_has_its_line() -> None:
         call.cancel()
         [entry] = await log.entries(1)
         with pytest.raises(grpc.RpcError):
-            await face.stub.Generate(asked("cab"), timeout=0.05)
+            await face.stub.Generate(asked("cab"), timeout=0.5)
         late = (await log.entries(2))[1]
     assert (entry["code"], late["code"]) == ("CANCELLED", "DEADLINE_EXCEEDED")
     assert "finish" not in entry

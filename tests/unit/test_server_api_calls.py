@@ -18,6 +18,7 @@ from dragoman.v1 import generation_pb2 as pb
 from server.engine.requests import DeadlineExpiredError, EngineUnavailableError, GenerationRequest
 from server.search.options import SearchOptions
 from tests.fake_engines import MAX_TARGET, MODEL, Face, FakeEngines, serve_fake
+from tests.waiting import until_async
 
 
 @pytest_asyncio.fixture
@@ -202,16 +203,16 @@ async def test_a_client_that_leaves_gives_its_rows_back(method: str, leave: str)
     engines = FakeEngines(automatic=False)
     async with serve_fake(engines) as face:
         request = batch("a", "b", "c") if method == "GenerateBatch" else ask("a")
-        call = getattr(face.stub, method)(request, timeout=0.1 if leave == "deadline" else 30)
-        await engines.until(3 if method == "GenerateBatch" else 1)
+        call = getattr(face.stub, method)(request, timeout=0.5 if leave == "deadline" else 30)
+        await until_async(lambda: len(engines.accepted) == (3 if method == "GenerateBatch" else 1))
         if leave == "cancel":
             call.cancel()
         await engines.until(0)
         assert all(generation.cancelled for generation in engines.accepted)
         code = "CANCELLED" if leave == "cancel" else "DEADLINE_EXCEEDED"
         name = f"dragoman.v1.GenerationService/{method}"
+        await until_async(lambda: face.metric("dragoman_requests_in_flight", method=name) == 0)
         assert face.metric("dragoman_requests_total", method=name, code=code) == 1
-        assert face.metric("dragoman_requests_in_flight", method=name) == 0
 
 
 async def test_calls_are_unavailable_before_and_after_serving() -> None:

@@ -27,6 +27,7 @@ from tests.full_precision import IN_FULL
 
 BUILD = Path(__file__).resolve().parents[2] / "build" / "bench"
 WORDS, QUICK_WORDS = 2048, 512
+UNFINISHED = 3  # exit status of what is measured in pieces
 BASE_TEXTS, BASE_SOURCE_TOKENS, BASE_TARGET_TOKENS = 64, 16, 32
 
 

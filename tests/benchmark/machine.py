@@ -1,12 +1,13 @@
-"""What the numbers were measured on."""
+"""What the numbers were measured on, and when."""
 
-import os
 import platform
 import subprocess
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -14,21 +15,40 @@ from server.cpu import usable_cpus
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("onnxruntime", "ctranslate2", "grpcio", "protobuf", "tokenizers", "numpy", "uvloop")
+QUIET_CORES = 0.2  # kept busy by whatever else runs: as much disturbs nobody
+LOOKS, LOOK_SECONDS = 5, 1.0  # what ran before may still be ending
 
 
-def describe(module: str = "tests.benchmark", packages: Sequence[str] = PACKAGES) -> dict[str, object]:
-    """Processor, memory, load, versions, commit and command line: of `module`, which was run."""
+def describe(module: str = "tests.benchmark", packages: Sequence[str] = PACKAGES) -> dict[str, Any]:
+    """Processor, memory, versions, date, commit and command line of `module`, which was run; and who else was busy.
+
+    It takes a second, and up to LOOKS of them on a machine that is busy: this process sleeps meanwhile.
+    """
     return {
+        "busy_cores_before": round(busy_cores(), 2),
+        "date": datetime.now(UTC).isoformat(sep=" ", timespec="minutes").removesuffix("+00:00") + " UTC",
         "cpu": _cpu_name(),
         "cores": usable_cpus(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "load_average_before": round(os.getloadavg()[0], 2),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "packages": {name: version(name) for name in packages},
         "commit": _commit(),
         "command": " ".join([f"python -m {module}", *sys.argv[1:]]),
     }
+
+
+def busy_cores() -> float:
+    """How many cores others keep busy, in the first look that finds them quiet, else in the last one.
+
+    A load average would not do: it remembers for minutes what has just ended.
+    """
+    cores = 0.0
+    for _ in range(LOOKS):
+        cores = psutil.cpu_percent(LOOK_SECONDS) / 100 * (psutil.cpu_count() or 1)
+        if cores <= QUIET_CORES:
+            break
+    return cores
 
 
 def _cpu_name() -> str:

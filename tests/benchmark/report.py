@@ -7,11 +7,10 @@ from typing import Any
 from tests.benchmark.decoding_report import beam_sections, short_list_sections
 from tests.benchmark.findings import beam_findings, greedy_findings, short_list_findings
 from tests.benchmark.greedy_report import greedy_sections
+from tests.benchmark.machine import QUIET_CORES
 from tests.benchmark.operators_report import operator_sections
 from tests.benchmark.outcome import Measured, Outcome
 from tests.benchmark.samples import Sample, percentile
-
-BUSY = 0.5  # load average by core from which on others disturb
 
 
 def markdown(outcomes: Sequence[Outcome], machine: dict[str, Any]) -> str:
@@ -31,21 +30,29 @@ def markdown(outcomes: Sequence[Outcome], machine: dict[str, Any]) -> str:
 
 
 def heading(machine: dict[str, Any]) -> list[str]:
-    """What was measured on, with a warning where others used it."""
+    """What was measured on and when, of what, and by which command, with a warning where others used the machine."""
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
+    busy = machine["busy_cores_before"]
     described = (
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, load average "
-        f"{machine['load_average_before']} before the start; Python {machine['python']}, {packages}; "
-        f"commit {machine['commit']}; `{machine['command']}`."
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, of the cores {busy:g} busy with "
+        f"other things before the start; Python {machine['python']}, {packages}; commit {machine['commit']}; "
+        f"{machine['date']}; `{machine['command']}`."
     )
-    return [described, *_busy(machine)]
+    warning = f"**Other processes kept {busy:g} cores busy before the start: take no timing from this run.**"
+    return [described, warning] if busy > QUIET_CORES else [described]
 
 
-def _busy(machine: dict[str, Any]) -> list[str]:
-    load, cores = machine["load_average_before"], machine["cores"]
-    if load < BUSY * cores:
-        return []
-    return [f"**The machine was busy before the start (load average {load}): take no timing from this run.**"]
+def headings(machines: Sequence[dict[str, Any]]) -> list[str]:
+    """The heading of what was measured in pieces: of the first, and what differs in those that were added later."""
+    lines = heading(machines[0])
+    told = [machines[0]["commit"]]
+    for machine in machines[1:]:
+        described, *warning = heading(machine)
+        if machine["commit"] not in told:
+            told.append(machine["commit"])
+            lines.append(f"Added later: {described}")
+        lines += [line for line in warning if line not in lines]
+    return lines
 
 
 def _reading_help() -> str:

@@ -9,6 +9,7 @@ from server.runtime.device import CPU
 from tests.benchmark.gpu.memory import memory_over_requests
 from tests.benchmark.gpu.report import markdown
 from tests.benchmark.gpu.steps import Load, StepTime, cache_bytes, step_times, weight_bytes
+from tests.described_machine import MACHINE
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,7 @@ def test_requests_of_all_kinds_are_answered(bundle: Bundle) -> None:
 def test_the_page_has_what_was_measured() -> None:
     page = markdown(
         {
-            "machine": {"cpu": "some CPU", "cores": 4, "commit": "abc", "command": "python -m tests.benchmark.gpu"},
+            "machine": MACHINE,
             "device": "cuda:0",
             "precision": "fp16",
             "load": vars(Load(16, 32, 7)),

@@ -1,34 +1,28 @@
 """What is said of curves whose numbers are known, and how they are drawn and written."""
 
-import json
 import time
 from functools import partial
 from pathlib import Path
 
 import pytest
+import typer
 from rich.console import Console
 
 from server.bundle.load import load_bundle, shipped_bundle
+from tests.benchmark.cli import Model
 from tests.benchmark.growth import curves
-from tests.benchmark.growth.cli import write
+from tests.benchmark.growth.cli import Growing, main, write
 from tests.benchmark.growth.curve import Curve, Point
 from tests.benchmark.growth.measure import Effort, Task, sample
-
-MACHINE = {
-    "cpu": "a processor",
-    "cores": 2,
-    "memory_gib": 1.0,
-    "python": "3.11",
-    "packages": {"numpy": "2"},
-    "commit": "abc",
-    "command": "python -m tests.benchmark.growth",
-}
+from tests.benchmark.growth.models import with_vocabulary
+from tests.benchmark.growth.results import Piece, Results
+from tests.described_machine import MACHINE
 
 
 def curve(times: dict[int, float], *, spread: bool = False) -> Curve:
     """Of a step over rows; each time a median between others."""
     points = [Point(size, 64 if spread else size, [t * 0.9, t, t * 2]) for size, t in times.items()]
-    return Curve("steps", "a decode step", "rows", "tokens", "16 source tokens", points, spread)
+    return Curve("steps", "a decode step", "rows", "tokens", "16 source tokens", points, spread=spread)
 
 
 def test_exponents() -> None:
@@ -95,14 +89,45 @@ def test_work_is_done_at_every_size(name: str, tmp_path: Path, monkeypatch: pyte
 
 def test_page_numbers_and_pictures(tmp_path: Path) -> None:
     drawn = [curve({1: 0.01, 2: 0.011, 4: 0.02}), curve({1: 1.0, 2: 0.5}, spread=True)]
-    drawn[1].name = "engines"
-    write("shipped", "shipped (g2p)", drawn, MACHINE, tmp_path, Console(quiet=True))
-    page = (tmp_path / "growth-shipped.md").read_text()
-    numbers = json.loads((tmp_path / "growth-shipped.json").read_text())
-    for one, written in zip(drawn, numbers["curves"], strict=True):
+    drawn[1].name, drawn[1].why = "engines", "Cores are shared."
+    later = MACHINE | {"commit": "def"}
+    pieces = {"rows": Piece(machine=MACHINE, curves=drawn[:1]), "engines": Piece(machine=later, curves=drawn[1:])}
+    results = Results(model="a model", pieces=pieces)
+    results.write(tmp_path / "growth-shipped-int8.json")
+    assert Results.model_validate_json((tmp_path / "growth-shipped-int8.json").read_text()) == results
+    write("shipped-int8", results, tmp_path, Console(quiet=True))
+    page = (tmp_path / "growth-shipped-int8.md").read_text()
+    assert page.count("commit abc;") == page.count("Added later: ") == page.count("commit def;") == 1
+    assert "Cores are shared." in page
+    for one in drawn:
         assert one.sentence() in page
-        assert written["finding"] == one.sentence()
-        assert [point["seconds"] for point in written["points"]] == [point.seconds for point in one.points]
-        picture = f"growth-shipped-{one.name}.png"
+        picture = f"growth-shipped-int8-{one.name}.png"
         assert f"({picture})" in page
         assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_models_that_grow_are_in_the_precision_of_the_given_one(tmp_path: Path) -> None:
+    given = load_bundle(shipped_bundle())
+    made = with_vocabulary(given, 100, tmp_path)
+    assert made.manifest.precision == given.manifest.precision == "int8"
+    assert made.manifest.shape.target_vocabulary == 100
+    assert made.manifest.shape.d_model == given.manifest.shape.d_model
+    assert with_vocabulary(given, 100, tmp_path).path == made.path
+    assert [path.name for path in tmp_path.iterdir()] == [made.path.name]
+
+
+def test_what_was_not_finished_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for constant, value in (("ROWS", (1, 2)), ("BEAMS", (1, 3)), ("TYPICAL_ROWS", 2), ("ENGINE_ROWS", 4)):
+        monkeypatch.setattr(curves, constant, value)
+    monkeypatch.setattr("tests.benchmark.growth.cli.describe", lambda module: MACHINE)
+    options = {"model": Model.shipped, "rounds": 1, "seconds": 0.0, "output": tmp_path}
+    main(**options, curve=[Growing.rows])  # type: ignore[arg-type]
+    kept = tmp_path / "growth-shipped-int8.json"
+    rows = Results.model_validate_json(kept.read_text()).pieces
+    with pytest.raises(typer.Exit):
+        main(**options, curve=[Growing.rows, Growing.engines], add=True, stop_after=-1.0)  # type: ignore[arg-type]
+    assert Results.model_validate_json(kept.read_text()).pieces == rows
+    main(**options, curve=[Growing.rows, Growing.engines], add=True)  # type: ignore[arg-type]
+    found = Results.model_validate_json(kept.read_text()).pieces
+    assert found.keys() == {"rows", "engines"}
+    assert found["rows"] == rows["rows"], "not measured again"

@@ -9,17 +9,7 @@ from server.bundle.load import load_bundle, shipped_bundle
 from tests.benchmark.loop.calls import _calls
 from tests.benchmark.loop.report import document, functions, markdown
 from tests.benchmark.loop.turns import LEAST_TURNS, Loop, Turn, Turns
-
-MACHINE = {
-    "cpu": "a processor",
-    "cores": 2,
-    "memory_gib": 1.0,
-    "load_average_before": 0.0,
-    "python": "3.11",
-    "packages": {"numpy": "2"},
-    "commit": "abc",
-    "command": "python -m tests.benchmark.loop",
-}
+from tests.described_machine import MACHINE
 
 
 def test_shares_and_what_a_request_costs() -> None:

@@ -6,21 +6,13 @@ import pytest
 
 from tests.benchmark.engine_work import EngineWork
 from tests.benchmark.findings import beam_findings, greedy_findings, short_list_findings
+from tests.benchmark.machine import busy_cores
 from tests.benchmark.metrics_cost import MetricsCost, measure_metrics
 from tests.benchmark.outcome import Agreement, BeamSearch, Greedy, Outcome, ShortLists
-from tests.benchmark.report import document, markdown
+from tests.benchmark.report import document, heading, markdown
 from tests.benchmark.samples import Sample, Series
+from tests.described_machine import MACHINE
 
-MACHINE = {
-    "cpu": "a processor",
-    "cores": 2,
-    "memory_gib": 1.0,
-    "load_average_before": 0.1,
-    "python": "3.11",
-    "packages": {"numpy": "2"},
-    "commit": "abc",
-    "command": "python -m tests.benchmark",
-}
 WORK = EngineWork(
     steps=10, step_seconds=0.5, row_steps=80, branch_seconds=0.01, branch_rows=20, advances=20, advance_seconds=0.001
 )
@@ -117,3 +109,19 @@ def test_parts_that_were_not_measured_are_left_out() -> None:
     outcome = Outcome("a model", "words", beam=beam())
     assert "Greedy" not in markdown([outcome], MACHINE)
     assert document([outcome], MACHINE)["models"][0].keys() == {"model", "inputs", "beam"}
+
+
+def test_a_machine_is_busy_only_if_others_use_it_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter([90.0, 40.0, 1.0])
+    monkeypatch.setattr("psutil.cpu_percent", lambda interval: next(looks))
+    monkeypatch.setattr("psutil.cpu_count", lambda: 2)
+    assert busy_cores() == pytest.approx(0.02), "what ran before has ended by the third look"
+    monkeypatch.setattr("psutil.cpu_percent", lambda interval: 60.0)
+    assert busy_cores() == pytest.approx(1.2)
+
+
+def test_the_heading_warns_of_a_busy_machine() -> None:
+    assert len(heading(MACHINE)) == 1
+    assert "**Other processes kept 1.2 cores busy" in heading(MACHINE | {"busy_cores_before": 1.2})[1]
+    for fact in ("a processor", "2026-01-02", "commit abc", "`python -m tests.benchmark`", "numpy 2"):
+        assert fact in heading(MACHINE)[0]

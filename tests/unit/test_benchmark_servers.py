@@ -20,17 +20,7 @@ from tests.benchmark.servers.results import Answers, Kind, ModelResults, Point, 
 from tests.benchmark.servers.settings import Setting, batching_settings, single_settings
 from tests.benchmark.servers.starting import triton_config
 from tests.benchmark.servers.triton_setup import TritonSetupError, set_up_triton
-
-MACHINE = {
-    "cpu": "a processor",
-    "cores": 2,
-    "memory_gib": 1.0,
-    "load_average_before": 0.1,
-    "python": "3.11",
-    "packages": {"numpy": "2"},
-    "commit": "abc",
-    "command": "python -m tests.benchmark.servers",
-}
+from tests.described_machine import MACHINE
 
 
 def sample(rate: int, p99: float, failed: int = 0) -> Sample:

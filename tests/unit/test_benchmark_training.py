@@ -10,17 +10,8 @@ import torch
 from tests.benchmark.training.report import Comparison, Series, document, finding, markdown
 from tests.benchmark.training.trainers import Contender, Marian, OfTorch, Other, Ours, Steps
 from tests.benchmark.training.work import Precision, Work, base_work, drawn_lengths, pairs_of, small_work
+from tests.described_machine import MACHINE
 from training.data.tokenizers import END_ID, SPECIAL_TOKENS
-
-MACHINE = {
-    "cpu": "a processor",
-    "cores": 2,
-    "memory_gib": 1.0,
-    "python": "3.11",
-    "packages": {"torch": "2"},
-    "commit": "abc",
-    "command": "python -m tests.benchmark.training",
-}
 
 
 @pytest.fixture(scope="module")

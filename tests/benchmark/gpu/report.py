@@ -1,7 +1,10 @@
 """The page of what was measured."""
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
+
+from tests.benchmark.report import heading
 
 _MEANINGS = (
     "The floor is the time to read weights and valid cache at the bandwidth that a copy was measured at. Launch gaps "
@@ -12,13 +15,14 @@ _MEANINGS = (
 
 def markdown(document: Mapping[str, Any]) -> str:
     """A table of steps, and what the memory did."""
-    load, machine = document["load"], document["machine"]
+    load = document["load"]
     others = document["others"]
     header = ["rows", "step, ms", "floor, ms", "step / floor", "tokens/s", "unrecorded, ms", "launch gaps"]
     header += [each["name"] + ", ms" for each in others]
     lines = [
         f"# Steps on {document['device']}, {document['precision']}",
         "",
+        *chain.from_iterable((line, "") for line in heading(document["machine"])),
         f"Sources of {load['source']} tokens, {load['steps']} steps, median of {load['rounds']} rounds. {_MEANINGS}",
         "",
         _row(header),
@@ -41,7 +45,7 @@ def markdown(document: Mapping[str, Any]) -> str:
     lines += ["", "| requests answered | memory in use, MiB |", "|---:|---:|"]
     lines += [f"| {answered:,} | {used / 2**20:,.0f} |" for answered, used in document["memory"]]
     lines += ["", f"A copy reads and writes {document['bandwidth'] / 1e9:,.0f} GB/s."]
-    lines += ["", f"{machine['cpu']}, {machine['cores']} cores, commit {machine['commit']}: `{machine['command']}`", ""]
+    lines += [""]
     return "\n".join(lines)
 
 

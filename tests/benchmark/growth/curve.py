@@ -40,6 +40,7 @@ class Curve:
     size: what grows, in words: "rows".
     item: what throughput counts, plural: "tokens".
     setting: what stays the same, in words.
+    why: what is to be expected of it, as a sentence.
     spread: whether it is throughput that should grow, and the time of the work not: as with engines.
     points: by size, at least two.
     """
@@ -50,6 +51,7 @@ class Curve:
     item: str
     setting: str
     points: list[Point]
+    why: str = ""
     spread: bool = False
 
     def exponent(self) -> float:

@@ -25,6 +25,45 @@ TYPICAL_ROWS = 8
 SOURCE, POSITION = 16, 16  # tokens of each source, and of each target so far, where neither grows
 ONE_BATCH = 1e-9  # seconds: what is begun in them is finished
 ENGINE_ROWS = 64  # in all engines together
+WHY = {
+    "rows-step": (
+        "A step reads every weight once however many rows there are, so that a few rows cost little more than one; "
+        "where arithmetic takes longer than reading, every row costs the same."
+    ),
+    "rows-encoder": (
+        "Every source token costs the same, beside what is done once a batch; more than linear it becomes where a "
+        "batch no longer fits the processor's caches."
+    ),
+    "source-encoder": (
+        "The products are linear in tokens; attention compares each with every other one, and its square weighs the "
+        "more the longer the source is beside the model's width."
+    ),
+    "source-step": (
+        "Of a step only the attention to the source reads it, linearly; all else stays the same, so that a step grows "
+        "less than the source does."
+    ),
+    "target-step": (
+        "Of a step only the attention to the tokens before it grows, linearly; all else stays the same, so that a "
+        "step grows less than the target does."
+    ),
+    "target-answer": (
+        "An answer has as many steps as tokens, and each takes as long as the one before it, or longer: a little more "
+        "than linear is to be expected."
+    ),
+    "beam": (
+        "Each hypothesis is a row; to what a step of more rows costs come the rows that are copied where hypotheses "
+        "branch, and the choice among more candidates."
+    ),
+    "vocabulary": (
+        "The output layer, the log-softmax and the choice of the best tokens are linear in the vocabulary; the layers "
+        "below do not know it."
+    ),
+    "engines": (
+        "Engines of one thread each compute side by side as long as there are cores for them; more of them share "
+        "cores, and all share the memory's bandwidth."
+    ),
+}
+"""What is to be expected of each curve."""
 
 
 class Curves:
@@ -72,9 +111,19 @@ class Curves:
 
             tasks.append(Task(rows, rows, partial(model.step, rows), prepare))
         setting = f"{self.source} source tokens, {self._threads()}"
-        yield Curve("rows-step", "a decode step", "rows", "tokens", setting, sample(tasks, self.effort))
+        yield Curve(
+            "rows-step", "a decode step", "rows", "tokens", setting, sample(tasks, self.effort), WHY["rows-step"]
+        )
         encoding = [Task(rows, rows * self.source, partial(model.encode, rows, self.source)) for rows in ROWS]
-        yield Curve("rows-encoder", "encoding", "rows", "source tokens", setting, sample(encoding, self.effort))
+        yield Curve(
+            "rows-encoder",
+            "encoding",
+            "rows",
+            "source tokens",
+            setting,
+            sample(encoding, self.effort),
+            WHY["rows-encoder"],
+        )
 
     def source_length(self) -> Iterator[Curve]:
         """The encoder and a step over the length of sources."""
@@ -82,12 +131,22 @@ class Curves:
         setting = f"{TYPICAL_ROWS} rows, the same shape for longer texts, random weights, {self._threads()}"
         encoding = [Task(n, TYPICAL_ROWS * n, partial(model.encode, TYPICAL_ROWS, n)) for n in LENGTHS]
         points = sample(encoding, self.effort)
-        yield Curve("source-encoder", "encoding", "source tokens", "source tokens", setting, points)
+        yield Curve(
+            "source-encoder", "encoding", "source tokens", "source tokens", setting, points, WHY["source-encoder"]
+        )
         tasks = [
             Task(n, TYPICAL_ROWS, partial(model.step, TYPICAL_ROWS), partial(model.encode, TYPICAL_ROWS, n))
             for n in LENGTHS
         ]
-        yield Curve("source-step", "a decode step", "source tokens", "tokens", setting, sample(tasks, self.effort))
+        yield Curve(
+            "source-step",
+            "a decode step",
+            "source tokens",
+            "tokens",
+            setting,
+            sample(tasks, self.effort),
+            WHY["source-step"],
+        )
 
     def target_length(self) -> Iterator[Curve]:
         """A step over the tokens before it, and whole answers over their length."""
@@ -99,10 +158,18 @@ class Curves:
             Task(n, TYPICAL_ROWS, partial(model.step, TYPICAL_ROWS), partial(model.stand, TYPICAL_ROWS, n - 1))
             for n in LENGTHS
         ]
-        yield Curve("target-step", "a decode step", "target tokens", "tokens", setting, sample(tasks, self.effort))
+        yield Curve(
+            "target-step",
+            "a decode step",
+            "target tokens",
+            "tokens",
+            setting,
+            sample(tasks, self.effort),
+            WHY["target-step"],
+        )
         answers = [Task(n, TYPICAL_ROWS * n, partial(model.answer, TYPICAL_ROWS, self.source, n)) for n in LENGTHS[:-1]]
         points = sample(answers, Effort(1, 0.0))
-        yield Curve("target-answer", "an answer", "target tokens", "tokens", setting, points)
+        yield Curve("target-answer", "an answer", "target tokens", "tokens", setting, points, WHY["target-answer"])
 
     def beam(self) -> Iterator[Curve]:
         """Answers by beam search over the size of the beam, by the server's engines."""
@@ -118,7 +185,7 @@ class Curves:
             points = sample(tasks, self.effort)
         setting = f"{TYPICAL_ROWS} inputs of {self.source} tokens at a time, at most {self.tokens} tokens an answer, "
         setting += f"engines of the server: {loop.setting()}"
-        yield Curve("beam", "a batch of answers", "hypotheses", "tokens of answers", setting, points)
+        yield Curve("beam", "a batch of answers", "hypotheses", "tokens of answers", setting, points, WHY["beam"])
 
     def vocabulary(self) -> Iterator[Curve]:
         """A step over the target's vocabulary."""
@@ -129,7 +196,13 @@ class Curves:
             tasks.append(Task(vocabulary, TYPICAL_ROWS, partial(model.step, TYPICAL_ROWS)))
         setting = f"{TYPICAL_ROWS} rows, the same decoder, random weights, {self._threads()}"
         yield Curve(
-            "vocabulary", "a decode step", "tokens of vocabulary", "tokens", setting, sample(tasks, self.effort)
+            "vocabulary",
+            "a decode step",
+            "tokens of vocabulary",
+            "tokens",
+            setting,
+            sample(tasks, self.effort),
+            WHY["vocabulary"],
         )
 
     def engines(self) -> Iterator[Curve]:
@@ -143,7 +216,7 @@ class Curves:
             tasks.append(Task(count, ENGINE_ROWS * self.tokens, work))
         setting = f"{ENGINE_ROWS} rows in all, {self.source} source and {self.tokens} target tokens, 1 thread each"
         points = sample(tasks, self.effort)
-        yield Curve("engines", "a batch of answers", "engines", "tokens", setting, points, spread=True)
+        yield Curve("engines", "a batch of answers", "engines", "tokens", setting, points, WHY["engines"], spread=True)
 
     def _open(self, bundle: Bundle, slots: int) -> Model:
         return Model(Runtime(Sessions(bundle, CPU, self.threads), slots))

@@ -5,12 +5,18 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from export.bundle import Options, export_run
+from export.assemble import SCORER, Options, write_files, write_manifest
+from export.data import evaluation_data
+from export.precision.calibration import ranges
+from export.precision.lower import Weights, load_graphs, lower, weight_names
+from export.precision.search import example_feeds
 from server.bundle.load import Bundle, BundleError, load_bundle
+from server.bundle.manifest import INTEGERS, Precision
 from tests.benchmark.base_model import fingerprint, write_run
 from training.model import ModelConfig
+from training.run import load_run
 
-LONGEST = 256  # tokens of source and target, where lengths grow; the export decodes as many without a cache
+LONGEST = 256  # tokens of source and target, where lengths grow
 FEW_TOKENS = 1024  # of the vocabulary there, so that the output layer does not hide what grows
 
 
@@ -28,8 +34,8 @@ def with_long_texts(bundle: Bundle, folder: Path) -> Bundle:
 
 
 def _model(bundle: Bundle, folder: Path, *, encoder_layers: int, vocabulary: int, longest: int) -> Bundle:
-    """Exported into `folder`, unless it stands there from the same code."""
-    shape = bundle.manifest.shape
+    """In the bundle's precision, made in `folder`, unless it stands there from the same code."""
+    shape, precision = bundle.manifest.shape, bundle.manifest.precision
     config = ModelConfig(
         d_model=shape.d_model,
         heads=shape.heads,
@@ -40,8 +46,9 @@ def _model(bundle: Bundle, folder: Path, *, encoder_layers: int, vocabulary: int
         max_source_length=longest,
         max_target_length=longest,
     )
-    digest = hashlib.sha256(f"{config} {vocabulary} {fingerprint()}".encode()).hexdigest()[:12]
-    prefix = f"growth-d{shape.d_model}-v{vocabulary}-l{longest}"
+    code = fingerprint() + Path(__file__).read_text()
+    digest = hashlib.sha256(f"{config} {vocabulary} {code}".encode()).hexdigest()[:12]
+    prefix = f"growth-d{shape.d_model}-v{vocabulary}-l{longest}-{precision}"
     place = folder / f"{prefix}-{digest}"
     try:
         return load_bundle(place)
@@ -52,5 +59,28 @@ def _model(bundle: Bundle, folder: Path, *, encoder_layers: int, vocabulary: int
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             run = Path(scratch) / "run"
             write_run(run, config, vocabulary)
-            export_run(run, place, Options(name="growth", description="random weights", device="cpu"))
+            _unchecked(run, Path(scratch), precision).rename(place)
         return load_bundle(place)
+
+
+def _unchecked(run: Path, scratch: Path, precision: Precision) -> Path:
+    """The bundle of a run without the check of an export.
+
+    That compares every step with the model, which has no cache: for long texts and a large model it takes half an hour.
+
+    Returns:
+        its directory within `scratch`.
+    """
+    loaded = load_run(run)
+    place = scratch / "traced"
+    place.mkdir()
+    write_manifest(write_files(loaded, place, Options("growth", description="random weights"), ()), place)
+    for integers in INTEGERS:
+        if precision == integers:
+            exact = load_bundle(place)
+            pairs = next(iter(evaluation_data(loaded, lambda line: None).values()))
+            models = load_graphs(exact)
+            names, seen = weight_names(models), ranges(models[SCORER], example_feeds(exact, pairs))
+            weights = Weights({key: name for key, name in names.items() if key in seen}, seen)
+            return lower(exact, scratch / integers, integers, weights, ()).path
+    return place

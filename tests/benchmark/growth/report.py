@@ -1,53 +1,37 @@
-"""Curves as a page for people and as JSON for programs."""
+"""Curves as a page for people."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 from tests.benchmark.growth.curve import Curve
+from tests.benchmark.growth.results import Results
+from tests.benchmark.report import headings
 from tests.benchmark.tables import table
 
 
-def document(model: str, curves: Sequence[Curve], machine: dict[str, Any]) -> dict[str, Any]:
-    """Everything measured."""
-    return {
-        "machine": machine,
-        "model": model,
-        "curves": [
-            {
-                **{k: v for k, v in vars(curve).items() if k != "points"},
-                "exponent": curve.exponent(),
-                "finding": curve.sentence(),
-                "points": [{**vars(point), "items_per_second": point.rate} for point in curve.points],
-            }
-            for curve in curves
-        ],
-    }
-
-
-def markdown(model: str, curves: Sequence[Curve], pictures: dict[str, str], machine: dict[str, Any]) -> str:
+def markdown(results: Results, pictures: Mapping[str, str]) -> str:
     """The page.
 
     Args:
         pictures: file names, by curve.
     """
-    return "\n\n".join(_page(model, curves, pictures, machine)) + "\n"
+    return "\n\n".join(_page(results, pictures)) + "\n"
 
 
-def _page(model: str, curves: Sequence[Curve], pictures: dict[str, str], machine: dict[str, Any]) -> Iterator[str]:
-    packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
-    yield f"# How cost grows: {model}"
-    yield (
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, Python {machine['python']}, "
-        f"{packages}; commit {machine['commit']}. Made by `{machine['command']}`."
-    )
+def _page(results: Results, pictures: Mapping[str, str]) -> Iterator[str]:
+    curves = [curve for piece in results.pieces.values() for curve in piece.curves]
+    yield f"# How cost grows: {results.model}"
+    yield from headings([piece.machine for piece in results.pieces.values()])
     yield (
         "All points of a curve are measured in turn, round after round; numbers are medians over rounds. An exponent e "
         "says that time grows as size^e: 1 is linear, less means that larger is cheaper for each, and more that it is "
         "dearer. The dashed line in a picture is linear from the first point on."
     )
+    yield table(
+        ["", "over", "from–to", "times as long", "exponent", "of the last step"], [_summary(curve) for curve in curves]
+    )
     for curve in curves:
         yield f"## {curve.work[0].upper()}{curve.work[1:]} over {curve.size}"
-        yield f"{curve.setting[0].upper()}{curve.setting[1:]}. {curve.sentence()}"
+        yield f"{curve.setting[0].upper()}{curve.setting[1:]}. {curve.sentence()} {curve.why}"
         yield f"![{curve.work} over {curve.size}]({pictures[curve.name]})"
         yield table(
             [curve.size, f"{curve.work}, ms", "lowest–highest", f"{curve.item} a second"],
@@ -61,3 +45,14 @@ def _page(model: str, curves: Sequence[Curve], pictures: dict[str, str], machine
                 for point in curve.points
             ],
         )
+
+
+def _summary(curve: Curve) -> list[str]:
+    """A curve in one line; of work that is spread, how throughput grows."""
+    first, last = curve.points[0], curve.points[-1]
+    if curve.spread:
+        grown = f"{last.rate / first.rate:.2f} times the throughput"
+    else:
+        grown = f"{last.typical / first.typical:.1f}"
+    ends = f"{first.size:,}–{last.size:,}"
+    return [curve.work, curve.size, ends, grown, f"{curve.exponent():.2f}", f"{curve.last_exponent():.2f}"]

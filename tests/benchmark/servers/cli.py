@@ -16,7 +16,7 @@ from server.bundle.load import Bundle, BundleError, load_bundle
 from tests.benchmark.actor import ActorError
 from tests.benchmark.bundle_weights import UnreadableGraphError
 from tests.benchmark.campaign import describe_model
-from tests.benchmark.cli import BUILD, Arithmetic, Model, of_precision
+from tests.benchmark.cli import BUILD, UNFINISHED, Arithmetic, Model, of_precision
 from tests.benchmark.machine import describe
 from tests.benchmark.servers.campaign import Campaign, Effort
 from tests.benchmark.servers.conversion import convert_with_tokenizers
@@ -32,7 +32,6 @@ from tests.benchmark.translators import COMPUTE_TYPES
 
 MODULE = "tests.benchmark.servers"
 WORDS = 1024
-UNFINISHED = 3  # exit status
 
 
 class Server(StrEnum):

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from tests.benchmark.report import heading
 from tests.benchmark.tables import table
 from tests.benchmark.training.trainers import Steps
 
@@ -101,12 +102,8 @@ def finding(comparison: Comparison) -> str:
 
 
 def _page(comparisons: Sequence[Comparison], machine: dict[str, Any]) -> Iterator[str]:
-    packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
     yield "# Training, measured"
-    yield (
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, Python {machine['python']}, "
-        f"{packages}; commit {machine['commit']}. Made by `{machine['command']}`."
-    )
+    yield from heading(machine)
     yield (
         "A step is what training runs: making a batch, forward, backward, clipping of gradients, AdamW. All trainers "
         "get the same batches, shapes, optimiser (PyTorch's fused AdamW), label smoothing, dropout in the same places "

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from tests.benchmark.training.report import Comparison, Series, document, finding, markdown
+from tests.benchmark.training.report import Comparison, Piece, Results, Series, finding, markdown
 from tests.benchmark.training.trainers import Contender, Marian, OfTorch, Other, Ours, Steps
 from tests.benchmark.training.work import Precision, Work, base_work, drawn_lengths, pairs_of, small_work
 from tests.described_machine import MACHINE
@@ -107,11 +108,12 @@ def test_findings() -> None:
     assert finding(comparison(1.0, 1.4)).startswith("**Missed:** base, fp32: dragoman trains 1.40 times")
 
 
-def test_page_and_numbers() -> None:
+def test_page_and_numbers(tmp_path: Path) -> None:
     compared = comparison(1.0, 2.0)
-    page = markdown([compared], MACHINE)
+    results = Results(pieces={"base, fp32": Piece(machine=MACHINE, comparison=compared)})
+    page = markdown(results)
     assert finding(compared) in page
     assert "| dragoman" in page
-    numbers = document([compared], MACHINE)["comparisons"][0]
-    assert numbers["finding"] == finding(compared)
-    assert numbers["series"][0]["samples"][0]["target_tokens"] == 1000
+    assert "commit abc" in page
+    results.write(tmp_path / "training.json")
+    assert Results.model_validate_json((tmp_path / "training.json").read_text()) == results

@@ -1,11 +1,14 @@
-"""The comparison of trainers as a page for people and as JSON for programs."""
+"""The comparison of trainers, as it is kept on disk and as a page for people."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.benchmark.report import heading
+from pydantic import BaseModel, Field
+
+from tests.benchmark.report import headings
 from tests.benchmark.tables import table
 from tests.benchmark.training.trainers import Steps
 
@@ -66,27 +69,25 @@ class Comparison:
         return [a / b for a, b in zip(one.rates, other.rates, strict=True)]
 
 
-def markdown(comparisons: Sequence[Comparison], machine: dict[str, Any]) -> str:
+class Piece(BaseModel):
+    """A comparison, and on which machine it was made."""
+
+    machine: dict[str, Any]
+    comparison: Comparison
+
+
+class Results(BaseModel):
+    """By shape and precision, in words."""
+
+    pieces: dict[str, Piece] = Field(default_factory=dict)
+
+    def write(self, path: Path) -> None:
+        path.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+
+
+def markdown(results: Results) -> str:
     """The page."""
-    return "\n\n".join(_page(comparisons, machine)) + "\n"
-
-
-def document(comparisons: Sequence[Comparison], machine: dict[str, Any]) -> dict[str, Any]:
-    """Everything measured."""
-    return {
-        "machine": machine,
-        "comparisons": [
-            {
-                **{k: v for k, v in vars(comparison).items() if k != "series"},
-                "finding": finding(comparison),
-                "series": [
-                    {**vars(series), "samples": [sample._asdict() for sample in series.samples]}
-                    for series in comparison.series
-                ],
-            }
-            for comparison in comparisons
-        ],
-    }
+    return "\n\n".join(_page(list(results.pieces.values()))) + "\n"
 
 
 def finding(comparison: Comparison) -> str:
@@ -101,9 +102,10 @@ def finding(comparison: Comparison) -> str:
     )
 
 
-def _page(comparisons: Sequence[Comparison], machine: dict[str, Any]) -> Iterator[str]:
+def _page(pieces: Sequence[Piece]) -> Iterator[str]:
+    comparisons = [piece.comparison for piece in pieces]
     yield "# Training, measured"
-    yield from heading(machine)
+    yield from headings([piece.machine for piece in pieces])
     yield (
         "A step is what training runs: making a batch, forward, backward, clipping of gradients, AdamW. All trainers "
         "get the same batches, shapes, optimiser (PyTorch's fused AdamW), label smoothing, dropout in the same places "

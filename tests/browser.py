@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from websockets.sync.client import ClientConnection, connect
 
-START_SECONDS, ANSWER_SECONDS = 30, 20
+START_SECONDS, ANSWER_SECONDS = 60, 60
 # NOTE: in a container there may be neither a sandbox for root nor much shared memory.
 FLAGS = (
     "--headless=new",

@@ -4,7 +4,7 @@ import asyncio
 import random
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def steady_ports(count: int) -> list[int]:
 
 
 @asynccontextmanager
-async def constant_load(calls: dict[str, Call], at_once: int = 4) -> AsyncIterator[Counter[tuple[str, str]]]:
+async def constant_load(calls: Mapping[str, Call], at_once: int = 4) -> AsyncIterator[Counter[tuple[str, str]]]:
     """Makes calls all the time.
 
     Args:

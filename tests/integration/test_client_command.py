@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import grpc
 import pytest
 
 from tests.scripted_server import Fail, ScriptedServer, Slow
+from tests.waiting import until
 
 COMMAND = [sys.executable, "-c", "from dragoman.cli import main; main()"]
 
@@ -234,9 +234,7 @@ def test_a_person_at_the_terminal_is_told_what_to_do(scripted: ScriptedServer) -
 def test_ctrl_c_ends_quietly(scripted: ScriptedServer) -> None:
     scripted.script.extend([Slow(3)] * 2)
     with subprocess.Popen([*COMMAND, "generate", "a", "b"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        deadline = time.monotonic() + 20
-        while len(scripted.calls) < 2 and time.monotonic() < deadline:
-            time.sleep(0.02)
+        until(lambda: len(scripted.calls) == 2)
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 130
         assert process.stderr is not None

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,8 @@ from dragoman.local import LocalServer
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
 from tests.conftest import StartServer
+from tests.samples import sum_of
+from tests.waiting import until
 
 DISTINCT, TIMES = 200, 10
 SECONDS = 3.0  # over which they arrive
@@ -168,16 +169,16 @@ async def at_random_moments(
 def until_at_rest(server: LocalServer) -> None:
     """Waits until no row is in use and nothing waits or runs."""
     names = ("dragoman_rows_running", "dragoman_requests_waiting", "dragoman_requests_in_flight")
-    deadline = time.monotonic() + 20
-    while busy := {name: value for name, value in server.metrics().items() if name.startswith(names) and value}:
-        assert time.monotonic() < deadline, busy
-        time.sleep(0.05)
+
+    def left() -> dict[str, float]:
+        return {name: value for name, value in server.metrics().items() if name.startswith(names) and value}
+
+    until(lambda: not left(), otherwise=left)
 
 
 def dropped(server: LocalServer) -> float:
     """Requests that were cancelled while they waited or ran."""
-    samples = server.metrics().items()
-    return sum(value for name, value in samples if name.startswith("dragoman_drops_total") and "cancelled" in name)
+    return sum_of(server, "dragoman_drops_total", "cancelled")
 
 
 async def test_each_answer_under_load_is_the_one_that_the_request_gets_alone(

@@ -15,12 +15,12 @@ from dragoman.retry import NO_RETRY
 from dragoman.v1 import generation_pb2 as pb
 from tests.benchmark.http2 import Http2Connection
 from tests.conftest import StartServer
+from tests.waiting import PATIENCE, until
 
 CONNECTIONS, CALLERS, CALLS = 1000, 700, 3  # the other connections are made, and then say nothing
 GENERATE = "/dragoman.v1.GenerationService/Generate"
 FILES = CONNECTIONS + 300
 MOST_BYTES = 100_000  # of resident memory for a connection
-PATIENCE = 60.0
 WORD, SOUND = "dragoman", "D R AE G OW M AH N"
 
 
@@ -40,11 +40,8 @@ def connections_of(server: LocalServer) -> int:
     return sum(bool(one.raddr) and one.laddr.port == server.port for one in each)
 
 
-def until(server: LocalServer, connections: int) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while (now := connections_of(server)) != connections:
-        assert time.monotonic() < deadline, f"{now} connections instead of {connections}"
-        time.sleep(0.05)
+def until_connected(server: LocalServer, connections: int) -> None:
+    until(lambda: connections_of(server) == connections, otherwise=lambda: f"{connections_of(server)} connections")
 
 
 def call(connections: Iterable[Http2Connection], times: int) -> list[bytes | None]:
@@ -77,12 +74,12 @@ def test_a_thousand_connections(start_server: StartServer) -> None:
     process = psutil.Process(server.process.pid)
     with Client(server.address) as client:
         assert client.generate(WORD).text == SOUND
-    until(server, 0)
+    until_connected(server, 0)
     files, before = process.num_fds(), process.memory_info().rss
     connections = [Http2Connection(LOOPBACK, server.port, GENERATE) for _ in range(CONNECTIONS)]
     for connection in connections:
         connection.flush()
-    until(server, CONNECTIONS)
+    until_connected(server, CONNECTIONS)
     answers = call(connections[:CALLERS], CALLS)
     assert len(answers) == CALLERS * CALLS
     assert {pb.GenerateResponse.FromString(answer or b"").hypotheses[0].text for answer in answers} == {SOUND}
@@ -97,10 +94,10 @@ def test_a_thousand_connections(start_server: StartServer) -> None:
     assert len(call(connections[CALLERS:], 1)) == CONNECTIONS - CALLERS, "the idle ones were still good"
 
     connections.pop().close()
-    until(server, CONNECTIONS - 1)
+    until_connected(server, CONNECTIONS - 1)
     with Client(server.address, retry=NO_RETRY) as client:
         assert client.generate(WORD).text == SOUND
     for connection in connections:
         connection.close()
-    until(server, 0)
+    until_connected(server, 0)
     assert process.num_fds() <= files + 4

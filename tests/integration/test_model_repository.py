@@ -5,7 +5,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from dragoman.local import LocalServer, ServerStartError
 from dragoman.retry import NO_RETRY
 from tests.conftest import StartServer
 from tests.integration.test_server_process import refuses_to_start
+from tests.samples import sum_of
+from tests.waiting import until
 
 POLL = ("--repository-poll-seconds", "0.1")
 BY_HAND = ("--repository-poll-seconds", "0")
@@ -54,13 +56,6 @@ def damage(folder: Path) -> None:
     with (folder / "weights.bin").open("r+b") as weights:
         weights.seek(1000)
         weights.write(b"other")
-
-
-def settle(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -115,30 +110,29 @@ def test_versions_come_and_go_under_load_and_no_call_fails(
         try:
             for version in range(2, 6):
                 put(tiny_bundle if version % 2 else shouting, repository, "numbers", str(version))
-                settle(lambda: str(version) in answered["numbers"])  # noqa: B023
+                until(lambda: str(version) in answered["numbers"])  # noqa: B023
                 if version == 3:
                     damage(put(tiny_bundle, repository, "numbers", "7").parent / "7")
-                    settle(lambda: states(client).get("numbers@7") is ModelState.FAILED)
+                    until(lambda: states(client).get("numbers@7") is ModelState.FAILED)
                 if version == 4:
                     settings.write_text("models: {numbers: {aliases: {stable: 4}}}")
-                    settle(lambda: "4" in answered["numbers@stable"])
+                    until(lambda: "4" in answered["numbers@stable"])
             before = dict(calls)
-            settle(lambda: all(calls[name] > before[name] for name in calls))
+            until(lambda: all(calls[name] > before[name] for name in calls))
         finally:
             stop.set()
         for each in load:
             each.result()  # no call failed
         assert answered["numbers@stable"] == {"1", "4"}
         assert answered["numbers"] >= {"2", "3", "4", "5"}
-        settle(lambda: ModelState.RETIRING not in states(client).values())
+        until(lambda: ModelState.RETIRING not in states(client).values())
         ready = {name for name, state in states(client).items() if state is ModelState.READY}
         assert ready == {"numbers@5", "numbers@4"}
     metrics = server.metrics()
     assert 'dragoman_model_load_failures_total{model="numbers"}' in metrics
     versions = {name.split('version="')[1].split('"')[0] for name in metrics if 'model="numbers",version="' in name}
     assert versions == {"5", "4"}
-    engines = [thread for thread in threads(server) if thread.startswith("engine")]
-    assert len(engines) <= 2
+    until(lambda: sum(thread.startswith("engine") for thread in threads(server)) <= 2)
 
 
 def test_a_long_call_is_finished_by_the_version_that_began_it(
@@ -148,14 +142,14 @@ def test_a_long_call_is_finished_by_the_version_that_began_it(
     expected = client.generate("4207").text
     with ThreadPoolExecutor() as other:
         long = other.submit(client.generate_batch, ["4207"] * 10_000)
-        settle(lambda: client.repository_status().versions[0].calls == 1)
+        until(lambda: client.repository_status().versions[0].calls == 1)
         put(shouting, repository, "numbers", "2")
         client.reload_repository()
         assert client.generate("4207").text == expected.upper()
         assert states(client) == {"numbers@2": ModelState.READY, "numbers@1": ModelState.RETIRING}
         assert not long.done()
         assert {(each.text, each.model_version) for each in long.result()} == {(expected, "1")}  # type: ignore[union-attr]
-    settle(lambda: states(client)["numbers@1"] is ModelState.UNLOADED)
+    until(lambda: states(client)["numbers@1"] is ModelState.UNLOADED)
 
 
 def threads(server: LocalServer) -> list[str]:
@@ -175,16 +169,19 @@ def test_memory_returns_after_a_version_is_unloaded(by_hand: tuple[LocalServer, 
             client.load_model("numbers", again=True)
             client.generate_batch([str(number) for number in range(64)])
             client.score("42", ["forty two"])
-            settle(lambda: set(states(client).values()) == {ModelState.READY})
-        time.sleep(0.2)  # what belongs to the calls above is given back a moment later
+            until(lambda: set(states(client).values()) == {ModelState.READY})
+        until(lambda: sum_of(server, "dragoman_requests_in_flight", "GenerationService") == 0)
 
     reload(10)
     before, threads_before, files_before = process.memory_info().rss, process.num_threads(), process.num_fds()
     reload(50)
     # One load takes 10 MB and more; were only a tenth of it kept each time, it would be 50 MB.
-    assert process.memory_info().rss < before + 12 * 2**20
-    assert process.num_threads() <= threads_before + 2
-    assert process.num_fds() <= files_before + 2
+    until(
+        lambda: process.memory_info().rss < before + 12 * 2**20,
+        otherwise=lambda: f"{(process.memory_info().rss - before) / 2**20:.0f} MiB more",
+    )
+    until(lambda: process.num_threads() <= threads_before + 2, otherwise=process.num_threads)
+    until(lambda: process.num_fds() <= files_before + 2, otherwise=process.num_fds)
 
 
 def test_what_is_copied_in_slowly_is_taken_when_it_is_whole(
@@ -201,7 +198,7 @@ def test_what_is_copied_in_slowly_is_taken_when_it_is_whole(
                     copy.write(part)
                 time.sleep(0.15)
                 assert client.generate("42").text
-        settle(lambda: client.generate("42").model_version == "2")
+        until(lambda: client.generate("42").model_version == "2")
 
 
 def test_a_mounted_volume_that_is_swapped_is_followed(
@@ -219,7 +216,7 @@ def test_a_mounted_volume_that_is_swapped_is_followed(
         (mount / "..new").symlink_to("..two")
         (mount / "..new").replace(mount / "..data")
         shutil.rmtree(mount / "..one")
-        settle(lambda: client.generate("42").model_version == "2")
+        until(lambda: client.generate("42").model_version == "2")
         assert client.score("42", ["forty two"]).model_version == "2"
 
 

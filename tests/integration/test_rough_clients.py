@@ -7,7 +7,6 @@ import contextlib
 import random
 import socket
 import struct
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,9 +23,9 @@ from tests.certificates import Authority
 from tests.conftest import StartServer
 from tests.soak.rough import CLIENT_HELLO, DEEDS, HELLO, METHODS, headers, literal, message
 from tests.soak.verdict import wrong_lines
+from tests.waiting import PATIENCE, until
 
 TIMES = 12  # that each thing is done, at the same time
-PATIENCE = 30.0
 WORD, SOUND = "dragoman", "D R AE G OW M AH N"
 
 
@@ -50,15 +49,14 @@ def connect(port: int, data: bytes, reset: bool = False) -> socket.socket:
 def at_rest(server: LocalServer) -> None:
     """Waits until nobody is connected, and nothing goes on."""
     names = ("dragoman_rows_running", "dragoman_requests_waiting", "dragoman_requests_in_flight")
-    deadline = time.monotonic() + PATIENCE
-    while True:
+
+    def left() -> dict[str, float]:
         peers = psutil.Process(server.process.pid).net_connections("tcp")
         connected = sum(bool(peer.raddr) and peer.laddr.port == server.port for peer in peers)
-        busy = {name: value for name, value in server.metrics().items() if name.startswith(names) and value}
-        if not connected and not busy:
-            return
-        assert time.monotonic() < deadline, f"{connected} are connected, {busy}"
-        time.sleep(0.05)
+        counts = {"connections": connected, **server.metrics()}
+        return {name: value for name, value in counts.items() if name.startswith(("connections", *names)) and value}
+
+    until(lambda: not left(), otherwise=left)
 
 
 @pytest.mark.parametrize("deed", DEEDS, ids=lambda deed: deed.__name__)

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +35,7 @@ from dragoman.v1 import generation_pb2 as pb
 from server.keys import add
 from tests.certificates import Authority, Mount, Pair
 from tests.conftest import StartServer
+from tests.waiting import until
 
 WORD, SOUND = "transformer", "T R AE N S F AO R M ER"
 ONCE = RetryPolicy(attempts=1)
@@ -63,13 +63,6 @@ def command(server: LocalServer, *arguments: str | Path, **environment: str) -> 
     return subprocess.run(
         words, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **environment}
     )
-
-
-def eventually(holds: Callable[[], bool], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it never came about"
-        time.sleep(0.05)
 
 
 def events(server: LocalServer) -> list[Any]:
@@ -187,14 +180,14 @@ def test_certificates_are_renewed_under_open_connections(
     with Client(server.address, tls=Tls(ca=ours.ca), retry=ONCE) as before:
         assert before.generate(WORD).text == SOUND
         mount.put(theirs.sign("new"))
-        eventually(lambda: any(event["event"] == "read anew" for event in events(server)))
+        until(lambda: any(event["event"] == "read anew" for event in events(server)))
         assert ask(server, Tls(ca=theirs.ca)) == SOUND
         with pytest.raises(UnavailableError):
             ask(server, Tls(ca=ours.ca))
         assert before.generate(WORD).text == SOUND  # what is open stays open
         # A renewal that went wrong changes nothing.
         mount.put(Pair(ours.sign("one").cert, ours.sign("another").key))
-        eventually(lambda: server.metrics()['dragoman_files_unusable{files="TLS certificates"}'] == 1)
+        until(lambda: server.metrics()['dragoman_files_unusable{files="TLS certificates"}'] == 1)
         assert any(event["level"] == "error" for event in events(server))
         assert ask(server, Tls(ca=theirs.ca)) == SOUND
 
@@ -209,7 +202,7 @@ def test_clients_of_an_authority_that_is_no_longer_trusted_stay_out(
     for pair in (ally, rival):
         assert ask(server, Tls(ours.ca, pair.cert, pair.key)) == SOUND
     trusted.write_bytes(ours.ca.read_bytes())
-    eventually(lambda: any(event["event"] == "read anew" for event in events(server)))
+    until(lambda: any(event["event"] == "read anew" for event in events(server)))
     assert ask(server, Tls(ours.ca, ally.cert, ally.key)) == SOUND
     with pytest.raises(UnavailableError):
         ask(server, Tls(ours.ca, rival.cert, rival.key))
@@ -283,12 +276,12 @@ def test_keys_come_and_go_while_the_server_runs(start_server: StartServer, tmp_p
         assert client.generate(WORD).text == SOUND
         file.unlink()
         second = add(file, "second")
-        eventually(lambda: any(event["event"] == "read anew" for event in events(server)))
+        until(lambda: any(event["event"] == "read anew" for event in events(server)))
         assert ask(server, api_key=second) == SOUND
         with pytest.raises(UnauthenticatedError):  # also on a connection that is open
             client.generate(WORD)
         file.write_text("what is this\n")
-        eventually(lambda: any(event["level"] == "error" for event in events(server)))
+        until(lambda: any(event["level"] == "error" for event in events(server)))
         assert ask(server, api_key=second) == SOUND
 
 
@@ -306,7 +299,7 @@ def test_a_key_s_limits_hold_and_say_when_to_come_again(start_server: StartServe
         metadata = (("authorization", f"Bearer {narrow}"),)
         batch = pb.GenerateBatchRequest(inputs=[pb.Input(text=f"{WORD}{'ab'[n % 2] * (n % 9)}") for n in range(2000)])
         running = stub.GenerateBatch.future(batch, metadata=metadata)
-        eventually(lambda: server.metrics().get('dragoman_key_calls_total{key="narrow"}') == 1)
+        until(lambda: server.metrics().get('dragoman_key_calls_total{key="narrow"}') == 1)
         single = pb.GenerateRequest(input=pb.Input(text=WORD))
         with pytest.raises(grpc.RpcError) as error:
             stub.Generate(single, metadata=metadata)
@@ -324,7 +317,7 @@ def test_a_key_s_limits_hold_and_say_when_to_come_again(start_server: StartServe
             except grpc.RpcError:
                 return False
 
-        eventually(let_in)
+        until(let_in)
     assert server.metrics()['dragoman_key_refusals_total{key="narrow"}'] >= 1
 
 

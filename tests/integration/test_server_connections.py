@@ -4,7 +4,6 @@ import signal
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +18,12 @@ from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
 from server.connections import LEAST_CONNECTIONS, OTHER_FILES
 from tests.conftest import StartServer
+from tests.waiting import until
 
 WORD, SOUND = "transformer", "T R AE N S F AO R M ER"
 ONCE = RetryPolicy(attempts=1)
 ALONE = [("grpc.use_local_subchannel_pool", 1)]  # else channels to one server share a connection
 QUICK = [(f"grpc.{kind}_reconnect_backoff_ms", 100) for kind in ("initial", "min", "max")]
-
-
-def eventually(holds: Callable[[], bool], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it never came about"
-        time.sleep(0.05)
 
 
 def healthy(channel: grpc.Channel, wait: bool = False) -> bool:
@@ -83,7 +76,7 @@ def test_an_aged_connection_is_replaced_and_no_call_notices(start_server: StartS
         return len(seen) >= 3
 
     with Client(server.address, retry=ONCE) as client:
-        eventually(asked)
+        until(asked)
 
 
 def test_calls_on_an_aged_connection_have_their_grace_and_no_more(start_server: StartServer) -> None:
@@ -184,9 +177,9 @@ def test_a_server_that_drains_is_alive_but_not_ready(start_server: StartServer) 
         inputs = [pb.Input(text=WORD[: 1 + number % 11]) for number in range(5000)]
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
         batch = stub.GenerateBatch.future(pb.GenerateBatchRequest(inputs=inputs))
-        eventually(lambda: any(v for k, v in server.metrics().items() if k.startswith("dragoman_rows_running")))
+        until(lambda: any(v for k, v in server.metrics().items() if k.startswith("dragoman_rows_running")))
         server.process.send_signal(signal.SIGTERM)
-        eventually(lambda: status("readyz") == 503)
+        until(lambda: status("readyz") == 503)
         assert [status(path) for path in ("startupz", "livez")] == [200, 200]
         batch.cancel()
     assert server.process.wait(30) == 0

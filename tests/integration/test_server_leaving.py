@@ -4,10 +4,8 @@ import json
 import signal
 import socket
 import threading
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,8 @@ from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
 from tests.altered_bundles import lengthened
 from tests.conftest import StartServer
+from tests.samples import sum_of
+from tests.waiting import PATIENCE, until
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 WORD = pb.Input(text="dragoman")
@@ -32,19 +32,11 @@ LONG = pb.GenerateRequest(
     input=WORD, options=pb.GenerationOptions(min_new_tokens=TOKENS, max_new_tokens=TOKENS), priority=pb.PRIORITY_BATCH
 )
 ALONE = [("grpc.use_local_subchannel_pool", 1)]  # else channels to one server share a connection
-PATIENCE = 60.0
 
 
 @pytest.fixture(scope="module")
 def long_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return lengthened(tmp_path_factory.mktemp("long") / "bundle", TOKENS)
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def stub(channel: grpc.Channel) -> Any:
@@ -64,7 +56,7 @@ def probe(server: LocalServer, path: str) -> tuple[int, str]:
 
 
 def running(server: LocalServer) -> float:
-    return sum(value for key, value in server.metrics().items() if key.startswith("dragoman_rows_running"))
+    return sum_of(server, "dragoman_rows_running")
 
 
 def is_listening(server: LocalServer) -> bool:
@@ -76,7 +68,7 @@ def is_listening(server: LocalServer) -> bool:
 
 
 def test_it_is_unready_at_once_and_serves_on_for_the_delay(start_server: StartServer) -> None:
-    server = start_server("--engines", "1", "--drain-delay-seconds", "2", "--log-format", "json")
+    server = start_server("--engines", "1", "--drain-delay-seconds", "600")
     with grpc.insecure_channel(server.address) as channel, grpc.insecure_channel(server.address, ALONE) as late:
         watches = [watch(channel) for _ in range(50)]
         assert [next(each).status for each in watches] == [SERVING] * 50
@@ -90,6 +82,16 @@ def test_it_is_unready_at_once_and_serves_on_for_the_delay(start_server: StartSe
         inference: Any = open_inference_pb2_grpc.GRPCInferenceServiceStub(channel)
         assert not inference.ServerReady(oip.ServerReadyRequest()).ready
         assert inference.ServerLive(oip.ServerLiveRequest()).live
+    server.kill()
+
+
+def test_after_the_delay_it_serves_nobody_and_ends(start_server: StartServer) -> None:
+    server = start_server("--engines", "1", "--drain-delay-seconds", "0.5", "--log-format", "json")
+    with grpc.insecure_channel(server.address) as channel:
+        watches = [watch(channel) for _ in range(50)]
+        assert [next(each).status for each in watches] == [SERVING] * 50
+        server.process.send_signal(signal.SIGTERM)
+        assert [next(each).status for each in watches] == [NOT_SERVING] * 50
         until(lambda: stub(channel).Generate.future(SHORT).code() is not grpc.StatusCode.OK)
         assert stub(channel).Generate.future(SHORT).code() is grpc.StatusCode.UNAVAILABLE
         assert [list(each) for each in watches] == [[]] * 50, "they end, and held up nothing"
@@ -104,9 +106,9 @@ def test_what_runs_is_finished_while_nobody_can_connect_any_more(start_server: S
     server = start_server("--bundle", str(long_bundle), "--engines", "1", "--max-rows", "2", "--drain-seconds", "60")
     with grpc.insecure_channel(server.address) as channel:
         batch = stub(channel).GenerateBatch.future(pb.GenerateBatchRequest(inputs=[WORD] * 50))
-        with_deadline = stub(channel).Generate.future(LONG, timeout=2)
+        with_deadline = stub(channel).Generate.future(LONG, timeout=3)
         endless = stub(channel).Generate.future(LONG)
-        until(lambda: running(server) == 2)
+        until(lambda: sum_of(server, "dragoman_requests_in_flight", "Generate") == 3)
         server.process.send_signal(signal.SIGTERM)
         until(lambda: not is_listening(server))
         assert not endless.done()
@@ -147,7 +149,7 @@ def test_calls_that_never_cease_are_all_told_to_go_elsewhere(start_server: Start
     """Of clients that do not follow health; gRPC itself would end some of them with CANCELLED."""
     server = start_server("--engines", "1", "--log-requests", "none")
     codes: set[grpc.StatusCode] = set()
-    with grpc.insecure_channel(server.address, [("grpc.enable_retries", 0)]) as channel:
+    with grpc.insecure_channel(server.address) as channel:
 
         def call_on() -> None:
             while server.process.poll() is None:

@@ -1,9 +1,7 @@
 """What a real server tells Prometheus: what the documentation says, and nothing that a client made up."""
 
 import asyncio
-import re
 import shutil
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +22,8 @@ from server.keys import add
 from tests.certificates import Authority
 from tests.conftest import StartServer
 from tests.metrics_table import documented, series, told
+from tests.samples import sum_of
+from tests.waiting import until
 
 MODEL, WORDS, MADE_UP = "g2p", ["transformer", "dragoman", "quokka"], 1000
 # A machine without a GPU has none of the former, and a server whose engines run in its own process none of the latter.
@@ -43,14 +43,9 @@ class Running(NamedTuple):
 
     def settled(self) -> str:
         """The page once every call is counted, which is after its client has heard, and models are loaded."""
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            page = self.page()
-            running = re.findall(r"^dragoman_requests_in_flight{.*} (.*)$", page, re.MULTILINE)
-            if not any(map(float, running)) and 'dragoman_model_load_failures_total{model="broken"}' in page:
-                return page
-            time.sleep(0.02)
-        raise AssertionError("the server never came to rest")
+        until(lambda: sum_of(self.server, "dragoman_requests_in_flight") == 0)
+        until(lambda: sum_of(self.server, "dragoman_model_load_failures_total", "broken"))
+        return self.page()
 
     def channel(self) -> grpc.aio.Channel:
         return grpc.aio.secure_channel(self.server.address, self.credentials)
@@ -81,7 +76,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             client.generate_batch(WORDS, model=MODEL)
             client.score("transformer", ["T R AE N S F AO R M ER"], model=MODEL)
         with Client(server.address, tls=Tls(ca=authority.ca), api_key=slow, retry=NO_RETRY) as client:
-            client.generate_batch(WORDS, model=MODEL)  # for which it has to pay back three seconds
+            client.generate_batch(WORDS * 20, model=MODEL)  # for which it has to pay back a minute
             with pytest.raises(ResourceExhaustedError):
                 client.generate("quokka", model=MODEL)
         yield running

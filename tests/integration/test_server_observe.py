@@ -9,19 +9,19 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
-from dragoman import Client, DeadlineExceededError, InvalidArgumentError
+from dragoman import Client, DeadlineExceededError, InvalidArgumentError, UnavailableError
 from dragoman.local import LocalServer, free_port, serve_command
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
 from server.keys import add
 from tests.conftest import StartServer
+from tests.waiting import until
 
 CANARY = "canary"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -79,7 +79,7 @@ def test_calls_have_lines_with_all_their_phases_and_the_caller_s_name(
         answer = client.generate(CANARY, beam_size=3, num_hypotheses=2)
         client.generate_batch([CANARY, "", "one"])
         assert list(client.generate_stream(CANARY))
-    time.sleep(0.5)
+    time.sleep(0.5)  # in which nothing is done
     assert server.stop() == 0
     lines = {entry["method"].partition("/")[2]: entry for entry in entries(server, "request")}
     single, batch, stream = (lines[name] for name in ("Generate", "GenerateBatch", "GenerateStream"))
@@ -162,6 +162,14 @@ def test_a_collector_that_is_not_there_costs_nothing_but_traces(
     assert CANARY not in server.log.read_text()
 
 
+def answers_are_given(client: Client) -> bool:
+    try:
+        client.generate("one")
+    except UnavailableError:
+        return False
+    return True
+
+
 def test_calls_are_answered_though_nobody_reads_the_log(tmp_path: Path) -> None:
     """A pipe that is full would stop whoever writes to it."""
     port, metrics_port = free_port(), free_port()
@@ -170,13 +178,7 @@ def test_calls_are_answered_though_nobody_reads_the_log(tmp_path: Path) -> None:
     assert process.stderr is not None
     try:
         with Client(f"127.0.0.1:{port}", timeout=60) as client:
-            deadline, ready = time.monotonic() + 60, Event()
-            while not ready.is_set() and time.monotonic() < deadline:
-                try:
-                    client.generate("one")
-                    ready.set()
-                except Exception:
-                    time.sleep(0.05)
+            until(lambda: answers_are_given(client))
             answers = list(client.generate_many([CANARY] * 2000))  # each has a line of some 400 bytes; 64 KiB have room
         assert {type(answer).__name__ for answer in answers} == {"Result"}
         os.set_blocking(process.stderr.fileno(), True)

@@ -23,7 +23,7 @@ from server.bundle.load import shipped_bundle
 from tests.altered_bundles import lengthened
 from tests.conftest import StartServer
 from tests.samples import sum_of
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 SERVICE = "dragoman.v1.GenerationService"
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -261,7 +261,7 @@ def test_sigterm_finishes_what_runs_and_refuses_what_comes(start_server: StartSe
         watch = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
         assert next(watch).status == SERVING
         batch = stub.GenerateBatch.future(LARGE)
-        time.sleep(0.3)
+        until(lambda: sum_of(server, "dragoman_rows_running") > 0)
         server.process.send_signal(signal.SIGTERM)
         assert next(watch).status == NOT_SERVING
         assert health.Check(health_pb2.HealthCheckRequest()).status == NOT_SERVING
@@ -271,7 +271,7 @@ def test_sigterm_finishes_what_runs_and_refuses_what_comes(start_server: StartSe
         assert refused.value.details() == "the server is shutting down"
         assert all(item.HasField("response") for item in batch.result().items)
         assert list(watch) == []
-    assert server.process.wait(10) == 0
+    assert server.process.wait(PATIENCE) == 0
 
 
 def test_what_is_not_finished_in_time_is_unavailable(start_server: StartServer, tiny_bundle: Path) -> None:
@@ -279,12 +279,12 @@ def test_what_is_not_finished_in_time_is_unavailable(start_server: StartServer, 
     channel, stub = stubs(server)
     with channel:
         batch = stub.GenerateBatch.future(LARGE)
-        time.sleep(0.3)
+        until(lambda: sum_of(server, "dragoman_rows_running") > 0)
         server.process.send_signal(signal.SIGTERM)
         items = batch.result().items
         codes = {item.error.code for item in items if item.HasField("error")}
         assert codes == {grpc.StatusCode.UNAVAILABLE.value[0]}
-    assert server.process.wait(10) == 0
+    assert server.process.wait(PATIENCE) == 0
 
 
 def test_a_second_signal_ends_at_once(start_server: StartServer, tiny_bundle: Path) -> None:
@@ -292,11 +292,13 @@ def test_a_second_signal_ends_at_once(start_server: StartServer, tiny_bundle: Pa
     channel, stub = stubs(server)
     with channel:
         batch = stub.GenerateBatch.future(LARGE)
-        time.sleep(0.3)
-        for _ in range(2):
-            server.process.send_signal(signal.SIGTERM)
-            time.sleep(0.1)
-        assert server.process.wait(5) == 1
+        until(lambda: sum_of(server, "dragoman_rows_running") > 0)
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert next(watch).status == SERVING
+        server.process.send_signal(signal.SIGTERM)
+        assert next(watch).status == NOT_SERVING
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(PATIENCE) == 1
         assert batch.exception() is not None
 
 
@@ -309,7 +311,7 @@ def test_logs_are_json_and_say_what_was_done_but_not_for_whom(start_server: Star
             stub.Generate(pb.GenerateRequest(input=pb.Input(text="Ж")))
     assert server.process.poll() is None
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(10) == 0
+    assert server.process.wait(PATIENCE) == 0
     log = server.log.read_text()
     events = [json.loads(line)["event"] for line in log.splitlines()]
     assert [event for event in events if event in ("listening", "ready", "draining", "stopped")] == [

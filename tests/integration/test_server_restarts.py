@@ -3,7 +3,6 @@
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,10 @@ from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
 from tests.connection_balancer import connection_balancer
 from tests.load import constant_load, steady_ports
+from tests.waiting import PATIENCE, until_async
 
 WORD, SOUND = "transformer", "T R AE N S F AO R M ER"
 REQUEST = pb.GenerateRequest(input=pb.Input(text=WORD))
-PATIENCE = 60.0
 ONE_ENGINE = ("--engines", "1", "--max-rows", "16", "--log-requests", "failed")
 PAGE = Path(__file__).parents[2] / "docs" / "leaving.md"
 [BALANCE_CALLS] = re.findall(r"^```json\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
@@ -35,12 +34,6 @@ def channel(address: str, service_config: str = "{}") -> grpc.aio.Channel:
     """
     options: list[tuple[str, Any]] = [("grpc.use_local_subchannel_pool", 1), ("grpc.service_config", service_config)]
     return grpc.aio.insecure_channel(address, options)
-
-
-async def until(true: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not await true():  # noqa: ASYNC110  # it happens in another process
-            await asyncio.sleep(0.05)
 
 
 async def test_three_servers_are_restarted_one_after_the_other_and_no_call_fails(tmp_path: Path) -> None:
@@ -67,12 +60,12 @@ async def test_three_servers_are_restarted_one_after_the_other_and_no_call_fails
                 "client": lambda: client.generate(WORD),
                 "connections": lambda: pinned.Generate(REQUEST, timeout=PATIENCE),
             }
-            await until(lambda: _work(pinned, stub))
+            await until_async(lambda: _work(pinned, stub))
             async with constant_load(calls) as ended:
                 for index, server in enumerate(servers):
                     assert await asyncio.to_thread(server.stop) == 0, server.last_words()
                     servers[index] = await asyncio.to_thread(start, server.port)
-                    await until(partial(_is_found, servers[index]))  # before the next one leaves
+                    await until_async(partial(_is_found, servers[index]))  # before the next one leaves
     finally:
         for server in servers:
             server.kill()
@@ -101,12 +94,12 @@ async def test_a_server_that_is_killed_leaves_its_clients_unavailable_and_nothin
                 "infer": lambda: inference.ModelInfer(infer, timeout=PATIENCE),
             }
             async with constant_load(calls) as ended:
-                await until(partial(_are_counted, ended, "OK", set(calls)))
+                await until_async(partial(_are_counted, ended, "OK", set(calls)))
                 server.kill()
-                await until(partial(_are_counted, ended, "UNAVAILABLE", set(calls)))
+                await until_async(partial(_are_counted, ended, "UNAVAILABLE", set(calls)))
                 server = await asyncio.to_thread(start)
                 ended.clear()
-                await until(partial(_are_counted, ended, "OK", set(calls)))
+                await until_async(partial(_are_counted, ended, "OK", set(calls)))
     finally:
         server.kill()
 

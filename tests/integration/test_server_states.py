@@ -4,10 +4,9 @@ import http.client
 import os
 import shutil
 import subprocess
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +22,8 @@ from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
 from server.bundle.load import shipped_bundle
 from tests.altered_bundles import failing
+from tests.waiting import PATIENCE, until
 
-PATIENCE = 60.0
 ALONE = [("grpc.use_local_subchannel_pool", 1)]  # else it would remember that there was no server
 PROBES = ("startupz", "readyz", "livez")
 REQUEST = pb.GenerateRequest(input=pb.Input(text="court"))
@@ -40,13 +39,6 @@ class State:
     health: str
     ready: bool
     call: str
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def probe(port: int, path: str) -> tuple[int, str]:

@@ -4,10 +4,9 @@ import os
 import resource
 import signal
 import subprocess
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,11 @@ from dragoman.v1 import generation_pb2_grpc
 from tests.altered_bundles import failing, lengthened
 from tests.conftest import StartServer
 from tests.integration.test_decoding_examples import EXAMPLES
+from tests.samples import sum_of
+from tests.waiting import PATIENCE, until
 
 ROWS = 16
 TOKENS = 30_000  # that take tens of seconds to decode
-PATIENCE = 60.0
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
@@ -52,18 +52,6 @@ def stub(pair: LocalServer) -> Iterator[Any]:
     with grpc.insecure_channel(pair.address) as channel:
         yield generation_pb2_grpc.GenerationServiceStub(channel)
     until(lambda: sum_of(pair, "dragoman_rows_running") == 0)
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-
-
-def sum_of(server: LocalServer, name: str, label: str = "") -> float:
-    samples = server.metrics().items()
-    return sum(value for key, value in samples if key.partition("{")[0] == name and label in key)
 
 
 def up(server: LocalServer) -> float:

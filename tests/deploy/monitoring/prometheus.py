@@ -61,7 +61,7 @@ class Prometheus:
         series = ((each["metric"], [float(value) for _, value in each["values"]]) for each in data["result"])
         return [(labels, [value for value in values if math.isfinite(value)]) for labels, values in series]
 
-    def until(self, expression: str, seconds: float = 30) -> None:
+    def until(self, expression: str, seconds: float = 60) -> None:
         """Waits until an expression has a result."""
         deadline = time.monotonic() + seconds
         while True:

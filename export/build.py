@@ -10,6 +10,7 @@ from export.check import Report, check_bundle
 from export.data import spread
 from export.errors import CheckFailedError, ExportError
 from export.precision.comparison import compare
+from export.precision.rounded import runnable
 from export.precision.search import example_feeds, search
 from export.quality import NAMES, Decoded, decode
 from server.bundle.load import Bundle, load_bundle
@@ -61,22 +62,26 @@ def build(work: Work) -> tuple[Bundle, Report]:
     for integers in INTEGERS:
         if precision == integers:
             return _build_integers(work, integers)
-    bundle, device = _trace(work, precision, work.options.device)
-    report = _check(work, bundle, device)
+    bundle = _trace(work, precision)
+    try:
+        tried, device = runnable(bundle, work.options.device, work.place / "rounded")
+    except DeviceError as error:
+        raise ExportError(str(error)) from error
+    report = _check(work, tried, device)
     if precision == "fp32":
-        return _finish(work, bundle, device, report, {}, {}), report
-    exact, _ = _trace(work, "fp32", "cpu")
+        return _finish(work, bundle, (tried, device), report, {}, {}), report
+    exact = _trace(work, "fp32")
     name, pairs = work.measured
     work.say(f"measuring on {name} what {precision} changes")
-    decoded = work.decode(exact, CPU, pairs), work.decode(bundle, device, pairs)
-    loss = compare((exact, bundle), decoded, example_feeds(exact, pairs), device)
+    decoded = work.decode(exact, CPU, pairs), work.decode(tried, device, pairs)
+    loss = compare((exact, tried), decoded, example_feeds(exact, pairs), device)
     limit = work.options.max_quality_loss
     if loss["points_lost"] > limit:
         points = loss["points_lost"]
         raise ExportError(
             f"--precision {precision} loses {points:g} points of quality; --max-quality-loss is {limit:g}"
         )
-    return _finish(work, bundle, device, report, {"data": name} | loss, {name: decoded[1]}), report
+    return _finish(work, bundle, (tried, device), report, {"data": name} | loss, {name: decoded[1]}), report
 
 
 def _build_integers(work: Work, precision: Integers) -> tuple[Bundle, Report]:
@@ -85,7 +90,7 @@ def _build_integers(work: Work, precision: Integers) -> tuple[Bundle, Report]:
         choose_device(work.options.device, work.place, precision)
     except DeviceError as error:
         raise ExportError(str(error)) from error
-    exact, _ = _trace(work, "fp32", "cpu")
+    exact = _trace(work, "fp32")
     checked = _check(work, exact, CPU)
     name, pairs = work.measured
     work.say(f"making {precision} of them, and measuring on {name} what that changes")
@@ -97,21 +102,17 @@ def _build_integers(work: Work, precision: Integers) -> tuple[Bundle, Report]:
         key: checked.document[key] for key in ("reference", "tolerance", "largest_difference", "scorer", "choices")
     }
     loss = {"data": name} | loss | {"wider": found.wider}
-    return _finish(work, found.bundle, CPU, report, loss, {name: found.decoded}), report
+    return _finish(work, found.bundle, (found.bundle, CPU), report, loss, {name: found.decoded}), report
 
 
-def _trace(work: Work, precision: Precision, device: str) -> tuple[Bundle, Device]:
+def _trace(work: Work, precision: Precision) -> Bundle:
     """A bundle whose graphs compute what the modules do, in a precision of PyTorch."""
     work.say(f"tracing the graphs in {precision}")
     folder = work.place / precision
     folder.mkdir()
     options = replace(work.options, precision=precision)
     write_manifest(write_files(work.run, folder, options, options.examples or spread(work.sources, EXAMPLES)), folder)
-    bundle = load_bundle(folder)
-    try:
-        return bundle, choose_device(device, bundle.decoder, precision)
-    except DeviceError as error:
-        raise ExportError(str(error)) from error
+    return load_bundle(folder)
 
 
 def _check(work: Work, bundle: Bundle, device: Device) -> Report:
@@ -123,14 +124,23 @@ def _check(work: Work, bundle: Bundle, device: Device) -> Report:
 
 
 def _finish(
-    work: Work, bundle: Bundle, device: Device, report: Report, loss: dict[str, Any], decoded: dict[str, Decoded]
+    work: Work,
+    bundle: Bundle,
+    tried: tuple[Bundle, Device],
+    report: Report,
+    loss: dict[str, Any],
+    decoded: dict[str, Decoded],
 ) -> Bundle:
-    """Measures the quality on what has not been decoded yet, and writes all findings into the manifest."""
+    """Measures the quality on what has not been decoded yet, and writes all findings into the manifest.
+
+    Args:
+        tried: what of the bundle runs here, and where.
+    """
     work.say("measuring their quality")
     quality = {
         f"{name} {NAMES[metric]}": round(value, 3)
         for name, pairs in work.data.items()
-        for metric, value in (decoded.get(name) or work.decode(bundle, device, pairs)).scores.items()
+        for metric, value in (decoded.get(name) or work.decode(*tried, pairs)).scores.items()
     }
     update = {"parity": report.document, "quality": quality, "loss": loss}
     write_manifest(bundle.manifest.model_copy(update=update), bundle.path)

@@ -11,9 +11,10 @@ from export.build import GREEDY_SOURCES, Work, build
 from export.check import Report, check_bundle
 from export.data import evaluation_data, spread, unusable
 from export.errors import ExportError
+from export.precision.rounded import runnable
 from server.bundle.load import BundleError, load_bundle
 from server.bundle.manifest import MANIFEST_FILE, NAME_PATTERN, Manifest
-from server.runtime.device import DeviceError, choose_device
+from server.runtime.device import DeviceError
 from training.data.tokenizers import UNKNOWN_ID
 from training.errors import TrainingError
 from training.run import Run, load_run
@@ -79,21 +80,21 @@ def check(bundle: Path, run: Path | None, device: str, say: Callable[[str], None
     Raises:
         ExportError: bundle or run can't be read, don't belong together, or the device does not work.
     """
-    try:
-        loaded = load_bundle(bundle)
-        chosen = choose_device(device, loaded.decoder, loaded.manifest.precision)
-    except (BundleError, DeviceError) as error:
-        raise ExportError(str(error)) from error
-    if run is None:
-        return check_bundle(loaded, None, [], chosen)
-    origin = _load(run)
-    if model_shape(origin) != loaded.manifest.shape:
-        raise ExportError(f"{bundle} was not made of {run}: the shapes of the models differ")
-    steps, now = loaded.manifest.training.get("steps_averaged"), origin.provenance["steps_averaged"]
-    if steps != now:
-        raise ExportError(f"{bundle} was made of the checkpoints at steps {steps}, but {run} has those at {now}")
-    sources = [pair.source for pairs in evaluation_data(origin, say).values() for pair in pairs]
-    return check_bundle(loaded, origin.model, spread(sources, GREEDY_SOURCES), chosen)
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            loaded, chosen = runnable(load_bundle(bundle), device, Path(scratch) / "rounded")
+        except (BundleError, DeviceError) as error:
+            raise ExportError(str(error)) from error
+        if run is None:
+            return check_bundle(loaded, None, [], chosen)
+        origin = _load(run)
+        if model_shape(origin) != loaded.manifest.shape:
+            raise ExportError(f"{bundle} was not made of {run}: the shapes of the models differ")
+        steps, now = loaded.manifest.training.get("steps_averaged"), origin.provenance["steps_averaged"]
+        if steps != now:
+            raise ExportError(f"{bundle} was made of the checkpoints at steps {steps}, but {run} has those at {now}")
+        sources = [pair.source for pairs in evaluation_data(origin, say).values() for pair in pairs]
+        return check_bundle(loaded, origin.model, spread(sources, GREEDY_SOURCES), chosen)
 
 
 def _load(run: Path) -> Run:

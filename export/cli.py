@@ -36,7 +36,7 @@ def export(
         Precision,
         typer.Option(
             help="int8: integers throughout, the fastest on CPUs; int8-weights, int4: integers with a scale for each "
-            "block of 32, smaller or closer to fp32; fp16: for GPUs, whose attention needs it."
+            "block of 32, smaller or closer to fp32; fp16, bf16: for GPUs, whose attention needs one of them."
         ),
     ] = "fp32",
     max_quality_loss: Annotated[

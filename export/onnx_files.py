@@ -24,6 +24,7 @@ _PAGE, _LINE = 4096, 64
 _ELEMENT_TYPES = {
     torch.float32: TensorProto.FLOAT,
     torch.float16: TensorProto.FLOAT16,
+    torch.bfloat16: TensorProto.BFLOAT16,
     torch.int64: TensorProto.INT64,
     torch.int32: TensorProto.INT32,
 }

@@ -1,6 +1,7 @@
 """Rows that join, age and leave as in the server, each of their steps compared with an uncached model."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,8 +123,13 @@ def _scribble(runtime: Runtime, rng: np.random.Generator) -> None:
     for memory in _memories(runtime).values():
         planes, slots, *rest = memory.shape
         for plane in range(planes):
-            row = (3 * rng.standard_normal(rest)).astype(memory.dtype)
+            row = _stored(3 * rng.standard_normal(rest, np.float32), memory.dtype)
             memory.write(plane, 0, np.broadcast_to(row, (slots, *rest)))
+
+
+def _stored(values: NDArray[np.float32], dtype: np.dtype[Any]) -> NDArray[np.generic]:
+    """Numbers as a cache has them; bf16, which NumPy has not, is the upper half of fp32."""
+    return (values.view(np.uint32) >> 16).astype(dtype) if dtype == np.uint16 else values.astype(dtype)
 
 
 def _memories(runtime: Runtime) -> dict[str, Memory]:

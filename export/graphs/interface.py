@@ -26,7 +26,7 @@ EXAMPLE_SIZES = {
     "short_edits": 12,
     "attended": 14,
 }
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,15 @@ from itertools import zip_longest
 from typing import Any
 
 import numpy as np
-import onnx
 
-from export.assemble import SCORER
 from export.precision.calibration import Feed
+from export.precision.rounded import stood_in_for
 from export.precision.sensitivity import log_probabilities
 from export.quality import NAMES, Decoded, lost
 from export.walk import draw_sources
 from server.bundle.load import Bundle
 from server.cpu import usable_cpus
-from server.runtime.device import Device
+from server.runtime.device import CPU, Device, open_session
 from server.runtime.model import Runtime, Sessions
 from training.recipe import Metric
 
@@ -37,7 +36,7 @@ def compare(
         bundles: in fp32, and the other.
         decoded: by each of them.
         feeds: of the scorer, of the same data.
-        device: where both run.
+        device: where the other runs; the one in fp32 runs on the CPU.
     """
     names = tuple(bundle.manifest.precision for bundle in bundles)
     scores: dict[str, dict[str, float]] = {}
@@ -45,9 +44,13 @@ def compare(
     for metric in metrics:
         before, after = (each.scores[metric] for each in decoded)
         scores[NAMES[metric]] = {names[0]: round(before, 3), names[1]: round(after, 3)}
-    likely = [log_probabilities(onnx.load(bundle.path / SCORER), feeds) for bundle in bundles]
+    likely = [
+        log_probabilities(open_session(bundle.scorer, where, usable_cpus()), feeds)
+        for bundle, where in zip(bundles, (CPU, device), strict=True)
+    ]
     sizes = [sum(file.bytes for file in bundle.manifest.files.values()) for bundle in bundles]
     equal, tokens = agreement(decoded[0].ids, decoded[1].ids)
+    timed = device.kind == "cpu" and not stood_in_for(bundles[1].manifest, device)  # fp32 does not run on a GPU
     return {
         "sources": len(decoded[0].ids),
         "quality": scores,
@@ -57,7 +60,7 @@ def compare(
         "mean_log_probability": dict(zip(names, (round(float(each.mean()), 4) for each in likely), strict=True)),
         "finite": bool(np.isfinite(likely[1]).all()),
         "megabytes": dict(zip(names, (round(size / 1e6, 2) for size in sizes), strict=True)),
-        "step_time": step_times(bundles, device) if device.kind == "cpu" else {},  # fp32 does not run on a GPU
+        "step_time": step_times(bundles, device) if timed else {},
     }
 
 

@@ -13,13 +13,9 @@ from server.bundle.manifest import Integers
 from server.cpu import usable_cpus
 
 
-def log_probabilities(scorer: onnx.ModelProto, feeds: Sequence[Feed]) -> Floats:
+def log_probabilities(scorer: ort.InferenceSession, feeds: Sequence[Feed]) -> Floats:
     """Of all tokens of all targets [tokens]."""
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = usable_cpus()
-    options.log_severity_level = 4
-    session = ort.InferenceSession(scorer.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    found: Floats = np.concatenate([session.run(["log_probabilities"], dict(feed))[0].ravel() for feed in feeds])
+    found: Floats = np.concatenate([scorer.run(["log_probabilities"], dict(feed))[0].ravel() for feed in feeds])
     return found
 
 
@@ -35,11 +31,18 @@ def most_sensitive(
         scorer: in fp32.
         feeds: see `calibration.feeds`.
     """
-    exact = log_probabilities(scorer, feeds)
+    exact = log_probabilities(_session(scorer), feeds)
     costs: dict[str, float] = {}
     for key in weights.names:
         model = onnx.ModelProto.FromString(scorer.SerializeToString())
         one = Weights({key: weights.names[key]}, {key: weights.seen[key]})
         rewrite(model, precision, one, ())
-        costs[key] = float(np.abs(log_probabilities(model, feeds) - exact).mean())
+        costs[key] = float(np.abs(log_probabilities(_session(model), feeds) - exact).mean())
     return sorted(costs.items(), key=lambda item: -item[1])
+
+
+def _session(model: onnx.ModelProto) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = usable_cpus()
+    options.log_severity_level = 4
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])

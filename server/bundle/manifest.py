@@ -9,7 +9,7 @@ MANIFEST_FILE = "manifest.json"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 Integers = Literal["int8", "int8-weights", "int4"]
-Precision = Literal["fp32", "int8", "int8-weights", "int4", "fp16"]
+Precision = Literal["fp32", "int8", "int8-weights", "int4", "fp16", "bf16"]
 INTEGERS: tuple[Integers, ...] = get_args(Integers)
 Attention = Literal["ort", "standard"]
 

@@ -10,7 +10,7 @@ import onnxruntime as ort
 from server.bundle.manifest import Precision
 from server.runtime import cuda
 from server.runtime.failures import first_line
-from server.runtime.precision import saturates, unfit_for_gpus
+from server.runtime.precision import saturates, unfit_for_cpus, unfit_for_gpus
 
 
 class DeviceError(Exception):
@@ -95,8 +95,17 @@ def choose_device(choice: str, probe: Path, precision: Precision = "fp32") -> De
         precision: of the model.
 
     Raises:
-        DeviceError: a GPU was asked for and does not work, or the precision is not for GPUs.
+        DeviceError: a GPU was asked for and does not work, or the precision is not for what there is.
     """
+    device = _choose(choice, probe, precision)
+    unfit = unfit_for_cpus(precision) if device.kind == "cpu" else None
+    if unfit:
+        raise DeviceError("; ".join(filter(None, (f"device {choice}: {unfit}", device.fallback))))
+    return device
+
+
+def _choose(choice: str, probe: Path, precision: Precision) -> Device:
+    """See `choose_device`; whether a CPU runs the precision is not looked at."""
     if choice == "cpu":
         return CPU
     wanted = choice != "auto"

@@ -28,7 +28,14 @@ WARM_UP_ENCODED = 1024  # and of all of them, padding included: no more than req
 _DTYPES: dict[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),
     "tensor(float16)": np.dtype(np.float16),
+    "tensor(bfloat16)": np.dtype(np.uint16),  # NumPy has none; nothing but the graphs looks at these
 }
+_BFLOAT16 = 16  # in the enumeration of onnx.TensorProto
+
+
+def element(dtype: np.dtype[Any]) -> type[np.generic] | int:
+    """What ONNX Runtime calls the type of a cache's numbers."""
+    return _BFLOAT16 if dtype == np.uint16 else dtype.type
 
 
 class Sessions:
@@ -206,7 +213,7 @@ class Runtime:
         for name, (memory, plane) in zip(self.manifest.graphs.encoder.outputs, self._encoded, strict=True):
             shape = (count, *memory.shape[2:])
             binding.bind_output(
-                name, self.device.kind, self.device.index, memory.dtype, shape, memory.address(plane, row)
+                name, self.device.kind, self.device.index, element(memory.dtype), shape, memory.address(plane, row)
             )
         self._encoder.run_with_iobinding(binding)
 
@@ -295,7 +302,7 @@ class Runtime:
     def _bind_cache(self, bind: Callable[..., None], name: str, rows: int) -> None:
         memory, plane = self._place(name)
         shape = (rows, *memory.shape[2:])
-        bind(name, self.device.kind, self.device.index, memory.dtype.type, shape, memory.address(plane))
+        bind(name, self.device.kind, self.device.index, element(memory.dtype), shape, memory.address(plane))
 
     def _row_arrays(self) -> dict[str, Array]:
         return {"token_ids": self.tokens, "positions": self.positions, "source_lengths": self.source_lengths}

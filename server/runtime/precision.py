@@ -16,6 +16,13 @@ def unfit_for_gpus(precision: Precision) -> str | None:
     return None
 
 
+def unfit_for_cpus(precision: Precision) -> str | None:
+    """Why no CPU runs a precision, as the end of a sentence; None where it does."""
+    if precision == "bf16":
+        return "the model is bf16, which is for GPUs; dragoman-export --precision int8 makes one for CPUs"
+    return None
+
+
 def warning(precision: Precision, kind: Literal["cpu", "cuda"]) -> str | None:
     """Why a precision is a poor choice for a device that runs it; None where it is not."""
     if kind == "cpu" and precision == "fp16":

@@ -137,6 +137,26 @@ def test_half_precision_says_what_the_cpu_can_not_tell(run: Path, tmp_path: Path
     assert loss["finite"]
 
 
+def test_bf16_is_checked_by_graphs_that_round(run: Path, tmp_path: Path) -> None:
+    place = tmp_path / "bundle"
+    export_run(run, place, Options(name="x", precision="bf16", max_quality_loss=100))
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"], "what stood in for them is gone"
+    manifest = load_bundle(place).manifest
+    document = manifest.parity
+    assert "no CPU runs" in document["not_checked"][0]
+    assert 1e-3 < document["largest_difference"] < document["tolerance"]
+    assert document["milliseconds"] == manifest.loss["step_time"] == {}, "of what stands in for them they tell nothing"
+    assert manifest.loss["megabytes"]["bf16"] < manifest.loss["megabytes"]["fp32"]
+    assert manifest.loss["finite"]
+    graph = onnx.load(place / "decoder.onnx", load_external_data=False).graph
+    types = {value.name: value.type.tensor_type.elem_type for value in graph.input}
+    assert types["self_key_0"] == onnx.TensorProto.BFLOAT16, "the bundle has the graphs in bf16"
+    assert not check(place, run, "auto").failures
+    assert not check(place, None, "cpu").failures
+    with pytest.raises(ExportError, match="device cuda: "):
+        check(place, run, "cuda")
+
+
 @pytest.fixture(scope="module", params=["int8", "int4"])
 def narrow(request: pytest.FixtureRequest, run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of integers; random weights give answers to near ties, of which many change."""

@@ -10,6 +10,7 @@ import onnxruntime as ort
 import pytest
 import torch
 from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from export.assemble import DECODER, ENCODER, SCORER, model_shape, trace_graphs
 from export.graphs import DecoderStep, SourceEncoder, folded
@@ -214,12 +215,14 @@ def test_small_constants_stay_in_the_graph(ort_graphs: Models, tmp_path: Path) -
             assert not tensor.external_data, f"{tensor.name} may be a shape"
 
 
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
 @pytest.mark.parametrize("attention", ["ort", "standard"])
-def test_half_precision_keeps_what_needs_range_in_float(run: Run, attention: Attention) -> None:
-    model = trace_step(run.model, model_shape(run), attention, "fp16")
+def test_half_precision_keeps_what_needs_range_in_float(run: Run, attention: Attention, precision: Precision) -> None:
+    model = trace_step(run.model, model_shape(run), attention, precision)
     graph = model.graph
     types = {value.name: value.type.tensor_type.elem_type for value in [*graph.input, *graph.output]}
-    assert types["self_key_0"] == types["cross_value_1"] == types["self_value_1_out"] == onnx.TensorProto.FLOAT16
+    kind = onnx.TensorProto.FLOAT16 if precision == "fp16" else onnx.TensorProto.BFLOAT16
+    assert types["self_key_0"] == types["cross_value_1"] == types["self_value_1_out"] == kind
     assert types["log_probabilities"] == onnx.TensorProto.FLOAT
     producers = {output: node for node in graph.node for output in node.output}
     for output in ("log_probabilities", "short_log_probabilities"):
@@ -234,6 +237,19 @@ def test_half_precision_keeps_what_needs_range_in_float(run: Run, attention: Att
             assert stash in ([], [onnx.TensorProto.FLOAT]), "mean and variance are to be computed in float"
         if node.op_type == "Attention":
             assert [a.i for a in node.attribute if a.name == "softmax_precision"] == [onnx.TensorProto.FLOAT]
+
+
+def test_bf16_is_what_onnx_says_it_is(run: Run, ort_graphs: Models) -> None:
+    """The encoder in bf16, which ONNX Runtime runs on no CPU, by ONNX's own evaluator of graphs."""
+    encoder = trace(
+        SourceEncoder(folded(run.model).to(torch.bfloat16), last=True),
+        encoder_interface(model_shape(run), "bf16", "ort"),
+    )
+    feed = {"source_ids": np.array([[4, 5, 6, 2], [7, 2, 0, 0]]), "source_lengths": np.array([4, 2], np.int32)}
+    exact = ort.InferenceSession(ort_graphs[ENCODER].SerializeToString(), providers=["CPUExecutionProvider"])
+    for found, expected in zip(ReferenceEvaluator(encoder).run(None, feed), exact.run(None, feed), strict=True):
+        assert str(found.dtype) == "bfloat16"
+        np.testing.assert_allclose(found.astype(np.float32), expected, atol=0.1)
 
 
 def test_attention_gives_what_cuda_has_a_kernel_for(ort_graphs: Models) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -15,6 +16,7 @@ from export.precision.calibration import Range, ranges
 from export.precision.comparison import agreement
 from export.precision.lower import Weights, rewrite
 from export.precision.products import LARGE, Graph
+from export.precision.rounded import widen
 from export.precision.sensitivity import most_sensitive
 from server.runtime.device import CPU, open_session
 
@@ -48,6 +50,41 @@ def run(model: onnx.ModelProto, folder: Path, feed: Arrays) -> list[NDArray[Any]
     path.write_bytes(model.SerializeToString())
     outputs: list[NDArray[Any]] = open_session(path, CPU, 1).run(None, dict(feed))
     return outputs
+
+
+def test_what_stands_in_for_bf16_rounds_at_every_turn(rng: np.random.Generator, tmp_path: Path) -> None:
+    """x -> Gemm -> Relu -> Add in bf16, but for what goes in and comes out; numbers that are only moved stay."""
+    kind, values = TensorProto.BFLOAT16, rng.standard_normal((ROWS, IN)).astype(np.float32)
+    weights = {
+        "weight": rng.standard_normal((IN, IN)).astype(ml_dtypes.bfloat16),
+        "bias": rng.standard_normal(IN).astype(ml_dtypes.bfloat16),
+        "flat": np.array([-1]),
+    }
+    nodes = [
+        helper.make_node("Cast", ["x"], ["narrow"], to=kind),
+        helper.make_node("Gemm", ["narrow", "weight", "bias"], ["y"]),
+        helper.make_node("Relu", ["y"], ["z"]),
+        helper.make_node("Add", ["narrow", "z"], ["sum"]),
+        helper.make_node("Reshape", ["sum", "flat"], ["moved"]),
+        helper.make_node("Cast", ["moved"], ["wide"], to=TensorProto.FLOAT),
+    ]
+    model = graph(nodes, {"x": TensorProto.FLOAT}, ["wide"], weights)
+    model.graph.output.append(helper.make_tensor_value_info("y", kind, None))
+    widen(model, kind)
+
+    def as_bf16(array: NDArray[Any]) -> NDArray[Any]:
+        return array.astype(ml_dtypes.bfloat16).astype(np.float64)
+
+    x = as_bf16(values)
+    y = as_bf16(x @ as_bf16(weights["weight"]) + as_bf16(weights["bias"]))
+    wide, product = run(model, tmp_path, {"x": values})
+    assert product.dtype == np.float32
+    # The sum of a product may lie so near the middle of two numbers that another order of summing tips it over.
+    assert (product == y).mean() > 0.99
+    np.testing.assert_allclose(product, y, rtol=2**-7)
+    np.testing.assert_array_equal(wide, as_bf16(x + np.maximum(product, 0)).ravel())
+    assert not (wide.astype(np.float32).view(np.uint32) & 0xFFFF).any()
+    assert [node.op_type for node in model.graph.node].count("Cast") == 2 + 2 * 4, "none for what is only moved"
 
 
 def layers(rng: np.random.Generator) -> onnx.ModelProto:

@@ -51,6 +51,19 @@ def test_integers_are_for_cpus(device_files: Path) -> None:
     assert "nvidia0, but the model is int8" in chosen.fallback
 
 
+def test_bf16_is_for_gpus(device_files: Path) -> None:
+    reason = "the model is bf16, which is for GPUs; dragoman-export --precision int8 makes one for CPUs"
+    for choice in ("cpu", "auto"):
+        with pytest.raises(DeviceError) as raised:
+            choose_device(choice, Path("none.onnx"), "bf16")
+        assert str(raised.value) == f"device {choice}: {reason}"
+    (device_files / "nvidia0").touch()
+    with pytest.raises(DeviceError) as raised:
+        choose_device("auto", Path("none.onnx"), "bf16")
+    assert str(raised.value).startswith(f"device auto: {reason}; there is ")
+    assert "no CUDA provider" in str(raised.value), "why the GPU is not used"
+
+
 def test_half_precision_on_a_cpu_is_warned_about() -> None:
     told = warning("fp16", "cpu")
     assert told is not None

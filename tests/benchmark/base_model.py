@@ -28,6 +28,7 @@ from training.recipe import Recipe, save_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 VOCABULARY = 32_000
+LENGTHS = (15, 31)  # of sources and targets of dev, without the end token: those of what is asked of the model
 BASE = ModelConfig(
     d_model=512,
     heads=8,
@@ -87,7 +88,10 @@ def write_run(run: Path, config: ModelConfig, vocabulary: int, seed: int = 1) ->
     save_recipe(Recipe.model_validate(recipe), run / "recipe.yaml")
     draw = random.Random(seed)
     words = [symbol(i) for i in range(len(SPECIAL_TOKENS), vocabulary)]
-    lines = ["\t".join(" ".join(draw.choices(words, k=8)) for _ in range(2)) for _ in range(8)]
+    lengths = [
+        min(n, most - 1) for n, most in zip(LENGTHS, (config.max_source_length, config.max_target_length), strict=True)
+    ]
+    lines = ["\t".join(" ".join(draw.choices(words, k=length)) for length in lengths) for _ in range(8)]
     (run / "dev.tsv").write_text("".join(f"{line}\n" for line in lines))
     save_state(run / "model.pt", {"model": random_model(config, vocabulary, seed).state_dict(), "steps": [0]})
 

@@ -8,6 +8,7 @@ from server.cpu import usable_cpus
 from tests.benchmark.beam_search import measure_beam
 from tests.benchmark.effort import Effort, Notify
 from tests.benchmark.greedy import OPEN_LOOP_SHARES, measure_greedy
+from tests.benchmark.marks import Kind
 from tests.benchmark.operators import ROWS, measure_operators
 from tests.benchmark.outcome import Outcome
 from tests.benchmark.short_list import measure_short_lists
@@ -16,11 +17,18 @@ from tests.benchmark.workload import Workload
 
 
 def measure(
-    bundle: Bundle, converted: Path, workload: Workload, effort: Effort, serve: list[str], notify: Notify
+    kind: Kind,
+    bundle: Bundle,
+    converted: Path,
+    workload: Workload,
+    effort: Effort,
+    serve: list[str],
+    notify: Notify,
 ) -> Outcome:
     """Starts every contender in its own process, compares their answers, then measures them in turn.
 
     Args:
+        kind: of the model, by which marks differ.
         bundle: what is served and stepped.
         converted: the same weights as CTranslate2 loads them; not read where it takes no part.
         workload: the inputs.
@@ -30,13 +38,14 @@ def measure(
     Raises:
         ActorError, ServerStartError: a contender failed.
     """
-    outcome = Outcome(describe_model(bundle), workload.title)
+    outcome = Outcome(describe_model(bundle), workload.title, kind)
     with ExitStack() as stack:
         translators = None
         if effort.ctranslate2 and (effort.greedy or effort.beam):
             translators = Translators(stack, bundle, converted, workload, usable_cpus(), effort.seconds, notify)
         if effort.greedy:
             outcome.greedy = measure_greedy(bundle, workload, translators, effort, serve, notify)
+            outcome.greedy.kind = kind
         if effort.beam:
             outcome.beam = measure_beam(bundle, workload, translators, effort, serve, notify)
     if effort.short_list:

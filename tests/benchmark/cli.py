@@ -20,6 +20,7 @@ from tests.benchmark.campaign import measure, samples_ahead
 from tests.benchmark.ctranslate2_model import convert
 from tests.benchmark.effort import Effort
 from tests.benchmark.machine import describe
+from tests.benchmark.marks import Kind
 from tests.benchmark.outcome import Outcome
 from tests.benchmark.report import document, markdown
 from tests.benchmark.workload import random_symbols, real_words
@@ -117,7 +118,10 @@ def main(
                     workload = real_words(opened, QUICK_WORDS if quick else WORDS)
                 else:
                     workload = random_symbols(opened, BASE_TEXTS, BASE_SOURCE_TOKENS, BASE_TARGET_TOKENS)
-                outcomes.append(measure(opened, converted, workload, effort, serve.split(), partial(notify, label)))
+                kind: Kind = "shipped" if name is Model.shipped else "base"
+                outcomes.append(
+                    measure(kind, opened, converted, workload, effort, serve.split(), partial(notify, label))
+                )
             except (ActorError, BundleError, ExportError, ServerStartError, UnreadableGraphError) as error:
                 console.print(f"benchmark: {label}: {error}", style="red", markup=False)
                 raise typer.Exit(1) from None

@@ -38,7 +38,10 @@ def raw_loops(stack: ExitStack, bundle: Path, workload: Workload, cores: int) ->
 def raw_contenders(loops: dict[tuple[int, int], Actor], steps: int) -> list[Contender]:
     """The raw loops at each number of rows."""
     return [
-        Contender(Series("raw", rows, f"{engines} x {threads} threads"), partial(_raw, actor, rows, steps))
+        Contender(
+            Series("raw", rows, f"{engines} x {threads} threads", threads=(engines, threads)),
+            partial(_raw, actor, rows, steps),
+        )
         for rows in IN_FLIGHT
         for (engines, threads), actor in loops.items()
     ]

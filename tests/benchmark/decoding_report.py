@@ -11,6 +11,7 @@ from tests.benchmark.tables import NAMES, agreement, cores, cost, rate, ratio, t
 def beam_sections(outcome: BeamSearch) -> list[str]:
     """What a reader should know, then the tables."""
     beam = outcome.beam
+    rates = ", ".join(f"{name} {rate:.1f}%" for name, rate in outcome.quality.items())
     return [
         f"### Beam search, {beam.size} hypotheses",
         (
@@ -19,6 +20,7 @@ def beam_sections(outcome: BeamSearch) -> list[str]:
             f"`batch` counts inputs in flight, `rows` is batch × {beam.size}."
         ),
         "\n".join(f"- {finding}" for finding in beam_findings(outcome)),
+        *([f"Word error rates: {rates}."] if rates else []),
         "#### Throughput",
         _beam_throughput(outcome),
         "#### Where a step's time goes",

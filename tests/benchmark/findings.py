@@ -3,14 +3,22 @@
 from collections.abc import Iterator
 from statistics import median
 
-from tests.benchmark.contenders import IN_FLIGHT
+from tests.benchmark.marks import COUNTING, Mark
 from tests.benchmark.outcome import BeamSearch, Greedy, Measured, ShortLists
+from tests.benchmark.reached import (
+    CALLS,
+    beam_by_batch,
+    best_served,
+    latency,
+    most_loaded,
+    of_raw,
+    over_ctranslate2,
+    tail,
+)
 from tests.benchmark.samples import Series, percentile, ratios
 from tests.benchmark.tables import NAMES
 
-WANTED_OF_RAW = 0.7
 HEALTHY_P99 = 0.1  # seconds
-WANTED_COUNTING = 0.01  # of a step's time
 
 
 def greedy_findings(outcome: Greedy) -> list[str]:
@@ -19,6 +27,7 @@ def greedy_findings(outcome: Greedy) -> list[str]:
         *_against_raw(outcome),
         *_against_ctranslate2(outcome),
         *_alone(outcome),
+        *_tail(outcome),
         *_open(outcome),
         *_counting(outcome),
         *_answers(outcome),
@@ -45,29 +54,24 @@ def short_list_findings(outcome: ShortLists) -> list[str]:
 
 
 def _against_raw(outcome: Greedy) -> Iterator[str]:
-    raw = outcome.at("raw", max(IN_FLIGHT))
-    for system, name in (("batch", "GenerateBatch"), ("unary", "Generate")):
-        series = _most_loaded(outcome, system)
-        if raw and series:
-            share = median(ratios(series, raw))
-            yield (
-                f"{_mark(share >= WANTED_OF_RAW)} {name} with {series.in_flight} inputs in flight serves {share:.0%} "
-                f"of the raw step loop's tokens ({WANTED_OF_RAW:.0%} wanted){_load_share(series)}."
-            )
+    for system, mark in of_raw(outcome).items():
+        series = most_loaded(outcome, system)
+        assert series is not None
+        yield (
+            f"{mark.label} {CALLS[system]} with {series.in_flight} inputs in flight serves {mark.outcome} of the raw "
+            f"step loop's tokens ({mark.goal} wanted){_load_share(series)}."
+        )
 
 
 def _against_ctranslate2(outcome: Greedy) -> Iterator[str]:
     other = outcome.best("ctranslate2")
-    for system, name in (("batch", "GenerateBatch"), ("unary", "Generate")):
-        series = outcome.best(system)
-        if series and other:
-            ratio = median(ratios(series, other))
-            yield (
-                f"{_mark(ratio > 1)} {name} at its best serves {ratio:.2f} times the tokens of CTranslate2 in-process "
-                f"at its best ({other.setting}, {_inputs(other)}; more than 1 wanted)."
-            )
+    if other is None:
+        return
+    for mark in over_ctranslate2(outcome).values():
+        wanted = f"; {mark.goal} wanted" if mark.goal else ""
+        yield f"{mark.label} {mark.name}: {mark.outcome} ({other.setting}, {_inputs(other)}{wanted})."
     raw = outcome.best("raw")
-    if raw and other:
+    if raw:
         ratio = median(ratios(raw, other))
         yield f"The graphs alone, stepped without a server, give {ratio:.2f} times CTranslate2's tokens."
 
@@ -79,9 +83,19 @@ def _alone(outcome: Greedy) -> Iterator[str]:
         sentence = (
             f"A call alone takes {1000 * served.latency(0.5):.2f} ms, {1000 * added:.2f} ms of it around the decoding"
         )
-        if other:
-            sentence += f"; CTranslate2 in-process takes {1000 * other.latency(0.5):.2f} ms"
+        if added < 0:
+            sentence = f"A call alone takes {1000 * served.latency(0.5):.2f} ms, no more than the decoding by itself"
+        mark = latency(outcome)
+        if other and mark:
+            sentence = f"{mark.label} {sentence}; CTranslate2 in-process takes {1000 * other.latency(0.5):.2f} ms"
+            sentence += f", so it is {mark.outcome} ({mark.goal} wanted)"
         yield sentence + "."
+
+
+def _tail(outcome: Greedy) -> Iterator[str]:
+    mark = tail(outcome)
+    if mark:
+        yield f"{mark.label} {mark.name}: {mark.outcome} ({mark.goal} wanted)."
 
 
 def _open(outcome: Greedy) -> Iterator[str]:
@@ -109,23 +123,24 @@ def _counting(outcome: Greedy) -> Iterator[str]:
         if series.system in ("batch", "unary") and series.work
     ]
     if shares:
+        mark = Mark("counting", shares, COUNTING, at_most=True, share=True)
         yield (
-            f"{_mark(max(shares) < WANTED_COUNTING)} Counting for the metrics adds {1e6 * costs.step:.1f} µs to a step "
+            f"{mark.label} Counting for the metrics adds {1e6 * costs.step:.1f} µs to a step "
             f"and {1e6 * costs.request:.1f} µs to a request, {min(shares):.2%} to {max(shares):.2%} of the time of the "
-            f"served steps (less than {WANTED_COUNTING:.0%} wanted); whoever asks for /metrics gets it after "
+            f"served steps (at most {COUNTING:.0%} wanted); whoever asks for /metrics gets it after "
             f"{1000 * costs.page:.1f} ms, and the live page's points take {costs.point_share:.3%} of a core."
         )
 
 
 def _beam_against_ctranslate2(outcome: BeamSearch) -> Iterator[str]:
-    for batch in sorted({s.in_flight for s in outcome.series if s.in_flight}):
-        served, other = _best_served(outcome, batch), outcome.at("ctranslate2", batch)
-        if served and other:
-            ratio = median(ratios(served, other))
-            yield (
-                f"{_mark(ratio > 1)} {NAMES[served.system]}, with batch {batch} ({batch * outcome.beam.size} rows), "
-                f"gives {ratio:.2f} times the tokens of CTranslate2 in-process ({other.setting}; more than 1 wanted)."
-            )
+    for batch, mark in beam_by_batch(outcome).items():
+        served, other = best_served(outcome, batch), outcome.at("ctranslate2", batch)
+        assert served is not None
+        assert other is not None
+        yield (
+            f"{mark.label} {NAMES[served.system]}, with batch {batch} ({batch * outcome.beam.size} rows), gives "
+            f"{mark.outcome} the tokens of CTranslate2 in-process ({other.setting}; {mark.goal} wanted)."
+        )
 
 
 def _beam_costs(outcome: BeamSearch) -> Iterator[str]:
@@ -143,11 +158,6 @@ def _beam_costs(outcome: BeamSearch) -> Iterator[str]:
         yield f"The exact stopping rule, which is the default, gives {share:.2f} times the tokens of early stopping."
 
 
-def _best_served(outcome: BeamSearch, batch: int) -> Series | None:
-    served = [series for system in ("batch", "unary") if (series := outcome.at(system, batch))]
-    return max(served, key=lambda series: series.rate, default=None)
-
-
 def _answers(outcome: Measured) -> Iterator[str]:
     for agreement in outcome.agreements:
         differing = agreement.inputs - agreement.same
@@ -163,11 +173,6 @@ def _answers(outcome: Measured) -> Iterator[str]:
         yield f"All contenders gave the same tokens on all {outcome.agreements[0].inputs} inputs."
 
 
-def _most_loaded(outcome: Greedy, system: str) -> Series | None:
-    loads = [s.in_flight for s in outcome.series if s.system == system and s.in_flight]
-    return outcome.at(system, max(loads)) if loads else None
-
-
 def _load_share(series: Series) -> str:
     """How much of the machine the load generator took away from the server."""
     used = {who: sum(s.cpu_seconds[who] for s in series.samples) for who in ("server", "load")}
@@ -176,7 +181,3 @@ def _load_share(series: Series) -> str:
 
 def _inputs(series: Series) -> str:
     return f"{series.in_flight} inputs at a call" if series.in_flight else "all inputs in one call"
-
-
-def _mark(reached: bool) -> str:
-    return "Reached:" if reached else "**Missed:**"

@@ -9,10 +9,11 @@ from server.bundle.load import Bundle
 from server.cpu import usable_cpus
 from server.search.options import SearchOptions
 from tests.benchmark.actor import Actor
-from tests.benchmark.answers import Answers, agreements, served_answers
+from tests.benchmark.answers import Answers, agreements, served_answers, word_error_rates
 from tests.benchmark.contenders import IN_FLIGHT, raw_contenders, raw_loops, served_contenders
 from tests.benchmark.effort import Effort, Notify, take_samples
 from tests.benchmark.load import LoadGenerator
+from tests.benchmark.memory import peak_megabytes
 from tests.benchmark.metrics_cost import measure_metrics
 from tests.benchmark.outcome import Greedy
 from tests.benchmark.translators import Translators
@@ -46,6 +47,7 @@ def measure_greedy(
             answers["CTranslate2"] = translators.answers()
         limit = workload.max_new_tokens
         outcome.agreements = agreements(answers, bundle, workload, SearchOptions(limit))
+        outcome.quality = word_error_rates(answers, bundle, workload)
         outcome.steps = workload.mean_steps(answers["raw step loop"])
 
         contenders = [*raw_contenders(loops, round(outcome.steps)), *served_contenders(stack, server, workload)]
@@ -57,6 +59,11 @@ def measure_greedy(
         notify("counting")
         outcome.metrics = measure_metrics()
         outcome.resident_megabytes = psutil.Process(server.process.pid).memory_info().rss / 1e6
+        outcome.peak_megabytes = {"server": peak_megabytes(server.process.pid)}
+        actors = {"raw": loops, "ctranslate2": translators.actors if translators else {}}
+        for system, name in (("raw", "raw step loop"), ("ctranslate2", "CTranslate2")):
+            if best := outcome.best(system):
+                outcome.peak_megabytes[name] = peak_megabytes(actors[system][best.threads].pid)
     return outcome
 
 

@@ -23,7 +23,18 @@ def greedy_sections(outcome: Greedy) -> list[str]:
     ]
     if outcome.open_loop:
         sections += ["#### Open loop: Generate, Poisson arrivals", open_loop(outcome)]
+    if outcome.peak_megabytes:
+        sections += ["#### Quality and memory", quality(outcome)]
     return [*sections, "#### Same inputs, same tokens", agreement(outcome.agreements)]
+
+
+def quality(outcome: Greedy) -> str:
+    """How good the answers of each contender are, and the most that its process ever held, Python and all."""
+    rows = []
+    for name, peak in outcome.peak_megabytes.items():
+        rate = outcome.quality.get(name)
+        rows.append([name, "" if rate is None else f"{rate:.1f}%", f"{peak:,.0f}"])
+    return table(["", "word error rate", "peak memory, MB"], rows)
 
 
 def throughput(outcome: Greedy) -> str:

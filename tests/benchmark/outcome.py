@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from tests.benchmark.beam import Beam
+from tests.benchmark.marks import Kind
 from tests.benchmark.metrics_cost import MetricsCost
 from tests.benchmark.operators import OperatorTimes
 from tests.benchmark.samples import Sample, Series
@@ -31,11 +32,15 @@ class Measured:
     Attributes:
         steps: mean tokens of an answer, an end token included.
         series: of every contender and load.
+        quality: word error rates by contender, in per cent, where the inputs have references.
+        kind: see Outcome.
     """
 
     steps: float = 0.0
     series: list[Series] = field(default_factory=list)
     agreements: list[Agreement] = field(default_factory=list)
+    quality: dict[str, float] = field(default_factory=dict)
+    kind: Kind = "shipped"
 
     def at(self, system: str, in_flight: int | None) -> Series | None:
         """The system's best setting at that load."""
@@ -53,12 +58,14 @@ class Greedy(Measured):
     Attributes:
         start_seconds: of the server, until it serves.
         resident_megabytes: of the server, after all the load.
+        peak_megabytes: that the process of a contender ever held, in its best setting.
         open_loop: calls per second offered, rising, and what came of it.
         metrics: what counting costs; None where that was not measured.
     """
 
     start_seconds: float = 0.0
     resident_megabytes: float = 0.0
+    peak_megabytes: dict[str, float] = field(default_factory=dict)
     open_loop: list[tuple[float, Sample]] = field(default_factory=list)
     metrics: MetricsCost | None = None
 
@@ -90,11 +97,13 @@ class Outcome:
     Attributes:
         model: name, shape and precision, in words.
         inputs: what was asked, in words.
+        kind: of the model, by which marks differ.
         operators: where the time of the graphs goes, at several numbers of rows.
     """
 
     model: str
     inputs: str
+    kind: Kind = "shipped"
     greedy: Greedy | None = None
     beam: BeamSearch | None = None
     short_lists: ShortLists | None = None

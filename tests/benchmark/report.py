@@ -10,6 +10,7 @@ from tests.benchmark.greedy_report import greedy_sections
 from tests.benchmark.machine import QUIET_CORES
 from tests.benchmark.operators_report import operator_sections
 from tests.benchmark.outcome import Measured, Outcome
+from tests.benchmark.reached import marks
 from tests.benchmark.samples import Sample, percentile
 
 
@@ -74,11 +75,17 @@ def document(outcomes: Sequence[Outcome], machine: dict[str, Any]) -> dict[str, 
 
 
 def _outcome(outcome: Outcome) -> dict[str, Any]:
-    document: dict[str, Any] = {"model": outcome.model, "inputs": outcome.inputs}
+    document: dict[str, Any] = {
+        "model": outcome.model,
+        "inputs": outcome.inputs,
+        "kind": outcome.kind,
+        "marks": [mark.document() for mark in marks(outcome)],
+    }
     if greedy := outcome.greedy:
         document["greedy"] = {
             **_measured(greedy, greedy_findings(greedy)),
             "server": {"start_seconds": greedy.start_seconds, "resident_megabytes": greedy.resident_megabytes},
+            "peak_megabytes": greedy.peak_megabytes,
             "metrics": None if greedy.metrics is None else {f"{n}_seconds": v for n, v in vars(greedy.metrics).items()},
             "open_loop": [{"calls_per_second": rate, **_sample(sample)} for rate, sample in greedy.open_loop],
         }
@@ -101,6 +108,7 @@ def _measured(measured: Measured, findings: list[str]) -> dict[str, Any]:
     return {
         "tokens_per_answer": measured.steps,
         "findings": findings,
+        "word_error_rates": measured.quality,
         "series": [
             {
                 "system": series.system,

@@ -41,12 +41,14 @@ class Series:
         system: one of those that tests/benchmark/report.py names.
         in_flight: inputs worked on at a time; None for all of them at once.
         setting: threads and the like, in words.
+        threads: workers and the threads of each, of those whose processes are told apart by that.
     """
 
     system: str
     in_flight: int | None
     setting: str
     samples: list[Sample] = field(default_factory=list)
+    threads: tuple[int, int] = (1, 1)
 
     @property
     def rates(self) -> list[float]:

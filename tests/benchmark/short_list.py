@@ -41,4 +41,4 @@ def measure_short_lists(bundle: Bundle, workload: Workload, effort: Effort, noti
         engines = start_engines(stack, bundle, workload, searches, max(BATCHES))
         contenders = [engine_contender(engines, name, name, size) for size in BATCHES for name in searches]
         series = take_samples(contenders, effort, notify)
-    return ShortLists(workload.max_new_tokens, series, [], TOKENS, vocabulary)
+    return ShortLists(workload.max_new_tokens, series, tokens=TOKENS, vocabulary=vocabulary)

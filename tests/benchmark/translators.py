@@ -95,7 +95,7 @@ class Translators:
             for (workers, threads), actor in actors.items():
                 for batch in (32, 64) if load is None else (load,):
                     setting = f"{workers} x {threads} threads, batches of {-(-batch // workers) if load else batch}"
-                    series = Series(system, load, f"{setting}, {self.kernels}")
+                    series = Series(system, load, f"{setting}, {self.kernels}", threads=(workers, threads))
                     contenders.append(Contender(series, partial(_translate, actor, load, batch, beam)))
         return contenders
 

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dragoman.v1 import generation_pb2 as pb
@@ -23,6 +23,7 @@ class Workload:
         texts: distinct where there are enough of them; all within the model's limits.
         source_ids, source_tokens: the texts as the bundle's tokenizer encodes them, the end token included.
         max_new_tokens: generated at most.
+        references: right answers, any of them, by text; empty where they are not known.
     """
 
     title: str
@@ -30,6 +31,7 @@ class Workload:
     source_ids: list[list[int]]
     source_tokens: list[list[str]]
     max_new_tokens: int
+    references: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def mean_source_tokens(self) -> float:
@@ -68,11 +70,15 @@ def real_words(bundle: Bundle, count: int) -> Workload:
     """Words of the CMU dictionary's test set where that is at hand, else the bundle's examples over and over."""
     limit = bundle.manifest.limits.max_target_tokens
     if TEST_WORDS.exists():
-        words = sorted(
-            {line.split()[0] for line in TEST_WORDS.read_text(encoding="utf-8").splitlines() if line.strip()}
-        )
+        references: dict[str, list[str]] = {}
+        for line in TEST_WORDS.read_text(encoding="utf-8").splitlines():
+            if line.strip():
+                word, phones = line.split(maxsplit=1)
+                references.setdefault(word, []).append(" ".join(phones.split()))
+        words = sorted(references)
         random.Random(SEED).shuffle(words)
-        return encoded(bundle, "words of the CMU dictionary's test set", words[:count], limit)
+        workload = encoded(bundle, "words of the CMU dictionary's test set", words[:count], limit)
+        return replace(workload, references={text: references[text] for text in workload.texts})
     examples = bundle.manifest.examples
     if not examples:
         raise BundleError(

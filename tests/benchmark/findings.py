@@ -78,18 +78,19 @@ def _against_ctranslate2(outcome: Greedy) -> Iterator[str]:
 
 def _alone(outcome: Greedy) -> Iterator[str]:
     served, raw, other = (outcome.at(system, 1) for system in ("unary", "raw", "ctranslate2"))
-    if served and raw:
+    if served is None:
+        return
+    sentence = f"A call alone takes {1000 * served.latency(0.5):.2f} ms"
+    if raw:
         added = served.latency(0.5) - raw.latency(0.5)
+        sentence += f", {1000 * added:.2f} ms of it around the decoding" if added > 0 else ", all of it decoding"
+    mark = latency(outcome)
+    if other and mark:
         sentence = (
-            f"A call alone takes {1000 * served.latency(0.5):.2f} ms, {1000 * added:.2f} ms of it around the decoding"
+            f"{mark.label} {sentence}; CTranslate2 in-process takes {1000 * other.latency(0.5):.2f} ms, so it takes "
+            f"{mark.outcome} as long ({mark.goal} wanted)"
         )
-        if added < 0:
-            sentence = f"A call alone takes {1000 * served.latency(0.5):.2f} ms, no more than the decoding by itself"
-        mark = latency(outcome)
-        if other and mark:
-            sentence = f"{mark.label} {sentence}; CTranslate2 in-process takes {1000 * other.latency(0.5):.2f} ms"
-            sentence += f", so it is {mark.outcome} ({mark.goal} wanted)"
-        yield sentence + "."
+    yield sentence + "."
 
 
 def _tail(outcome: Greedy) -> Iterator[str]:

@@ -15,7 +15,7 @@ from tests.benchmark.servers.equal_latency import bounds, rate_within
 from tests.benchmark.servers.lengths import SENTENCES
 from tests.benchmark.servers.plot import draw
 from tests.benchmark.servers.protocols import PROTOCOLS
-from tests.benchmark.servers.report import findings, markdown
+from tests.benchmark.servers.report import findings, markdown, marks
 from tests.benchmark.servers.results import Answers, Kind, ModelResults, Point, Results
 from tests.benchmark.servers.settings import Setting, batching_settings, single_settings
 from tests.benchmark.servers.starting import triton_config
@@ -30,7 +30,7 @@ def sample(rate: int, p99: float, failed: int = 0) -> Sample:
 
 def measured(**curves: list[tuple[int, int, float]]) -> ModelResults:
     """Each system's (callers, tokens/s, p99)."""
-    found = ModelResults(model="a model", inputs="words")
+    found = ModelResults(model="a model", inputs="words", machines=[MACHINE])
     for system, points in curves.items():
         for callers, rate, p99 in points:
             found.add(system, "its defaults", "closed", callers, 0, sample(rate, p99))
@@ -86,7 +86,7 @@ def test_results_come_back_from_disk_as_they_were(tmp_path: Path) -> None:
     found = measured(dragoman=[(1, 100, 0.01)])
     found.chosen["triton"] = {1: Setting(1, 2, 8, 0.002, {"CT2_USE_MKL": "1"})}
     found.answers["triton"] = Answers(same=3, asked=4)
-    results = Results(machine=MACHINE, models={"shipped": found})
+    results = Results(models={"shipped": found})
     results.write(tmp_path / "servers.json")
     assert Results.model_validate_json((tmp_path / "servers.json").read_text()) == results
 
@@ -112,6 +112,24 @@ def test_a_mark_is_reached_where_every_bound_reaches_it() -> None:
     assert "No other server gave more tokens/s or a lower p99" in text
 
 
+def test_what_was_measured_of_another_commit_is_told() -> None:
+    found = measured(dragoman=[(1, 100, 0.01)])
+    for commit in ("abc", "def", "def"):
+        found.measured_on(MACHINE | {"commit": commit})
+    page = markdown(Results(models={"shipped-int8": found}), {"shipped-int8": "servers-shipped-int8.png"})
+    assert [page.count(text) for text in ("commit abc;", "Added later: ", "commit def;")] == [1, 1, 1]
+
+
+def test_the_mark_takes_the_worst_bound() -> None:
+    found = measured(
+        dragoman=[(1, 100, 0.004), (8, 600, 0.01), (64, 1000, 0.1)],
+        triton=[(1, 120, 0.003), (8, 250, 0.05), (64, 300, 0.2)],
+    )
+    (mark,) = marks(found)
+    assert (mark.outcome, mark.reached) == ("1.46–4.31 times", False)
+    assert marks(measured(dragoman=[(1, 100, 0.004)])) == []
+
+
 def test_the_page_and_the_picture_have_every_kind_of_measurement(tmp_path: Path) -> None:
     found = measured(dragoman=[(1, 100, 0.004), (8, 600, 0.03)], triton=[(1, 90, 0.005), (8, 250, 0.05)])
     setting = Setting(2, 1, 8)
@@ -119,7 +137,7 @@ def test_the_page_and_the_picture_have_every_kind_of_measurement(tmp_path: Path)
     kinds: list[tuple[str, Kind, float]] = [("triton", "trial", 1), ("triton", "open", 50), ("dragoman", "open", 70)]
     for system, kind, load in kinds:
         found.add(system, str(setting), kind, load, 0, sample(80, 0.02))
-    page = markdown(Results(machine=MACHINE, models={"shipped": found}), {"shipped": "servers-shipped.png"})
+    page = markdown(Results(models={"shipped": found}), {"shipped": "servers-shipped.png"})
     assert "| Triton, dynamic batching | 2 x 1 threads, batches of 8, no waiting | **80**" in page
     assert "![p99 over throughput](servers-shipped.png)" in page
     for heading in ("Random arrivals", "Tokens/s at equal p99, random arrivals", "Throughput and latency"):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 
 from dragoman.local import ServerStartError
@@ -79,10 +80,13 @@ def main(
     )
     output.mkdir(parents=True, exist_ok=True)
     kept = output / "servers.json"
-    if add and kept.exists():
-        results = Results.model_validate_json(kept.read_text(encoding="utf-8"))
-    else:
-        results = Results(machine=describe(MODULE))
+    try:
+        before = add and kept.exists()
+        results = Results.model_validate_json(kept.read_text(encoding="utf-8")) if before else Results()
+    except ValidationError:
+        console.print(f"benchmark: {kept} is not what this version writes; without --add it is written anew")
+        raise typer.Exit(1) from None
+    machine = describe(MODULE)
     names = [s.value for s in server] if server else list(NAMES)
 
     def notify(what: str) -> None:
@@ -93,15 +97,17 @@ def main(
         if "triton" in names:
             notify(f"setting up {PINNED[0]}")
             wheel, _, release = PINNED[0].partition("==")
-            results.machine["packages"][wheel] = release
+            machine["packages"][wheel] = release
         triton = set_up_triton(BUILD.resolve() / "triton") if "triton" in names else None
         for label in [Model.shipped, Model.base] if model is Model.both else [model]:
             if not finished:
                 break
             bundle, converted, inputs = _prepare(label, precision)
             found = results.models.setdefault(f"{label.value}-{precision.value}", _nothing(bundle, inputs))
+            found.measured_on(machine)
             if found.kernels is None:
                 found.kernels = fastest_kernels(bundle, converted, inputs.workload, effort.seconds / 2, notify)
+                results.write(kept)
             compute_type = COMPUTE_TYPES[bundle.manifest.precision]
             measured = systems(
                 names,
@@ -127,10 +133,10 @@ def main(
         if isinstance(error, TritonSetupError):
             console.print("The others can be measured without it: --server dragoman --server batching --server single")
         raise typer.Exit(1) from None
-    if not finished:
-        notify(f"Not finished; --add goes on from {kept}.")
-        raise typer.Exit(UNFINISHED)
     report(results, output)
+    if not finished:
+        notify(f"Not finished, but {output / 'servers.md'} has what there is; --add goes on from {kept}.")
+        raise typer.Exit(UNFINISHED)
     console.print((output / "servers.md").read_text(encoding="utf-8"), markup=False, highlight=False, soft_wrap=True)
     console.print(f"Written to {output / 'servers.md'} and {kept}, with pictures beside them.")
 

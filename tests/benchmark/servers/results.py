@@ -87,6 +87,7 @@ class ModelResults(BaseModel):
 
     Attributes:
         model, inputs: in words.
+        machines: on which it was measured, one for each commit.
         kernels: variables with which CTranslate2 is fastest.
         chosen: settings of each system by the number of callers from which on it is used.
         answers: by system.
@@ -95,6 +96,7 @@ class ModelResults(BaseModel):
 
     model: str
     inputs: str
+    machines: list[dict[str, Any]] = Field(default_factory=list)
     kernels: dict[str, str] | None = None
     chosen: dict[str, dict[int, Setting]] = Field(default_factory=dict)
     answers: dict[str, Answers] = Field(default_factory=dict)
@@ -121,6 +123,11 @@ class ModelResults(BaseModel):
             )
         )
 
+    def measured_on(self, machine: dict[str, Any]) -> None:
+        """Keeps what it was measured on, unless that was told of the same commit before."""
+        if machine["commit"] not in [known["commit"] for known in self.machines]:
+            self.machines.append(machine)
+
     def has(self, system: str, setting: str, kind: Kind, number: int) -> bool:
         return any((m.system, m.setting, m.kind, m.round) == (system, setting, kind, number) for m in self.measurements)
 
@@ -141,7 +148,6 @@ class ModelResults(BaseModel):
 class Results(BaseModel):
     """Of all models, by their labels."""
 
-    machine: dict[str, Any]
     models: dict[str, ModelResults] = Field(default_factory=dict)
 
     def write(self, path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 import onnx
 
@@ -30,6 +31,7 @@ from training.data.tokenizers import BEGIN_ID, END_ID, PAD_ID, UNKNOWN_ID
 from training.model import Transformer
 from training.run import Run
 
+CacheChoice = Literal["auto", "float", "int8"]
 ENCODER, DECODER, SCORER = "encoder.onnx", "decoder.onnx", "scorer.onnx"
 
 
@@ -41,6 +43,7 @@ class Options:
         attention: `ort` runs on ONNX Runtime alone, and faster; `standard` has nothing but standard ONNX.
         notices: files to put into the bundle beside the model: licences, attributions.
         max_quality_loss: points that a precision below fp32 may cost on dev.
+        cache: numbers in the caches of a bundle of int8; `auto` takes those with which steps are faster here.
         examples: inputs the model is meant for; by default some sources of dev.
         overwrite: whether an existing bundle may be replaced.
         device: to check the graphs on.
@@ -53,6 +56,7 @@ class Options:
     attention: Attention = "ort"
     precision: Precision = "fp32"
     max_quality_loss: float = 0.1
+    cache: CacheChoice = "auto"
     notices: Sequence[Path] = ()
     examples: Sequence[str] = ()
     overwrite: bool = False

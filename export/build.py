@@ -95,7 +95,16 @@ def _build_integers(work: Work, precision: Integers) -> tuple[Bundle, Report]:
     name, pairs = work.measured
     work.say(f"making {precision} of them, and measuring on {name} what that changes")
     before = work.decode(exact, CPU, pairs)
-    found = search(exact, work.place / precision, precision, pairs, before, work.options.max_quality_loss, work.say)
+    found = search(
+        exact,
+        work.place / precision,
+        precision,
+        pairs,
+        before,
+        work.options.max_quality_loss,
+        work.options.cache,
+        work.say,
+    )
     loss = compare((exact, found.bundle), (before, found.decoded), example_feeds(exact, pairs), CPU)
     report = _check(work, found.bundle, CPU)
     report.document["fp32"] = {

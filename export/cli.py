@@ -43,6 +43,13 @@ def export(
         float,
         typer.Option(metavar="POINTS", help="That a precision below fp32 may cost on dev, in the recipe's metrics."),
     ] = 0.1,
+    cache: Annotated[
+        Literal["auto", "float", "int8"],
+        typer.Option(
+            help="Numbers that an int8 model keeps of keys and values: integers are read faster where sequences are "
+            "long and rows many; auto measures which on this machine, with data."
+        ),
+    ] = "auto",
     name: Annotated[
         str | None, typer.Option(help="What requests call the model.", show_default="BUNDLE's last part")
     ] = None,
@@ -65,6 +72,8 @@ def export(
     """Makes a BUNDLE of a RUN: ONNX graphs, tokenizers and a manifest, checked against the trained model."""
     if (check is None) == (run is None) or (check is None) == (bundle is None):
         raise typer.BadParameter("pass RUN and BUNDLE to make a bundle, or --check BUNDLE to check one")
+    if cache == "int8" and (precision != "int8" or attention != "ort"):
+        raise typer.BadParameter("--cache int8 goes with --precision int8 and --attention ort")
     if against is not None and check is None:
         raise typer.BadParameter("--run goes with --check")
     # Imported here because PyTorch takes seconds, and `--help` should not.
@@ -109,6 +118,7 @@ def export(
             attention=attention,
             precision=precision,
             max_quality_loss=max_quality_loss,
+            cache=cache,
             notices=notice or [],
             examples=example or [],
             overwrite=overwrite,

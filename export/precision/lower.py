@@ -9,7 +9,7 @@ import onnx
 
 from export.assemble import DECODER, ENCODER, SCORER, file_entry, write_manifest
 from export.onnx_files import WEIGHTS_FILE, operators, save
-from export.precision import blockwise, int8
+from export.precision import blockwise, cache, int8
 from export.precision.calibration import Range
 from export.precision.products import Graph
 from server.bundle.load import Bundle, load_bundle
@@ -62,13 +62,21 @@ def rewrite(model: onnx.ModelProto, precision: Integers, weights: Weights, wider
     graph.finish()
 
 
-def lower(exact: Bundle, folder: Path, precision: Integers, weights: Weights, wider: Collection[str]) -> Bundle:
+def lower(
+    exact: Bundle,
+    folder: Path,
+    precision: Integers,
+    weights: Weights,
+    wider: Collection[str],
+    scales: cache.Scales | None = None,
+) -> Bundle:
     """Writes a bundle of integers.
 
     Args:
         exact: in fp32.
         folder: where to; what is there already goes.
         wider: see `rewrite`.
+        scales: of the integers in the caches; None where those hold floats.
 
     Returns:
         the bundle, whose manifest lacks the outcome of checks and measurements.
@@ -78,6 +86,8 @@ def lower(exact: Bundle, folder: Path, precision: Integers, weights: Weights, wi
     models = load_graphs(exact)
     for model in models.values():
         rewrite(model, precision, weights, wider)
+        if scales is not None:
+            cache.rewrite(model, scales)
     counts = {name: dict(operators(model)) for name, model in models.items()}
     save(models, folder)
     for name in exact.manifest.files:
@@ -86,6 +96,7 @@ def lower(exact: Bundle, folder: Path, precision: Integers, weights: Weights, wi
     manifest = exact.manifest.model_copy(
         update={
             "precision": precision,
+            "cache": "float" if scales is None else "int8",
             "files": {path.name: file_entry(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST_FILE},
             "training": exact.manifest.training | {"operators": counts},
             "quality": {},

@@ -1,13 +1,15 @@
 """Finds how much of a model can be integers."""
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from export.assemble import SCORER
+from export.assemble import SCORER, CacheChoice
 from export.data import spread
 from export.errors import ExportError
 from export.generate import within_limit
+from export.precision.cache import Scales, find_scales, pays
 from export.precision.calibration import Feed, feeds, ranges
 from export.precision.comparison import points_lost
 from export.precision.lower import WIDER, Weights, load_graphs, lower, weight_names
@@ -15,6 +17,7 @@ from export.precision.sensitivity import most_sensitive
 from export.quality import Decoded, decode
 from server.bundle.load import Bundle
 from server.bundle.manifest import Integers
+from server.cpu import usable_cpus
 from server.runtime.device import CPU
 from training.data.corpus import Pair
 from training.recipe import Metric
@@ -46,9 +49,12 @@ def search(
     pairs: Sequence[Pair],
     decoded: Decoded,
     limit: float,
+    cache: CacheChoice,
     say: Callable[[str], None],
 ) -> Found:
     """Makes all weights integers, and then, as long as too much quality is lost, ever fewer: the least sensitive.
+
+    Caches that may be integers or not are floats again before any weight is.
 
     Args:
         exact: in fp32.
@@ -56,6 +62,7 @@ def search(
         pairs: data to find scales with and to measure quality on.
         decoded: what `exact` makes of them.
         limit: points that may be lost.
+        cache: the numbers in it.
 
     Raises:
         ExportError: more is lost even so.
@@ -67,15 +74,20 @@ def search(
     names, seen = weight_names(models), ranges(scorer, shown)
     del models
     weights = Weights({key: name for key, name in names.items() if key in seen}, seen)
+    scales = _cache_scales(exact, folder, precision, weights, shown, cache, say)
     ranking: list[str] = []
     wider: list[str] = []
     while True:
-        bundle = lower(exact, folder, precision, weights, wider)
+        bundle = lower(exact, folder, precision, weights, wider, scales)
         found = decode(bundle, CPU, pairs, metrics)
         points = points_lost(decoded, found)
         if points <= limit:
             unseen = {name: "fp32" for key, name in names.items() if key not in seen}
             return Found(bundle, found, unseen | {weights.names[key]: WIDER[precision] for key in wider})
+        if cache == "auto" and scales is not None:
+            say(f"{precision} with integers in the caches loses {points:.3g} points: floats again")
+            scales = None
+            continue
         say(f"{precision} with {len(wider)} of {len(weights.names)} weights wider loses {points:.3g} points")
         if not ranking:
             say("measuring which weights are sensitive")
@@ -87,6 +99,30 @@ def search(
                 f"sensitive weights in {WIDER[precision]}, and --max-quality-loss is {limit:g}"
             )
         wider = ranking[: max(1, 2 * len(wider))]
+
+
+def _cache_scales(
+    exact: Bundle,
+    folder: Path,
+    precision: Integers,
+    weights: Weights,
+    shown: Sequence[Feed],
+    cache: CacheChoice,
+    say: Callable[[str], None],
+) -> Scales | None:
+    """Of the integers in the caches; None where floats shall be there."""
+    if cache == "float" or (cache == "auto" and (precision != "int8" or exact.manifest.attention != "ort")):
+        return None
+    threads = usable_cpus()
+    scales = find_scales(exact, shown, threads)
+    if cache == "int8":
+        return scales
+    other = folder.with_name(f"{folder.name}-cache")
+    plain = lower(exact, folder, precision, weights, [])
+    faster = pays(plain, lower(exact, other, precision, weights, [], scales), shown, threads)
+    shutil.rmtree(other)
+    say(f"caches hold {'integers' if faster else 'floats'}, with which steps are faster here")
+    return scales if faster else None
 
 
 def example_feeds(bundle: Bundle, pairs: Sequence[Pair]) -> list[Feed]:

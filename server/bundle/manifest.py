@@ -12,6 +12,7 @@ Integers = Literal["int8", "int8-weights", "int4"]
 Precision = Literal["fp32", "int8", "int8-weights", "int4", "fp16", "bf16"]
 INTEGERS: tuple[Integers, ...] = get_args(Integers)
 Attention = Literal["ort", "standard"]
+Cache = Literal["float", "int8"]
 
 
 class Part(BaseModel):
@@ -87,6 +88,7 @@ class Manifest(Part):
     created: str = ""
     precision: Precision = "fp32"
     attention: Attention
+    cache: Cache = Field(default="float", description="numbers in it: those of the precision, or 8-bit integers")
     shape: Shape
     tokens: SpecialTokens
     limits: Limits

@@ -29,7 +29,7 @@ class HostedModel(Protocol):
         device: where.
         engines: that it shall have there.
         threads: of each.
-        itemsize: bytes of a number in the cache.
+        itemsize: bytes of a number that the graphs compute with.
     """
 
     device: Device
@@ -112,7 +112,7 @@ class LocalModel:
         count = 1 if self.threads == 1 and self.device.kind == "cpu" else self.engines
         graphs = options.cuda_graphs
         self._sessions = [Sessions(bundle, self.device, self.threads, graphs=graphs) for _ in range(count)]
-        self.itemsize = self._sessions[0].cache_type.itemsize
+        self.itemsize = self._sessions[0].type.itemsize
 
     def memory(self) -> tuple[int, str, int]:
         return device_memory(self.device)

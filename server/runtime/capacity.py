@@ -7,11 +7,16 @@ from server.runtime.device import Device
 
 
 def row_bytes(manifest: Manifest, itemsize: int) -> int:
-    """Bytes of one cache row: keys and values of every decoder layer, of the target and of the source."""
+    """Bytes of one cache row: keys and values of every decoder layer, of the target and of the source.
+
+    Args:
+        itemsize: of a number that the graphs compute with.
+    """
     shape, limits = manifest.shape, manifest.limits
     positions = limits.max_source_tokens + limits.max_target_tokens
     last = shape.d_model if manifest.attention == "ort" else 0
-    return 2 * shape.decoder_layers * (shape.heads * shape.d_head * positions + last) * itemsize
+    cached = 1 if manifest.cache == "int8" else itemsize
+    return 2 * shape.decoder_layers * (shape.heads * shape.d_head * positions * cached + last * itemsize)
 
 
 def working_bytes(manifest: Manifest, source_tokens: int, rows: int, itemsize: int) -> int:

@@ -29,6 +29,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),
     "tensor(float16)": np.dtype(np.float16),
     "tensor(bfloat16)": np.dtype(np.uint16),  # NumPy has none; nothing but the graphs looks at these
+    "tensor(int8)": np.dtype(np.int8),
 }
 _BFLOAT16 = 16  # in the enumeration of onnx.TensorProto
 
@@ -52,6 +53,8 @@ class Sessions:
         stream: what is done on the GPU, one after the other; None on a CPU.
         graphs: see above.
         recordings: numbers for them.
+        cache_type: of the numbers in the caches.
+        type: of the numbers that the graphs compute with.
 
     Raises:
         DeviceError: the device can't run them.
@@ -70,6 +73,7 @@ class Sessions:
         check_names(bundle, bundle.manifest.graphs.encoder, self.encoder)
         check_names(bundle, bundle.manifest.graphs.decoder, self.decoder)
         self.cache_type = _DTYPES[next(node.type for node in self.decoder.get_inputs() if node.name == "self_key_0")]
+        self.type = np.dtype(np.float32) if self.cache_type == np.int8 else self.cache_type
 
     def _open_decoder(self, stream: CudaStream | None) -> ort.InferenceSession:
         path = self.bundle.decoder
@@ -120,9 +124,9 @@ class Runtime:
         self.last: Memory | None = None
         if manifest.attention == "ort":
             # Key and value of each row's last source position, [planes, slots, 1, d_model].
-            self.last = allocate((planes, slots, 1, shape.d_model), dtype, stream)
+            self.last = allocate((planes, slots, 1, shape.d_model), sessions.type, stream)
 
-        self._encoded = [self._place(name) for name in manifest.graphs.encoder.outputs]
+        self._encoded = [self.place(name) for name in manifest.graphs.encoder.outputs]
 
         self.tokens: NDArray[np.int64] = np.zeros((slots, 1), np.int64)
         self.positions: NDArray[np.int32] = np.zeros(slots, np.int32)
@@ -300,14 +304,14 @@ class Runtime:
                 self._bind_cache(bind, name, rows)
 
     def _bind_cache(self, bind: Callable[..., None], name: str, rows: int) -> None:
-        memory, plane = self._place(name)
+        memory, plane = self.place(name)
         shape = (rows, *memory.shape[2:])
         bind(name, self.device.kind, self.device.index, element(memory.dtype), shape, memory.address(plane))
 
     def _row_arrays(self) -> dict[str, Array]:
         return {"token_ids": self.tokens, "positions": self.positions, "source_lengths": self.source_lengths}
 
-    def _place(self, name: str) -> tuple[Memory, int]:
+    def place(self, name: str) -> tuple[Memory, int]:
         """The buffer and the plane of a cache input or encoder output such as "cross_value_3"."""
         buffer, part, layer = name.removesuffix("_out").rsplit("_", 2)
         memory = {"self": self.self_cache, "cross": self.cross_cache, "last": self.last}[buffer]

@@ -157,11 +157,13 @@ def test_bf16_is_checked_by_graphs_that_round(run: Path, tmp_path: Path) -> None
         check(place, run, "cuda")
 
 
-@pytest.fixture(scope="module", params=["int8", "int4"])
+@pytest.fixture(scope="module", params=[("int8", "float"), ("int8", "int8"), ("int4", "auto")], ids="-".join)
 def narrow(request: pytest.FixtureRequest, run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of integers; random weights give answers to near ties, of which many change."""
     place = tmp_path_factory.mktemp("narrow") / "bundle"
-    export_run(run, place, Options(name="x", precision=request.param, max_quality_loss=100, device="cpu"))
+    precision, cache = request.param
+    export_run(run, place, Options("x", precision=precision, cache=cache, max_quality_loss=100, device="cpu"))
+    assert load_bundle(place).manifest.cache == ("int8" if cache == "int8" else "float")
     return place
 
 

@@ -132,6 +132,13 @@ def test_command_line_that_asks_for_neither_or_both(arguments: list[str]) -> Non
     assert "Traceback" not in result.output
 
 
+@pytest.mark.parametrize("others", [[], ["--precision", "int4"], ["--precision", "int8", "--attention", "standard"]])
+def test_integers_in_caches_go_with_int8_and_its_attention(others: list[str]) -> None:
+    result = CliRunner().invoke(app, ["run", "bundle", "--cache", "int8", *others])
+    assert result.exit_code == 2
+    assert "--precision int8" in result.output
+
+
 def test_command_line_says_what_is_wrong_and_exits_with_1(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [str(tmp_path), str(tmp_path / "bundle")])
     assert result.exit_code == 1

@@ -1,0 +1,162 @@
+"""Integers in the caches: what they stand for, and that steps compute nearly what they do with floats."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from export.assemble import ENCODER, Options, write_files, write_manifest
+from export.precision.cache import find_scales, pays
+from export.precision.calibration import Feed, feeds
+from export.precision.lower import Weights, load_graphs, lower
+from server.bundle.load import Bundle, load_bundle
+from server.bundle.manifest import INTEGERS
+from server.runtime.capacity import row_bytes
+from server.runtime.device import CPU
+from server.runtime.memory import HostMemory
+from server.runtime.model import Runtime, Sessions
+from server.search.base import Demand
+from tests.untrained import VOCABULARY, small_run
+from training.run import load_run
+
+ROWS, STEPS = 6, 5
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    folder = tmp_path_factory.mktemp("cache") / "exact"
+    folder.mkdir()
+    run = load_run(small_run(folder.parent / "run"))
+    write_manifest(write_files(run, folder, Options("x"), ["w5"]), folder)
+    return load_bundle(folder)
+
+
+@pytest.fixture(scope="module")
+def shown(exact: Bundle) -> list[Feed]:
+    rng = np.random.default_rng(0)
+    pairs = [
+        (rng.integers(4, VOCABULARY, n).tolist(), rng.integers(4, VOCABULARY, n % 5 + 1).tolist()) for n in LENGTHS
+    ]
+    return list(feeds(pairs, exact.manifest.tokens.begin))
+
+
+@pytest.fixture(scope="module")
+def narrow(exact: Bundle, shown: list[Feed]) -> Bundle:
+    """Integers in the caches, and floats everywhere else."""
+    return lower(exact, exact.path.parent / "narrow", INTEGERS[0], Weights({}, {}), [], find_scales(exact, shown, 1))
+
+
+LENGTHS = [3, 9, 1, 5, 7, 2] * 7
+
+
+def runtime(bundle: Bundle) -> Runtime:
+    return Runtime(Sessions(bundle, CPU, 1), ROWS)
+
+
+def steps(runtime: Runtime, shown: list[Feed], demand: Demand) -> tuple[NDArray[np.float32], list[NDArray[np.float32]]]:
+    """Log-probabilities [steps, rows, k] in the order of the ids, and where the rows looked, of the same targets."""
+    runtime.encode([feed["source_ids"][0].tolist() for feed in shown], 0)
+    rows, found, looked = len(shown), [], []
+    for step in range(STEPS):
+        scores = runtime.step([demand] * rows)
+        found.append([_by_id(*scores.top(row)) for row in range(rows)])
+        looked += [np.array(scores.attention(row)) for row in range(rows)] if demand.attention else []
+        runtime.tokens[:rows, 0] = 4 + (7 * step + np.arange(rows)) % (VOCABULARY - 4)
+        runtime.positions[:rows] += 1
+    return np.array(found, np.float32), looked
+
+
+def _by_id(ids: list[int], log_probabilities: list[float]) -> list[float]:
+    return [value for _, value in sorted(zip(ids, log_probabilities, strict=True))]
+
+
+def test_steps_are_close_to_those_with_floats(exact: Bundle, narrow: Bundle, shown: list[Feed]) -> None:
+    demand = Demand(VOCABULARY, attention=True)
+    (floats, places), (integers, others) = (steps(runtime(each), shown[:ROWS], demand) for each in (exact, narrow))
+    allowed = np.isfinite(floats)
+    assert (np.isfinite(integers) == allowed).all()
+    assert 1e-5 < np.abs(floats[allowed] - integers[allowed]).max() < 0.05
+    assert floats[allowed].std() > 0.3, "there is something to tell"
+    for place, other in zip(places, others, strict=True):
+        np.testing.assert_allclose(other, place, atol=0.01)
+
+
+def test_caches_hold_what_was_cached_in_steps_of_the_scale(exact: Bundle, narrow: Bundle, shown: list[Feed]) -> None:
+    runtimes = [runtime(each) for each in (exact, narrow)]
+    for each in runtimes:
+        steps(each, shown[:1], Demand(1))
+    scales = find_scales(exact, shown, 1)
+    for name, scale in scales.items():
+        (floats, plane), (integers, _) = (each.place(name) for each in runtimes)
+        length = STEPS if name.startswith("self") else LENGTHS[0]
+        wanted = floats.read(plane, 0)[:, :length] / scale[0]
+        stored = integers.read(plane, 0)
+        assert stored.dtype == np.int8
+        # What the second layer caches depends on what was read from the first one's cache.
+        np.testing.assert_allclose(stored[:, :length], np.clip(wanted, -128, 127), atol=0.51 if "_0" in name else 3)
+
+
+def test_scales_are_of_the_largest_that_was_cached(exact: Bundle, shown: list[Feed]) -> None:
+    scales = find_scales(exact, shown[:1], 1)
+    assert scales.keys() == {
+        f"{which}_{part}_{i}" for which in ("self", "cross") for part in ("key", "value") for i in (0, 1)
+    }
+    alone = runtime(exact)
+    alone.encode([shown[0]["source_ids"][0].tolist()], 0)
+    memory, plane = alone.place("cross_key_1")
+    largest = np.abs(memory.read(plane, 0)[:, : LENGTHS[0]]).max(1)
+    np.testing.assert_allclose(127 * scales["cross_key_1"][0, :, 0], largest, rtol=1e-5)
+    more = find_scales(exact, shown, 1)
+    assert all((more[name] >= 0.999 * scale).all() for name, scale in scales.items())
+
+
+def test_a_row_does_not_depend_on_the_others(narrow: Bundle, shown: list[Feed]) -> None:
+    together, _ = steps(runtime(narrow), shown[:ROWS], Demand(VOCABULARY))
+    for row in range(ROWS):
+        alone = runtime(narrow)
+        alone.encode([shown[row]["source_ids"][0].tolist()], 0)
+        for step in range(STEPS):
+            scores = alone.step([Demand(VOCABULARY)])
+            np.testing.assert_allclose(_by_id(*scores.top(0)), together[step, row], atol=1e-5)
+            alone.tokens[0, 0] = 4 + (7 * step + row) % (VOCABULARY - 4)
+            alone.positions[0] += 1
+
+
+def test_rows_move_with_their_integers(narrow: Bundle, shown: list[Feed]) -> None:
+    one = runtime(narrow)
+    steps(one, shown[:ROWS], Demand(1))
+    assert isinstance(one.self_cache, HostMemory)
+    before = one.self_cache.array[:, 5, :, :STEPS].copy()
+    assert before.any()
+    one.move_row(5, 1)
+    np.testing.assert_array_equal(one.self_cache.array[:, 1, :, :STEPS], before)
+
+
+def test_a_row_takes_a_quarter_of_the_memory(exact: Bundle, narrow: Bundle) -> None:
+    for bundle in (exact, narrow):
+        assert row_bytes(bundle.manifest, 4) * ROWS == runtime(bundle).cache_bytes
+    last = 2 * narrow.manifest.shape.decoder_layers * narrow.manifest.shape.d_model * 4
+    assert 4 * (row_bytes(narrow.manifest, 4) - last) == row_bytes(exact.manifest, 4) - last
+
+
+def test_the_encoder_moves_integers(narrow: Bundle) -> None:
+    graph = load_graphs(narrow)[ENCODER].graph
+    made = [node for node in graph.node if node.op_type == "QuantizeLinear"]
+    assert len(made) == 1, "keys and values of all layers at once"
+
+
+def test_whether_they_pay_is_measured(
+    exact: Bundle, narrow: Bundle, shown: list[Feed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = {exact.path: 2.0, narrow.path: 1.0}
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    top = Runtime.top
+
+    def timed(self: Runtime, rows: int, candidates: int) -> object:
+        now[0] += seconds[narrow.path if self.self_cache.dtype == np.int8 else exact.path]
+        return top(self, rows, candidates)
+
+    monkeypatch.setattr(Runtime, "top", timed)
+    assert pays(exact, narrow, shown[:3], 1)
+    seconds[narrow.path] = 1.95
+    assert not pays(exact, narrow, shown[:3], 1), "they cost more than they bring"

@@ -43,3 +43,12 @@ def test_turns_of_an_engine_and_their_profile_are_measured_and_told(tmp_path: Pa
     assert text.count("\n| 4 ") == 1
     assert "| 8         | 1     | 3.00   | 0.50" in text
     assert document("a model", turns, calls, MACHINE)["turns"][1]["rows"] == 4
+
+
+def test_the_share_at_32_rows_is_held_against_its_mark() -> None:
+    turns = [Turns(8, [Turn(10.0, 5.0, 0.0, 0)]), Turns(32, [Turn(10.0, 8.0, 0.5, 1)])]
+    assert "**Missed:** at 32 rows 15% of a turn are not spent in the graphs (at most 10% wanted)." in markdown(
+        "a model", turns, [], MACHINE
+    )
+    (mark,) = document("a model", turns, [], MACHINE)["marks"]
+    assert mark["values"] == pytest.approx([0.15])

@@ -53,7 +53,7 @@ def main(
     title = describe_model(opened)
     text = markdown(title, turns, measured, machine)
     (output / "loop.md").write_text(text, encoding="utf-8")
-    numbers = json.dumps(document(title, turns, measured, machine), indent=1)
+    numbers = json.dumps(document(title, turns, measured, machine, precision=opened.manifest.precision), indent=1)
     (output / "loop.json").write_text(numbers + "\n", encoding="utf-8")
     (output / "loop-profile.txt").write_text(functions(profile), encoding="utf-8")
     console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.benchmark.loop.calls import PHASES, Calls
 from tests.benchmark.loop.turns import Turns
+from tests.benchmark.marks import LOOP_SHARE, Kind, Mark
 from tests.benchmark.report import heading
 from tests.benchmark.tables import table
 
@@ -20,6 +21,7 @@ CALLS = (
     "does not see: gRPC and the kernel on both sides, and the load generator, which shares the cores."
 )
 FUNCTIONS = 25  # that a profile names
+MARKED_ROWS = 32  # at which the share is looked at
 
 
 def markdown(title: str, turns: Sequence[Turns], calls: Sequence[Calls], machine: dict[str, Any]) -> str:
@@ -33,6 +35,10 @@ def markdown(title: str, turns: Sequence[Turns], calls: Sequence[Calls], machine
             [_turn_cells(each) for each in turns],
         ),
     ]
+    parts += [
+        f"{mark.label} at {MARKED_ROWS} rows {mark.outcome} of a turn are not spent in the graphs ({mark.goal} wanted)."
+        for mark in marks(turns)
+    ]
     if calls:
         parts += [
             CALLS,
@@ -44,11 +50,29 @@ def markdown(title: str, turns: Sequence[Turns], calls: Sequence[Calls], machine
     return "\n\n".join(parts) + "\n"
 
 
-def document(title: str, turns: Sequence[Turns], calls: Sequence[Calls], machine: dict[str, Any]) -> dict[str, Any]:
+def marks(turns: Sequence[Turns]) -> list[Mark]:
+    """For the summary."""
+    name = f"the loop around the graphs: share of an engine's time, {MARKED_ROWS} rows"
+    return [
+        Mark(name, [each.share], LOOP_SHARE, at_most=True, share=True) for each in turns if each.rows == MARKED_ROWS
+    ]
+
+
+def document(
+    title: str,
+    turns: Sequence[Turns],
+    calls: Sequence[Calls],
+    machine: dict[str, Any],
+    kind: Kind = "shipped",
+    precision: str = "int8",
+) -> dict[str, Any]:
     """The same numbers, in seconds."""
     return {
         "machine": machine,
         "model": title,
+        "kind": kind,
+        "precision": precision,
+        "marks": [mark.document() for mark in marks(turns)],
         "turns": [
             {
                 "rows": each.rows,

@@ -31,10 +31,14 @@ class ConnectionBalancer:
     async def probe(self) -> None:
         """Follows what is ready, for good."""
         while True:
-            self._ready = [server.port for server in self._servers if await asyncio.to_thread(_is_ready, server)]
+            servers = list(self._servers)
+            said = await asyncio.gather(*(asyncio.to_thread(_is_ready, server) for server in servers))
+            self._ready = [server.port for server, ready in zip(servers, said, strict=True) if ready]
             await asyncio.sleep(PROBE_SECONDS)
 
     async def forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while not self._ready:  # noqa: ASYNC110  # looked at when probes are
+            await asyncio.sleep(PROBE_SECONDS)
         with suppress(OSError):
             port = self._ready[next(self._turns) % len(self._ready)]
             there, back = await asyncio.open_connection(LOOPBACK, port)
@@ -56,7 +60,7 @@ async def connection_balancer(servers: list[LocalServer]) -> AsyncIterator[Conne
 
 def _is_ready(server: LocalServer) -> bool:
     try:
-        with urllib.request.urlopen(f"http://{LOOPBACK}:{server.metrics_port}/readyz", timeout=1):
+        with urllib.request.urlopen(f"http://{LOOPBACK}:{server.metrics_port}/readyz", timeout=10):
             return True
     except OSError:
         return False

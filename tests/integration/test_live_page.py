@@ -21,6 +21,8 @@ from dragoman.local import LocalServer
 from dragoman.retry import NO_RETRY
 from server.bundle.load import shipped_bundle
 from tests.browser import Page, browsing, need_chromium
+from tests.samples import sum_of
+from tests.waiting import until
 
 DRAGOMAN = str(Path(sys.executable).with_name("dragoman"))
 WORDS = "interpreters stood between two courts and carried words from one to the other".split()
@@ -132,7 +134,7 @@ def test_what_the_page_draws_is_what_was_counted(page: Page, server: LocalServer
         quiet(page)
         before, began = server.metrics(), time.time()
         burst(server)
-        time.sleep(0.1)  # calls are counted when their clients have heard
+        until(lambda: sum_of(server, "dragoman_requests_in_flight") == 0)  # they are counted when clients have heard
         after, ended = server.metrics(), time.time()
         moment = page.until(f"(now = Number(document.getElementById('cards').dataset.time)) > {ended} && now")
         if moment - WINDOW_SECONDS < began:

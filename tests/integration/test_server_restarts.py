@@ -38,7 +38,7 @@ def channel(address: str, service_config: str = "{}") -> grpc.aio.Channel:
 
 async def test_three_servers_are_restarted_one_after_the_other_and_no_call_fails(tmp_path: Path) -> None:
     """Calls that are balanced, by gRPC itself and by our client, and connections that are; none has a retry policy."""
-    leaving = ("--drain-delay-seconds", "1.5", "--max-connection-age-seconds", "0.5")
+    leaving = ("--drain-delay-seconds", "3", "--max-connection-age-seconds", "0.5")
 
     def start(port: int) -> LocalServer:
         return LocalServer(*ONE_ENGINE, *leaving, log=tmp_path / f"{port}.log", port=port)

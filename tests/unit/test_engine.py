@@ -26,7 +26,7 @@ from server.search.factory import make_search
 from server.text.stream import TargetDecoder
 from tests.counting_engines import END, CountingRuntime, Metrics, at_rest, pool_of, request
 from tests.fake_engines import letters, letters_bundle
-from tests.waiting import until_async
+from tests.waiting import PATIENCE, until_async
 
 
 async def test_answers_do_not_depend_on_batch_mates() -> None:
@@ -320,7 +320,7 @@ def test_whoever_has_an_answer_gets_it_where_the_runtime_fails_the_others() -> N
         queue.scheduler.submit(job)
     engine = Engine(0, runtime, queue, metrics, delivered.extend, failures.append, most_errors=1)
     engine.start()
-    engine.join(2)
+    engine.join(PATIENCE)
     assert [(job, type(event)) for job, event in delivered] == [(late, Finished), (healthy, EngineUnavailableError)]
     assert metrics.drops == [("failed", "running")]
     assert len(failures) == 1
@@ -333,7 +333,7 @@ def test_engine_thread_ends_when_asked_while_idle() -> None:
     with queue.lock:
         queue.stopping = True
         queue.wake_all()
-    engine.join(2)
+    engine.join(PATIENCE)
     assert not engine._thread.is_alive()
 
 

@@ -9,13 +9,14 @@ from grpc_health.v1 import health_pb2
 
 from server.api.service import SERVICE
 from tests.fake_engines import serve_fake
+from tests.waiting import PATIENCE
 
 Request = health_pb2.HealthCheckRequest
 Response = health_pb2.HealthCheckResponse
 
 
 async def next_status(watch: Any) -> int:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         message = await watch.read()
     status: int = message.status
     return status

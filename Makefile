@@ -34,15 +34,15 @@ test: setup ## run every test
 demo: setup ## serve the shipped model, send it real requests, show the answers and the metrics
 	@$(BIN)/python -m dragoman.demo $(ARGS)
 
-bench: setup ## measure the server beside its step loop and CTranslate2, the loop, growth, training: most of an hour
+bench: setup ## measure the server beside its step loop and CTranslate2, the loop, growth, training: 45 minutes
 	@$(BIN)/python -m tests.benchmark --precision int8 $(ARGS)
 	@$(BIN)/python -m tests.benchmark --precision fp32 $(ARGS)
 	@$(BIN)/python -m tests.benchmark.loop
-	@$(BIN)/python -m tests.benchmark.growth
+	@$(BIN)/python -m tests.benchmark.growth --precision int8
 	@$(BIN)/python -m tests.benchmark.training
 	@$(BIN)/python -m tests.benchmark.page
 
-bench-servers: setup ## measure the server beside Triton and plain asyncio servers: half an hour
+bench-servers: setup ## measure the server beside Triton and plain asyncio servers, in int8: a quarter of an hour
 	@$(BIN)/python -m tests.benchmark.servers $(ARGS)
 	@$(BIN)/python -m tests.benchmark.page
 

@@ -192,10 +192,15 @@ class Upper:
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
-        self.may = threading.Event()
+        self.asked, self.may = threading.Event(), threading.Event()
+
+    async def is_asked(self) -> None:
+        """Waits until there is a batch to translate."""
+        assert await asyncio.to_thread(self.asked.wait, 60)
 
     def translate(self, texts: Sequence[str], limits: Sequence[int]) -> list[str]:
-        self.may.wait(10)
+        self.asked.set()
+        self.may.wait(60)
         self.batches.append(list(texts))
         if "bad" in texts:
             raise ValueError("bad")
@@ -206,7 +211,7 @@ async def test_a_batch_takes_in_what_waited_while_another_ran() -> None:
     upper = Upper()
     batcher = MicroBatcher(upper, workers=1, most=3, delay=0.0)
     calls = [asyncio.create_task(batcher.answer(text, 2)) for text in ("one", "two", "three", "four", "five")]
-    await asyncio.sleep(0.05)
+    await upper.is_asked()
     late = asyncio.create_task(batcher.answer("late", 9))
     await asyncio.sleep(0)
     upper.may.set()
@@ -217,9 +222,10 @@ async def test_a_batch_takes_in_what_waited_while_another_ran() -> None:
 async def test_a_batch_waits_for_others_where_it_may() -> None:
     upper = Upper()
     upper.may.set()
-    batcher = MicroBatcher(upper, workers=1, most=2, delay=5.0)
+    batcher = MicroBatcher(upper, workers=1, most=2, delay=60.0)
     first = asyncio.create_task(batcher.answer("one", 9))
-    await asyncio.sleep(0.05)
+    for _ in range(5):  # turns of the event loop: the batch has its first text then, and waits for the second
+        await asyncio.sleep(0)
     assert list(await asyncio.gather(first, batcher.answer("two", 9))) == ["ONE", "TWO"]
     assert upper.batches == [["one", "two"]]
 
@@ -228,7 +234,7 @@ async def test_a_batch_that_fails_or_is_not_waited_for_stops_nobody_else() -> No
     upper = Upper()
     batcher = MicroBatcher(upper, workers=1, most=2, delay=0.0)
     bad, gone = (asyncio.create_task(batcher.answer(text, 9)) for text in ("bad", "gone"))
-    await asyncio.sleep(0.05)
+    await upper.is_asked()
     gone.cancel()
     upper.may.set()
     with pytest.raises(ValueError, match="bad"):

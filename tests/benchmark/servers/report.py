@@ -102,20 +102,20 @@ def _peaks(found: ModelResults) -> Iterator[str]:
 def _losses(found: ModelResults) -> Iterator[str]:
     """Loads at which another server gives more tokens, or answers sooner."""
     ours = {point.load: point for point in found.points(OURS, "closed")}
-    lost = []
+    behind = False
     for system in NAMES:
         if system in (OURS, "dragoman-infer"):
             continue
-        for point in found.points(system, "closed"):
-            mine = ours.get(point.load)
-            if mine and (point.rate > mine.rate or point.p99 < mine.p99):
-                lost.append(
-                    f"{NAMES[system]} with {point.load:.0f} callers ({point.rate / mine.rate:.2f} times the tokens, "
-                    f"p99 {_time(point.p99)} against {_time(mine.p99)})"
-                )
-    if lost:
-        yield "**Behind**, in tokens/s or p99: " + "; ".join(lost) + "."
-    elif ours:
+        pairs = [(point, ours[point.load]) for point in found.points(system, "closed") if point.load in ours]
+        lost = {
+            "gives more tokens/s": [f"{point.load:.0f}" for point, mine in pairs if point.rate > mine.rate],
+            "has a lower p99": [f"{point.load:.0f}" for point, mine in pairs if point.p99 < mine.p99],
+        }
+        told = [f"{what} with {', '.join(loads)} callers" for what, loads in lost.items() if loads]
+        if told:
+            behind = True
+            yield f"**Behind:** {NAMES[system]} {' and '.join(told)}."
+    if ours and not behind:
         yield "No other server gave more tokens/s or a lower p99 at any number of callers."
 
 

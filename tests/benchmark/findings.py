@@ -68,8 +68,8 @@ def _against_ctranslate2(outcome: Greedy) -> Iterator[str]:
     if other is None:
         return
     for mark in over_ctranslate2(outcome).values():
-        wanted = f"; {mark.goal} wanted" if mark.goal else ""
-        yield f"{mark.label} {mark.name}: {mark.outcome} ({other.setting}, {_inputs(other)}{wanted})."
+        wanted = f"{mark.goal} wanted" if mark.goal else "no mark was set"
+        yield f"{mark.label} {mark.name}: {mark.outcome} ({other.setting}, {_inputs(other)}; {wanted}).".lstrip()
     raw = outcome.best("raw")
     if raw:
         ratio = median(ratios(raw, other))

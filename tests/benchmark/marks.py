@@ -46,9 +46,9 @@ class Mark:
 
     @property
     def label(self) -> str:
-        """How a sentence about it begins."""
+        """How a sentence about it begins; nothing where no mark was set."""
         if self.wanted is None:
-            return "No mark was set:"
+            return ""
         return "Reached:" if self.reached else "**Missed:**"
 
     @property

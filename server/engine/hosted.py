@@ -6,7 +6,7 @@ from typing import Protocol
 from server.bundle.load import Bundle, BundleError
 from server.config.devices import split_devices
 from server.engine.engine import StepRuntime
-from server.engine.layout import EngineOptions, layout
+from server.engine.layout import EngineOptions, layout, weights_of
 from server.engine.scorer import ScoringRuntime
 from server.runtime.capacity import device_memory
 from server.runtime.device import Device, DeviceError, choose_device
@@ -106,7 +106,7 @@ class LocalModel:
 
     def __init__(self, bundle: Bundle, options: EngineOptions) -> None:
         self.device = choose_device(options.device, bundle.decoder, bundle.manifest.precision)
-        self.engines, self.threads = layout(options, self.device, bundle.manifest.shape.parameters)
+        self.engines, self.threads = layout(options, self.device, weights_of(bundle.manifest))
         self._bundle = bundle
         # One is enough for engines whose operators use one thread, but see Sessions for a GPU.
         count = 1 if self.threads == 1 and self.device.kind == "cpu" else self.engines

@@ -2,14 +2,17 @@
 
 from dataclasses import dataclass
 
+from server.bundle.manifest import Manifest
 from server.runtime.device import Device
 
-# From this size on the operators of a step are large enough for several threads to compute one of them together.
-LARGE_MODEL = 30_000_000  # parameters
+# From this size on reading the weights takes so long that several threads had better share it.
+LARGE_WEIGHTS = 120_000_000  # bytes
 MOST_THREADS = 8  # of one engine
 # Measured with a model of 5 million parameters on two cores: up to eight requests one engine answers a tenth more than
-# two, in three quarters of the processor's time.
+# two, in three quarters of the processor's time. With 77 million, whose steps take ten times as long, two answer more
+# from the second request on: the event loop needs next to nothing of a core then.
 GROUP = 8
+SMALL_MODEL = 30_000_000  # parameters, of which it has less
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,7 @@ class EngineOptions:
         queue_size: requests of each priority that may wait,
         queue_tokens: and their source tokens.
         gather_share, gather_seconds: see Scheduler.
-        group: see Scheduler; of engines of one process that have one thread each.
+        group: see Scheduler; of engines of one process that have one thread each, and a small model.
         encode_tokens: see Scheduler.
         most_errors: see Engine.
         hang_seconds: a turn of an engine that takes so long never ends.
@@ -50,17 +53,18 @@ class EngineOptions:
     hang_seconds: float = 60.0
 
 
-def layout(options: EngineOptions, device: Device, parameters: int) -> tuple[int, int]:
+def layout(options: EngineOptions, device: Device, weights: int) -> tuple[int, int]:
     """How many engines, and threads in each, where the options leave it open.
 
-    On a GPU one engine feeds the device. On a CPU it depends on the model (both measured on two cores): threads of one
-    engine meet after every operator, so that a small model (5 million parameters) is served about a tenth faster with
-    one engine per core, alone and at 64 requests; a large one (77 million) is a third faster at 8 rows in one engine
-    whose threads share the reading of the weights, and no slower at 64. Where there are more cores than one engine
-    makes use of, they are shared out evenly.
+    On a GPU one engine feeds the device. On a CPU it depends on how much there is to read in a step (all measured on
+    two cores): threads of one engine meet after every operator, and wait for each other where one of them has lost its
+    core to the event loop. So one engine for each core serves a tenth more with 5 million parameters; and with 77
+    million in int8 (78 MB) a seventh more alone, as much at 8 requests, and 1.2 to 1.5 times as much at 64. In fp32
+    (308 MB) an engine whose threads share the reading is a tenth faster up to 16 requests. Where there are more cores
+    than such an engine makes use of, they are shared out evenly.
 
     Args:
-        parameters: of the model.
+        weights: bytes of the model's.
     """
     if device.kind == "cuda":
         return options.engines or 1, options.threads_per_engine or 1
@@ -68,5 +72,15 @@ def layout(options: EngineOptions, device: Device, parameters: int) -> tuple[int
         return options.engines, options.threads_per_engine or max(1, options.cores // options.engines)
     threads = options.threads_per_engine
     if threads is None:
-        threads = 1 if parameters < LARGE_MODEL else options.cores // -(-options.cores // MOST_THREADS)
+        threads = 1 if weights < LARGE_WEIGHTS else options.cores // -(-options.cores // MOST_THREADS)
     return max(1, options.cores // threads), threads
+
+
+def weights_of(manifest: Manifest) -> int:
+    """Bytes, all but exactly: of a bundle's files the weights are by far the largest."""
+    return sum(file.bytes for file in manifest.files.values())
+
+
+def group(options: EngineOptions, manifest: Manifest) -> int:
+    """See Scheduler; for engines of one thread each, one for every core."""
+    return options.group if manifest.shape.parameters < SMALL_MODEL else 1

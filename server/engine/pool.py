@@ -8,7 +8,7 @@ from server.bundle.load import Bundle
 from server.engine.ending import Event, overdue
 from server.engine.generation import Generation
 from server.engine.hosted import Host, LocalHost
-from server.engine.layout import EngineOptions
+from server.engine.layout import EngineOptions, group
 from server.engine.metrics import EngineMetrics
 from server.engine.queue import Queue
 from server.engine.requests import EngineUnavailableError, GenerationRequest, QueueFullError
@@ -85,7 +85,7 @@ class EnginePool:
             options.encode_tokens,
             options.queue_tokens,
             0 if self.device.kind == "cpu" else self.bundle.manifest.limits.max_source_tokens,
-            max(1, min(options.group, self.rows // 4)) if self._engines_share_cores() else 1,
+            max(1, min(group(options, self.bundle.manifest), self.rows // 4)) if self._engines_share_cores() else 1,
         )
         self._queue = Queue(scheduler)
         self._metrics.queue(scheduler.waits)

@@ -8,7 +8,7 @@ from queue import SimpleQueue
 from server.bundle.load import load_bundle
 from server.engine.ending import Event
 from server.engine.engine import Engine
-from server.engine.layout import EngineOptions, layout
+from server.engine.layout import EngineOptions, layout, weights_of
 from server.engine.queue import Queue
 from server.engine.requests import Finished, FinishReason, GenerationRequest
 from server.engine.scheduler import Job, Scheduler
@@ -48,7 +48,7 @@ class EngineLoop:
         self.sources = [list(source) for source in sources]
         self.searches = searches
         options = EngineOptions(cores=cores, max_rows=rows, queue_size=len(sources))
-        engines, threads = layout(options, CPU, self.manifest.shape.parameters)
+        engines, threads = layout(options, CPU, weights_of(self.manifest))
         self._setting = f"{engines} x {threads} threads"
         self.metrics = ModelMetrics()
         self._advance_seconds: list[float] = []

@@ -6,9 +6,10 @@ import time
 import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
+from server.bundle.load import load_bundle, shipped_bundle
 from server.engine.ending import Event
 from server.engine.engine import Engine
-from server.engine.layout import EngineOptions, layout
+from server.engine.layout import EngineOptions, group, layout, weights_of
 from server.engine.queue import Queue
 from server.engine.requests import (
     DeadlineExpiredError,
@@ -338,33 +339,44 @@ def test_engine_thread_ends_when_asked_while_idle() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "parameters", "chosen", "expected"),
+    ("cores", "weights", "chosen", "expected"),
     [
-        (2, 5_000_000, {}, (2, 1)),
-        (1, 5_000_000, {}, (1, 1)),
-        (2, 77_000_000, {}, (1, 2)),
-        (1, 77_000_000, {}, (1, 1)),
-        (16, 77_000_000, {}, (2, 8)),
-        (12, 77_000_000, {}, (2, 6)),
-        (9, 77_000_000, {}, (2, 4)),
-        (64, 77_000_000, {}, (8, 8)),
-        (4, 5_000_000, {}, (4, 1)),
-        (8, 5_000_000, {}, (8, 1)),
-        (4, 77_000_000, {}, (1, 4)),
-        (8, 77_000_000, {}, (1, 8)),
-        (8, 5_000_000, {"engines": 2}, (2, 4)),
-        (8, 77_000_000, {"threads_per_engine": 2}, (4, 2)),
-        (2, 5_000_000, {"engines": 4}, (4, 1)),
-        (2, 5_000_000, {"threads_per_engine": 4}, (1, 4)),
-        (2, 5_000_000, {"engines": 1, "threads_per_engine": 3}, (1, 3)),
+        (2, 6_000_000, {}, (2, 1)),
+        (2, 78_000_000, {}, (2, 1)),
+        (1, 6_000_000, {}, (1, 1)),
+        (2, 308_000_000, {}, (1, 2)),
+        (1, 308_000_000, {}, (1, 1)),
+        (16, 308_000_000, {}, (2, 8)),
+        (12, 308_000_000, {}, (2, 6)),
+        (9, 308_000_000, {}, (2, 4)),
+        (64, 308_000_000, {}, (8, 8)),
+        (4, 6_000_000, {}, (4, 1)),
+        (8, 6_000_000, {}, (8, 1)),
+        (4, 308_000_000, {}, (1, 4)),
+        (8, 308_000_000, {}, (1, 8)),
+        (8, 6_000_000, {"engines": 2}, (2, 4)),
+        (8, 308_000_000, {"threads_per_engine": 2}, (4, 2)),
+        (2, 6_000_000, {"engines": 4}, (4, 1)),
+        (2, 6_000_000, {"threads_per_engine": 4}, (1, 4)),
+        (2, 6_000_000, {"engines": 1, "threads_per_engine": 3}, (1, 3)),
     ],
 )
 def test_cores_are_shared_out_by_the_size_of_the_model(
-    cores: int, parameters: int, chosen: dict[str, int], expected: tuple[int, int]
+    cores: int, weights: int, chosen: dict[str, int], expected: tuple[int, int]
 ) -> None:
     options = EngineOptions(cores=cores, **chosen)  # type: ignore[arg-type]
-    assert layout(options, Device("cpu"), parameters) == expected
+    assert layout(options, Device("cpu"), weights) == expected
+
+
+def test_the_last_engine_waits_for_a_group_only_where_the_model_is_small() -> None:
+    manifest = letters_bundle().manifest
+    large = manifest.model_copy(update={"shape": manifest.shape.model_copy(update={"parameters": 77_000_000})})
+    assert [group(EngineOptions(group=4), each) for each in (manifest, large)] == [4, 1]
+
+
+def test_a_model_has_about_as_many_bytes_of_weights_as_its_bundle_has_in_files() -> None:
+    assert weights_of(load_bundle(shipped_bundle()).manifest) == pytest.approx(5_300_000, rel=0.1)
 
 
 def test_one_engine_feeds_a_gpu() -> None:
-    assert layout(EngineOptions(cores=16), Device("cuda"), 77_000_000) == (1, 1)
+    assert layout(EngineOptions(cores=16), Device("cuda"), 308_000_000) == (1, 1)

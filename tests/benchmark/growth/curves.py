@@ -7,7 +7,7 @@ from pathlib import Path
 
 from server.bundle.load import Bundle
 from server.cpu import usable_cpus
-from server.engine.layout import EngineOptions, layout
+from server.engine.layout import EngineOptions, layout, weights_of
 from server.runtime.device import CPU
 from server.runtime.model import Runtime, Sessions
 from tests.benchmark.beam import Beam
@@ -81,7 +81,7 @@ class Curves:
         limits = bundle.manifest.limits
         self.source = min(SOURCE, limits.max_source_tokens)
         self.tokens = min(2 * POSITION, limits.max_target_tokens)
-        self.threads = layout(EngineOptions(cores=usable_cpus()), CPU, bundle.manifest.shape.parameters)[1]
+        self.threads = layout(EngineOptions(cores=usable_cpus()), CPU, weights_of(bundle.manifest))[1]
         self.all: dict[str, Callable[[], Iterator[Curve]]] = {
             "rows": self.rows,
             "source": self.source_length,

@@ -8,10 +8,14 @@ from pathlib import Path
 import pytest
 
 from dragoman.inference import open_inference_pb2 as oip
+from dragoman.local import LocalServer
 from dragoman.v1 import generation_pb2 as pb
+from server.bundle.load import load_bundle, shipped_bundle
 from tests.benchmark.samples import Sample
 from tests.benchmark.servers.asyncio_server import MicroBatcher
+from tests.benchmark.servers.campaign import Campaign, Effort
 from tests.benchmark.servers.equal_latency import bounds, rate_within
+from tests.benchmark.servers.inputs import Inputs
 from tests.benchmark.servers.lengths import SENTENCES
 from tests.benchmark.servers.plot import draw
 from tests.benchmark.servers.protocols import PROTOCOLS
@@ -19,7 +23,9 @@ from tests.benchmark.servers.report import findings, markdown, marks
 from tests.benchmark.servers.results import Answers, Kind, ModelResults, Point, Results
 from tests.benchmark.servers.settings import Setting, batching_settings, single_settings
 from tests.benchmark.servers.starting import triton_config
+from tests.benchmark.servers.systems import System
 from tests.benchmark.servers.triton_setup import TritonSetupError, set_up_triton
+from tests.benchmark.workload import encoded
 from tests.described_machine import MACHINE
 
 
@@ -245,3 +251,17 @@ def test_where_triton_finds_no_python_it_says_what_would_help(tmp_path: Path, mo
     monkeypatch.setattr("tests.benchmark.servers.triton_setup.INTERPRETERS", ("python-that-is-not-there",))
     with pytest.raises(TritonSetupError, match="apt-get install python3-venv"):
         set_up_triton(tmp_path / "triton")
+
+
+def test_answers_of_integers_are_counted_and_not_judged(tmp_path: Path) -> None:
+    bundle = load_bundle(shipped_bundle())
+    assert bundle.manifest.precision == "int8"
+    found = measured(dragoman=[(1, 100, 0.01)])
+    workload = encoded(bundle, "words", ["WORD", "OTHER"], 9)
+    effort = Effort(seconds=0.1, open_seconds=0.0, rounds=1, open_rounds=0)
+    campaign = Campaign(bundle, tmp_path, Inputs(workload, [9, 9], ends=True), [], effort, found, print)
+    for name, texts in (("dragoman", ["W ER D", "AH DH ER"]), ("triton", ["W ER D", "AH DH R"])):
+        system = System(name, "generate", "g2p-en", [], lambda _: LocalServer())
+        campaign._compare(system, list(texts))
+    assert found.answers["triton"] == Answers(same=1, asked=2, undecided=None)
+    assert not [sentence for sentence in findings(found) if "Wrong" in sentence]

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -79,21 +80,40 @@ class LocalServer:
         Raises:
             ServerStartError: it exited, or was not serving in time.
         """
-        self.host, self.port, self.metrics_port = host, port or free_port(), free_port()
-        self.address = f"{host}:{self.port}"
+        self.host = host
         self._scratch = tempfile.TemporaryDirectory()
         self.log = log or Path(self._scratch.name) / "server.log"
-        listen = ["--host", host, "--port", str(self.port), "--metrics-port", str(self.metrics_port)]
         started = time.monotonic()
+        try:
+            while not self._starts(arguments, port, started + wait_seconds):
+                pass
+        except BaseException:
+            self._scratch.cleanup()
+            raise
+        self.start_seconds = time.monotonic() - started
+
+    def _starts(self, arguments: Sequence[str], port: int | None, deadline: float) -> bool:
+        """Starts the process, and waits until it serves.
+
+        Returns:
+            false where a free port was taken by somebody else before the server could have it.
+        """
+        self.port, self.metrics_port = port or free_port(), free_port()
+        self.address = f"{self.host}:{self.port}"
+        listen = ["--host", self.host, "--port", str(self.port), "--metrics-port", str(self.metrics_port)]
         with self.log.open("wb") as output:
             command = [serve_command(), *listen, *arguments]
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         try:
-            self._wait_until_serving(started + wait_seconds)
-        except BaseException:
-            self.kill()
+            self._wait_until_serving(deadline)
+        except BaseException as error:
+            self.process.kill()
+            self.process.wait()
+            found = [self.metrics_port] if port else [self.port, self.metrics_port]
+            if isinstance(error, ServerStartError) and any(f"port {each} of " in str(error) for each in found):
+                return False
             raise
-        self.start_seconds = time.monotonic() - started
+        return True
 
     def _wait_until_serving(self, deadline: float) -> None:
         """Asks over plain HTTP, which works with every setting of the gRPC port."""

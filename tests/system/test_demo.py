@@ -1,6 +1,7 @@
 """The demo, and the local server that it and the tests run."""
 
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,30 @@ def test_local_server_repeats_what_a_failing_server_said(tmp_path: Path) -> None
     missing = tmp_path / "no-bundle-here"
     with pytest.raises(ServerStartError, match="no-bundle-here"):
         LocalServer("--bundle", str(missing))
+
+
+@pytest.mark.parametrize("taken", [0, 1], ids=["port", "metrics port"])
+def test_local_server_looks_for_another_port_where_somebody_was_quicker(
+    monkeypatch: pytest.MonkeyPatch, taken: int
+) -> None:
+    with socket.socket() as other:
+        other.bind((local.LOOPBACK, 0))
+        other.listen()
+        found = [local.free_port() for _ in range(4)]
+        found[taken] = other.getsockname()[1]
+        ports = iter(found)
+        monkeypatch.setattr(local, "free_port", lambda: next(ports))
+        with LocalServer() as server:
+            assert [server.port, server.metrics_port] == found[2:]
+
+
+def test_local_server_takes_no_other_port_than_the_one_that_is_asked_for() -> None:
+    with socket.socket() as other:
+        other.bind((local.LOOPBACK, 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(ServerStartError, match=f"port {port} of 127.0.0.1 is in use"):
+            LocalServer(port=port)
 
 
 def test_local_server_stops_its_process_when_the_block_fails() -> None:

@@ -13,6 +13,7 @@ import onnx
 
 from export.graphs import DecoderStep, Scorer, SourceEncoder, folded
 from export.graphs.interface import DTYPES, Interface, decoder_interface, encoder_interface, scorer_interface
+from export.graphs.top import split_top
 from export.onnx_files import operators, save, trace
 from server.bundle.manifest import (
     MANIFEST_FILE,
@@ -124,7 +125,10 @@ def trace_graphs(
         SCORER: Scorer(ready, END_ID),
     }
     ports = interfaces(shape, attention, precision)
-    return {name: trace(module, ports[name]) for name, module in modules.items()}
+    graphs = {name: trace(module, ports[name]) for name, module in modules.items()}
+    if precision == "fp32":  # what GPUs compute is in half precision
+        split_top(graphs[DECODER], shape.target_vocabulary)
+    return graphs
 
 
 def interfaces(shape: Shape, attention: Attention, precision: Precision) -> dict[str, Interface]:

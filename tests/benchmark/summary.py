@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
+from tests.benchmark.growth.curve import LINEAR
+from tests.benchmark.growth.results import Results as GrowthResults
 from tests.benchmark.marks import Kind, Mark
 from tests.benchmark.servers.report import marks as server_marks
 from tests.benchmark.servers.results import Results as ServerResults
@@ -70,9 +72,24 @@ def tables(folder: Path) -> Iterator[str]:
             continue
         what = "Serving" if columns is SERVED else "Training"
         reached = sum(mark.reached for mark in set_marks)
-        yield f"**{what}**: {reached} of the {len(set_marks)} marks that were measured are reached."
+        yield f"**{what}**: {reached} of {len(set_marks)} marks that were measured are reached."
         header = ["", "wanted", *(f"{TITLES[kind]}, {precision}" for kind, precision in columns)]
         yield table(header, [_row(name, row, columns) for name, row in found.items()])
+    yield from growth(folder)
+
+
+def growth(folder: Path) -> Iterator[str]:
+    """Whether time grows more than linearly in anything, a sentence a model."""
+    for kind, precision in SERVED:
+        path = folder / f"growth-{kind}-{precision}.json"
+        if not path.is_file():
+            continue
+        pieces = GrowthResults.model_validate_json(path.read_text(encoding="utf-8")).pieces.values()
+        curves = [curve for piece in pieces for curve in piece.curves if not curve.spread]
+        steep = [f"{c.work} over {c.size} (exponent {c.exponent():.2f})" for c in curves if c.exponent() > LINEAR]
+        sizes = ", ".join(dict.fromkeys(curve.size for curve in curves))
+        sentence = f"**Growth**, {TITLES[kind]} in {precision}: over {sizes} time grows no more than linearly"
+        yield f"{sentence}, but for {', '.join(steep)}." if steep else f"{sentence}."
 
 
 def _row(name: str, row: Mapping[Column, Mark], columns: list[Column]) -> list[str]:

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 import typer
 
+from tests.benchmark.growth.curve import Curve, Point
+from tests.benchmark.growth.results import Piece as GrowthPiece
+from tests.benchmark.growth.results import Results as GrowthResults
 from tests.benchmark.marks import Mark
 from tests.benchmark.page import main
 from tests.benchmark.samples import Sample
@@ -112,10 +115,25 @@ def test_the_summary_has_every_mark_in_its_column(tmp_path: Path) -> None:
         ],
     ]
     assert rows[8][2:] == ["–", "–", "–", "2.00 times ✓"], "training, base in bf16"
-    assert "**Serving**: 2 of the 4 marks that were measured are reached." in text
+    assert "**Serving**: 2 of 4 marks that were measured are reached." in text
     for picture in ("throughput", "latency"):
         assert f"(pictures/{picture}.png)" in text
         assert (tmp_path / "pictures" / f"{picture}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_grows_more_than_linearly_is_named(tmp_path: Path) -> None:
+    def curve(name: str, size: str, last: float) -> Curve:
+        return Curve(name, "a decode step", size, "tokens", "", [Point(1, 1, [1.0]), Point(2, 1, [last])])
+
+    curves = [curve("rows", "rows", 1.5), curve("vocabulary", "tokens of vocabulary", 4.0)]
+    (tmp_path / "loop.md").write_text("# The loop\n")
+    for kind, found in (("shipped", curves[:1]), ("base", curves)):
+        pieces = {"all": GrowthPiece(machine=MACHINE, curves=found)}
+        GrowthResults(model="", pieces=pieces).write(tmp_path / f"growth-{kind}-int8.json")
+    main(tmp_path, tmp_path / "README.md")
+    text = (tmp_path / "README.md").read_text()
+    assert "**Growth**, g2p-en in int8: over rows time grows no more than linearly." in text
+    assert "linearly, but for a decode step over tokens of vocabulary (exponent 2.00)." in text
 
 
 def test_what_another_version_wrote_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """Curves as pictures."""
 
 from pathlib import Path
+from textwrap import fill
 
 import matplotlib
 
@@ -31,10 +32,10 @@ def draw(curve: Curve, title: str, path: Path) -> None:
         axes.set_yscale("log")
         axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
-        axes.yaxis.set_minor_formatter(lambda value, _: f"{value:,.10g}" if f"{value:e}"[0] in "25" else "")
+        axes.yaxis.set_minor_formatter(lambda value, _: f"{value:,.10g}" if f"{value:e}"[0] in "235" else "")
         axes.grid(alpha=0.3)
         if len(axes.get_legend_handles_labels()[0]) > 1:
             axes.legend()
-    figure.suptitle(f"{title}: {curve.setting}", fontsize=10)
+    figure.suptitle(fill(f"{title}: {curve.setting}", 150), fontsize=9)
     figure.savefig(path, dpi=100)
     plt.close(figure)

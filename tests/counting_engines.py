@@ -182,7 +182,7 @@ async def pool_of(
     *runtimes: CountingRuntime, queue_size: int = 1000, metrics: Metrics | None = None, **options: Any
 ) -> AsyncIterator[EnginePool]:
     """A pool whose engines run over fake runtimes."""
-    options = {"queue_size": queue_size, "gather_seconds": 0.0, "group": 1, **options}
+    options = {"queue_size": queue_size, "gather_seconds": 0.0, "gather_steps": 0, "group": 1, "calls": 1, **options}
     hosts = [CountingHost(*runtimes)]
     pool = EnginePool(letters_bundle(), EngineOptions(**options), metrics or Metrics(), hosts)
     await pool.start()

@@ -8,7 +8,7 @@ from server.bundle.load import Bundle
 from server.engine.ending import Event, overdue
 from server.engine.generation import Generation
 from server.engine.hosted import Host, LocalHost
-from server.engine.layout import EngineOptions, group
+from server.engine.layout import EngineOptions, groups
 from server.engine.metrics import EngineMetrics
 from server.engine.queue import Queue
 from server.engine.requests import EngineUnavailableError, GenerationRequest, QueueFullError
@@ -77,6 +77,8 @@ class EnginePool:
         models, options = self._supervisor.models, self.options
         self.device, self.threads = models[0].device, models[0].threads
         self.engines, self.rows = sum(map(len, runtimes)), self._supervisor.rows
+        shared = self._engines_share_cores()
+        group, calls = groups(options, self.bundle.manifest, self.rows) if shared else (1, 1)
         scheduler = Scheduler(
             self.engines,
             options.queue_size,
@@ -85,7 +87,9 @@ class EnginePool:
             options.encode_tokens,
             options.queue_tokens,
             0 if self.device.kind == "cpu" else self.bundle.manifest.limits.max_source_tokens,
-            max(1, min(group(options, self.bundle.manifest), self.rows // 4)) if self._engines_share_cores() else 1,
+            group,
+            calls,
+            options.gather_steps,
         )
         self._queue = Queue(scheduler)
         self._metrics.queue(scheduler.waits)

@@ -1,10 +1,10 @@
 """Who runs when: the waiting queue that all engines share. Pure logic, without threads, clock or ONNX Runtime."""
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from server.engine.lanes import Hold, Lane, Room, within
 from server.engine.requests import GenerationRequest, Priority, QueueBound, QueueFullError
 from server.search.base import Search
 
@@ -56,58 +56,6 @@ class Admission:
     out_of_time: list[Job] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class _Lane:
-    """The jobs of one priority that wait, in the order of their arrival.
-
-    Attributes:
-        weight: rows of this lane that start for so many of the other, while both have some.
-        turn: rows started, divided by the weight; the lane where it is least is next.
-    """
-
-    weight: int
-    jobs: "OrderedDict[Job, None]" = field(default_factory=OrderedDict)
-    tokens: int = 0
-    turn: float = 0.0
-
-
-@dataclass(slots=True)
-class _Hold:
-    """Free rows of an engine that are set aside for a job that wants more than there are.
-
-    Attributes:
-        first: rows that were, to begin with.
-        released: rows that have become free since; every other one is set aside.
-    """
-
-    job: Job
-    first: int
-    released: int = 0
-
-    @property
-    def rows(self) -> int:
-        return min(self.job.search.rows, self.first + (self.released + 1) // 2)
-
-
-@dataclass(slots=True)
-class _Room:
-    """What an engine has left for newcomers.
-
-    Attributes:
-        free: rows that are free and not set aside.
-        share: rows until it has as many as the other engines.
-        batch: rows that batch jobs have, those set aside for one among them,
-        batch_limit: and how many they may have.
-        tokens: source tokens that it may encode.
-    """
-
-    free: int
-    share: int
-    batch: int
-    batch_limit: int
-    tokens: int
-
-
 class Scheduler:
     """Gives waiting jobs to whichever engine has room.
 
@@ -127,9 +75,13 @@ class Scheduler:
         encode_tokens: source tokens that an engine encodes between two steps; one request always goes.
         queue_tokens: source tokens of each priority that may wait; a single request may have more.
         least_length: source tokens that a request counts for in `encode_tokens` at least; what a device pads it to.
-        group: rows that each of the others has before the last engine helps, at most a quarter of what they have. Where
-            there is an engine for each core, the last takes that of the event loop; and few rows cost less in one step
-            than in two. With 1 all engines share what there is from the start.
+        group: rows that each of the others has before the last engine helps. Where there is an engine for each core,
+            the last takes that of the event loop; and few rows cost less in one step than in two. With 1 all engines
+            share what there is from the start.
+        calls: the same as long as nothing waits but interactive requests of one row, whose calls the event loop has
+            to handle one by one.
+        gather_steps: that a busy engine makes at least before it takes fewer than `gather_share`, however long they
+            take.
     """
 
     def __init__(
@@ -142,6 +94,8 @@ class Scheduler:
         queue_tokens: int = 2**62,
         least_length: int = 0,
         group: int = 1,
+        calls: int = 1,
+        gather_steps: int = 0,
     ) -> None:
         self.queue_size = queue_size
         self.queue_tokens = queue_tokens
@@ -149,12 +103,14 @@ class Scheduler:
         self._gather_seconds = gather_seconds
         self._encode_tokens = encode_tokens
         self._least_length = least_length
-        self._group = group
-        self._interactive, self._batch = self._lanes = _Lane(INTERACTIVE_SHARE), _Lane(BATCH_SHARE)
+        self._group, self._calls = group, calls
+        self._gather_steps = gather_steps
+        self._interactive, self._batch = self._lanes = Lane(INTERACTIVE_SHARE), Lane(BATCH_SHARE)
         self._turn = 0.0  # of the lane that was served last, before it was
         self._running = [0] * engines  # rows
+        self._passed = [0] * engines  # times in a row that it took none of those that wait, too few as yet
         self.present = set(range(engines))  # engines that run
-        self._holds: list[_Hold | None] = [None] * engines
+        self._holds: list[Hold | None] = [None] * engines
         self._held = 0  # holds there are
         self.waiting = 0  # requests
         self._waiting_rows = 0
@@ -244,8 +200,11 @@ class Scheduler:
             batch_rows: in use or in reserve there, of batch jobs.
         """
         admission = self.sweep(now)
+        if not self.waiting:
+            self._passed[engine] = 0
         if not (free_rows and self.calls(engine) and self._ready(engine, now)):
             return admission
+        self._passed[engine] = 0
         room = self._room(engine, free_rows, batch_rows)
         if self._held:
             self._start_held(engine, free_rows, room, admission.admitted)
@@ -307,7 +266,11 @@ class Scheduler:
         """Args:
         busy: engines that come before.
         """
-        return self.waiting > 0 and (busy < len(self.present) - 1 or self._is_more_than(self._group * busy))
+        return self.waiting > 0 and (busy < len(self.present) - 1 or self._is_more_than(self._alone() * busy))
+
+    def _alone(self) -> int:
+        """Rows that each of the others has before the last engine helps with what waits."""
+        return self._group if self._batch.jobs or self._waiting_rows > self.waiting else self._calls
 
     def _is_more_than(self, rows: int) -> bool:
         return self.running + self._waiting_rows > rows
@@ -323,22 +286,25 @@ class Scheduler:
         running = self._running[engine]
         if running == 0 or self._waiting_rows >= self._gather_share * running:
             return True
+        self._passed[engine] += 1
+        if self._passed[engine] <= self._gather_steps:
+            return False
         latest = now - self._gather_seconds
         return any(lane.jobs and next(iter(lane.jobs)).arrived <= latest for lane in self._lanes)
 
-    def _room(self, engine: int, free_rows: int, batch_rows: int) -> _Room:
+    def _room(self, engine: int, free_rows: int, batch_rows: int) -> Room:
         running = self._running[engine]
         # An even share, so that the first engine to ask does not take all there is while the others have nothing to do;
         # but between busy engines newcomers are not split into groups smaller than worth encoding.
         others = len(self.present) - 1
-        sharing = others if others and not self._is_more_than(self._group * others) else others + 1
+        sharing = others if others and not self._is_more_than(self._alone() * others) else others + 1
         share = -(-(self.running + self._waiting_rows) // sharing) - running
         if share > 0:
             share = max(share, int(self._gather_share * running))
         slots = free_rows + running
-        return _Room(free_rows, share, batch_rows, slots - slots // BATCH_RESERVE, self._encode_tokens)
+        return Room(free_rows, share, batch_rows, slots - slots // BATCH_RESERVE, self._encode_tokens)
 
-    def _start_held(self, engine: int, free_rows: int, room: _Room, admitted: list[Job]) -> None:
+    def _start_held(self, engine: int, free_rows: int, room: Room, admitted: list[Job]) -> None:
         """Starts jobs for which rows were set aside, here or at another engine; else counts what is set aside here."""
         own = self._holds[engine]
         if own is not None:
@@ -346,7 +312,7 @@ class Scheduler:
             batch = own.job.request.priority is BATCH
             if batch and rows <= room.batch_limit:
                 aside = min(aside, max(room.batch_limit - room.batch, 0))
-            if rows <= free_rows and (aside == rows or _within(rows, room, batch)):
+            if rows <= free_rows and (aside == rows or within(rows, room, batch)):
                 self._start(own.job, engine, room, admitted)
             else:
                 room.free -= aside
@@ -354,11 +320,11 @@ class Scheduler:
         for hold in self._holds:
             if hold is not None and hold is not own and room.share > 0:
                 job, batch = hold.job, hold.job.request.priority is BATCH
-                fits = job.search.rows <= room.free and _within(job.search.rows, room, batch)
+                fits = job.search.rows <= room.free and within(job.search.rows, room, batch)
                 if fits and not (admitted and self._tokens(job) > room.tokens):
                     self._start(job, engine, room, admitted)
 
-    def _next(self, lane: _Lane, engine: int, room: _Room, first: bool, in_turn: bool) -> Job | None:
+    def _next(self, lane: Lane, engine: int, room: Room, first: bool, in_turn: bool) -> Job | None:
         """The job of a lane that an engine shall start next, None for none.
 
         Args:
@@ -372,7 +338,7 @@ class Scheduler:
             if self._held and self._is_held(job):
                 continue
             rows = job.search.rows
-            if rows <= room.free and _within(rows, room, batch):
+            if rows <= room.free and within(rows, room, batch):
                 return job if first or rows <= room.share else None
             if rows == 1:  # nothing is smaller
                 break
@@ -381,16 +347,16 @@ class Scheduler:
                 self._set_aside(job, engine, room, batch)
         return None
 
-    def _set_aside(self, job: Job, engine: int, room: _Room, batch: bool) -> None:
+    def _set_aside(self, job: Job, engine: int, room: Room, batch: bool) -> None:
         """Begins to set rows aside, with half of those that are free."""
         free = min(room.free, max(room.batch_limit - room.batch, 0)) if batch else room.free
-        hold = self._holds[engine] = _Hold(job, min(job.search.rows, (free + 1) // 2))
+        hold = self._holds[engine] = Hold(job, min(job.search.rows, (free + 1) // 2))
         self._held += 1
         room.free -= hold.rows
         if batch:
             room.batch += hold.rows
 
-    def _lane(self, request: GenerationRequest) -> _Lane:
+    def _lane(self, request: GenerationRequest) -> Lane:
         return self._batch if request.priority is BATCH else self._interactive
 
     def _tokens(self, job: Job) -> int:
@@ -399,11 +365,11 @@ class Scheduler:
     def _is_held(self, job: Job) -> bool:
         return any(hold is not None and hold.job is job for hold in self._holds)
 
-    def _charge(self, lane: _Lane, rows: int) -> None:
+    def _charge(self, lane: Lane, rows: int) -> None:
         self._turn = lane.turn
         lane.turn += rows / lane.weight
 
-    def _start(self, job: Job, engine: int, room: _Room, admitted: list[Job]) -> None:
+    def _start(self, job: Job, engine: int, room: Room, admitted: list[Job]) -> None:
         rows = job.search.rows
         self._remove(job)
         job.engine = engine
@@ -439,8 +405,3 @@ class Scheduler:
 
 def _busy(rows: Sequence[int]) -> int:
     return sum(map(bool, rows))
-
-
-def _within(rows: int, room: _Room, batch: bool) -> bool:
-    """Whether a job leaves free what batch jobs have to; one that wants more may run where no other does."""
-    return not batch or room.batch == 0 or room.batch + rows <= room.batch_limit

@@ -9,7 +9,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 from server.bundle.load import load_bundle, shipped_bundle
 from server.engine.ending import Event
 from server.engine.engine import Engine
-from server.engine.layout import EngineOptions, group, layout, weights_of
+from server.engine.layout import EngineOptions, groups, layout, weights_of
 from server.engine.queue import Queue
 from server.engine.requests import (
     DeadlineExpiredError,
@@ -371,7 +371,10 @@ def test_cores_are_shared_out_by_the_size_of_the_model(
 def test_the_last_engine_waits_for_a_group_only_where_the_model_is_small() -> None:
     manifest = letters_bundle().manifest
     large = manifest.model_copy(update={"shape": manifest.shape.model_copy(update={"parameters": 77_000_000})})
-    assert [group(EngineOptions(group=4), each) for each in (manifest, large)] == [4, 1]
+    options = EngineOptions(group=4, calls=20)
+    assert [groups(options, each, 32) for each in (manifest, large)] == [(4, 20), (1, 1)]
+    assert groups(options, manifest, 8) == (2, 6), "some rows stay free"
+    assert groups(options, manifest, 1) == (1, 1)
 
 
 def test_a_model_has_about_as_many_bytes_of_weights_as_its_bundle_has_in_files() -> None:

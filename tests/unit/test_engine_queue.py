@@ -4,20 +4,22 @@ import asyncio
 import threading
 import time
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.engine.queue import Queue
+from server.engine.requests import Priority
 from server.engine.scheduler import Job, Scheduler
 from tests.counting_engines import CountingRuntime, at_rest, pool_of, request
 from tests.unit.test_scheduler import job
 from tests.waiting import until_async
 
-GROUP, SLOTS = 4, 16
+GROUP, CALLS, SLOTS = 4, 12, 16
 
 
-def scheduler(engines: int) -> Scheduler:
-    return Scheduler(engines, 10_000, 0.0, 0.0, 10_000, group=GROUP)
+def scheduler(engines: int, calls: int = GROUP) -> Scheduler:
+    return Scheduler(engines, 10_000, 0.0, 0.0, 10_000, group=GROUP, calls=calls)
 
 
 def test_the_last_engine_rests_until_the_others_have_a_group_each() -> None:
@@ -30,6 +32,26 @@ def test_the_last_engine_rests_until_the_others_have_a_group_each() -> None:
         assert sum(rows) == number
         resting = rows.count(0)
         assert resting == (2 if number == 1 else 1 if number <= 2 * GROUP else 0), rows
+
+
+@pytest.mark.parametrize(
+    ("late", "alone"),
+    [(job(), CALLS), (job(priority=Priority.BATCH), GROUP), (job(rows=2), GROUP)],
+    ids=["a call", "an item of a batch", "a beam"],
+)
+def test_single_calls_leave_the_last_engine_at_rest_for_longer_than_what_takes_more_of_the_engines(
+    late: Job, alone: int
+) -> None:
+    queue = scheduler(2, CALLS)
+    for running in range(1, SLOTS):
+        queue.submit(job())
+        assert len(queue.take(0, SLOTS - running, 0.0).admitted) == 1
+        queue.submit(late)
+        assert queue.calls(1) == (running + late.search.rows > alone)
+        if queue.calls(1):
+            return
+        queue.cancel(late)
+    raise AssertionError("the last engine rests for ever")
 
 
 def test_with_a_group_of_one_all_engines_share_from_the_start() -> None:
@@ -57,7 +79,7 @@ def test_an_engine_that_is_not_needed_any_more_ends_what_it_has_and_takes_nothin
 @given(st.data())
 def test_whatever_waits_is_started_by_someone_who_is_awake_or_woken(data: st.DataObject) -> None:
     engines = data.draw(st.integers(1, 4))
-    queue = scheduler(engines)
+    queue = scheduler(engines, CALLS)
     running: list[list[Job]] = [[] for _ in range(engines)]
     awake: set[int] = set()
     for _ in range(data.draw(st.integers(1, 40))):
@@ -116,7 +138,7 @@ def test_who_fell_asleep_last_is_woken_first() -> None:
 
 async def test_few_requests_run_together_in_one_engine_and_many_in_all() -> None:
     runtimes = [CountingRuntime(SLOTS) for _ in range(2)]
-    async with pool_of(*runtimes, group=GROUP) as pool:
+    async with pool_of(*runtimes, group=GROUP, calls=GROUP) as pool:
         queue = pool._queue
         assert queue is not None
         await until_async(lambda: len(queue._sleepers) == 2)

@@ -31,7 +31,11 @@ async def pool_on(
     *hosts: CountingHost, on_change: Callable[[], None] = lambda: None, **options: Any
 ) -> AsyncIterator[EnginePool]:
     pool = EnginePool(
-        letters_bundle(), EngineOptions(gather_seconds=0.0, group=1, **options), Metrics(), hosts, on_change=on_change
+        letters_bundle(),
+        EngineOptions(gather_seconds=0.0, gather_steps=0, group=1, calls=1, **options),
+        Metrics(),
+        hosts,
+        on_change=on_change,
     )
     await pool.start()
     try:

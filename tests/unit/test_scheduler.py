@@ -99,6 +99,22 @@ def test_busy_engine_gathers_newcomers_until_enough_or_long_enough() -> None:
     assert len(queue.take(0, 7, 2.25).admitted) == 1, "long enough"
 
 
+def test_busy_engine_makes_some_steps_before_it_takes_few_however_long_they_take() -> None:
+    queue = Scheduler(1, 100, 0.5, 0.25, 1000, gather_steps=2)
+    queue.submit(job(rows=6))
+    assert len(queue.take(0, 16, 0.0).admitted) == 1, "an idle engine does not wait"
+    for late in (1.0, 11.0):
+        queue.submit(job(arrived=late))
+        assert [len(queue.take(0, 10, late + seconds).admitted) for seconds in (1.0, 2.0, 3.0)] == [0, 0, 1]
+        queue.release(0, 1, late + 4.0)
+        assert not queue.take(0, 10, late + 4.0).admitted, "nobody waits"
+    for _ in range(3):
+        queue.submit(job(arrived=20.0))
+    assert len(queue.take(0, 10, 20.0).admitted) == 3, "half as many as it runs"
+    queue.submit(job(arrived=20.0))
+    assert [len(queue.take(0, 7, 30.0 + seconds).admitted) for seconds in range(3)] == [0, 0, 1]
+
+
 def test_engines_share_evenly() -> None:
     queue = scheduler(engines=2, gather_share=0)
     for _ in range(10):

@@ -71,5 +71,5 @@ def describe_model(bundle: Bundle) -> str:
     return (
         f"{manifest.name}: d {shape.d_model}, {shape.encoder_layers}+{shape.decoder_layers} layers, FFN {shape.d_ff}, "
         f"V {shape.target_vocabulary:,}, {shape.parameters / 1e6:.1f}M parameters, {manifest.precision}, "
-        f"attention {manifest.attention}"
+        f"attention {manifest.attention}" + (", caches in int8" if manifest.cache == "int8" else "")
     )

@@ -1,6 +1,7 @@
 """What is said of curves whose numbers are known, and how they are drawn and written."""
 
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -108,8 +109,10 @@ def test_page_numbers_and_pictures(tmp_path: Path) -> None:
 
 def test_models_that_grow_are_in_the_precision_of_the_given_one(tmp_path: Path) -> None:
     given = load_bundle(shipped_bundle())
+    given = replace(given, manifest=given.manifest.model_copy(update={"cache": "int8"}))
     made = with_vocabulary(given, 100, tmp_path)
     assert made.manifest.precision == given.manifest.precision == "int8"
+    assert made.manifest.cache == "int8"
     assert made.manifest.shape.target_vocabulary == 100
     assert made.manifest.shape.d_model == given.manifest.shape.d_model
     assert with_vocabulary(given, 100, tmp_path).path == made.path

@@ -7,11 +7,13 @@ from pathlib import Path
 
 from export.assemble import SCORER, Options, write_files, write_manifest
 from export.data import evaluation_data
+from export.precision.cache import find_scales
 from export.precision.calibration import ranges
 from export.precision.lower import Weights, load_graphs, lower, weight_names
 from export.precision.search import example_feeds
 from server.bundle.load import Bundle, BundleError, load_bundle
-from server.bundle.manifest import INTEGERS, Precision
+from server.bundle.manifest import INTEGERS, Cache, Precision
+from server.cpu import usable_cpus
 from tests.benchmark.base_model import fingerprint, write_run
 from training.model import ModelConfig
 from training.run import load_run
@@ -34,8 +36,8 @@ def with_long_texts(bundle: Bundle, folder: Path) -> Bundle:
 
 
 def _model(bundle: Bundle, folder: Path, *, encoder_layers: int, vocabulary: int, longest: int) -> Bundle:
-    """In the bundle's precision, made in `folder`, unless it stands there from the same code."""
-    shape, precision = bundle.manifest.shape, bundle.manifest.precision
+    """In the bundle's precision, its caches too, made in `folder`, unless it stands there from the same code."""
+    shape, precision, cache = bundle.manifest.shape, bundle.manifest.precision, bundle.manifest.cache
     config = ModelConfig(
         d_model=shape.d_model,
         heads=shape.heads,
@@ -48,7 +50,7 @@ def _model(bundle: Bundle, folder: Path, *, encoder_layers: int, vocabulary: int
     )
     code = fingerprint() + Path(__file__).read_text()
     digest = hashlib.sha256(f"{config} {vocabulary} {code}".encode()).hexdigest()[:12]
-    prefix = f"growth-d{shape.d_model}-v{vocabulary}-l{longest}-{precision}"
+    prefix = f"growth-d{shape.d_model}-v{vocabulary}-l{longest}-{precision}-{cache}"
     place = folder / f"{prefix}-{digest}"
     try:
         return load_bundle(place)
@@ -59,11 +61,11 @@ def _model(bundle: Bundle, folder: Path, *, encoder_layers: int, vocabulary: int
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             run = Path(scratch) / "run"
             write_run(run, config, vocabulary)
-            _unchecked(run, Path(scratch), precision).rename(place)
+            _unchecked(run, Path(scratch), precision, cache).rename(place)
         return load_bundle(place)
 
 
-def _unchecked(run: Path, scratch: Path, precision: Precision) -> Path:
+def _unchecked(run: Path, scratch: Path, precision: Precision, cache: Cache) -> Path:
     """The bundle of a run without the check of an export.
 
     That compares every step with the model, which has no cache: for long texts and a large model it takes half an hour.
@@ -79,8 +81,9 @@ def _unchecked(run: Path, scratch: Path, precision: Precision) -> Path:
         if precision == integers:
             exact = load_bundle(place)
             pairs = next(iter(evaluation_data(loaded, lambda line: None).values()))
-            models = load_graphs(exact)
-            names, seen = weight_names(models), ranges(models[SCORER], example_feeds(exact, pairs))
+            models, shown = load_graphs(exact), example_feeds(exact, pairs)
+            names, seen = weight_names(models), ranges(models[SCORER], shown)
             weights = Weights({key: name for key, name in names.items() if key in seen}, seen)
-            return lower(exact, scratch / integers, integers, weights, ()).path
+            scales = find_scales(exact, shown, usable_cpus()) if cache == "int8" else None
+            return lower(exact, scratch / integers, integers, weights, (), scales).path
     return place

@@ -65,7 +65,8 @@ def _reading_help() -> str:
         "loop, the engines in a loop and CTranslate2 have the machine to themselves and get their inputs tokenized. "
         "`in flight` counts inputs; `cores` is how many were kept busy and `core-ms an answer` what one cost, both as "
         "server + load generator where there are the two. Processor time suffers less from what else runs on the "
-        "machine than tokens/s do."
+        "machine than tokens/s do. Random arrivals come at shares of the peak, which is as many calls a second as 64 "
+        "callers get who wait for their answers."
     )
 
 

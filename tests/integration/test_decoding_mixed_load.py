@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 
 from dragoman.local import LocalServer
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
-from tests.conftest import StartServer
+from tests.conftest import StartServer, run_program
 from tests.samples import sum_of
 from tests.waiting import until
 
@@ -181,11 +182,21 @@ def dropped(server: LocalServer) -> float:
     return sum_of(server, "dragoman_drops_total", "cancelled")
 
 
+@pytest.fixture(scope="module", params=["fp32", "int8"])
+def bundle(request: pytest.FixtureRequest, tiny_run: Path, tiny_bundle: Path, tmp_path_factory: Any) -> Path:
+    """In fp32, or with integers in products and caches."""
+    if request.param == "fp32":
+        return tiny_bundle
+    narrow: Path = tmp_path_factory.mktemp("int8") / "bundle"
+    run_program("dragoman-export", tiny_run, narrow, "--precision", "int8", "--cache", "int8")
+    return narrow
+
+
 async def test_each_answer_under_load_is_the_one_that_the_request_gets_alone(
-    start_server: StartServer, tiny_bundle: Path
+    start_server: StartServer, bundle: Path
 ) -> None:
     layout = ["--engines", "2", "--threads-per-engine", "1", "--max-rows", "24", "--queue-size", "4000"]
-    server = start_server("--bundle", str(tiny_bundle), *layout)
+    server = start_server("--bundle", str(bundle), *layout)
     distinct = asks(DISTINCT)
     expected = await alone(server, distinct)
     found = await at_random_moments(server, distinct, TIMES, SECONDS, CANCELLED)

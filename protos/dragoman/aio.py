@@ -219,7 +219,10 @@ class AsyncClient:
                 failure = from_rpc_error(error, self._address, attempts.request_id)
                 delay = attempts.delay_after(failure)
                 if delay is None:
-                    raise await asyncio.to_thread(self._diagnosis.of, failure) from error
+                    try:
+                        raise await asyncio.to_thread(self._diagnosis.of, failure) from error
+                    finally:
+                        del failure  # its traceback has this frame: the two would hold the connection open
             await asyncio.sleep(delay)
 
     async def _many(
@@ -312,7 +315,10 @@ class AsyncGenerationStream(AsyncIterator[Piece]):
                 # What has been handed on cannot be taken back, so only an unstarted stream is opened again.
                 delay = None if self._started else self._attempts.delay_after(failure)
                 if delay is None:
-                    raise await asyncio.to_thread(self._diagnosis.of, failure) from error
+                    try:
+                        raise await asyncio.to_thread(self._diagnosis.of, failure) from error
+                    finally:
+                        del failure  # its traceback has this frame: the two would hold the connection open
                 await asyncio.sleep(delay)
                 self._stream = self._open()
                 continue

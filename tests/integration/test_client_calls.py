@@ -1,6 +1,8 @@
 """Both clients against a real gRPC server that does what the test tells it to."""
 
 import asyncio
+import contextlib
+import gc
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -423,3 +425,17 @@ async def test_a_cancelled_task_is_cancelled(scripted: ScriptedServer) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert (await client.generate("b")).text == "B"
+
+
+async def test_a_failure_that_is_forgotten_keeps_no_connection_open(scripted: ScriptedServer) -> None:
+    """Until garbage is collected, that is, which may be long."""
+    gc.collect()
+    gc.disable()
+    try:
+        async with AsyncClient(scripted.address) as client:
+            for call in (client.generate("bad"), client.generate_stream("bad").result()):
+                with contextlib.suppress(InvalidArgumentError):
+                    await call
+        await until_async(lambda: not any(isinstance(each, InvalidArgumentError) for each in gc.get_objects()))
+    finally:
+        gc.enable()

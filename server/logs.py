@@ -6,6 +6,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
+from json.encoder import encode_basestring_ascii
 from typing import Any, Literal
 
 import structlog
@@ -15,6 +17,8 @@ from server.observe.lines import LineWriter
 from server.tracebacks import LibraryFormatter, exception_without_words, hush_hooks, is_of_server, write_without_words
 
 LogFormat = Literal["auto", "console", "json"]
+
+_WRITERS: dict[type, Callable[[Any], str]] = {str: encode_basestring_ascii, int: repr, float: repr}
 
 
 def configure_logs(style: LogFormat, level: str, text: bool = False, lines: LineWriter | None = None) -> None:
@@ -64,8 +68,7 @@ def line_renderer(style: LogFormat) -> Callable[[Mapping[str, Any]], str]:
     structlog's processors, since there is a line for each call.
     """
     if not _for_people(style):
-        encode = json.JSONEncoder(separators=(", ", ": ")).encode
-        return lambda fields: encode({**fields, "timestamp": _iso(fields["timestamp"])}) + "\n"
+        return lambda fields: _json({**fields, "timestamp": _iso(fields["timestamp"])})
     console = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), sort_keys=False)
     return lambda fields: f"{console(None, '', {**fields, 'timestamp': _iso(fields['timestamp'])})}\n"
 
@@ -86,5 +89,17 @@ def _for_people(style: LogFormat) -> bool:
     return style == "console" or (style == "auto" and sys.stderr.isatty())
 
 
+def _json(fields: Mapping[str, Any]) -> str:
+    """A line as `json` writes it, which takes twice as long for one of a call."""
+    members = [f'"{name}": {_WRITERS.get(type(value), json.dumps)(value)}' for name, value in fields.items()]
+    return f"{{{', '.join(members)}}}\n"
+
+
 def _iso(timestamp: float) -> str:
-    return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    seconds, microseconds = divmod(round(timestamp * 1_000_000), 1_000_000)
+    return f"{_iso_second(seconds)}.{microseconds:06d}Z"
+
+
+@lru_cache(maxsize=1)  # in which many calls end
+def _iso_second(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")

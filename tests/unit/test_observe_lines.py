@@ -126,6 +126,9 @@ def test_lines_of_calls_look_as_others_do(capsys: pytest.CaptureFixture[str]) ->
     fields = {"event": "request", "level": "info", "timestamp": 1.5, "code": "OK", "total_ms": 0.25}
     entry = json.loads(line_renderer("json")(fields))
     assert entry == {**fields, "timestamp": "1970-01-01T00:00:01.500000Z"}
+    odd = {"event": 'a "b" \\ é\n', "timestamp": 1.9999996, "key": "ü", "flag": True, "none": None, "list": [1, "x"]}
+    line = line_renderer("json")(odd)
+    assert line == json.dumps({**odd, "timestamp": "1970-01-01T00:00:02.000000Z"}) + "\n"
     line = line_renderer("console")(fields)
     assert line.startswith("1970-01-01T00:00:01.500000Z [info")
     assert "request" in line

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 PATIENCE = 60.0  # seconds; only a test that fails waits so long
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.02  # seconds
+LEAST_LOOKS = 100  # also where the whole machine stood still for longer than the patience lasts
 
 
 def until(true: Callable[[], object], otherwise: Callable[[], object] = lambda: "") -> None:
@@ -36,8 +37,9 @@ async def _result(looked: object | Awaitable[object]) -> object:
 
 def _pauses(otherwise: Callable[[], object]) -> Iterator[float]:
     """Seconds between two looks: few at first, as most things happen at once."""
-    deadline, pause = time.monotonic() + PATIENCE, FIRST_PAUSE
-    while time.monotonic() < deadline:
+    deadline, looks, pause = time.monotonic() + PATIENCE, 0, FIRST_PAUSE
+    while time.monotonic() < deadline or looks < LEAST_LOOKS:
         yield pause
+        looks += 1
         pause = min(2 * pause, LONGEST_PAUSE)
     raise AssertionError(f"it did not happen in time: {otherwise()}")

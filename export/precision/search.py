@@ -77,6 +77,7 @@ def search(
     scales = _cache_scales(exact, folder, precision, weights, shown, cache, say)
     ranking: list[str] = []
     wider: list[str] = []
+    least = float("inf")
     while True:
         bundle = lower(exact, folder, precision, weights, wider, scales)
         found = decode(bundle, CPU, pairs, metrics)
@@ -89,14 +90,15 @@ def search(
             scales = None
             continue
         say(f"{precision} with {len(wider)} of {len(weights.names)} weights wider loses {points:.3g} points")
+        least = min(least, points)
         if not ranking:
             say("measuring which weights are sensitive")
             ranked = most_sensitive(scorer, shown[:RANKED], precision, weights)
             ranking = [key for key, _ in ranked][: max(1, len(ranked) // WIDEST_SHARE)]
         if len(wider) == len(ranking):
             raise ExportError(
-                f"--precision {precision} loses {points:.3g} points of quality even with the {len(wider)} most "
-                f"sensitive weights in {WIDER[precision]}, and --max-quality-loss is {limit:g}"
+                f"--precision {precision} loses {least:.3g} points of quality or more, with up to {len(wider)} of the "
+                f"most sensitive weights in {WIDER[precision]}, and --max-quality-loss is {limit:g}"
             )
         wider = ranking[: max(1, 2 * len(wider))]
 

@@ -6,13 +6,13 @@ from server.bundle.manifest import Manifest
 from server.runtime.device import Device
 
 # From this size on reading the weights takes so long that several threads had better share it.
-LARGE_WEIGHTS = 120_000_000  # bytes
+LARGE_WEIGHTS = 150_000_000  # bytes
 MOST_THREADS = 8  # of one engine
 # Measured with a model of 5 million parameters on two cores: up to eight items of batches one engine answers a tenth
 # more than two, in three quarters of the processor's time. Of single calls, each of which takes a third as much time of
-# the event loop as of the engines, it answers a seventh more up to 32, and no less at 64; and with random arrivals at
-# two thirds of what can be had, in half the time. With 77 million parameters, whose steps take ten times as long, two
-# answer more from the second request on.
+# the event loop as of the engines, it answers a tenth more at 16 and 32, and no less at 64; and with random arrivals at
+# two thirds of what can be had, in two thirds of the time. With 77 million parameters, whose steps take ten times as
+# long, two answer more from the second request on.
 GROUP, CALLS = 8, 48
 SMALL_MODEL = 30_000_000  # parameters, of which it has less
 

@@ -6,20 +6,18 @@ is far above. So no contender ever chooses the end token, without a constraint t
 """
 
 import hashlib
-import math
 import random
 import shutil
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
-from export.bundle import Options, export_run
 from server.bundle.load import BundleError, load_bundle
 from server.bundle.manifest import Precision
 from tests.benchmark.parts import last_norm
+from tests.benchmark.unchecked import unchecked
 from training.checkpoint import save_state
 from training.data.prepare import SOURCE_TOKENIZER, TARGET_TOKENIZER
 from training.data.tokenizers import END, END_ID, PAD_ID, SPECIAL_TOKENS, UNKNOWN
@@ -27,6 +25,7 @@ from training.model import ModelConfig, Transformer
 from training.recipe import Recipe, save_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
+CODE = (Path(__file__), Path(__file__).with_name("unchecked.py"))
 VOCABULARY = 32_000
 LENGTHS = (15, 31)  # of sources and targets of dev, without the end token: those of what is asked of the model
 BASE = ModelConfig(
@@ -46,9 +45,7 @@ BASE = ModelConfig(
 
 
 def base_bundle(folder: Path, precision: Precision = "fp32") -> Path:
-    """The bundle of the random model, exported into `folder` unless it stands there from the same code.
-
-    Whatever a precision loses is accepted: random weights have no quality.
+    """The bundle of the random model, made in `folder` unless it stands there from the same code.
 
     Returns:
         its directory.
@@ -62,8 +59,7 @@ def base_bundle(folder: Path, precision: Precision = "fp32") -> Path:
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             run = Path(scratch) / "run"
             write_run(run, BASE, VOCABULARY)
-            accepting = Options("base", description="random weights", device="cpu", precision=precision)
-            export_run(run, bundle, replace(accepting, max_quality_loss=math.inf))
+            unchecked(run, Path(scratch), "base", precision).rename(bundle)
     return bundle
 
 
@@ -133,7 +129,7 @@ def symbol_tokenizer(vocabulary: int) -> Tokenizer:
 
 def fingerprint() -> str:
     """Of the code that makes the bundle."""
-    digest = hashlib.sha256(Path(__file__).read_bytes())
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in CODE))
     for folder in ("export", "training/model", "server/bundle"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             digest.update(path.read_bytes())

@@ -5,18 +5,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from export.assemble import SCORER, Options, write_files, write_manifest
-from export.data import evaluation_data
-from export.precision.cache import find_scales
-from export.precision.calibration import ranges
-from export.precision.lower import Weights, load_graphs, lower, weight_names
-from export.precision.search import example_feeds
 from server.bundle.load import Bundle, BundleError, load_bundle
-from server.bundle.manifest import INTEGERS, Cache, Precision
-from server.cpu import usable_cpus
 from tests.benchmark.base_model import fingerprint, write_run
+from tests.benchmark.unchecked import unchecked
 from training.model import ModelConfig
-from training.run import load_run
 
 LONGEST = 256  # tokens of source and target, where lengths grow
 FEW_TOKENS = 1024  # of the vocabulary there, so that the output layer does not hide what grows
@@ -48,8 +40,7 @@ def _model(bundle: Bundle, folder: Path, *, encoder_layers: int, vocabulary: int
         max_source_length=longest,
         max_target_length=longest,
     )
-    code = fingerprint() + Path(__file__).read_text()
-    digest = hashlib.sha256(f"{config} {vocabulary} {code}".encode()).hexdigest()[:12]
+    digest = hashlib.sha256(f"{config} {vocabulary} {fingerprint()}".encode()).hexdigest()[:12]
     prefix = f"growth-d{shape.d_model}-v{vocabulary}-l{longest}-{precision}-{cache}"
     place = folder / f"{prefix}-{digest}"
     try:
@@ -61,29 +52,5 @@ def _model(bundle: Bundle, folder: Path, *, encoder_layers: int, vocabulary: int
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             run = Path(scratch) / "run"
             write_run(run, config, vocabulary)
-            _unchecked(run, Path(scratch), precision, cache).rename(place)
+            unchecked(run, Path(scratch), "growth", precision, cache).rename(place)
         return load_bundle(place)
-
-
-def _unchecked(run: Path, scratch: Path, precision: Precision, cache: Cache) -> Path:
-    """The bundle of a run without the check of an export.
-
-    That compares every step with the model, which has no cache: for long texts and a large model it takes half an hour.
-
-    Returns:
-        its directory within `scratch`.
-    """
-    loaded = load_run(run)
-    place = scratch / "traced"
-    place.mkdir()
-    write_manifest(write_files(loaded, place, Options("growth", description="random weights"), ()), place)
-    for integers in INTEGERS:
-        if precision == integers:
-            exact = load_bundle(place)
-            pairs = next(iter(evaluation_data(loaded, lambda line: None).values()))
-            models, shown = load_graphs(exact), example_feeds(exact, pairs)
-            names, seen = weight_names(models), ranges(models[SCORER], shown)
-            weights = Weights({key: name for key, name in names.items() if key in seen}, seen)
-            scales = find_scales(exact, shown, usable_cpus()) if cache == "int8" else None
-            return lower(exact, scratch / integers, integers, weights, (), scales).path
-    return place

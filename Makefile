@@ -34,7 +34,7 @@ test: setup ## run every test
 demo: setup ## serve the shipped model, send it real requests, show the answers and the metrics
 	@$(BIN)/python -m dragoman.demo $(ARGS)
 
-bench: setup ## measure the server beside its step loop and CTranslate2, the loop, growth, training: 45 minutes
+bench: setup ## measure the server beside its step loop and CTranslate2, the loop, growth, training: half an hour
 	@$(BIN)/python -m tests.benchmark --precision int8 $(ARGS)
 	@$(BIN)/python -m tests.benchmark --precision fp32 $(ARGS)
 	@$(BIN)/python -m tests.benchmark.loop
@@ -42,7 +42,7 @@ bench: setup ## measure the server beside its step loop and CTranslate2, the loo
 	@$(BIN)/python -m tests.benchmark.training
 	@$(BIN)/python -m tests.benchmark.page
 
-bench-servers: setup ## measure the server beside Triton and plain asyncio servers, in int8: a quarter of an hour
+bench-servers: setup ## measure the server beside Triton and plain asyncio servers, in int8: twenty minutes
 	@$(BIN)/python -m tests.benchmark.servers $(ARGS)
 	@$(BIN)/python -m tests.benchmark.page
 

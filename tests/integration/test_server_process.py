@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import psutil
@@ -213,18 +214,25 @@ def test_clients_that_leave_give_their_rows_back(start_server: StartServer, long
     with channel:
         busy = stub.GenerateBatch.future(pb.GenerateBatchRequest(inputs=[request.input] * 2, options=endless))
         until(lambda: are_there(running=1, waiting=1))
-        # A deadline so far away that even a slow machine has sent some of them by then.
-        timeout = 2 if leave == "deadline" else None
-        left = [stub.Generate.future(request, timeout=timeout) for _ in range(100)]
-        left += [stub.GenerateStream(request, timeout=timeout) for _ in range(100)]
+
+        def ask(timeout: float | None = None) -> list[Any]:
+            calls = [stub.Generate.future(request, timeout=timeout) for _ in range(100)]
+            return calls + [stub.GenerateStream(request, timeout=timeout) for _ in range(100)]
+
+        def some_expire() -> bool:  # those that a slow machine has sent by then
+            assert {call.code() for call in ask(timeout=1)} == {grpc.StatusCode.DEADLINE_EXCEEDED}
+            return (
+                dropped("expired", "cancelled") > 0
+            )  # the client's clock may be the first, and the server sees it leave
+
         if leave == "cancel":
+            left = ask()
             until(lambda: are_there(running=1, waiting=201))
             for call in left:
                 call.cancel()
             until(lambda: dropped("cancelled") == 200)
-        else:  # the client's clock may be the first, and then the server sees it leave
-            assert {call.code() for call in left} == {grpc.StatusCode.DEADLINE_EXCEEDED}
-            until(lambda: dropped("expired", "cancelled") > 0)
+        else:
+            until(some_expire)
         until(lambda: are_there(running=1, waiting=1))
         busy.cancel()
         until(lambda: are_there(running=0, waiting=0))

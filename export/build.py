@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from export.assemble import Options, write_files, write_manifest
+from export.assemble import CacheChoice, Options, write_files, write_manifest
 from export.check import Report, check_bundle
 from export.data import spread
 from export.errors import CheckFailedError, ExportError
 from export.precision.comparison import compare
 from export.precision.rounded import runnable
-from export.precision.search import example_feeds, search
+from export.precision.search import Found, example_feeds, search
 from export.quality import NAMES, Decoded, decode
 from server.bundle.load import Bundle, load_bundle
 from server.bundle.manifest import INTEGERS, Integers, Precision
@@ -95,18 +95,21 @@ def _build_integers(work: Work, precision: Integers) -> tuple[Bundle, Report]:
     name, pairs = work.measured
     work.say(f"making {precision} of them, and measuring on {name} what that changes")
     before = work.decode(exact, CPU, pairs)
-    found = search(
-        exact,
-        work.place / precision,
-        precision,
-        pairs,
-        before,
-        work.options.max_quality_loss,
-        work.options.cache,
-        work.say,
-    )
+
+    def find(cache: CacheChoice) -> Found:
+        folder, limit = work.place / precision, work.options.max_quality_loss
+        return search(exact, folder, precision, pairs, before, limit, cache, work.say)
+
+    found = find(work.options.cache)
+    try:
+        report = _check(work, found.bundle, CPU)
+    except CheckFailedError as error:
+        if work.options.cache != "auto" or found.bundle.manifest.cache == "float":
+            raise
+        work.say(f"with integers in the caches {error}: floats again")
+        found = find("float")
+        report = _check(work, found.bundle, CPU)
     loss = compare((exact, found.bundle), (before, found.decoded), example_feeds(exact, pairs), CPU)
-    report = _check(work, found.bundle, CPU)
     report.document["fp32"] = {
         key: checked.document[key] for key in ("reference", "tolerance", "largest_difference", "scorer", "choices")
     }

@@ -1,5 +1,6 @@
 """`dragoman-export`: makes a bundle of a run, or checks one again."""
 
+import math
 import os
 import signal
 import sys
@@ -72,6 +73,10 @@ def export(
     """Makes a BUNDLE of a RUN: ONNX graphs, tokenizers and a manifest, checked against the trained model."""
     if (check is None) == (run is None) or (check is None) == (bundle is None):
         raise typer.BadParameter("pass RUN and BUNDLE to make a bundle, or --check BUNDLE to check one")
+    if not 0 <= max_quality_loss < math.inf:
+        raise typer.BadParameter(f"--max-quality-loss is {max_quality_loss:g}; expected 0 or more points")
+    if check is not None and (precision, cache) != ("fp32", "auto"):
+        raise typer.BadParameter("--precision and --cache are for making a bundle; --check takes it as it is")
     if cache == "int8" and (precision != "int8" or attention != "ort"):
         raise typer.BadParameter("--cache int8 goes with --precision int8 and --attention ort")
     if against is not None and check is None:

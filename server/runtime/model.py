@@ -15,7 +15,7 @@ from server.runtime.cuda import CudaStream
 from server.runtime.device import Device, DeviceError, open_session
 from server.runtime.fixed import MOST_STEPS, NOT_RECORDED, FixedSteps, run_options
 from server.runtime.memory import Array, Block, Memory, Stream, allocate
-from server.runtime.names import check_names
+from server.runtime.names import check_caches, check_names
 from server.runtime.scores import PlainScores
 from server.runtime.step import Step, all_plain, is_cache
 from server.search.base import Demand, StepScores
@@ -72,6 +72,7 @@ class Sessions:
         self.decoder = self._open_decoder(stream)
         check_names(bundle, bundle.manifest.graphs.encoder, self.encoder)
         check_names(bundle, bundle.manifest.graphs.decoder, self.decoder)
+        check_caches(bundle, self.encoder, self.decoder)
         self.cache_type = _DTYPES[next(node.type for node in self.decoder.get_inputs() if node.name == "self_key_0")]
         self.type = np.dtype(np.float32) if self.cache_type == np.int8 else self.cache_type
 

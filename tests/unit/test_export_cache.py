@@ -1,19 +1,28 @@
 """Integers in the caches: what they stand for, and that steps compute nearly what they do with floats."""
 
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from export.assemble import ENCODER, Options, write_files, write_manifest
+from export.build import Work, build
+from export.check import Report
+from export.errors import CheckFailedError
 from export.precision.cache import find_scales, pays
 from export.precision.calibration import Feed, feeds
 from export.precision.lower import Weights, load_graphs, lower
-from server.bundle.load import Bundle, load_bundle
-from server.bundle.manifest import INTEGERS
+from server.bundle.load import Bundle, BundleError, load_bundle
+from server.bundle.manifest import INTEGERS, MANIFEST_FILE
 from server.runtime.capacity import row_bytes
-from server.runtime.device import CPU
+from server.runtime.device import CPU, Device
 from server.runtime.memory import HostMemory
 from server.runtime.model import Runtime, Sessions
+from server.runtime.names import check_caches
 from server.search.base import Demand
 from tests.untrained import VOCABULARY, small_run
 from training.run import load_run
@@ -160,3 +169,60 @@ def test_whether_they_pay_is_measured(
     assert pays(exact, narrow, shown[:3], 1)
     seconds[narrow.path] = 1.95
     assert not pays(exact, narrow, shown[:3], 1), "they cost more than they bring"
+
+
+def changed(bundle: Bundle, folder: Path, cache: str | None = None, layers: int | None = None) -> Bundle:
+    """A copy whose manifest says something else."""
+    shutil.copytree(bundle.path, folder)
+    path = folder / MANIFEST_FILE
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    manifest["cache"] = cache or manifest["cache"]
+    manifest["shape"]["decoder_layers"] = layers or manifest["shape"]["decoder_layers"]
+    path.write_text(json.dumps(manifest), encoding="utf-8")
+    return load_bundle(folder)
+
+
+def test_caches_that_are_not_what_the_manifest_says_are_refused(exact: Bundle, narrow: Bundle, tmp_path: Path) -> None:
+    for bundle, cache, kind in ((exact, "int8", "float"), (narrow, "float", "int8")):
+        wrong = changed(bundle, tmp_path / cache, cache)
+        with pytest.raises(BundleError, match=rf"hold tensor\({kind}\), but the manifest says {cache}"):
+            Sessions(wrong, CPU, 1)
+    with pytest.raises(BundleError, match="caches of 2 layers; expected 3"):
+        Sessions(changed(exact, tmp_path / "layers", layers=3), CPU, 1)
+
+
+def test_graphs_that_do_not_go_together_are_refused(exact: Bundle, narrow: Bundle) -> None:
+    floats, integers = Sessions(exact, CPU, 1), Sessions(narrow, CPU, 1)
+    with pytest.raises(BundleError, match=r"differ in the numbers of their caches: tensor\(float\), tensor\(int8\)"):
+        check_caches(narrow, floats.encoder, integers.decoder)
+
+
+def test_integers_that_fail_the_check_give_way_to_floats(
+    exact: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[str] = []
+
+    def check(work: Work, bundle: Bundle, device: Device) -> Report:
+        checked.append(bundle.manifest.cache)
+        if bundle.manifest.cache == "int8":
+            raise CheckFailedError("the check failed", Report({}, []))
+        return Report({"reference": "", "tolerance": 1, "largest_difference": 0, "scorer": {}, "choices": {}}, [])
+
+    monkeypatch.setattr("export.build._check", check)
+    monkeypatch.setattr("export.precision.search.pays", lambda *_: True)
+    said: list[str] = []
+    run = load_run(exact.path.parent / "run")
+    options = Options("x", precision="int8", max_quality_loss=1000)
+    bundle, _ = build(Work(run, {"dev": run.dev_pairs()}, tmp_path, options, said.append))
+    assert checked == ["float", "int8", "float"]
+    assert bundle.manifest.cache == "float"
+    assert any("floats again" in line for line in said)
+    with pytest.raises(CheckFailedError):
+        build(
+            Work(run, {"dev": run.dev_pairs()}, _empty(tmp_path / "asked"), replace(options, cache="int8"), said.append)
+        )
+
+
+def _empty(folder: Path) -> Path:
+    folder.mkdir()
+    return folder

@@ -139,6 +139,20 @@ def test_integers_in_caches_go_with_int8_and_its_attention(others: list[str]) ->
     assert "--precision int8" in result.output
 
 
+@pytest.mark.parametrize("points", ["nan", "inf", "-1"])
+def test_quality_loss_is_a_number_of_points(points: str) -> None:
+    result = CliRunner().invoke(app, ["run", "bundle", "--precision", "fp16", "--max-quality-loss", points])
+    assert result.exit_code == 2
+    assert "0 or more" in result.output
+
+
+@pytest.mark.parametrize("option", [("--precision", "int8"), ("--cache", "float")])
+def test_what_a_check_can_not_use_is_refused(option: tuple[str, str]) -> None:
+    result = CliRunner().invoke(app, ["--check", "bundle", *option])
+    assert result.exit_code == 2
+    assert "are for making a bundle" in result.output
+
+
 def test_command_line_says_what_is_wrong_and_exits_with_1(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [str(tmp_path), str(tmp_path / "bundle")])
     assert result.exit_code == 1

@@ -68,7 +68,7 @@ class ModelOptions(_Options, title="Model"):
     max_rows: int | None = Field(
         default=None,
         ge=1,
-        description="Hypotheses that an engine decodes at once, each in a row of its cache; by default 64, or as many "
+        description="Hypotheses that an engine decodes at once, each in a row of its cache; by default 80, or as many "
         "as there is memory for.",
     )
     memory_budget: ByteSize | None = Field(

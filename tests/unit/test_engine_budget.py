@@ -27,7 +27,7 @@ def test_without_a_budget_a_tenth_of_what_is_free_stays_free() -> None:
     assert plan.rows == DEFAULT_ROWS
     assert plan.explanation == (
         "of 1000 MiB that the container has free 100 MiB stay free and 100 MiB are kept for computing, which leaves "
-        "800 MiB for cache rows; 1 engine gets 64 cache rows (the default) of 1.0 MiB, together 64.0 MiB"
+        "800 MiB for cache rows; 1 engine gets 80 cache rows (the default) of 1.0 MiB, together 80.0 MiB"
     )
     assert plan_rows(Memory(1000 * MIB, "container", 200 * MIB), 100 * MIB, 1 * MIB, 1, 800).rows == 800
     with pytest.raises(MemoryBudgetError):

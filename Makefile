@@ -41,6 +41,7 @@ bench: setup ## measure the server beside its step loop and CTranslate2, the loo
 	@$(BIN)/python -m tests.benchmark.growth --precision int8
 	@$(BIN)/python -m tests.benchmark.training
 	@$(BIN)/python -m tests.benchmark.page
+	@$(BIN)/python -m tests.benchmark.readme
 
 bench-servers: setup ## measure the server beside Triton and plain asyncio servers, in int8: twenty minutes
 	@$(BIN)/python -m tests.benchmark.servers $(ARGS)

@@ -12,7 +12,7 @@ from deploy.generate import DEPLOY
 from dragoman.local import LocalServer
 from server.bundle.load import load_bundle, shipped_bundle
 from server.bundle.manifest import Manifest
-from server.engine.budget import Memory, MemoryBudgetError, plan_rows
+from server.engine.budget import DEFAULT_ROWS, Memory, MemoryBudgetError, plan_rows
 from server.memory import in_words
 from server.runtime.capacity import row_bytes
 from tests.conftest import ROOT
@@ -59,7 +59,9 @@ def test_rows_are_as_large_as_the_page_says(manifest: Manifest) -> None:
         )
         sizes = [row_bytes(of, each) for each in (4, 2)]
         assert sizes == [bytes_of_row(of, each) for each in (4, 2)]
-        assert told == [in_words(count * each) for count in (1, 64) for each in sizes]
+        assert told == [in_words(count * each) for count in (1, DEFAULT_ROWS) for each in sizes]
+        integers = row_bytes(of.model_copy(update={"cache": "int8"}), 4)
+        assert integers == sizes[0] / 4 + 6 * int(layers) * int(width), "as the sentence about int8 says"
     assert table[0][:4] == tuple(
         str(getattr(manifest.shape, name)) for name in ("decoder_layers", "heads", "d_head", "d_model")
     )
@@ -97,8 +99,12 @@ def test_the_line_that_is_shown_is_one_of_the_server() -> None:
     plan = plan_rows(Memory(round(free), "machine", 0), round(computing), round(row), 2, None)
     assert plan.explanation == shown
     by_free, _ = formulas("rows")
-    assert 64 < by_free(free=free, computing=computing, row=row, engines=2) == pytest.approx(left / row / 2, rel=0.01)
-    assert (in_words(round(free / 10)), in_words(round(2 * 64 * row))) == (
+    assert (
+        DEFAULT_ROWS
+        < by_free(free=free, computing=computing, row=row, engines=2)
+        == pytest.approx(left / row / 2, rel=0.01)
+    )
+    assert (in_words(round(free / 10)), in_words(round(2 * DEFAULT_ROWS * row))) == (
         in_words(round(spare)),
         in_words(round(total)),
     )
@@ -121,9 +127,9 @@ def test_the_least_limit_is_enough_and_less_is_not(engines: int) -> None:
 def test_calls_follow_from_tokens_and_tokens_from_the_benchmark() -> None:
     measured = (ROOT / "README.md").read_text(encoding="utf-8")
     (served,) = re.findall(
-        r"^\| served, 64 `Generate` calls in flight \| ([\d,]+) \| ([\d,]+) \|$", measured, re.MULTILINE
+        r"^\| served, 64 `Generate` calls in flight +\| ([\d,]+) +\| ([\d,]+) +\|$", measured, re.MULTILINE
     )
-    table = re.findall(r"^\| [^|]+ \| 64 \| ([\d,]+) \| ([\d.]+) \| ([\d,]+) \|$", PAGE, re.MULTILINE)
+    table = re.findall(r"^\| [^|]+ \| 64 +\| ([\d,]+) +\| ([\d.]+) +\| ([\d,]+) +\|$", PAGE, re.MULTILINE)
     assert [row[0] for row in table] == list(served)
     for tokens, length, calls in table:
         assert number(calls) == pytest.approx(number(tokens) / float(length), rel=0.01)

@@ -4,7 +4,6 @@ A step reads all that its rows have cached, which at many rows is more than a pr
 bytes is read in less time. With few rows, or where sequences are short, making numbers of the integers costs more.
 """
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -13,6 +12,7 @@ from onnx import NodeProto, TensorProto, helper
 
 from export.precision.calibration import Feed
 from export.precision.products import CONTRIB, Floats, Graph
+from export.precision.timing import least_seconds
 from server.bundle.load import Bundle
 from server.runtime.device import CPU
 from server.runtime.model import Runtime, Sessions
@@ -20,7 +20,6 @@ from server.runtime.step import is_cache
 
 LARGEST = 127  # of an integer in a cache: symmetric around zero
 ROWS = 32  # decoded together, to see what they cache and how long they take
-ROUNDS = 30
 WORTH = 0.95  # of the time with floats, that steps with integers may take to be worth their loss
 INPUTS = 14  # of GroupQueryAttention, up to the scales of keys and values
 MOVES = ("Gather", "Reshape", "Split", "Transpose")  # change where numbers stand, not what they are
@@ -81,13 +80,8 @@ def pays(plain: Bundle, integers: Bundle, feeds: Sequence[Feed], threads: int) -
     for runtime in runtimes:
         runtime.encode([feed["source_ids"][0].tolist() for feed in some], 0)
         runtime.positions[:] = middle
-    least = [float("inf")] * 2
-    for _ in range(ROUNDS):  # in turns, since what else the machine does changes
-        for i, runtime in enumerate(runtimes):
-            start = time.perf_counter()
-            runtime.top(len(some), 1)
-            least[i] = min(least[i], time.perf_counter() - start)
-    return least[1] <= WORTH * least[0]
+    floats, others = least_seconds(runtimes, ROWS)
+    return others <= WORTH * floats
 
 
 def quantize_decoder(graph: Graph, scales: Scales) -> None:

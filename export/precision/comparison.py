@@ -1,6 +1,5 @@
 """What a precision below fp32 costs and brings, against fp32 graphs of the same model."""
 
-import time
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
@@ -10,6 +9,7 @@ import numpy as np
 from export.precision.calibration import Feed
 from export.precision.rounded import stood_in_for
 from export.precision.sensitivity import log_probabilities
+from export.precision.timing import least_seconds
 from export.quality import NAMES, Decoded, lost
 from export.walk import draw_sources
 from server.bundle.load import Bundle
@@ -19,7 +19,6 @@ from server.runtime.model import Runtime, Sessions
 from training.recipe import Metric
 
 TIMED_ROWS = (1, 8, 32, 64)
-ROUNDS = 30
 
 
 def points_lost(exact: Decoded, other: Decoded) -> float:
@@ -74,7 +73,7 @@ def agreement(before: Mapping[str, Sequence[int]], after: Mapping[str, Sequence[
 def step_times(bundles: tuple[Bundle, Bundle], device: Device) -> dict[str, float]:
     """How long a decode step of the second bundle takes, as a share of the first one's, by number of rows.
 
-    The least of several, in turns; in the middle of targets, over short sources.
+    In the middle of targets, over short sources.
     """
     runtimes = [Runtime(Sessions(bundle, device, usable_cpus()), max(TIMED_ROWS)) for bundle in bundles]
     rng = np.random.default_rng(4)
@@ -84,11 +83,6 @@ def step_times(bundles: tuple[Bundle, Bundle], device: Device) -> dict[str, floa
         runtime.positions[:] = runtime.target_capacity // 2
     shares = {}
     for rows in TIMED_ROWS:
-        least = [float("inf")] * 2
-        for _ in range(ROUNDS):
-            for i, runtime in enumerate(runtimes):
-                start = time.perf_counter()
-                runtime.top(rows, 1)
-                least[i] = min(least[i], time.perf_counter() - start)
-        shares[str(rows)] = round(least[1] / least[0], 2)
+        before, after = least_seconds(runtimes, rows)
+        shares[str(rows)] = round(after / before, 2)
     return shares

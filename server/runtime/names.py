@@ -4,6 +4,7 @@ import onnxruntime as ort
 
 from server.bundle.load import Bundle, BundleError
 from server.bundle.manifest import Graph
+from server.runtime.step import is_cache
 
 
 def check_names(bundle: Bundle, graph: Graph, session: ort.InferenceSession) -> None:
@@ -27,7 +28,7 @@ def check_caches(bundle: Bundle, encoder: ort.InferenceSession, decoder: ort.Inf
         encoder, decoder: with the names that the manifest lists.
     """
     manifest = bundle.manifest
-    types = {node.name: node.type for node in decoder.get_inputs() if _is_cache(node.name)}
+    types = {node.name: node.type for node in decoder.get_inputs() if _holds_positions(node.name)}
     layers = {name.rsplit("_", 1)[1] for name in types}
     if layers != {str(layer) for layer in range(manifest.shape.decoder_layers)}:
         raise BundleError(
@@ -36,7 +37,7 @@ def check_caches(bundle: Bundle, encoder: ort.InferenceSession, decoder: ort.Inf
         )
     found = set(types.values())
     for node in (*encoder.get_outputs(), *decoder.get_outputs()):
-        if _is_cache(node.name):
+        if _holds_positions(node.name):
             found.add(node.type)
     if len(found) > 1:
         raise BundleError(
@@ -49,5 +50,6 @@ def check_caches(bundle: Bundle, encoder: ort.InferenceSession, decoder: ort.Inf
         )
 
 
-def _is_cache(name: str) -> bool:
-    return name.startswith(("self_key_", "self_value_", "cross_key_", "cross_value_"))
+def _holds_positions(name: str) -> bool:
+    """A cache of more than the last position."""
+    return is_cache(name) and not name.startswith("last_")

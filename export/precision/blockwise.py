@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import helper
 
+from export.precision import scales
 from export.precision.products import CONTRIB, Floats, Graph
 
 BLOCK = 32  # inputs that share a scale
-SHARES = (1.0, 0.95, 0.9, 0.85, 0.8)  # of the largest number that 4 bits may reach; the others are then closer
 INTEGERS = 4  # `accuracy_level`: activations are multiplied as 8-bit integers
 
 
@@ -31,9 +31,9 @@ def quantize(graph: Graph, bits: Mapping[str, int]) -> None:
         weight = graph.values(product.weight)
         weight = weight if product.transposed else weight.T
         outputs, inputs = weight.shape
-        blocks, scales = by_block(weight, width)
+        blocks, block_scales = by_block(weight, width)
         stored = graph.add(f"{product.weight}.int{width}", blocks)
-        factors = graph.add(f"{product.weight}.scales", scales)
+        factors = graph.add(f"{product.weight}.scales", block_scales)
         arguments = [product.x, stored, factors]
         if product.bias is not None:
             arguments += ["", "", product.bias]
@@ -55,8 +55,8 @@ def quantize(graph: Graph, bits: Mapping[str, int]) -> None:
     for table in graph.tables():
         values = graph.values(table)
         if values.shape[1] % BLOCK == 0:
-            integers, scales = by_block(values, 8)
-            tables[table] = 8, graph.add(f"{table}.int8", integers), graph.add(f"{table}.scales", scales)
+            integers, block_scales = by_block(values, 8)
+            tables[table] = 8, graph.add(f"{table}.int8", integers), graph.add(f"{table}.scales", block_scales)
     for table, (width, stored, factors) in tables.items():
         _look_up(graph, table, width, stored, factors)
 
@@ -77,21 +77,13 @@ def by_block(weight: Floats, bits: int) -> tuple[NDArray[np.uint8], Floats]:
     zero = 1 << (bits - 1)
     # The number of the largest size becomes the least integer, of which there is one more than on the other side.
     peaks = np.take_along_axis(weight, np.abs(weight).argmax(-1)[..., None], -1)
-    largest = np.where(peaks == 0, 1, peaks / -zero).astype(np.float32)
-    scales, least = largest, np.full(largest.shape, np.inf, np.float32)
-    for share in SHARES if bits == 4 else (1.0,):
-        tried = largest * np.float32(share)
-        error = np.square(_integers(weight, tried, zero) * tried - weight).sum(-1, keepdims=True)
-        scales, least = np.where(error < least, tried, scales), np.minimum(error, least)
-    integers = (_integers(weight, scales, zero) + zero).astype(np.uint8)
+    reaching = np.where(peaks == 0, 1, peaks / -zero).astype(np.float32)
+    shares = scales.SHARES if bits == 4 else (1.0,)
+    rounded, factors = scales.quantize(weight, reaching, -zero, zero - 1, shares)
+    integers = (rounded + zero).astype(np.uint8)
     if bits == 4:
         integers = integers[..., ::2] | (integers[..., 1::2] << np.uint8(4))
-    return integers, scales[..., 0]
-
-
-def _integers(weight: Floats, scales: Floats, zero: int) -> Floats:
-    integers: Floats = np.clip(np.rint(weight / scales), -zero, zero - 1)
-    return integers
+    return integers, factors[..., 0]
 
 
 def _look_up(graph: Graph, table: str, bits: int, stored: str, factors: str) -> None:

@@ -2,6 +2,10 @@
 
 A scale for activations that is found while the graph runs would be one for the whole batch, and make answers depend on
 who else is in it. A constant one does not, and costs less: no pass over the activations to find their range.
+
+Weights that are multiplied have 7 bits, so that the same graph is exact on every CPU. x86 without VNNI adds pairs of
+products of an unsigned and a signed byte in 16 bits, and cuts the sum off at 32,767: 255 * 63 * 2 = 32,130 fits, and
+255 * 127 * 2 does not.
 """
 
 from collections.abc import Collection, Mapping
@@ -10,10 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto, helper
 
+from export.precision import scales
 from export.precision.calibration import Range
 from export.precision.products import CONTRIB, Floats, Graph, Product
 
-LARGEST = 127  # of a weight: symmetric around zero
+MULTIPLIED = 63  # the largest integer of a weight that is multiplied: symmetric around zero
+LOOKED_UP = 127  # and of a table of which only rows are wanted
 
 
 def quantize(graph: Graph, seen: Mapping[str, Range], kept: Collection[str]) -> None:
@@ -27,33 +33,34 @@ def quantize(graph: Graph, seen: Mapping[str, Range], kept: Collection[str]) -> 
     for product in list(graph.products()):
         if product.key in kept or product.key not in seen:
             continue
-        names = _store(graph, product.weight, transposed=product.transposed)
+        names = _store(graph, product.weight, MULTIPLIED, transposed=product.transposed)
         if product.transposed:
             tables[product.weight] = names
         _multiply(graph, product, names, seen[product.key])
-    tables |= {table: _store(graph, table, transposed=True) for table in graph.tables()}
+    tables |= {table: _store(graph, table, LOOKED_UP, transposed=True) for table in graph.tables()}
     for table, names in tables.items():
         for node in graph.lookups(table):
             _look_up(graph, node, *names)
 
 
-def _store(graph: Graph, weight: str, *, transposed: bool) -> tuple[str, str]:
+def _store(graph: Graph, weight: str, largest: int, *, transposed: bool) -> tuple[str, str]:
     """Names of a weight's integers and of their scales [out]."""
     values = graph.values(weight)
-    quantized, scales = by_output(values if transposed else values.T)
+    quantized, factors = by_output(values if transposed else values.T, largest)
     stored = quantized if transposed else np.ascontiguousarray(quantized.T)
-    return graph.add(f"{weight}.int8", stored), graph.add(f"{weight}.scale", scales)
+    return graph.add(f"{weight}.int8", stored), graph.add(f"{weight}.scale", factors)
 
 
-def by_output(weight: Floats) -> tuple[NDArray[np.int8], Floats]:
-    """A weight [out, in] as integers from -127 to 127, and what to multiply each row by [out]."""
-    scales = np.abs(weight).max(1) / LARGEST
-    scales = np.where(scales == 0, 1, scales).astype(np.float32)
-    return np.rint(weight / scales[:, None]).astype(np.int8), scales
+def by_output(weight: Floats, largest: int = MULTIPLIED) -> tuple[NDArray[np.int8], Floats]:
+    """A weight [out, in] as integers from -largest to largest, and what to multiply each row by [out]."""
+    peaks = np.abs(weight).max(1, keepdims=True)
+    reaching = np.where(peaks == 0, 1, peaks / largest).astype(np.float32)
+    integers, factors = scales.quantize(weight, reaching, -largest, largest)
+    return integers.astype(np.int8), factors[:, 0]
 
 
 def _multiply(graph: Graph, product: Product, names: tuple[str, str], seen: Range) -> None:
-    weight, scales = names
+    weight, factors = names
     node, x = product.node, product.x
     nodes: list[NodeProto] = []
     factor = _row_factor(graph, x)
@@ -69,7 +76,7 @@ def _multiply(graph: Graph, product: Product, names: tuple[str, str], seen: Rang
         if turned not in graph.makers:  # done once, when the graph is loaded
             nodes.append(helper.make_node("Transpose", [weight], [turned], name=turned, perm=[1, 0]))
         weight = turned
-    inputs = [quantized, weight, f"{x}.scale", scales, f"{x}.zero", graph.add("zero.int8", np.array(0, np.int8))]
+    inputs = [quantized, weight, f"{x}.scale", factors, f"{x}.zero", graph.add("zero.int8", np.array(0, np.int8))]
     if product.bias is not None:
         inputs.append(product.bias)
     output = node.output[0]

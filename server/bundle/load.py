@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 
-from server.bundle.manifest import FORMAT_VERSION, MANIFEST_FILE, Manifest
+from server.bundle.manifest import FORMAT_VERSION, MANIFEST_FILE, READ_VERSIONS, Manifest
 
 
 class BundleError(Exception):
@@ -93,17 +93,23 @@ def _read_manifest(root: Path) -> Manifest:
     except (ValueError, RecursionError) as error:
         raise BundleError(f"{path} is not valid JSON: {error}") from None
     version = document.get("format_version") if isinstance(document, dict) else None
-    if type(version) is not int or version != FORMAT_VERSION:  # 1.0 and true are equal to 1, too
+    if type(version) is not int or version not in READ_VERSIONS:  # 2.0 is equal to 2, too
         raise BundleError(
-            f"{path}: format_version is {version!r}, but this server reads version {FORMAT_VERSION}; "
-            "dragoman-export makes a bundle for it"
+            f"{path}: format_version is {version!r}, but this server reads versions "
+            f"{' and '.join(map(str, READ_VERSIONS))}; dragoman-export makes a bundle for it"
         )
     try:
-        return Manifest.model_validate(document)
+        manifest = Manifest.model_validate(document)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
         raise BundleError(f"{path}: {field}: {first['msg']}") from None
+    if version < FORMAT_VERSION and manifest.precision == "int8":
+        raise BundleError(
+            f"{path}: an int8 bundle of format_version {version} has weights of 8 bits, with which CPUs without VNNI "
+            "compute wrong numbers; export the run again with this version's dragoman-export"
+        )
+    return manifest
 
 
 def _check_file(root: Path, name: str, sha256: str, size: int) -> None:

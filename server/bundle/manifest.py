@@ -4,7 +4,8 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+READ_VERSIONS = (2, FORMAT_VERSION)  # in version 2 the weights of int8 had 8 bits, which not every CPU multiplies right
 MANIFEST_FILE = "manifest.json"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
@@ -80,7 +81,7 @@ class File(Part):
 class Manifest(Part):
     """What a bundle says of itself. `files` lists every file but the manifest."""
 
-    format_version: Literal[2] = 2
+    format_version: Literal[2, 3] = 3
     name: str = Field(pattern=NAME_PATTERN)
     version: str = "1"
     description: str = ""

@@ -10,7 +10,7 @@ import onnxruntime as ort
 from server.bundle.manifest import Precision
 from server.runtime import cuda
 from server.runtime.failures import first_line
-from server.runtime.precision import saturates, unfit_for_cpus, unfit_for_gpus
+from server.runtime.precision import unfit_for_cpus, unfit_for_gpus
 
 
 class DeviceError(Exception):
@@ -59,8 +59,6 @@ def open_session(
     options.log_severity_level = 4  # errors are raised; ONNX Runtime need not print them as well
     # Idle threads that spin would steal the core of the event loop and of other engines.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if saturates():
-        options.add_session_config_entry("session.x64quantprecision", "1")
     providers: list[Any] = ["CPUExecutionProvider"]
     if device.kind == "cuda":
         # Same-as-requested growth: the cache pool is allocated once, the arena only holds activations.

@@ -1,6 +1,7 @@
 """A model on a device: encodes sources into cache rows, and steps all rows that are in use."""
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import count
 from typing import Any
 
@@ -10,6 +11,7 @@ import structlog
 from numpy.typing import NDArray
 
 from server.bundle.load import Bundle
+from server.bundle.manifest import Precision
 from server.runtime.choice import ShortLists
 from server.runtime.cuda import CudaStream
 from server.runtime.device import Device, DeviceError, open_session
@@ -24,6 +26,10 @@ log = structlog.get_logger()
 
 WARM_UP_TOKENS = 8  # of each source, where many are encoded together,
 WARM_UP_ENCODED = 1024  # and of all of them, padding included: no more than requests will take
+
+SUMMED = 4  # positions of a source, at a time
+PROBED_TOKENS = 8
+BLOCKWISE: tuple[Precision, ...] = ("int8-weights", "int4")  # multiplied by MatMulNBits
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),
@@ -76,6 +82,17 @@ class Sessions:
         self.cache_type = _DTYPES[next(node.type for node in self.decoder.get_inputs() if node.name == "self_key_0")]
         self.type = np.dtype(np.float32) if self.cache_type == np.int8 else self.cache_type
 
+    @cached_property
+    def least_rows(self) -> int:
+        """Rows that every product of a step must have for each row's numbers not to depend on how many there are.
+
+        1 or 2: on x86 without AVX-512, `MatMulNBits` multiplies a lone row by another kernel, which sums in another
+        order. Whether this CPU does so is measured on the decoder itself, once.
+        """
+        if self.device.kind != "cpu" or self.bundle.manifest.precision not in BLOCKWISE:
+            return 1
+        return 2 if lone_rows_differ(self) else 1
+
     def _open_decoder(self, stream: CudaStream | None) -> ort.InferenceSession:
         path = self.bundle.decoder
         if self.graphs:
@@ -101,12 +118,17 @@ class Runtime:
     graph updates the cache in place, and nothing is ever padded again or concatenated.
 
     Not thread-safe: one engine thread owns it.
+
+    Args:
+        least_rows: of a step, see `Sessions`; steps of fewer are filled up with rows that are not in use.
     """
 
-    def __init__(self, sessions: Sessions, slots: int) -> None:
+    def __init__(self, sessions: Sessions, slots: int, *, least_rows: int | None = None) -> None:
         manifest = sessions.bundle.manifest
         shape, limits = manifest.shape, manifest.limits
         self.slots = slots
+        self.least_rows = sessions.least_rows if least_rows is None else least_rows
+        slots = max(slots, self.least_rows)
         self.device = sessions.device
         self.manifest = manifest
         self.source_capacity = limits.max_source_tokens
@@ -193,7 +215,7 @@ class Runtime:
         """
         count = len(sources)
         lengths = [len(source) for source in sources]
-        longest = self.source_capacity if self._encodes_in_place else max(lengths)
+        longest = self.source_capacity if self._encodes_in_place else _multiple(max(lengths))
         ids = np.full((count, longest), self.manifest.tokens.pad, np.int64)
         for i, source in enumerate(sources):
             ids[i, : lengths[i]] = source
@@ -201,9 +223,11 @@ class Runtime:
         if self._encodes_in_place:
             self._encode_in_place(feed, row, count)
         else:
+            if sum(lengths) < self.least_rows:  # a product has a row for each token
+                feed = {name: np.repeat(values, self.least_rows, 0) for name, values in feed.items()}
             outputs = self._encoder.run(self.manifest.graphs.encoder.outputs, feed)
             for (memory, plane), values in zip(self._encoded, outputs, strict=True):
-                memory.write(plane, row, values)
+                memory.write(plane, row, values[:count, :, : memory.shape[3]])  # [count, heads, source, d_head]
         rows = slice(row, row + count)
         self.tokens[rows, 0] = self.manifest.tokens.begin
         self.positions[rows] = 0
@@ -245,8 +269,8 @@ class Runtime:
         return self._step(rows).top(candidates) if scores is None else scores
 
     def stepped(self, rows: int) -> int:
-        """Rows of the cache that a step of `rows` rows may write to: on a GPU it is filled up with unused rows."""
-        return rows if self.fixed is None else self.fixed.size(rows)
+        """Rows of the cache that a step of `rows` rows may write to: it can be filled up with unused rows."""
+        return max(rows, self.least_rows) if self.fixed is None else self.fixed.size(rows)
 
     def _step(self, rows: int) -> Step:
         step = self._steps.get(rows)
@@ -287,10 +311,11 @@ class Runtime:
             rows: in use.
             size: of the step; the rows beyond those in use get their first token once more.
         """
-        if self._on_device is not None:
+        if size > rows:
             self.tokens[rows:size] = self.manifest.tokens.begin
             self.positions[rows:size] = 0
             self.source_lengths[rows:size] = 1
+        if self._on_device is not None:
             self._on_device.to_device()
 
     def next_recording(self) -> str:
@@ -318,3 +343,25 @@ class Runtime:
         memory = {"self": self.self_cache, "cross": self.cross_cache, "last": self.last}[buffer]
         assert memory is not None, f"there is no cache for {name}"
         return memory, 2 * int(layer) + ("key", "value").index(part)
+
+
+def _multiple(length: int) -> int:
+    """Up to what sources are padded on a CPU.
+
+    The kernels of x86 without AVX2 sum over the positions of the source four at a time, and over those that are left
+    one by one; so sums depended on how far another source pads this one.
+    """
+    return length + -length % SUMMED
+
+
+def lone_rows_differ(sessions: Sessions) -> bool:
+    """Whether a step gives a row other numbers when it is alone than beside another one."""
+    runtime = Runtime(sessions, 2, least_rows=1)
+    shape, end = sessions.bundle.manifest.shape, sessions.bundle.manifest.tokens.end
+    runtime.encode([[end], [end]], 0)
+    for token in range(min(PROBED_TOKENS, shape.target_vocabulary)):
+        runtime.tokens[:, 0] = token
+        together, alone = (runtime.top(rows, shape.target_vocabulary).log_probabilities[0].copy() for rows in (2, 1))
+        if not np.array_equal(alone, together):
+            return True
+    return False

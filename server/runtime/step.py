@@ -26,11 +26,11 @@ class Step:
 
     Args:
         runtime: whose buffers these are.
-        rows: in use.
+        rows: in use; steps of fewer than `runtime.least_rows` are filled up.
     """
 
     def __init__(self, runtime: "Runtime", rows: int) -> None:
-        self._runtime, self._rows = runtime, rows
+        self._runtime, self._rows, self._size = runtime, rows, max(rows, runtime.least_rows)
         self._binding: ort.IOBinding = runtime.decoder.io_binding()
         self._bound: dict[str, Array] = {}  # keeps what is bound alive
         self._plain_k: int | None = None
@@ -38,12 +38,12 @@ class Step:
         choices = {name for name in graph.inputs if not is_cache(name)}
         for name, (array, address) in runtime.row_inputs().items():
             kind, index = runtime.device.kind, runtime.device.index
-            self._binding.bind_input(name, kind, index, array.dtype.type, (rows, *array.shape[1:]), address)
+            self._binding.bind_input(name, kind, index, array.dtype.type, (self._size, *array.shape[1:]), address)
             choices.discard(name)
         for name, value in runtime.capacities.items():
             if name in choices:
                 self._bind_input(name, value)
-        runtime.bind_caches(self._binding, rows)
+        runtime.bind_caches(self._binding, self._size)
         # CUDA kernels are not all prepared for no rows at all, where those of the CPU are: there a part that nobody
         # needs gets one row, whose outcome nobody looks at.
         self._least = 0 if runtime.stream is None else 1
@@ -60,7 +60,7 @@ class Step:
             self._bind_choices(whole, short, [], runtime.no_lists)
             self._plain_k = k
         self._run()
-        return PlainScores(self._bound["ids"], self._bound["log_probabilities"])
+        return PlainScores(self._bound["ids"][: self._rows], self._bound["log_probabilities"][: self._rows])
 
     def mixed(self, demands: Sequence[Demand], lists: ShortLists) -> MixedScores:
         """What each row asked for.
@@ -93,13 +93,12 @@ class Step:
 
     def _bind_choices(self, whole: HeadRows, short: HeadRows, looking: list[int], lists: ShortLists) -> None:
         vocabulary = self._runtime.manifest.shape.target_vocabulary
-        # A product of one row takes another kernel, with other rounding, and must not depend on who else is there.
-        least = max(self._least, 2 if len(short.rows) == 1 else 0)
-        for prefix, head, size, at_least in (
-            (WHOLE, whole, vocabulary, self._least),
-            (SHORT, short, lists.width, least),
+        # A product of one row may take another kernel, with other rounding, and must not depend on who else is there.
+        for prefix, head, size, least in (
+            (WHOLE, whole, vocabulary, self._runtime.least_rows),
+            (SHORT, short, lists.width, 2),
         ):
-            inputs = head.inputs(size, at_least)
+            inputs = head.inputs(size, max(self._least, least if head.rows else 0))
             for name, array in inputs.items():
                 self._bind_input(prefix + name, array)
             count, k, width = len(inputs["rows"]), int(inputs["k"][0]), inputs["edit_ids"].shape[1]
@@ -117,7 +116,7 @@ class Step:
         return HeadScores(bound[f"{prefix}ids"], bound[f"{prefix}log_probabilities"], bound[f"{prefix}edited"])
 
     def _run(self) -> None:
-        self._runtime.upload(self._rows, self._rows)
+        self._runtime.upload(self._rows, self._size)
         self._runtime.decoder.run_with_iobinding(self._binding, self._runtime.run_options)
 
     def _bind_input(self, name: str, array: Array) -> None:

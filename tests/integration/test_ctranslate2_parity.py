@@ -108,9 +108,11 @@ def test_reads_the_weights_back_out_of_the_graphs(choice: dict[str, str]) -> Non
 
 
 def test_reads_what_integers_stand_for() -> None:
-    """The bundle that ships beside the same model in fp32: integers are off by half a step of 127 at most."""
+    """The bundle that ships beside the same model in fp32: nearly all integers, of 7 bits, are off by half a step."""
     integers, full = (load_model(load_bundle(path)).state_dict() for path in (shipped_bundle(), IN_FULL))
     assert integers.keys() == full.keys()
     for what, values in full.items():
-        step = float(values.abs().max()) / 127
-        assert float((integers[what] - values).abs().max()) <= 0.51 * step, what
+        step = float(values.abs().max()) / 63
+        error = (integers[what] - values).abs()
+        assert float((error <= 0.51 * step).float().mean()) > 0.995, what  # the others are cut off at the largest one
+        assert float(error.norm()) < 0.02 * float(values.norm()), what

@@ -289,9 +289,11 @@ def test_what_is_not_finished_in_time_is_unavailable(start_server: StartServer, 
         batch = stub.GenerateBatch.future(LARGE)
         until(lambda: sum_of(server, "dragoman_rows_running") > 0)
         server.process.send_signal(signal.SIGTERM)
-        items = batch.result().items
-        codes = {item.error.code for item in items if item.HasField("error")}
-        assert codes == {grpc.StatusCode.UNAVAILABLE.value[0]}
+        if batch.exception(PATIENCE):  # on a busy machine gRPC ends the call before the server could answer it
+            assert batch.code() is grpc.StatusCode.UNAVAILABLE
+        else:
+            codes = {item.error.code for item in batch.result().items if item.HasField("error")}
+            assert codes == {grpc.StatusCode.UNAVAILABLE.value[0]}
     assert server.process.wait(PATIENCE) == 0
 
 

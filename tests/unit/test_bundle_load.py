@@ -33,7 +33,7 @@ def bundle(tmp_path: Path) -> Path:
         Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>")).save(str(root / f"{side}_tokenizer.json"))
     graph = {"inputs": ["a"], "outputs": ["b"]}
     document = {
-        "format_version": 2,
+        "format_version": 3,
         "name": "toy",
         "attention": "ort",
         "shape": {
@@ -135,12 +135,26 @@ def test_changed_file(bundle: Path) -> None:
     assert "encoder.onnx was changed" in message
 
 
-@pytest.mark.parametrize("version", [1, 3, 0, "1", None, True, 2.0])
+@pytest.mark.parametrize("version", [1, 4, 0, "1", None, True, 2.0, 3.0])
 def test_other_format_version(bundle: Path, version: object) -> None:
     edit(bundle, lambda d: d.update(format_version=version))
     message = refused(bundle)
     assert f"format_version is {version!r}" in message
-    assert "reads version 2" in message
+    assert "reads versions 2 and 3" in message
+
+
+def test_old_bundles_are_read_but_not_their_wide_integers(bundle: Path) -> None:
+    """Weights of 8 bits, as format 2 had them, overflow on x86 without VNNI: no error, other answers."""
+    edit(bundle, lambda d: d.update(format_version=2))
+    assert load_bundle(bundle).manifest.format_version == 2
+    for precision in ("int8-weights", "int4"):
+        edit(bundle, lambda d, precision=precision: d.update(precision=precision))  # type: ignore[misc]
+        load_bundle(bundle)
+    edit(bundle, lambda d: d.update(precision="int8"))
+    message = refused(bundle)
+    assert "manifest.json: an int8 bundle of format_version 2" in message
+    assert "CPUs without VNNI" in message
+    assert "export the run again" in message
 
 
 def test_unknown_key(bundle: Path) -> None:

@@ -27,7 +27,7 @@ def test_a_manifest_without_a_bottom(tmp_path: Path) -> None:
 def test_a_file_name_that_can_be_none(tmp_path: Path) -> None:
     graph = {"file": "graph.onnx", "inputs": [], "outputs": []}
     document = {
-        "format_version": 2,
+        "format_version": 3,
         "name": "odd",
         "attention": "ort",
         "shape": {

@@ -7,7 +7,7 @@ import pytest
 
 from server.runtime import device
 from server.runtime.device import CPU, DeviceError, choose_device
-from server.runtime.precision import saturates, warning
+from server.runtime.precision import warning
 
 
 @pytest.fixture(autouse=True)
@@ -70,21 +70,3 @@ def test_half_precision_on_a_cpu_is_warned_about() -> None:
     assert "int8 or fp32 is faster" in told
     assert warning("fp16", "cuda") is None
     assert warning("int8", "cpu") is None
-
-
-@pytest.mark.parametrize(
-    ("machine", "flags", "expected"),
-    [
-        ("x86_64", "flags : fpu avx2 avx512f avx512_vnni", False),
-        ("AMD64", "flags : fpu avx2 avx_vnni", False),
-        ("x86_64", "flags : fpu avx2 avx512f", True),
-        ("x86_64", None, True),
-        ("aarch64", "Features : fp asimd", False),
-    ],
-)
-def test_products_that_may_overflow_are_known_by_the_cpu(
-    machine: str, flags: str | None, expected: bool, tmp_path: Path
-) -> None:
-    if flags is not None:
-        (tmp_path / "cpuinfo").write_text(flags)
-    assert saturates(tmp_path / "cpuinfo", machine) is expected

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -67,6 +67,8 @@ class LocalServer:
         wait_seconds: float = 60,
         host: str = LOOPBACK,
         port: int | None = None,
+        command: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Starts the server and waits until it is ready.
 
@@ -76,11 +78,14 @@ class LocalServer:
             wait_seconds: how long to wait at most.
             host: an address of the loopback interface.
             port: for gRPC; a free one when None.
+            command: what runs the server, such as an emulator with its arguments; dragoman-serve when empty.
+            environment: of the process; this one's when None.
 
         Raises:
             ServerStartError: it exited, or was not serving in time.
         """
         self.host = host
+        self._command, self._environment = list(command), environment
         self._scratch = tempfile.TemporaryDirectory()
         self.log = log or Path(self._scratch.name) / "server.log"
         started = time.monotonic()
@@ -102,8 +107,10 @@ class LocalServer:
         self.address = f"{self.host}:{self.port}"
         listen = ["--host", self.host, "--port", str(self.port), "--metrics-port", str(self.metrics_port)]
         with self.log.open("wb") as output:
-            command = [serve_command(), *listen, *arguments]
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+            command = [*(self._command or [serve_command()]), *listen, *arguments]
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self._environment
+            )
         try:
             self._wait_until_serving(deadline)
         except BaseException as error:

@@ -1,0 +1,55 @@
+"""The models that every platform is asked: the one that ships, and a small one in each precision for CPUs."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from export.bundle import Options, export_run
+from server.bundle.load import shipped_bundle
+from tests.parity import WORDS
+
+INPUTS = 200
+NUMBERS = [str(number) for number in range(7, 10_000, 9_999 // INPUTS)][:INPUTS]  # what `tiny` reads out
+ANY_LOSS = 100.0  # points: what a precision costs is not the question here
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of the repository.
+
+    Attributes:
+        name: of its directory there.
+        blockwise: its products turn activations into integers block by block, where the processor has kernels for that.
+            Others (x86 without AVX2) multiply the activations as they are, so scores differ, and ties may be settled
+            otherwise.
+    """
+
+    name: str
+    inputs: list[str]
+    blockwise: bool = False
+
+
+SHIPPED = Model("shipped", WORDS[:INPUTS])
+FRESH = {
+    "fp32": Options(name="fp32"),
+    "int8": Options(name="int8", precision="int8", cache="float", max_quality_loss=ANY_LOSS),
+    "int8-caches": Options(name="int8-caches", precision="int8", cache="int8", max_quality_loss=ANY_LOSS),
+    "int8-weights": Options(name="int8-weights", precision="int8-weights", max_quality_loss=ANY_LOSS),
+    "int4": Options(name="int4", precision="int4", max_quality_loss=ANY_LOSS),
+}
+MODELS = [SHIPPED, *(Model(name, NUMBERS, name in ("int8-weights", "int4")) for name in FRESH)]
+
+
+def make_repository(run: Path, folder: Path, say: Callable[[str], None] = lambda _: None) -> Path:
+    """Writes a model repository that holds all of `MODELS`.
+
+    Args:
+        run: a finished run of the recipe `tiny`.
+        folder: a directory that does not exist yet.
+    """
+    shutil.copytree(shipped_bundle(), folder / SHIPPED.name / "1")
+    for name, options in FRESH.items():
+        say(f"exporting {name}")
+        export_run(run, folder / name / "1", options)
+    return folder

@@ -1,0 +1,32 @@
+"""x86 processors that this machine is not, by the user-mode emulator of QEMU."""
+
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dragoman.local import LocalServer
+
+EMULATOR = "qemu-x86_64"
+# AVX2 without VNNI, as all of AMD up to Zen 3; SSE4.2 alone, little more than x86-64-v2.
+PROCESSORS = ("Haswell", "Nehalem")
+# Few rows and one thread: a batch of 200 fills them, and an emulator is slow.
+SETTINGS = ("--engines", "1", "--threads-per-engine", "1", "--max-rows", "16", "--log-requests", "none")
+START_SECONDS = 300.0  # of an emulated server that loads all models
+
+
+def missing() -> str | None:
+    """Why no processor can be emulated here; None where one can."""
+    if shutil.which(EMULATOR) is None:
+        return f"needs {EMULATOR}, which is not installed here (Debian's package qemu-user)"
+    return None
+
+
+@contextmanager
+def serving(repository: Path, processor: str | None, log: Path | None = None) -> Iterator[LocalServer]:
+    """A server of a model repository, on an emulated processor or, where that is None, on this machine's."""
+    command = [EMULATOR, "-cpu", processor, sys.executable, "-m", "server"] if processor else []
+    arguments = ("--model-repository", str(repository), *SETTINGS)
+    with LocalServer(*arguments, command=command, log=log, wait_seconds=START_SECONDS) as server:
+        yield server

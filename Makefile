@@ -12,7 +12,7 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test demo bench bench-servers soak lint types format protos chart dashboards clean
+.PHONY: help setup test demo bench bench-servers soak platforms lint types format protos chart dashboards clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,10 @@ bench-servers: setup ## measure the server beside Triton and plain asyncio serve
 
 soak: setup ## load a server for ten minutes with all that clients do, and see what they leave behind
 	@$(BIN)/python -m tests.soak $(ARGS)
+
+platforms: setup ## hold the answers of emulated processors, x86 and ARM64, against this one's: ten minutes
+	@$(BIN)/python -m tests.platforms $(ARGS)
+	@$(BIN)/python -m tests.platforms --arm64 $(ARGS)
 
 lint: setup ## check formatting, lint and the direction of imports
 	@$(BIN)/ruff format --check .

@@ -1,8 +1,9 @@
 """x86 processors that this machine is not, by the user-mode emulator of QEMU."""
 
+import platform
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,15 +19,23 @@ START_SECONDS = 300.0  # of an emulated server that loads all models
 
 def missing() -> str | None:
     """Why no processor can be emulated here; None where one can."""
+    if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+        return "emulating other x86 processors needs Linux on x86-64"
     if shutil.which(EMULATOR) is None:
         return f"needs {EMULATOR}, which is not installed here (Debian's package qemu-user)"
     return None
 
 
+def command(processor: str) -> list[str]:
+    """What runs a server on a processor, one of `qemu-x86_64 -cpu help`."""
+    return [EMULATOR, "-cpu", processor, sys.executable, "-m", "server"]
+
+
 @contextmanager
-def serving(repository: Path, processor: str | None, log: Path | None = None) -> Iterator[LocalServer]:
-    """A server of a model repository, on an emulated processor or, where that is None, on this machine's."""
-    command = [EMULATOR, "-cpu", processor, sys.executable, "-m", "server"] if processor else []
+def serving(
+    repository: Path, command: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> Iterator[LocalServer]:
+    """A server of a model repository, on this machine or by a command that emulates another one."""
     arguments = ("--model-repository", str(repository), *SETTINGS)
-    with LocalServer(*arguments, command=command, log=log, wait_seconds=START_SECONDS) as server:
+    with LocalServer(*arguments, command=command, environment=environment, wait_seconds=START_SECONDS) as server:
         yield server

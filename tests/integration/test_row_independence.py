@@ -1,0 +1,135 @@
+"""A row's numbers depend neither on how many rows there are nor on how long the sources beside its own are."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from server.bundle.load import Bundle, load_bundle
+from server.runtime.choice import HeadRows
+from server.runtime.device import CPU
+from server.runtime.model import BLOCKWISE, Runtime, Sessions, lone_rows_differ
+from server.runtime.scores import PlainScores
+from server.search.base import Demand, Edits
+from tests.full_precision import IN_FULL
+
+ANSWER = [23, 14, 9, 30]  # decoded, whatever the model would say
+ALL = 43  # tokens
+
+
+@pytest.fixture(scope="module")
+def bundle() -> Bundle:
+    return load_bundle(IN_FULL)
+
+
+def source(bundle: Bundle, text: str) -> list[int]:
+    ids: list[int] = bundle.source_tokenizer.encode(text).ids
+    return ids
+
+
+def decode(runtime: Runtime, rows: int) -> NDArray[np.float32]:
+    """Log-probabilities of row 0 while rows in use read `ANSWER`: [positions, tokens], tokens by rank."""
+    found = []
+    for token in ANSWER:
+        scores = runtime.top(rows, ALL)
+        assert scores.ids.shape[0] == rows
+        found.append(scores.log_probabilities[0].copy())
+        runtime.tokens[:rows, 0] = token
+        runtime.positions[:rows] += 1
+    return np.stack(found)
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_a_step_that_is_filled_up_finds_the_same(bundle: Bundle, slots: int) -> None:
+    sessions, word = Sessions(bundle, CPU, 1), source(bundle, "dragoman")
+    plain, filled = Runtime(sessions, slots, least_rows=1), Runtime(sessions, slots, least_rows=2)
+    for runtime in (plain, filled):
+        runtime.encode([word], 0)
+    assert (plain.stepped(1), filled.stepped(1), filled.stepped(3)) == (1, 2, 3)
+    np.testing.assert_array_equal(decode(filled, 1), decode(plain, 1))
+    # A newcomer takes the row that filled up, with all that belongs to it.
+    if slots > 1:
+        for runtime in (plain, filled):
+            runtime.encode([word, source(bundle, "interpreter")], 0)
+        np.testing.assert_array_equal(filled.top(2, ALL).log_probabilities, plain.top(2, ALL).log_probabilities)
+
+
+def test_a_filled_up_step_with_edits(bundle: Bundle) -> None:
+    sessions, word = Sessions(bundle, CPU, 1), source(bundle, "dragoman")
+    demand = Demand(3, temperature=0.7, edits=Edits(ids=[9], penalties=[1.5], offsets=[0.25]))
+    found = []
+    for least_rows in (1, 2):
+        runtime = Runtime(sessions, 2, least_rows=least_rows)
+        runtime.encode([word], 0)
+        scores = runtime.step([demand])
+        found.append(scores.top(0))
+    assert found[0] == found[1]
+
+
+def test_a_head_of_no_rows_is_not_filled_up() -> None:
+    assert len(HeadRows().inputs(ALL, 0)["rows"]) == 0
+
+
+def test_a_cpu_that_computes_lone_rows_otherwise_is_found_out(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = Sessions(bundle, CPU, 1)
+    assert not lone_rows_differ(sessions), "fp32 is the same on every CPU that was tried"
+    top = Runtime.top
+
+    def rounded(runtime: Runtime, rows: int, candidates: int) -> PlainScores:
+        scores = top(runtime, rows, candidates)
+        if rows == 1:
+            scores.log_probabilities[0, 1] = np.nextafter(scores.log_probabilities[0, 1], np.float32(-99))
+        return scores
+
+    monkeypatch.setattr(Runtime, "top", rounded)
+    assert lone_rows_differ(sessions)
+    assert Runtime(sessions, 4).least_rows == 1, "fp32 is not even looked at"
+    for precision in BLOCKWISE:
+        other = replace(bundle, manifest=bundle.manifest.model_copy(update={"precision": precision}))
+        assert Runtime(Sessions(other, CPU, 1), 4).least_rows == 2
+
+
+@pytest.mark.parametrize("limit", [64, 9])
+def test_sources_beside_it_do_not_pad_a_row_into_other_numbers(bundle: Bundle, limit: int) -> None:
+    """9, with the end token: a limit that is no multiple of what sources are padded to."""
+    limits = bundle.manifest.limits.model_copy(update={"max_source_tokens": limit})
+    short = replace(bundle, manifest=bundle.manifest.model_copy(update={"limits": limits}))
+    runtime = Runtime(Sessions(short, CPU, 1), 3)
+    words = [source(short, text) for text in ("dragoman", "of", "courts")]
+    assert [len(word) for word in words] == [9, 3, 7]
+    assert runtime.encode(words, 0) == 3 * 12 - 19, "padding"
+    together = decode(runtime, 3)
+    assert runtime.encode(words[:1], 0) == 3
+    np.testing.assert_array_equal(decode(runtime, 1), together)
+
+
+def test_a_source_of_one_token_is_encoded_beside_itself(bundle: Bundle) -> None:
+    sessions, lone = Sessions(bundle, CPU, 1), [bundle.manifest.tokens.end]
+    found = []
+    for least_rows in (1, 2):
+        runtime = Runtime(sessions, 2, least_rows=least_rows)
+        assert runtime.encode([lone], 0) == 3, "padding"
+        found.append(decode(runtime, 1))
+    np.testing.assert_array_equal(found[0], found[1])
+
+
+def test_every_product_of_the_shipped_model_fits_into_16_bits() -> None:
+    """Whatever the activations: two products of a byte and a weight are added in 16 bits on x86 without VNNI."""
+    onnx: Any = pytest.importorskip("onnx")
+    from server.bundle.load import shipped_bundle
+
+    multiplied = 0
+    shipped = load_bundle(shipped_bundle())
+    for path in (shipped.encoder, shipped.decoder, shipped.scorer):
+        model = onnx.load(path)
+        makers = {name: node for node in model.graph.node for name in node.output}
+        tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+        for node in model.graph.node:
+            if node.op_type == "MatMulIntegerToFloat":
+                name = node.input[1]
+                weight = onnx.numpy_helper.to_array(tensors[makers[name].input[0] if name in makers else name])
+                assert 2 * 255 * int(np.abs(weight.astype(np.int32)).max()) < 2**15
+                multiplied += 1
+    assert multiplied > 40

@@ -1,0 +1,155 @@
+"""An ARM64 machine, emulated: a small Debian of that architecture, its Python, the server's wheels, and QEMU.
+
+Prepared once in a folder, from Debian's mirror and pip's index; every server started then is that of the checkout.
+
+    machine = prepare(ROOT / "build" / "arm64")
+    LocalServer(command=machine.command(), environment=machine.environment())
+"""
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# NOTE: the emulator is that of this Debian, too, and not of the machine. That of Debian 12 shows programs the host's
+# /proc/cpuinfo; ONNX Runtime finds no ARM processor in there, and follows a null pointer.
+DEBIAN, PYTHON = "trixie", "3.13"
+EMULATOR = "qemu-aarch64"
+PACKAGES = ("base-files", "libstdc++6", f"python{PYTHON}", "qemu-user:amd64")
+WHEELS_FOR = ("manylinux_2_28_aarch64", "manylinux_2_27_aarch64", "manylinux_2_17_aarch64", "manylinux2014_aarch64")
+# By what ONNX Runtime multiplies integers with: plain NEON, its products of four bytes, and matrices of them (I8MM).
+PROCESSORS = ("cortex-a72", "neoverse-n1", "neoverse-v1")
+IMPORTS = "import server.app, server.cli, onnxruntime"
+
+
+class NoMachineError(Exception):
+    """ARM64 can't be emulated here; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What `prepare` left in a folder, and the checkout that it is to serve from.
+
+    It runs one process: nothing that is started by it would be emulated, so workers of the server can't be.
+    """
+
+    folder: Path
+    checkout: Path = ROOT
+
+    def python(self, processor: str = "neoverse-n1") -> list[str]:
+        """The command that runs Python on a processor, one of `qemu-aarch64 -cpu help`."""
+        root = self.folder / "root"
+        emulator, python = root / "usr" / "bin" / EMULATOR, root / "usr" / "bin" / f"python{PYTHON}"
+        return [str(emulator), "-cpu", processor, "-L", str(root), str(python)]
+
+    def command(self, processor: str = "neoverse-n1") -> list[str]:
+        """The command that serves the checkout's bundle, to be followed by options of `dragoman-serve`."""
+        return [*self.python(processor), "-m", "server"]
+
+    def environment(self) -> dict[str, str]:
+        """The environment of both. Bytecode is kept in the folder, since an emulated Python compiles for seconds."""
+        paths = [self.checkout, self.checkout / "protos", self.folder / "libraries"]
+        return {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "QEMU_"))},
+            "PYTHONPATH": os.pathsep.join(map(str, paths)),
+            "PYTHONPYCACHEPREFIX": str(self.folder / "bytecode"),
+            "PYTHONSAFEPATH": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+        }
+
+
+def missing() -> str | None:
+    """Why ARM64 can't be emulated here, as far as one sees at once; None where nothing is missing."""
+    if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+        return "the emulated ARM64 needs Linux on x86-64"
+    if shutil.which("mmdebstrap") is None:
+        return "the emulated ARM64 needs mmdebstrap: on Debian, apt-get install mmdebstrap"
+    return None if os.geteuid() == 0 else "the emulated ARM64 needs root, to put a Debian together"
+
+
+def prepare(folder: Path, checkout: Path = ROOT) -> Machine:
+    """Makes what an emulated server needs, or takes what an earlier call has made there.
+
+    Args:
+        folder: for a few hundred megabytes; need not exist.
+        checkout: whose constraints are taken and whose code is served.
+
+    Raises:
+        NoMachineError: something is missing, the mirror or the index can't be reached, or the emulator fails.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    machine = Machine(folder.resolve(), checkout.resolve())
+    _make(machine.folder / "root", " ".join((DEBIAN, *PACKAGES)), _make_root)
+    wanted = [(machine.checkout / name).read_bytes() for name in ("pyproject.toml", "constraints.txt")]
+    recipe = f"{machine.checkout} {PYTHON} {hashlib.sha256(b''.join(wanted)).hexdigest()}"
+    _make(machine.folder / "libraries", recipe, lambda path: _install(path, machine.checkout), lambda: _try(machine))
+    return machine
+
+
+def _make(path: Path, recipe: str, make: Callable[[Path], None], check: Callable[[], None] = lambda: None) -> None:
+    """Makes a folder in one step and checks it, unless it is there, made by the same recipe and found good."""
+    label = path.with_name(f"{path.name}.txt")
+    if path.is_dir() and label.is_file() and label.read_text(encoding="utf-8") == recipe:
+        return
+    if reason := missing():
+        raise NoMachineError(reason)
+    shutil.rmtree(path, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        made = Path(scratch) / path.name
+        make(made)
+        made.replace(path)
+    check()
+    label.write_text(recipe, encoding="utf-8")
+
+
+def _make_root(path: Path) -> None:
+    """Unpacks the Debian, none of whose scripts need to run, and drops QEMU's other processors, which are large."""
+    command = ["mmdebstrap", "--variant=extract", "--architectures=arm64,amd64"]
+    command += [f"--include={','.join(PACKAGES)}", DEBIAN, str(path), *_mirrors()]
+    _run(command, f"mmdebstrap can't make an ARM64 Debian {DEBIAN}")
+    for program in (path / "usr" / "bin").glob("qemu-*"):
+        if program.name != EMULATOR:
+            program.unlink()
+
+
+def _mirrors() -> list[str]:
+    """Debian's mirrors that apt knows on this machine; none on another distribution, where mmdebstrap knows one."""
+    debian = ["Identifier: Packages", "Origin: Debian", "Label: Debian"]
+    command = ["apt-get", "indextargets", "--format", "$(REPO_URI)", *debian]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return []
+    return sorted(set(done.stdout.split()))
+
+
+def _install(path: Path, checkout: Path) -> None:
+    """Installs what the extra `server` names, for ARM64, and of the checkout no more than what says its version."""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
+    command += [part for name in WHEELS_FOR for part in ("--platform", name)]
+    command += ["--python-version", PYTHON, "--only-binary", ":all:", "--no-build-isolation", "--target", str(path)]
+    command += ["--constraint", str(checkout / "constraints.txt"), "--editable", f"{checkout}[server]"]
+    _run(command, "pip can't install the server's libraries for ARM64")
+
+
+def _try(machine: Machine) -> None:
+    """Imports what the server does, which also leaves its bytecode to the first start."""
+    failure = "the emulated ARM64 can't run the server's libraries"
+    _run([*machine.python(), "-c", IMPORTS], failure, machine.environment())
+
+
+def _run(command: Sequence[str], failure: str, environment: dict[str, str] | None = None) -> None:
+    """Runs a program; where it fails, what it names as its first error is passed on, or else its last line."""
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith(("E: ", "ERROR: "))]
+        reason = [*errors[:1], *lines[-1:], f"exit status {done.returncode}"][0]
+        raise NoMachineError(f"{failure}: {reason}")

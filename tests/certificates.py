@@ -11,6 +11,17 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 DAY = datetime.timedelta(days=1)
+SIGNS = x509.KeyUsage(
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=False,
+    encipher_only=False,
+    decipher_only=False,
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +46,8 @@ class Authority:
         certificate = (
             _unsigned(name, name, self._key, 1)
             .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+            .add_extension(SIGNS, critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), critical=False)
             .sign(self._key, hashes.SHA256())
         )
         self.ca = folder / f"{name}.ca.pem"
@@ -54,6 +67,8 @@ class Authority:
         certificate = (
             _unsigned(name, self._name, key, days)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            # Python's ssl wants it from 3.13 on.
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
             .sign(self._key, hashes.SHA256())
         )
         stem = f"{self._name}.{name}.{self._count}"

@@ -35,6 +35,7 @@ def split_top(model: onnx.ModelProto, vocabulary: int) -> None:
             "blocks": [vocabulary // width],
             "width": [width],
             "divided": [-1, vocabulary // width, width],
+            "reduced": [-1, vocabulary // width],
             "last": [-1],
         }.items()
     )
@@ -60,7 +61,9 @@ def _in_blocks(top: NodeProto, width: int) -> list[NodeProto]:
         return outputs[-1]
 
     divided = add("Reshape", [x, "top.divided"], "top.x_divided")  # [rows, blocks, width]
-    most = add("ReduceMax", [divided, "top.last"], "top.most", keepdims=0)  # [rows, blocks]
+    maxima = add("ReduceMax", [divided, "top.last"], "top.block_maxima", keepdims=0)
+    # ONNX Runtime 1.31 leaves the shape of no rows at all as it is.
+    most = add("Reshape", [maxima, "top.reduced"], "top.most")  # [rows, blocks]
     # The k best tokens stand in the k blocks with the largest maxima: before each other block come k tokens.
     few = add("Min", [k, "top.blocks"], "top.few")
     ranked = add("TopK", [most, few], "top.maxima", "top.ranked")

@@ -7,7 +7,7 @@ import numpy as np
 from export.precision.products import Floats
 
 # Of the scale that reaches the largest value: with a smaller one that value is clipped, and all others come closer.
-SHARES = (1.0, 0.95, 0.9, 0.85, 0.8)
+SHARES = tuple(1 - 0.02 * step for step in range(11))
 
 
 def quantize(

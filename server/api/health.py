@@ -76,6 +76,14 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the stubs
             raise ApiError(grpc.StatusCode.NOT_FOUND, "this server has no such service")
         return Response(status=status)
 
+    async def List(self, request: Any, context: Context) -> Any:
+        """The services alone: health needs no API key, and the names of models are not for everyone.
+
+        grpcio-health-checking has it from 1.85 on; with older ones it can't be called.
+        """
+        statuses = {service: Response(status=self._status(service)) for service in sorted(self._services)}
+        return health_pb2.HealthListResponse(statuses=statuses)
+
     async def Watch(self, request: Any, context: Context) -> AsyncIterator[Any]:
         sent = None
         while not self._ended:

@@ -127,7 +127,7 @@ def test_a_stop_saves_where_it_is_and_does_not_count_in_the_average(tmp_path: Pa
 
     class StopAtFive(Console):
         def print(self, *objects: object, **options: object) -> None:
-            if str(objects[0]).startswith("step 5/"):
+            if "".join(map(str, objects)).startswith("step 5/"):  # rich 14.0 prints nothing at the end
                 stop.set()
 
     outcome = train(recipe, run, device="cpu", stop=stop, console=StopAtFive(file=io.StringIO()))

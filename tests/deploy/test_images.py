@@ -58,7 +58,7 @@ def block_with(words: str) -> str:
     return found
 
 
-BUILD = block_with(r"(?s)build(?!.*(EXTRAS|secret|my\.))")
+BUILD = block_with(r"(?s)build(?!.*(EXTRAS|secret|my\.|--platform))")
 RUN = block_with(r"(?s)run (?!.*(--volume|--entrypoint))")
 RUN_BUNDLE = block_with(r"--bundle /models --workers")
 BILL_OF_MATERIALS = block_with("sbom")

@@ -385,9 +385,10 @@ async def test_no_default_is_told_once() -> None:
     with capture_logs() as entries:
         await world.manager.start()
         await world.rescan()
-    assert [entry["event"] for entry in entries if entry["log_level"] == "warning"] == [
-        "requests that name no model are refused: repository.yaml names no default"
-    ]
+    # On one core there is a warning about threads, too.
+    warnings = [entry["event"] for entry in entries if entry["log_level"] == "warning"]
+    told = "requests that name no model are refused: repository.yaml names no default"
+    assert [event for event in warnings if "default" in event] == [told]
 
 
 async def test_a_repository_that_can_not_be_read_changes_nothing() -> None:

@@ -21,10 +21,11 @@ import typer
 
 from dragoman import Client, DragomanError
 from dragoman.local import LocalServer, ServerStartError
+from export.errors import ExportError
 from tests.platforms import arm64
 from tests.platforms.answers import Answers, Comparison, ask, compare
 from tests.platforms.models import MODELS, Model, make_repository
-from tests.platforms.processors import PROCESSORS, command, missing, serving
+from tests.platforms.processors import PROCESSORS, command, missing, serving, unknown
 
 ARM64 = arm64.ROOT / "build" / "arm64"
 
@@ -39,17 +40,17 @@ def main(
     ] = None,
 ) -> None:
     """Compares the answers of emulated processors with those of this one."""
-    if reason := arm64.missing() if on_arm64 else missing():
+    if reason := arm64.missing() if on_arm64 else missing() or unknown(processor or []):
         print(f"error: {reason}", file=sys.stderr)
         raise typer.Exit(2)
     with tempfile.TemporaryDirectory() as scratch:
-        repository = make_repository(run or _train(Path(scratch) / "run"), Path(scratch) / "models", _say)
         try:
+            repository = make_repository(run or _train(Path(scratch) / "run"), Path(scratch) / "models", _say)
             with serving(repository) as server:
                 here = _ask_all(server, "this machine")
             found = _on_arm64(repository, here, processor) if on_arm64 else _on_x86(repository, here, processor)
             held = [result.holds for result in found]
-        except (ServerStartError, DragomanError, arm64.NoMachineError) as error:
+        except (ExportError, ServerStartError, DragomanError, arm64.NoMachineError) as error:
             print(f"error: {error}", file=sys.stderr)
             raise typer.Exit(1) from None
     raise typer.Exit(0 if all(held) else 1)

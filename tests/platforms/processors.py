@@ -2,6 +2,7 @@
 
 import platform
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,16 @@ def missing() -> str | None:
     if shutil.which(EMULATOR) is None:
         return f"needs {EMULATOR}, which is not installed here (Debian's package qemu-user)"
     return None
+
+
+def unknown(processors: Sequence[str]) -> str | None:
+    """Which of some processors the emulator does not know, in a sentence; None where it knows all."""
+    listed = subprocess.run(
+        [EMULATOR, "-cpu", "help"], capture_output=True, text=True, check=False
+    ).stdout  # exits with 1
+    known = {line.split()[1] for line in listed.splitlines() if line.startswith("x86 ")}
+    strange = [name for name in processors if name.partition(",")[0] not in known]
+    return f"{EMULATOR} knows no {', '.join(strange)}; `{EMULATOR} -cpu help` lists what it knows" if strange else None
 
 
 def command(processor: str) -> list[str]:

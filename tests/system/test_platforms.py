@@ -10,7 +10,7 @@ from dragoman import Client
 from tests.platforms import arm64
 from tests.platforms.answers import Answer, Answers, Place, ask, compare
 from tests.platforms.models import MODELS, SHIPPED, Model, make_repository
-from tests.platforms.processors import PROCESSORS, command, missing, serving
+from tests.platforms.processors import PROCESSORS, command, missing, serving, unknown
 
 Platform = dict[str, Answers]
 GRAVITON = "neoverse-n1"  # the second; Ampere's Altra has the same cores
@@ -66,6 +66,12 @@ def test_answers_are_those_of_arm64_but_for_ties(repository: Path, here: Platfor
     results = [compare(model, here[model.name], there[0][model.name], exact=False) for model in MODELS]
     assert not [str(result) for result in results if not result.holds]
     assert all(again[SHIPPED.name] == there[0][SHIPPED.name] for again in there), "to the last bit of a score"
+
+
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+def test_processors_that_the_emulator_does_not_know_are_told() -> None:
+    assert unknown([*PROCESSORS, "Haswell,-fma"]) is None
+    assert str(unknown(["Haswell", "Hasbeen"])).startswith("qemu-x86_64 knows no Hasbeen; ")
 
 
 def greedy(*places: Place) -> Answers:

@@ -8,7 +8,6 @@ import pytest
 from numpy.typing import NDArray
 
 from server.bundle.load import Bundle, load_bundle
-from server.runtime.choice import HeadRows
 from server.runtime.device import CPU
 from server.runtime.model import BLOCKWISE, Runtime, Sessions, lone_rows_differ
 from server.runtime.scores import PlainScores
@@ -66,10 +65,6 @@ def test_a_filled_up_step_with_edits(bundle: Bundle) -> None:
         scores = runtime.step([demand])
         found.append(scores.top(0))
     assert found[0] == found[1]
-
-
-def test_a_head_of_no_rows_is_not_filled_up() -> None:
-    assert len(HeadRows().inputs(ALL, 0)["rows"]) == 0
 
 
 def test_a_cpu_that_computes_lone_rows_otherwise_is_found_out(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:

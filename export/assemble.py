@@ -103,6 +103,7 @@ def write_files(run: Run, folder: Path, options: Options, examples: Sequence[str
         ),
         tokenizers=tokenizers,
         files={path.name: file_entry(path) for path in sorted(folder.iterdir())},
+        unseen_source_tokens=run.unseen_source_tokens,
         examples=list(examples),
         training=provenance,
     )

@@ -62,7 +62,7 @@ def letters() -> Tokenizer:
     return made
 
 
-def letters_bundle() -> Bundle:
+def letters_bundle(unseen: Sequence[int] = ()) -> Bundle:
     graph = Graph(file="none.onnx", inputs=[], outputs=[])
     size = letters().get_vocab_size()
     manifest = Manifest(
@@ -86,6 +86,7 @@ def letters_bundle() -> Bundle:
         graphs=Graphs(encoder=graph, decoder=graph, scorer=graph),
         tokenizers=Tokenizers(source="source.json", target="target.json"),
         files={},
+        unseen_source_tokens=list(unseen),
         examples=["drawer"],
         quality={"test accuracy (%)": 99.5},
     )
@@ -313,8 +314,13 @@ async def serve_fake(
     score_queue: int = 100,
     administration: Administration | None = None,
     observer: Observer | None = None,
+    unseen: Sequence[int] = (),
 ) -> AsyncIterator[Face]:
-    """A server on a free port of the loopback interface."""
+    """A server on a free port of the loopback interface.
+
+    Args:
+        unseen: source tokens that the model was not trained on.
+    """
     engines, scoring = engines or FakeEngines(), FakeScoring()
     metrics, health = ServerMetrics(), Health([SERVICE])
     registry = ModelRegistry()
@@ -326,11 +332,11 @@ async def serve_fake(
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    bundle = letters_bundle()
+    bundle = letters_bundle(unseen)
     scorer = Scorer(scoring.load, bundle.manifest.shape, score_queue, metrics.model(MODEL))
     if ready:
         limits = request_limits(ServerConfig(max_beam_size=6, max_hypotheses=8), 64, bundle.manifest.shape)
-        registry.serve(ServedModel(bundle, engines, scorer, "cpu", window, limits))
+        registry.serve(ServedModel(bundle, engines, scorer, "cpu", window, limits, metrics.model(MODEL).unseen))
         health.set_serving(True)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub = generation_pb2_grpc.GenerationServiceStub(channel)

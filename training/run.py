@@ -21,6 +21,8 @@ from training.recipe import ParallelFiles, Recipe, load_recipe
 class Run:
     """A trained model with what it was made of.
 
+    unseen_source_tokens are ids that no training source holds; none where the run did not write them down.
+
     provenance holds: finished (whether training came to its end), steps_averaged, recipe (file names instead of paths),
     torch, data (counts), and report (dev and test metrics) where the run is finished.
     """
@@ -30,6 +32,7 @@ class Run:
     source_tokenizer: Tokenizer
     target_tokenizer: Tokenizer
     model: Transformer
+    unseen_source_tokens: list[int]
     provenance: dict[str, Any]
 
     def dev_pairs(self) -> list[Pair]:
@@ -68,7 +71,9 @@ def load_run(path: Path) -> Run:
     model = Transformer(recipe.model, source.get_vocab_size(), target.get_vocab_size(), PAD_ID)
     model.load_state_dict(weights)
     model.decoder.forbid(NEVER_WRITTEN)
-    return Run(path, recipe, source, target, model.eval(), _provenance(path, recipe, finished, steps))
+    provenance = _provenance(path, recipe, finished, steps)
+    unseen = provenance.get("data", {}).pop("unseen_source_tokens", [])
+    return Run(path, recipe, source, target, model.eval(), unseen, provenance)
 
 
 def _provenance(path: Path, recipe: Recipe, finished: bool, steps: list[int]) -> dict[str, Any]:

@@ -39,6 +39,7 @@ def result(response: pb.GenerateResponse) -> Result:
         model_version=response.model_version,
         seed=response.seed if response.HasField("seed") else None,
         source=tokens(response.source),
+        unseen_source_tokens=tuple(response.unseen_source_tokens),
     )
 
 
@@ -79,6 +80,7 @@ def scores(response: pb.ScoreResponse, targets: int) -> ScoreResult:
         source=tokens(response.source),
         model=response.model,
         model_version=response.model_version,
+        unseen_source_tokens=tuple(response.unseen_source_tokens),
     )
 
 

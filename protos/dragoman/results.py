@@ -153,6 +153,8 @@ class Result:
         model_version: its version.
         seed: of sampling: the seed that was used.
         source: the tokens the model read, where `alignment` or `attention` was asked for; else empty.
+        unseen_source_tokens: indices of source tokens that the model met nowhere in training, such as the bytes of an
+            emoji: what it makes of them is a guess.
     """
 
     hypotheses: tuple[Hypothesis, ...]
@@ -161,6 +163,7 @@ class Result:
     seed: int | None = None
     source: tuple[Token, ...] = ()
     model_version: str = ""
+    unseen_source_tokens: tuple[int, ...] = ()
 
     @property
     def best(self) -> Hypothesis:
@@ -252,12 +255,14 @@ class ScoreResult:
         source: the tokens the model read.
         model: the name of the model that answered.
         model_version: its version.
+        unseen_source_tokens: see Result.
     """
 
     scores: tuple[TargetScore, ...]
     source: tuple[Token, ...]
     model: str
     model_version: str = ""
+    unseen_source_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ class AnswerWriter:
         self._decode = decoder.decode
         self._source_text = bundle.source_tokenizer.id_to_token
         self._target_text = bundle.target_tokenizer.id_to_token
+        self._unseen = frozenset(bundle.manifest.unseen_source_tokens)
 
     def response(
         self, request: GenerationRequest, finished: Finished, wanted: Wanted, looks: Sequence[Scored] | None = None
@@ -57,6 +58,7 @@ class AnswerWriter:
             model_version=self._version,
             seed=sampling.seed if sampling else None,
             source=self._source(request.source_ids) if wanted.look else None,
+            unseen_source_tokens=self._unseen_places(request.source_ids),
         )
 
     def progress(self, progress: Progress, wanted: Wanted) -> list[pb.Token] | None:
@@ -78,7 +80,11 @@ class AnswerWriter:
                 write_attention(score.attention, scored.attention)
             scores.append(score)
         return pb.ScoreResponse(
-            scores=scores, source=self._source(source_ids), model=self._model, model_version=self._version
+            scores=scores,
+            source=self._source(source_ids),
+            model=self._model,
+            model_version=self._version,
+            unseen_source_tokens=self._unseen_places(source_ids),
         )
 
     def _hypothesis(self, result: HypothesisResult, wanted: Wanted) -> pb.Hypothesis:
@@ -118,6 +124,10 @@ class AnswerWriter:
 
     def _choice(self, choice: TokenChoice) -> pb.Token:
         return pb.Token(id=choice.id, text=self._target_text(choice.id), log_probability=choice.log_probability)
+
+    def _unseen_places(self, ids: Sequence[int]) -> list[int]:
+        """Indices of the source tokens that the model was not trained on."""
+        return [] if self._unseen.isdisjoint(ids) else [place for place, id_ in enumerate(ids) if id_ in self._unseen]
 
     def _source(self, ids: Sequence[int]) -> list[pb.Token]:
         return [pb.Token(id=i, text=self._source_text(i)) for i in ids]

@@ -59,10 +59,18 @@ class ServedModel:
         device: where they run, "cpu" or "cuda:0".
         batch_window: items of batches that may wait or run at the same time.
         limits: what one request may ask for.
+        count_unseen: is called for each answer to a source with tokens that the model was not trained on.
     """
 
     def __init__(
-        self, bundle: Bundle, engines: Engines, scorer: Scorer, device: str, batch_window: int, limits: pb.Limits
+        self,
+        bundle: Bundle,
+        engines: Engines,
+        scorer: Scorer,
+        device: str,
+        batch_window: int,
+        limits: pb.Limits,
+        count_unseen: Callable[[], None],
     ) -> None:
         manifest = bundle.manifest
         self.name, self.version = manifest.name, manifest.version
@@ -78,6 +86,7 @@ class ServedModel:
         self.submit, self.wait_for_room = turns.submit, turns.wait
         self._planes = manifest.shape.decoder_layers * manifest.shape.heads
         self._scorer = scorer
+        self._count_unseen = count_unseen
         self._usual = SearchOptions(self.target.max_tokens), Wanted()
 
     async def source_ids(self, source: pb.Input, field: str) -> list[int]:
@@ -146,6 +155,8 @@ class ServedModel:
             sum(len(result.ids) for result in finished.hypotheses) * (1 + wanted.top_tokens) if wanted.tokens else 0
         )
         response = await _write(tokens, lambda: self.writer.response(request, finished, wanted, looks))
+        if response.unseen_source_tokens:
+            self._count_unseen()
         if (record := RECORD.get()) is not None:
             record.answered(request, finished)
         return response

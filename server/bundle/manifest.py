@@ -96,6 +96,7 @@ class Manifest(Part):
     graphs: Graphs
     tokenizers: Tokenizers
     files: dict[str, File]
+    unseen_source_tokens: list[int] = Field(default=[], description="ids that occur in no source of the training data")
     examples: list[str] = Field(default=[], description="a few inputs the model is meant for")
     quality: dict[str, float] = Field(default={}, description="measured on data, by name: 'test word error rate (%)'")
     parity: dict[str, Any] = Field(default={}, description="report of the export check")

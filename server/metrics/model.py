@@ -27,6 +27,7 @@ class ModelMetrics:
         self.score_seconds = Histogram(STEP_SECONDS)
         self.score_rows = Histogram(ROWS)
         self.scored_tokens = 0
+        self.unseen_source_requests = 0
         self.branch_seconds = 0.0
         self.branch_rows = 0
         self.encoded_tokens = 0
@@ -73,6 +74,11 @@ class ModelMetrics:
             self.source_length.observe(source_tokens)
             self.target_length.observe(target_tokens)
             self.generation_seconds.observe(seconds)
+
+    def unseen(self) -> None:
+        """A request was answered whose source holds tokens that the model was not trained on."""
+        with self.lock:
+            self.unseen_source_requests += 1
 
     def scored(self, seconds: float, rows: int, target_tokens: int) -> None:
         with self.lock:

@@ -127,6 +127,13 @@ MODEL_FAMILIES = [
     ),
     _numbers(
         CounterMetricFamily,
+        "dragoman_unseen_source_requests",
+        "Answered requests with source tokens that occur in no source the model was trained on",
+        (),
+        lambda m: [((), m.unseen_source_requests)],
+    ),
+    _numbers(
+        CounterMetricFamily,
         "dragoman_drops",
         "Requests that an engine had and that ended without an answer",
         ("reason", "phase"),

@@ -128,7 +128,7 @@ async def load_version(
     window = max(1, min(2 * pool.rows * pool.engines, options.queue_size // 2))
     scorer = Scorer(pool.scorer, manifest.shape, options.queue_size, metrics)
     most = request_limits(config, pool.rows, manifest.shape)
-    served = ServedVersion(ServedModel(bundle, pool, scorer, str(pool.device), window, most))
+    served = ServedVersion(ServedModel(bundle, pool, scorer, str(pool.device), window, most, metrics.unseen))
     return LoadedVersion(served, pool, scorer, metrics, time.monotonic() - started)
 
 

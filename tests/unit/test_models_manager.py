@@ -142,7 +142,7 @@ class World:
         metrics = ModelMetrics()
         scorer = Scorer(FakeScoring().load, bundle.manifest.shape, 10, metrics)
         limits = request_limits(config, 64, bundle.manifest.shape)
-        served = ServedVersion(ServedModel(bundle, FakeEngines(), scorer, "cpu", 8, limits))
+        served = ServedVersion(ServedModel(bundle, FakeEngines(), scorer, "cpu", 8, limits, lambda: None))
         pool = cast(EnginePool, FakePool(bundle))
         self.loaded.append(LoadedVersion(served, pool, scorer, metrics, 0.5))
         return self.loaded[-1]

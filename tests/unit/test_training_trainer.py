@@ -14,6 +14,7 @@ from training import checkpoint
 from training.checkpoint import checkpoint_path, checkpoint_steps, load_state
 from training.data.batches import Batch, EncodedPair, collate
 from training.data.prepare import prepare
+from training.data.tokenizers import SPECIAL_TOKENS
 from training.errors import TrainingError
 from training.journal import read_journal
 from training.recipe import SHIPPED, Recipe, load_recipe
@@ -286,6 +287,11 @@ def test_joint_vocabulary(tmp_path: Path) -> None:
     run = load_run(tmp_path / "run")
     assert run.source_tokenizer.to_str() == run.target_tokenizer.to_str()
     assert run.model.encoder.embedding.tokens.weight is run.model.decoder.projection.weight
+    # Sources are digits: no other byte was trained, and no piece of a target.
+    unseen = {run.source_tokenizer.id_to_token(token) for token in run.unseen_source_tokens}
+    assert {"<0xF0>", "▁thousand"} <= unseen
+    assert not {"7", "▁", *SPECIAL_TOKENS} & unseen
+    assert "unseen_source_tokens" not in run.provenance["data"]
 
 
 def test_runs_that_cannot_be_loaded(tmp_path: Path) -> None:

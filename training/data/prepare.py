@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from training.data.batches import EncodedPair
 from training.data.corpus import BadLines, Pair, read_pairs, references
-from training.data.tokenizers import load_tokenizer, save_tokenizer, train_tokenizer
+from training.data.tokenizers import SPECIAL_TOKENS, load_tokenizer, save_tokenizer, train_tokenizer
 from training.errors import DataError
 from training.recipe import Recipe
 
@@ -111,7 +111,12 @@ def prepare(recipe: Recipe, run: Path, say: Callable[[str], None]) -> TrainingDa
         name: {"pairs": len(pairs), "sources": len(references(pairs))}
         for name, pairs in (("train", train_pairs), ("dev", dev_pairs), ("test", test_pairs))
     }
-    document = {"counts": counts, "bad_lines": dict(bad.counts), "train_sha256": _fingerprint(train)}
+    document = {
+        "counts": counts,
+        "bad_lines": dict(bad.counts),
+        "unseen_source_tokens": unseen_source_tokens(source_tokenizer, train),
+        "train_sha256": _fingerprint(train),
+    }
     (run / DATA).write_text(json.dumps(document, indent=2) + "\n")
     (run / DEV).write_text("".join(f"{p.source}\t{p.target}\n" for p in dev_pairs), encoding="utf-8")
     if bad.messages:
@@ -123,6 +128,12 @@ def prepare(recipe: Recipe, run: Path, say: Callable[[str], None]) -> TrainingDa
     sizes = ", ".join(f"{name} {count['pairs']:,} pairs" for name, count in counts.items())
     say(f"{sizes}; vocabulary {source_tokenizer.get_vocab_size():,} / {target_tokenizer.get_vocab_size():,}")
     return TrainingData(source_tokenizer, target_tokenizer, train, dev, dev_pairs, test_pairs)
+
+
+def unseen_source_tokens(tokenizer: Tokenizer, train: Iterable[EncodedPair]) -> list[int]:
+    """Ids that no training source holds, special tokens left out: bytes, and pieces that only make up longer ones."""
+    seen = set(range(len(SPECIAL_TOKENS))).union(*(pair.source for pair in train))
+    return [token for token in range(tokenizer.get_vocab_size()) if token not in seen]
 
 
 def _tokenizers(recipe: Recipe, run: Path, train: list[Pair]) -> tuple[Tokenizer, Tokenizer]:

@@ -123,6 +123,11 @@ class Printer:
         self._number += 1
         if result is None:
             return
+        if unseen := len(result.unseen_source_tokens):
+            read = result.source_tokens
+            complain(
+                f"{self._place()}the answer is a guess: {unseen} of {read} source tokens never occur in training data"
+            )
         # No answer is cut in silence; one that was cut where the caller wished is no news.
         if result.finish_reason is FinishReason.LENGTH and not self._length_chosen:
             complain(f"{self._place()}the answer was cut at the model's limit of {result.target_tokens} tokens")

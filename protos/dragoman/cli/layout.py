@@ -64,6 +64,8 @@ class Layout:
         shown |= {"source_tokens": result.source_tokens, "model": result.model}
         if result.seed is not None:
             shown["seed"] = result.seed
+        if result.unseen_source_tokens:
+            shown["unseen_source_tokens"] = result.unseen_source_tokens
         if self.alignment or self.attention:
             shown["source"] = self._tokens(result.source)
         return shown
@@ -126,7 +128,10 @@ def scores_object(targets: Sequence[str], result: ScoreResult) -> dict[str, Any]
         if found.attention is not None:
             shown["attention"] = _nested(found.attention)
         scores.append(shown)
-    return {"scores": scores, "source": token_objects(result.source), "model": result.model}
+    shown = {"scores": scores, "source": token_objects(result.source), "model": result.model}
+    if result.unseen_source_tokens:
+        shown["unseen_source_tokens"] = result.unseen_source_tokens
+    return shown
 
 
 def token_objects(tokens: Sequence[Token], *, log_probabilities: bool = True) -> list[dict[str, Any]]:

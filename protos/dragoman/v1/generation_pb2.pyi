@@ -223,20 +223,22 @@ class GenerateRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., input: _Optional[_Union[Input, _Mapping]] = ..., options: _Optional[_Union[GenerationOptions, _Mapping]] = ..., details: _Optional[_Union[Details, _Mapping]] = ..., priority: _Optional[_Union[Priority, str]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("hypotheses", "source_tokens", "model", "model_version", "seed", "source")
+    __slots__ = ("hypotheses", "source_tokens", "model", "model_version", "seed", "source", "unseen_source_tokens")
     HYPOTHESES_FIELD_NUMBER: _ClassVar[int]
     SOURCE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    UNSEEN_SOURCE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     hypotheses: _containers.RepeatedCompositeFieldContainer[Hypothesis]
     source_tokens: int
     model: str
     model_version: str
     seed: int
     source: _containers.RepeatedCompositeFieldContainer[Token]
-    def __init__(self, hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ..., source_tokens: _Optional[int] = ..., model: _Optional[str] = ..., model_version: _Optional[str] = ..., seed: _Optional[int] = ..., source: _Optional[_Iterable[_Union[Token, _Mapping]]] = ...) -> None: ...
+    unseen_source_tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ..., source_tokens: _Optional[int] = ..., model: _Optional[str] = ..., model_version: _Optional[str] = ..., seed: _Optional[int] = ..., source: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., unseen_source_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateStreamResponse(_message.Message):
     __slots__ = ("text", "tokens", "final", "hypothesis", "progress")
@@ -317,16 +319,18 @@ class TargetScore(_message.Message):
     def __init__(self, log_probability: _Optional[float] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., alignment: _Optional[_Iterable[int]] = ..., attention: _Optional[_Union[Attention, _Mapping]] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
-    __slots__ = ("scores", "source", "model", "model_version")
+    __slots__ = ("scores", "source", "model", "model_version", "unseen_source_tokens")
     SCORES_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    UNSEEN_SOURCE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     scores: _containers.RepeatedCompositeFieldContainer[TargetScore]
     source: _containers.RepeatedCompositeFieldContainer[Token]
     model: str
     model_version: str
-    def __init__(self, scores: _Optional[_Iterable[_Union[TargetScore, _Mapping]]] = ..., source: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., model: _Optional[str] = ..., model_version: _Optional[str] = ...) -> None: ...
+    unseen_source_tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, scores: _Optional[_Iterable[_Union[TargetScore, _Mapping]]] = ..., source: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., model: _Optional[str] = ..., model_version: _Optional[str] = ..., unseen_source_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("model", "text", "side")

@@ -144,11 +144,12 @@ def interfaces(shape: Shape, attention: Attention, precision: Precision) -> dict
 def model_shape(run: Run) -> Shape:
     """The model's dimensions."""
     config = run.recipe.model
+    decoder = config.decoder_layer
     return Shape(
         d_model=config.d_model,
-        heads=config.heads,
-        d_head=config.d_model // config.heads,
-        d_ff=config.d_ff,
+        heads=decoder.heads,
+        d_head=decoder.d_head,
+        d_ff=max(config.encoder_layer.d_ff, decoder.d_ff),
         encoder_layers=config.encoder_layers,
         decoder_layers=config.decoder_layers,
         source_vocabulary=run.source_tokenizer.get_vocab_size(),

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from server.bundle.manifest import SpecialTokens
-from tests.benchmark.parts import decoder_layers, encoder_layers, norms
+from tests.benchmark.parts import decoder_layers, encoder_layers, norms, position_table
 from training.model import Transformer
 from training.model.attention import MultiHeadAttention
 from training.model.layers import DecoderLayer, EncoderLayer
@@ -72,12 +72,13 @@ def convert(model: Transformer, tokens: SpecialTokens) -> PreTrainedModel:
     else:
         shape |= {"vocab_size": source_vocabulary, "decoder_vocab_size": target_vocabulary}
         theirs = MarianMTModel(MarianConfig(**shape, share_encoder_decoder_embeddings=False))
-    forbidden = model.decoder.forbidden
+    forbidden = model.decoder.logit_bias
     theirs.final_logits_bias.copy_(torch.zeros(target_vocabulary) if forbidden is None else forbidden)
     offset = MBART_OFFSET if config.norm == "pre" else 0
     for half, ours in ((theirs.model.encoder, model.encoder), (theirs.model.decoder, model.decoder)):
         half.embed_tokens.weight.copy_(ours.embedding.tokens.weight)
-        half.embed_positions.weight[offset : offset + len(ours.embedding.positions)] = ours.embedding.positions
+        positions = position_table(ours.embedding)
+        half.embed_positions.weight[offset : offset + len(positions)] = positions
         if isinstance(ours.norm, nn.LayerNorm):
             half.layernorm_embedding = nn.Identity()
             half.layer_norm.load_state_dict(ours.norm.state_dict())

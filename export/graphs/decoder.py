@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 
 from export.graphs.folding import Folded, FoldedCrossAttention, FusedSelfAttention
@@ -31,11 +32,11 @@ class OrtAttention:
         self.written: list[Tensor] = []
         self.query: Tensor | None = None  # of the source, last asked for: [rows, d_model]
 
-    def to_target(self, trained: FusedSelfAttention, cache: Sequence[Tensor], y: Tensor) -> Tensor:
-        """[rows, d_model] -> the same, over the target so far."""
+    def to_target(self, trained: FusedSelfAttention, cache: Sequence[Tensor], bias: Tensor | None, y: Tensor) -> Tensor:
+        """[rows, d_model] -> the same, over the target so far; bias: [rows, heads, 1, self_capacity]."""
         packed = trained.query_key_value(y).unsqueeze(1)
         y, *written = group_query_attention(
-            packed, None, None, cache[0], cache[1], self.self_last, self.self_capacity, trained.heads
+            packed, None, None, cache[0], cache[1], self.self_last, self.self_capacity, trained.heads, bias
         )
         self.written += written
         return trained.output(y.squeeze(1))  # type: ignore[no-any-return]
@@ -71,12 +72,12 @@ class StandardAttention:
         self.written: list[Tensor] = []
         self.query: Tensor | None = None  # of the source, last asked for: [rows, d_model]
 
-    def to_target(self, trained: FusedSelfAttention, cache: Sequence[Tensor], y: Tensor) -> Tensor:
-        """[rows, d_model] -> the same, over the target so far."""
+    def to_target(self, trained: FusedSelfAttention, cache: Sequence[Tensor], bias: Tensor | None, y: Tensor) -> Tensor:
+        """[rows, d_model] -> the same, over the target so far; bias: [rows, heads, 1, capacity]."""
         query, *new = _heads(trained.query_key_value(y), 3 * trained.heads).chunk(3, 1)
         keys, values = (tensor_scatter(old, part, self.index) for old, part in zip(cache[:2], new, strict=True))
         self.written += [keys, values]
-        return self._attend(trained, query, keys, values, self.lengths)
+        return self._attend(trained, query, keys, values, self.lengths, bias)
 
     def to_source(self, trained: FoldedCrossAttention, cache: Sequence[Tensor], y: Tensor) -> Tensor:
         """[rows, d_model] -> the same, over the source."""
@@ -85,9 +86,15 @@ class StandardAttention:
         return self._attend(trained, query, cache[2], cache[3], self.source_lengths)
 
     def _attend(
-        self, trained: FoldedCrossAttention | FusedSelfAttention, query: Tensor, keys: Tensor, values: Tensor, n: Tensor
+        self,
+        trained: FoldedCrossAttention | FusedSelfAttention,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        lengths: Tensor,
+        bias: Tensor | None = None,
     ) -> Tensor:
-        y, _ = attention(query, keys, values, trained.heads, n)  # [rows, heads, 1, d_head]
+        y, _ = attention(query, keys, values, trained.heads, lengths, bias=bias)  # [rows, heads, 1, d_head]
         return trained.output(y.flatten(1))  # type: ignore[no-any-return]
 
 
@@ -157,16 +164,20 @@ class DecoderStep(nn.Module):
         step = self.attention(positions, source_lengths, *capacities)
         x = self.decoder.embedding(token_ids.squeeze(1), positions)  # [rows, d_model]
         width = len(caches) // len(self.layers)
+        # Of a row at a place of its own. Columns beyond it are never looked at.
+        places = positions.long()[:, None], torch.arange(caches[0].shape[2])
+        biases = [each(*places) for each in self.decoder.relative]  # [rows, heads, 1, self_capacity] each
         for i, layer in enumerate(self.layers):
             cache = caches[i * width : (i + 1) * width]
             fused = cast(FusedSelfAttention, layer.self_attention)
-            x = layer.residuals[0](x, partial(step.to_target, fused, cache))
+            bias = biases[i % len(biases)] if biases else None
+            x = layer.residuals[0](x, partial(step.to_target, fused, cache, bias))
             crossed = cast(FoldedCrossAttention, layer.cross_attention)
             x = layer.residuals[1](x, partial(step.to_source, crossed, cache))
             x = layer.residuals[2](x, layer.feed_forward)
         x = self.decoder.norm(x)
         assert step.query is not None
-        projection, bias = self.decoder.projection.weight, self.decoder.forbidden
+        projection, bias = self.decoder.projection.weight, self.decoder.logit_bias
         whole = Choice(rows, scales, k, edit_ids, edit_penalties, edit_offsets)
         short = Choice(short_rows, short_scales, short_k, short_edit_ids, short_edit_penalties, short_edit_offsets)
         return [

@@ -145,5 +145,5 @@ def _cross(shape: Shape, precision: Precision, layer: int, positions: str) -> li
 def _last(shape: Shape, precision: Precision, layer: int, attention: Attention) -> list[Port]:
     if attention == "standard":
         return []
-    dimensions = ("rows", 1, shape.d_model)
+    dimensions = ("rows", 1, shape.attention_width)
     return [Port(f"last_{part}_{layer}", DTYPES[precision], dimensions) for part in ("key", "value")]

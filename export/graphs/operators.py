@@ -15,13 +15,22 @@ Attribute = int | float | str | bool | Sequence[int] | Sequence[float] | Sequenc
 
 
 def attention(
-    query: Tensor, key: Tensor, value: Tensor, heads: int, lengths: Tensor, *, causal: bool = False
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    heads: int,
+    lengths: Tensor,
+    *,
+    bias: Tensor | None = None,
+    causal: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """`Attention`: every query looks at the first `lengths` keys of its row, or at all keys up to its own place.
 
     Args:
-        query, key, value: [rows, length, d_model], or [rows, heads, length, d_head] each. The query holds the scale.
+        query, key, value: [rows, length, heads * d_head], or [rows, heads, length, d_head] each. The query holds the
+            scale.
         lengths: int64 [rows]; not looked at where each query looks up to its own place.
+        bias: added to the scores, broadcastable to [rows, heads, queries, keys].
 
     Returns:
         the shape of `query`, and the scores [rows, heads, queries, keys] that the softmax makes shares of, those beyond
@@ -34,7 +43,7 @@ def attention(
         attributes["is_causal"] = 1
     if query.dtype != torch.float32:
         attributes["softmax_precision"] = 1  # TensorProto.FLOAT
-    inputs = [query, key, value] if causal else [query, key, value, None, None, None, lengths]
+    inputs = [query, key, value, bias] if causal else [query, key, value, bias, None, None, lengths]
     rows, queries, keys = query.shape[0], query.shape[-2], key.shape[-2]
     attended, _, _, scores = ops.symbolic_multi_out(
         "Attention",
@@ -56,25 +65,36 @@ def group_query_attention(
     last: Tensor,
     capacity: Tensor,
     heads: int,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`com.microsoft.GroupQueryAttention`: writes key and value at index `last` of each row, then looks at 0..last.
 
     Args:
-        query: [rows, 1, d_model], or [rows, 1, 3 * d_model] with key and value behind it (they are None then). It
-            holds the scale.
-        key, value: [rows, 1, d_model]
+        query: [rows, 1, width], width being heads * d_head, or [rows, 1, 3 * width] with key and value behind it (they
+            are None then). It holds the scale.
+        key, value: [rows, 1, width]
         key_cache, value_cache: [rows, heads, capacity, d_head]
         last: int32 [rows]
         capacity: int32 scalar, the caches' length. ONNX Runtime takes it for the longest sequence's length; it may be
             too large but must not be 1 with a one-token query, which would mean a first prompt.
+        bias: added to the scores, [rows, heads, 1, capacity].
 
     Returns:
-        attended values [rows, 1, d_model] and the caches, which are the same memory where the caller binds it so.
+        attended values [rows, 1, width] and the caches, which are the same memory where the caller binds it so.
     """
     rows = query.shape[0]
     output, keys, values = ops.symbolic_multi_out(
         "com.microsoft::GroupQueryAttention",
-        [query, key, value, key_cache, value_cache, last, capacity],
+        [
+            query,
+            key,
+            value,
+            key_cache,
+            value_cache,
+            last,
+            capacity,
+            *([] if bias is None else [None, None, None, bias]),
+        ],
         {"num_heads": heads, "kv_num_heads": heads, "scale": 1.0},
         dtypes=[query.dtype, key_cache.dtype, value_cache.dtype],
         shapes=[[rows, 1, heads * key_cache.shape[-1]], key_cache.shape, value_cache.shape],

@@ -76,11 +76,14 @@ class PackedEncoder(nn.Module):
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
         self.embedding, self.layers, self.norm = encoder.embedding, encoder.layers, encoder.norm
+        self.relative = encoder.relative
 
     def forward(self, source_ids: Tensor, source_lengths: Tensor) -> tuple[Tensor, Packing]:
         """Args: ids int64 [rows, source]; lengths int32 [rows]. Returns [tokens, d_model] and the packing."""
         packing = Packing(source_lengths.long(), source_ids.shape[1])
         x = self.embedding(packing.pack(source_ids), packing.positions)
-        for layer in self.layers:
-            x = layer(x, packing)
+        places = torch.arange(source_ids.shape[1])
+        biases = [each(places[None], places) for each in self.relative]  # [1, heads, source, source] each
+        for i, layer in enumerate(self.layers):
+            x = layer(x, packing, biases[i % len(biases)] if biases else None)
         return self.norm(x), packing

@@ -47,14 +47,16 @@ class Scorer(nn.Module):
         planes = sources.pad(self.memory(memory)).chunk(2 * len(self.layers), -1)  # [rows, source, d_model] each
         targets, places = Unpacked(target_lengths.long()), torch.arange(target_ids.shape[1])
         x = targets.pack(self.decoder.embedding(target_ids, places))  # [rows * target, d_model]
+        biases = [each(places[None], places) for each in self.decoder.relative]  # [1, heads, target, target] each
         looks: list[Tensor] = []
         for i, layer in enumerate(self.layers):
             own = cast(FusedSelfAttention, layer.self_attention)
             crossed = cast(FoldedCrossAttention, layer.cross_attention)
-            x = layer.residuals[0](x, partial(_to_target, own, targets))
+            bias = biases[i % len(biases)] if biases else None
+            x = layer.residuals[0](x, partial(_to_target, own, targets, bias))
             x = layer.residuals[1](x, partial(_to_source, crossed, targets, planes[2 * i : 2 * i + 2], sources, looks))
             x = layer.residuals[2](x, layer.feed_forward)
-        logits = functional.linear(self.decoder.norm(x), self.decoder.projection.weight, self.decoder.forbidden)
+        logits = functional.linear(self.decoder.norm(x), self.decoder.projection.weight, self.decoder.logit_bias)
         last = targets.lengths[:, None] - 1
         labels = torch.where(places == last, self.end, functional.pad(target_ids[:, 1:], (0, 1)))
         scores = targets.pad(logits.float().log_softmax(-1)).gather(2, labels[..., None])[..., 0]
@@ -66,9 +68,9 @@ class Scorer(nn.Module):
         return scores.masked_fill(places > last, 0.0), shares
 
 
-def _to_target(trained: FusedSelfAttention, targets: Unpacked, y: Tensor) -> Tensor:
+def _to_target(trained: FusedSelfAttention, targets: Unpacked, bias: Tensor | None, y: Tensor) -> Tensor:
     """[rows * target, d_model] -> the same, over the target so far."""
-    return trained(y, targets, causal=True)[0]  # type: ignore[no-any-return]
+    return trained(y, targets, bias=bias, causal=True)[0]  # type: ignore[no-any-return]
 
 
 def _to_source(

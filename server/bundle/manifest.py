@@ -23,7 +23,7 @@ class Part(BaseModel):
 
 
 class Shape(Part):
-    """The model's dimensions. `decoder_layers`, `heads` and `d_head` give the caches theirs."""
+    """The model's dimensions. `decoder_layers`, `heads` (of the decoder) and `d_head` give the caches theirs."""
 
     d_model: int = Field(ge=1)
     heads: int = Field(ge=1)
@@ -34,6 +34,11 @@ class Shape(Part):
     source_vocabulary: int = Field(ge=1)
     target_vocabulary: int = Field(ge=1)
     parameters: int = Field(ge=1)
+
+    @property
+    def attention_width(self) -> int:
+        """Of the decoder's queries, keys and values, all heads together."""
+        return self.heads * self.d_head
 
 
 class SpecialTokens(Part):

@@ -14,9 +14,10 @@ def row_bytes(manifest: Manifest, itemsize: int) -> int:
     """
     shape, limits = manifest.shape, manifest.limits
     positions = limits.max_source_tokens + limits.max_target_tokens
-    last = shape.d_model if manifest.attention == "ort" else 0
+    width = shape.attention_width
+    last = width if manifest.attention == "ort" else 0
     cached = 1 if manifest.cache == "int8" else itemsize
-    return 2 * shape.decoder_layers * (shape.heads * shape.d_head * positions * cached + last * itemsize)
+    return 2 * shape.decoder_layers * (width * positions * cached + last * itemsize)
 
 
 def working_bytes(manifest: Manifest, source_tokens: int, rows: int, itemsize: int) -> int:
@@ -31,7 +32,7 @@ def working_bytes(manifest: Manifest, source_tokens: int, rows: int, itemsize: i
     shape, longest = manifest.shape, manifest.limits.max_source_tokens
     tokens = max(min(source_tokens, rows * longest), longest)
     # Hidden states, queries, keys, values and the feed-forward layer; cross keys and values, which are the outputs.
-    encoder = tokens * (4 * shape.d_model + shape.d_ff + 2 * shape.decoder_layers * shape.d_model)
+    encoder = tokens * (4 * shape.d_model + shape.d_ff + 2 * shape.decoder_layers * shape.attention_width)
     attention = tokens * shape.heads * longest
     step = rows * (2 * shape.target_vocabulary + 4 * shape.d_model + shape.d_ff)
     return 2 * max(encoder + attention, step) * itemsize

@@ -146,8 +146,8 @@ class Runtime:
         self.cross_cache = allocate((planes, slots, heads, self.source_capacity, head), dtype, stream)
         self.last: Memory | None = None
         if manifest.attention == "ort":
-            # Key and value of each row's last source position, [planes, slots, 1, d_model].
-            self.last = allocate((planes, slots, 1, shape.d_model), sessions.type, stream)
+            # Key and value of each row's last source position, [planes, slots, 1, heads * d_head].
+            self.last = allocate((planes, slots, 1, shape.attention_width), sessions.type, stream)
 
         self._encoded = [self.place(name) for name in manifest.graphs.encoder.outputs]
 

@@ -21,7 +21,7 @@ from onnx import numpy_helper
 from torch import Tensor, nn
 
 from server.bundle.load import Bundle
-from tests.benchmark.parts import decoder_layers, encoder_layers, last_norm, norms
+from tests.benchmark.parts import decoder_layers, encoder_layers, last_norm, norms, position_table
 from training.data.tokenizers import NEVER_WRITTEN
 from training.model import ModelConfig, Transformer
 from training.model.layers import DecoderLayer, EncoderLayer
@@ -107,8 +107,8 @@ def fill(model: Transformer, encoder: Holders, decoder: Holders) -> None:
         for parameter in last_norm(model).parameters():
             parameter.mul_(scale)
     if model.config.positions == "learned":
-        _copy(model.encoder.embedding.positions, encoder.tables[""])
-        _copy(model.decoder.embedding.positions, decoder.tables["positions"])
+        _copy(position_table(model.encoder.embedding), encoder.tables[""])
+        _copy(position_table(model.decoder.embedding), decoder.tables["positions"])
     if decoder.scaled:
         queries = [layer.self_attention.query for layer in encoder_layers(model)]
         for decoder_layer in decoder_layers(model):

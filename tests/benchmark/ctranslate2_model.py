@@ -13,7 +13,7 @@ from ctranslate2.specs import common_spec, transformer_spec
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from tests.benchmark.parts import decoder_layers, encoder_layers, last_norm, norms
+from tests.benchmark.parts import decoder_layers, encoder_layers, last_norm, norms, position_table
 from training.model import Transformer
 from training.model.attention import MultiHeadAttention
 from training.model.feed_forward import FeedForward
@@ -59,8 +59,8 @@ def convert(model: Transformer, source_tokenizer: Tokenizer, target_tokenizer: T
     for decoder_layer, layer_spec in zip(decoder_layers(model), spec.decoder.layer, strict=True):
         _layer(layer_spec, decoder_layer)
     spec.decoder.projection.weight = _array(model.decoder.projection.weight)
-    if model.decoder.forbidden is not None:
-        spec.decoder.projection.bias = _array(model.decoder.forbidden)
+    if model.decoder.logit_bias is not None:
+        spec.decoder.projection.bias = _array(model.decoder.logit_bias)
 
     spec.register_source_vocabulary(vocabulary(source_tokenizer))
     spec.register_target_vocabulary(vocabulary(target_tokenizer))
@@ -131,4 +131,4 @@ def _embedding(
     spec: common_spec.EmbeddingsSpec, positions: transformer_spec.PositionEncoderSpec, embedding: Embedding
 ) -> None:
     spec.weight = _array(embedding.tokens.weight)
-    positions.encodings = _array(embedding.positions)
+    positions.encodings = _array(position_table(embedding))

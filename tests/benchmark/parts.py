@@ -2,10 +2,11 @@
 
 from typing import cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from training.model import Transformer
 from training.model.layers import DecoderLayer, EncoderLayer, Residual
+from training.model.positions import Embedding
 
 
 def encoder_layers(model: Transformer) -> list[EncoderLayer]:
@@ -20,7 +21,13 @@ def decoder_layers(model: Transformer) -> list[DecoderLayer]:
 
 def norms(layer: EncoderLayer | DecoderLayer) -> list[nn.LayerNorm]:
     """One for each sub-layer, in order."""
-    return [residual.norm for residual in cast(list[Residual], list(layer.residuals))]
+    return [cast(nn.LayerNorm, residual.norm) for residual in cast(list[Residual], list(layer.residuals))]
+
+
+def position_table(embedding: Embedding) -> Tensor:
+    """Of a model whose positions are not relative: [positions, d_model]."""
+    assert embedding.positions is not None
+    return embedding.positions
 
 
 def last_norm(model: Transformer) -> nn.LayerNorm:

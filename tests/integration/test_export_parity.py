@@ -36,6 +36,37 @@ from training.evaluation.evaluate import measure
 from training.model import Transformer
 from training.run import load_run
 
+# As in T5 1.1: no bias, no scale but at the end, heads of a width of their own, and positions that are distances.
+T5 = {
+    "heads": 3,
+    "d_head": 8,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "activation": "geglu_tanh",
+    "bias": False,
+    "scaled_attention": False,
+    "norm_kind": "rms",
+    "norm_epsilon": 1e-6,
+    "positions": "relative",
+    "relative_buckets": 8,
+    "relative_max_distance": 6,
+    "embedding_scale": False,
+    "share_embeddings": "all",
+    "output_scale": True,
+}
+# As in BART, and a decoder of another shape.
+BART = {
+    "norm": "post",
+    "activation": "gelu",
+    "positions": "learned",
+    "embedding_scale": False,
+    "embedding_norm": "sum",
+    "decoder_embedding_norm": "tokens",
+    "share_embeddings": "all",
+    "decoder_heads": 4,
+    "decoder_d_ff": 24,
+}
+
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> None:
@@ -117,6 +148,9 @@ def test_parity_covers_all_batches_and_sources_to_the_maximum(bundle: Path) -> N
         ({"norm": "post", "positions": "learned", "share_embeddings": "all", "decoder_layers": 1}, "standard"),
         ({"activation": "swiglu", "share_embeddings": "none", "decoder_layers": 1, "max_source_length": 5}, "ort"),
         ({"d_model": 36, "heads": 3, "activation": "relu", "encoder_layers": 2}, "standard"),
+        (T5, "ort"),
+        (T5 | {"positions": "relative_per_layer", "share_embeddings": "inputs", "output_scale": False}, "standard"),
+        (BART, "ort"),
     ],
 )
 def test_every_kind_of_model_passes(changes: dict[str, Any], attention: Any, tmp_path: Path) -> None:

@@ -36,5 +36,5 @@ def test_special_tokens_have_no_probability_and_the_others_all_of_it() -> None:
 
 def test_a_run_that_is_read_gives_none_either(tiny_run: Path) -> None:
     model = load_run(tiny_run).model
-    assert model.decoder.forbidden is not None
-    assert model.decoder.forbidden.isinf().nonzero().flatten().tolist() == [0, 1, 2]
+    assert model.decoder.logit_bias is not None
+    assert model.decoder.logit_bias.isinf().nonzero().flatten().tolist() == [0, 1, 2]

@@ -1,5 +1,6 @@
 """The Transformer, one concern a module."""
 
-from training.model.transformer import ModelConfig, Transformer
+from training.model.config import ModelConfig
+from training.model.transformer import Transformer
 
 __all__ = ["ModelConfig", "Transformer"]

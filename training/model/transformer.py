@@ -1,44 +1,32 @@
 """The encoder-decoder Transformer ("Attention Is All You Need", Vaswani et al. 2017), assembled from its parts."""
 
+import math
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
-from training.model.feed_forward import Activation
-from training.model.layers import DecoderLayer, EncoderLayer, Norm
-from training.model.positions import Embedding, Positions
-
-SharedEmbeddings = Literal["none", "output", "all"]
+from training.model.config import ModelConfig
+from training.model.layers import DecoderLayer, EncoderLayer, norm_of
+from training.model.positions import Embedding, RelativePositions
 
 
-class ModelConfig(BaseModel):
-    """The shape of a model; with the two vocabulary sizes it determines every parameter's shape."""
+class RelativeBias(nn.ModuleList):
+    """The relative positions of a stack: none, one table for all layers, or one for each layer."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    def __init__(self, config: ModelConfig, layers: int, heads: int, *, both_ways: bool) -> None:
+        tables = {"relative": 1, "relative_per_layer": layers}.get(config.positions, 0)
+        super().__init__(
+            RelativePositions(heads, config.relative_buckets, config.relative_max_distance, both_ways=both_ways)
+            for _ in range(tables)
+        )
 
-    d_model: int = Field(ge=8)
-    heads: int = Field(ge=1)
-    d_ff: int = Field(ge=1)
-    encoder_layers: int = Field(ge=1)
-    decoder_layers: int = Field(ge=1)
-    activation: Activation = "relu"
-    norm: Norm = "post"
-    positions: Positions = "sinusoidal"
-    share_embeddings: SharedEmbeddings = "output"
-    dropout: float = Field(default=0.1, ge=0, lt=1)
-    max_source_length: int = Field(ge=1)
-    max_target_length: int = Field(ge=1)
-
-    @model_validator(mode="after")
-    def _heads_divide_width(self) -> "ModelConfig":
-        if self.d_model % self.heads:
-            raise ValueError(f"d_model ({self.d_model}) must be divisible by heads ({self.heads})")
-        if self.d_model % 2:
-            raise ValueError(f"d_model ({self.d_model}) must be even")
-        return self
+    def of_layers(self, layers: int, length: int) -> list[Tensor | None]:
+        """What each layer adds to the scores of its self-attention, [heads, length, length]."""
+        if not len(self):
+            return [None] * layers
+        found = [each(length, length) for each in self]
+        return found if len(found) == layers else found * layers
 
 
 class Encoder(nn.Module):
@@ -47,17 +35,15 @@ class Encoder(nn.Module):
     def __init__(self, config: ModelConfig, embedding: Embedding) -> None:
         super().__init__()
         self.embedding = embedding
-        self.layers = nn.ModuleList(
-            EncoderLayer(config.d_model, config.heads, config.d_ff, config.activation, config.dropout, config.norm)
-            for _ in range(config.encoder_layers)
-        )
-        self.norm = nn.LayerNorm(config.d_model) if config.norm == "pre" else nn.Identity()
+        self.layers = nn.ModuleList(EncoderLayer(config.encoder_layer) for _ in range(config.encoder_layers))
+        self.relative = RelativeBias(config, config.encoder_layers, config.heads, both_ways=True)
+        self.norm = _last_norm(config)
 
     def forward(self, source: Tensor, mask: Tensor | None) -> Tensor:
         """Args: source ids [batch, source]; mask [batch, 1, 1, source]. Returns [batch, source, d_model]."""
         x = self.embedding(source)
-        for layer in self.layers:
-            x = layer(x, mask)
+        for layer, bias in zip(self.layers, self.relative.of_layers(len(self.layers), source.size(1)), strict=True):
+            x = layer(x, mask, bias)
         return self.norm(x)  # type: ignore[no-any-return]
 
 
@@ -67,19 +53,20 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig, embedding: Embedding, vocabulary: int) -> None:
         super().__init__()
         self.embedding = embedding
-        self.layers = nn.ModuleList(
-            DecoderLayer(config.d_model, config.heads, config.d_ff, config.activation, config.dropout, config.norm)
-            for _ in range(config.decoder_layers)
-        )
-        self.norm = nn.LayerNorm(config.d_model) if config.norm == "pre" else nn.Identity()
+        shape = config.decoder_layer
+        self.layers = nn.ModuleList(DecoderLayer(shape) for _ in range(config.decoder_layers))
+        self.relative = RelativeBias(config, config.decoder_layers, shape.heads, both_ways=False)
+        self.norm = _last_norm(config)
+        self.output_scale = config.d_model**-0.5 if config.output_scale else 1.0
         self.projection = nn.Linear(config.d_model, vocabulary, bias=False)
-        self.forbidden: Tensor | None
-        self.register_buffer("forbidden", None, persistent=False)
+        self.logit_bias: Tensor | None
+        self.register_buffer("logit_bias", None, persistent=False)
 
     def forbid(self, ids: Sequence[int]) -> None:
         """Gives these tokens no probability from now on, since no target has them; for a model that is trained."""
-        self.forbidden = torch.zeros_like(self.projection.weight[:, 0])
-        self.forbidden[list(ids)] = -torch.inf
+        if self.logit_bias is None:
+            self.logit_bias = torch.zeros_like(self.projection.weight[:, 0])
+        self.logit_bias[list(ids)] = -torch.inf
 
     def forward(
         self, target: Tensor, memory: Tensor, memory_mask: Tensor | None, *, return_weights: bool = False
@@ -97,7 +84,7 @@ class Decoder(nn.Module):
         """
         x, weights = self.hidden(target, memory, memory_mask, return_weights=return_weights)
         logits = self.projection(x)
-        return logits if self.forbidden is None else logits + self.forbidden, weights
+        return logits if self.logit_bias is None else logits + self.logit_bias, weights
 
     def hidden(
         self, target: Tensor, memory: Tensor, memory_mask: Tensor | None, *, return_weights: bool = False
@@ -105,11 +92,12 @@ class Decoder(nn.Module):
         """As `forward`, with what the projection makes logits of, [batch, target, d_model]."""
         x = self.embedding(target)
         weights = []
-        for layer in self.layers:
-            x, layer_weights = layer(x, memory, memory_mask, return_weights=return_weights)
+        for layer, bias in zip(self.layers, self.relative.of_layers(len(self.layers), target.size(1)), strict=True):
+            x, layer_weights = layer(x, memory, memory_mask, bias, return_weights=return_weights)
             if layer_weights is not None:
                 weights.append(layer_weights)
-        return self.norm(x), weights
+        x = self.norm(x)
+        return x if self.output_scale == 1 else x * self.output_scale, weights
 
 
 class Transformer(nn.Module):
@@ -117,7 +105,7 @@ class Transformer(nn.Module):
 
     Args:
         config: the shape.
-        source_vocabulary, target_vocabulary: sizes; equal where `share_embeddings` is "all" (a joint vocabulary).
+        source_vocabulary, target_vocabulary: sizes; equal where the vocabulary is joint (`share_embeddings`).
         pad: id of the padding token in the source.
 
     Raises:
@@ -126,26 +114,21 @@ class Transformer(nn.Module):
 
     def __init__(self, config: ModelConfig, source_vocabulary: int, target_vocabulary: int, pad: int) -> None:
         super().__init__()
-        if config.share_embeddings == "all" and source_vocabulary != target_vocabulary:
+        joint = config.share_embeddings in ("inputs", "all")
+        if joint and source_vocabulary != target_vocabulary:
             raise ValueError(
-                "share_embeddings: all needs one joint vocabulary, "
+                f"share_embeddings: {config.share_embeddings} needs one joint vocabulary, "
                 f"but source has {source_vocabulary} tokens and target {target_vocabulary}"
             )
         self.config = config
         self.pad = pad
         source_tokens = nn.Embedding(source_vocabulary, config.d_model)
-        shared = config.share_embeddings == "all"
-        target_tokens = source_tokens if shared else nn.Embedding(target_vocabulary, config.d_model)
-        self.encoder = Encoder(
-            config, Embedding(source_tokens, config.positions, config.max_source_length, config.dropout)
-        )
+        target_tokens = source_tokens if joint else nn.Embedding(target_vocabulary, config.d_model)
+        self.encoder = Encoder(config, _embedding(config, source_tokens, config.max_source_length))
         # One more position than target tokens: the decoder's input starts with the begin token.
-        self.decoder = Decoder(
-            config,
-            Embedding(target_tokens, config.positions, config.max_target_length + 1, config.dropout),
-            target_vocabulary,
-        )
-        if config.share_embeddings != "none":
+        embedding = _embedding(config, target_tokens, config.max_target_length + 1, decoder=True)
+        self.decoder = Decoder(config, embedding, target_vocabulary)
+        if config.share_embeddings in ("output", "all"):
             self.decoder.projection.weight = target_tokens.weight
         self.reset_parameters()
 
@@ -185,3 +168,21 @@ class Transformer(nn.Module):
         """Cross-attention weights of each decoder layer, [batch, heads, target, source]."""
         memory, mask = self.encode(source)
         return self.decoder(target, memory, mask, return_weights=True)[1]  # type: ignore[no-any-return]
+
+
+def _last_norm(config: ModelConfig) -> nn.Module:
+    """The norm behind a stack; with `post` the last layer has ended with one already."""
+    return norm_of(config.d_model, config.norm_kind, config.norm_epsilon) if config.norm == "pre" else nn.Identity()
+
+
+def _embedding(config: ModelConfig, tokens: nn.Embedding, max_length: int, *, decoder: bool = False) -> Embedding:
+    own = config.decoder_embedding_norm if decoder else None
+    return Embedding(
+        tokens,
+        config.positions,
+        max_length,
+        config.dropout,
+        scale=math.sqrt(config.d_model) if config.embedding_scale else 1.0,
+        norm=own or config.embedding_norm,
+        norm_epsilon=config.norm_epsilon,
+    )

@@ -224,7 +224,7 @@ def test_the_gateway_of_the_example_fits_its_route(render: Render) -> None:
 def test_the_packaged_chart_is_complete(
     helm: Callable[..., subprocess.CompletedProcess[str]], tools: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """`helm package` makes an archive of which the same objects come, those from linked files among them."""
+    """`helm package` makes an archive of which the same objects come."""
     assert helm("package", "--destination", tmp_path).returncode == 0
     (archive,) = tmp_path.glob("dragoman-*.tgz")
     values = DEPLOY / "helm" / "examples" / "monitoring.yaml"
@@ -263,16 +263,16 @@ def test_every_value_but_those_that_may_be_null_is_required() -> None:
     nullable = {"user", "terminationGracePeriodSeconds", "topologySpreadConstraints", "probes.protocol"}
     rolling = "strategy.rollingUpdate"
     kubernetes_decides = {rolling, f"{rolling}.maxSurge", f"{rolling}.maxUnavailable"}
-    assert set(lacking(schema)) == {*nullable, *kubernetes_decides, "global"}
+    assert set(lacking(schema)) == {*nullable, *kubernetes_decides, "global", "enabled"}
 
 
 def test_rules_and_dashboards_reach_the_cluster_as_they_are(render: Render) -> None:
     documents = render({"monitoring": {**VALUES["monitoring"]["monitoring"], "rules": {"enabled": True}}})
-    files = sorted((DEPLOY / "monitoring" / "rules").glob("*.yaml"))
+    files = sorted((CHART / "files" / "rules").glob("*.yaml"))
     groups = [group for path in files for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]]
     assert groups
     assert only(documents, "PrometheusRule")["spec"]["groups"] == groups
-    paths = (DEPLOY / "monitoring" / "dashboards").glob("*.json")
+    paths = (CHART / "files" / "dashboards").glob("*.json")
     dashboards = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in paths}
     maps = [each for each in documents if each["metadata"]["labels"].get("grafana_dashboard") == "1"]
     assert dashboards

@@ -77,6 +77,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
         "resources.requests.cpu is 3, more than resources.limits.cpu, which is 2",
     ),
     ({"resources": {"limits": {"cpu": "1500m"}}}, "resources.requests.cpu is 2, more than"),
+    ({"enabled": False}, "enabled is for the condition of a parent chart; a release of this chart alone"),
     ({"fullnameOverride": "1g2p"}, 'the objects would be called "1g2p", but'),
     ({"service": {"port": 9090}}, "service.port and metrics.port are both 9090"),
     ({"models": {"repository": True}}, "models.repository is true, but the model that is in the image"),

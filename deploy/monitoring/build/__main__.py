@@ -13,8 +13,9 @@ from deploy.monitoring.build.fleet import fleet
 from deploy.monitoring.build.overview import overview
 from deploy.monitoring.build.recording import recording
 
-MONITORING = Path(__file__).parent.parent
-DASHBOARDS, RECORDING = MONITORING / "dashboards", MONITORING / "rules" / "recording.yaml"
+# In the chart, so that a copy of it is complete.
+FILES = Path(__file__).parents[2] / "helm" / "dragoman" / "files"
+DASHBOARDS, RECORDING = FILES / "dashboards", FILES / "rules" / "recording.yaml"
 
 
 def rendered() -> dict[Path, str]:

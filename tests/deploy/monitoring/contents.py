@@ -1,4 +1,4 @@
-"""What is in deploy/monitoring, as data."""
+"""Dashboards and rules, as data, and the PromQL of the pages about them."""
 
 import json
 import re
@@ -11,9 +11,10 @@ import yaml
 
 ROOT = Path(__file__).parents[3]
 MONITORING = ROOT / "deploy" / "monitoring"
+INSTALLED = ROOT / "deploy" / "helm" / "dragoman" / "files"
 METRICS_PAGE = ROOT / "docs" / "metrics.md"
-RULES = sorted((MONITORING / "rules").glob("*.yaml"))
-DASHBOARDS = sorted((MONITORING / "dashboards").glob("*.json"))
+RULES = sorted((INSTALLED / "rules").glob("*.yaml"))
+DASHBOARDS = sorted((INSTALLED / "dashboards").glob("*.json"))
 
 # Names of series in PromQL: our own, those of exporters, and those that recording rules make.
 SERIES = re.compile(

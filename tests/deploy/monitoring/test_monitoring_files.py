@@ -13,7 +13,17 @@ import yaml
 from deploy.monitoring.build import __main__ as build
 from server.config import ServerConfig
 from tests.deploy.kube_schemas import MINORS, faults
-from tests.deploy.monitoring.contents import MONITORING, ROOT, Panel, alerts, boards, legend_labels, panels, series_in
+from tests.deploy.monitoring.contents import (
+    MONITORING,
+    ROOT,
+    RULES,
+    Panel,
+    alerts,
+    boards,
+    legend_labels,
+    panels,
+    series_in,
+)
 
 RULE_TESTS = sorted((Path(__file__).parent / "rules").glob("*.yaml"))
 SECTIONS = ("**What it means.**", "**How to look.**", "**What to do.**")
@@ -114,7 +124,7 @@ def test_the_runbook_has_no_section_of_an_alert_that_is_gone() -> None:
 def test_options_that_people_are_told_of_exist() -> None:
     others = {"--previous", "--check", "--address", "--config", "--web", "--example-config", "--option"}
     others |= {"--namespace", "--filename", "--from-file"}
-    for path in [*MONITORING.glob("*.md"), *MONITORING.glob("rules/*.yaml")]:
+    for path in [*MONITORING.glob("*.md"), *RULES]:
         told = set(re.findall(r"--[a-z]+(?:-[a-z]+)*", path.read_text()))
         options = {f"--{name.replace('_', '-')}" for name in ServerConfig.model_fields}
         assert told - options - others == set()

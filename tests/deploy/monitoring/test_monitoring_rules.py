@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.monitoring.contents import MONITORING, RULES
+from tests.deploy.monitoring.contents import MONITORING, ROOT, RULES
 
 RULE_TESTS = sorted((Path(__file__).parent / "rules").glob("*.yaml"))
 pytestmark = pytest.mark.usefixtures("prometheus_installed")
@@ -34,7 +34,7 @@ def test_alerts_fire_when_they_should_and_only_then(path: Path) -> None:
 
 
 def test_a_wrong_expectation_fails(tmp_path: Path) -> None:
-    text = RULE_TESTS[0].read_text().replace("../../../../deploy", f"{RULES[0].parent.parent.parent}")
+    text = RULE_TESTS[0].read_text().replace("../../../../deploy", str(ROOT / "deploy"))
     assert promtool("test", "rules", _written(tmp_path / "right.yaml", text)).returncode == 0
     wrong = _written(tmp_path / "wrong.yaml", text.replace("exp_alerts: []", "exp_alerts: [{}]"))
     assert promtool("test", "rules", wrong).returncode != 0

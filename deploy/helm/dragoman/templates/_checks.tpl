@@ -62,8 +62,15 @@
 {{- end -}}
 {{- end -}}
 {{- $fullname := include "dragoman.fullname" . -}}
-{{- if not (regexMatch "^[a-z][a-z0-9-]*$" $fullname) -}}
-{{- fail (printf "the objects would be called %q, but the name of a Service begins with a letter and has only letters, digits and dashes; set fullnameOverride, or give the release another name" $fullname) -}}
+{{- if not (regexMatch "^[a-z]([a-z0-9-]*[a-z0-9])?$" $fullname) -}}
+{{- fail (printf "the objects would be called %q, but the name of a Service begins with a letter, has only lower-case letters, digits and dashes, and ends in no dash; set fullnameOverride, or give the release or the alias another name" $fullname) -}}
+{{- end -}}
+{{- $name := include "dragoman.name" . -}}
+{{- if not (regexMatch "^[A-Za-z0-9]([A-Za-z0-9_-]*[A-Za-z0-9])?$" $name) -}}
+{{- fail (printf "the label app.kubernetes.io/name would be %q, but a label begins and ends in a letter or digit; set nameOverride, or give the alias another name" $name) -}}
+{{- end -}}
+{{- if and .Chart.IsRoot (hasKey $v "enabled") -}}
+{{- fail "enabled is for the condition of a parent chart; a release of this chart alone has nothing to switch on or off" -}}
 {{- end -}}
 {{- if or (eq (toString $v.config.host) "localhost") (hasPrefix "127." (toString $v.config.host)) (eq (toString $v.config.host) "::1") -}}
 {{- fail (printf "config.host is %s, where neither clients nor probes reach a pod; take 0.0.0.0, or :: in a cluster of IPv6" $v.config.host) -}}

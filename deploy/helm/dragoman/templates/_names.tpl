@@ -1,15 +1,29 @@
+{{/* A name and the most characters it may have. One that is longer ends in a hash of all of it, so that no two become alike. */}}
+{{- define "dragoman.shortened" -}}
+{{- $name := index . 0 -}}
+{{- $most := index . 1 -}}
+{{- if gt (len $name) $most -}}
+{{- printf "%s-%s" ($name | trunc (int (sub $most 9))) ($name | sha256sum | trunc 8) -}}
+{{- else -}}
+{{- $name -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The chart's name, or as a dependency its alias. */}}
 {{- define "dragoman.name" -}}
-{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
+{{- include "dragoman.shortened" (list (default .Chart.Name .Values.nameOverride) 63) -}}
 {{- end -}}
 
 {{/*
 The name of all objects: short enough that those with something behind it fit Kubernetes' 63 characters, and that pods have
 all of it, of which Kubernetes would cut off what is beyond 58 characters, with the 10 of their ReplicaSet and two dashes.
+A release called by the chart's name needs no second; as a dependency it does, since it may contain several aliases.
 */}}
 {{- define "dragoman.fullname" -}}
-{{- $name := include "dragoman.name" . -}}
-{{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
-{{- default $full .Values.fullnameOverride | trunc 46 | trimSuffix "-" -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- $alone := and .Chart.IsRoot (contains $name .Release.Name) -}}
+{{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) $alone -}}
+{{- include "dragoman.shortened" (list (default $full .Values.fullnameOverride) 46) -}}
 {{- end -}}
 
 {{- define "dragoman.serviceAccountName" -}}
@@ -25,7 +39,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{ include "dragoman.selectorLabels" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | quote }}
+helm.sh/chart: {{ include "dragoman.shortened" (list (printf "%s-%s" .Chart.Name .Chart.Version) 63) | replace "+" "_" | quote }}
 {{- end -}}
 
 {{- define "dragoman.metadata" -}}

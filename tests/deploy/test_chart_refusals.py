@@ -60,6 +60,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"gpus": 1, "gpuResource": "amd.com/gpu"}, "gpuResource is amd.com/gpu, but the server computes on NVIDIA's"),
     ({"gpus": 2, "gpuResource": "nvidia.com/mig-1g.10gb"}, "gpus is 2, but a pod can use one slice of a GPU (nvidia"),
+    ({"gpus": 1}, "gpus is 1, but the model that is in the image (models.source: shipped) is in int8"),
     ({"resources": {"limits": {"nvidia.com/gpu": 1}}}, "resources.limits: nvidia.com/gpu is for the chart to set"),
     ({"resources": {"requests": {"amd.com/gpu": 1}}}, "resources.requests: amd.com/gpu is for the chart to set"),
     ({"config": {"host": "localhost"}}, "config.host is localhost, where neither clients nor probes reach a pod"),

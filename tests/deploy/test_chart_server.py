@@ -74,7 +74,7 @@ def test_numbers_stay_numbers(render: Render, tmp_path: Path) -> None:
     ("gpus", "device", "tag"), [(0, "cpu", "0.1.0"), (1, "cuda", "0.1.0-cuda"), (2, "cuda:0,cuda:1", "0.1.0-cuda")]
 )
 def test_gpus(render: Render, tmp_path: Path, gpus: int, device: str, tag: str) -> None:
-    documents = render({"gpus": gpus})
+    documents = render({**VALUES["models-on-claim"], "gpus": gpus})
     server, pod = server_of(documents), only(documents, "Deployment")["spec"]["template"]["spec"]
     assert options_of(documents, tmp_path).device == device
     assert server["image"] == f"dragoman:{tag}"

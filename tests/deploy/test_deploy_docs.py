@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import pytest
 import yaml
 
 from deploy.generate import CHART, DEPLOY
-from server.bundle.manifest import Manifest, Shape
+from server.bundle.load import load_bundle, shipped_bundle
+from server.bundle.manifest import INTEGERS, Manifest, Shape
 from server.config import ServerConfig
+from server.runtime.precision import unfit_for_gpus
 from tests.certificates import Authority
 from tests.conftest import ROOT
 from tests.deploy.conftest import Render
@@ -204,6 +207,43 @@ def test_the_notes_tell_of_a_single_pod(tools: tuple[Path, Path], values: dict[s
     notes = notes_of(tools[0], values)
     assert ("A node that is drained" in notes) == (told is not None)
     assert told is None or told in notes
+
+
+ON_A_GPU: dict[str, Any] = {"gpus": 1, "models": {"source": "claim", "claim": {"name": "models"}}}
+
+
+@pytest.mark.parametrize("values", [{}, ON_A_GPU, {"image": {"tag": "mine"}}], ids=["cpu", "gpu", "tag"])
+def test_the_notes_tell_how_to_build_the_image_that_is_in_no_registry(
+    tools: tuple[Path, Path], render: Render, values: dict[str, Any]
+) -> None:
+    """By the commands of deploy/docker/README.md; what they push is then what pods ask for."""
+    notes = notes_of(tools[0], values)
+    lines = [shlex.split(line) for line in notes.splitlines() if line.startswith(("  docker ", "  helm "))]
+    build, push, upgrade = lines
+    told = [shlex.split(block.replace("\\\n", " ")) for block in blocks(DEPLOY / "docker" / "README.md", "sh")]
+    revision = ["--build-arg", "REVISION=$(git rev-parse HEAD)"]
+    build_as_told = [*build[:4], *revision, *build[4:-2], build[-2].removeprefix("registry.example/"), build[-1]]
+    if "image" not in values:
+        assert build_as_told in told
+    *command, name, value = upgrade[4:]
+    assert command == ["--namespace", "speech", "--reuse-values"]
+    assert (upgrade[:4], name) == (["helm", "upgrade", "g2p", "deploy/helm/dragoman"], "--set")
+    pushed = {**values, "image": {**values.get("image", {}), "repository": value.removeprefix("image.repository=")}}
+    asked = only(render(pushed), "Deployment")["spec"]["template"]["spec"]["containers"][0]["image"]
+    assert build[-2] == push[-1] == asked
+    assert "is in no registry" not in notes_of(tools[0], pushed)
+
+
+def test_the_notes_tell_which_models_are_not_for_gpus(tools: tuple[Path, Path]) -> None:
+    *some, last = INTEGERS
+    assert f"one in {', '.join(some)} or {last} is for CPUs" in notes_of(tools[0], ON_A_GPU)
+    assert "On GPUs" not in notes_of(tools[0], {})
+
+
+def test_the_chart_knows_that_the_model_of_the_image_is_not_for_gpus(refusal: Callable[..., str]) -> None:
+    precision = load_bundle(shipped_bundle()).manifest.precision
+    assert unfit_for_gpus(precision) is not None
+    assert f"(models.source: shipped) is in {precision}, which is for CPUs" in refusal({"gpus": 1})
 
 
 def test_the_seconds_of_stopping_are_those_of_the_chart(render: Render) -> None:

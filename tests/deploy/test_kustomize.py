@@ -1,6 +1,7 @@
 """Kustomize's base is the chart as it is by default, and its overlay for GPUs the chart with the example's values."""
 
 import subprocess
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -21,12 +22,19 @@ def build(kubectl: Path, name: str) -> list[Document]:
 
 
 def by_name(documents: list[Document]) -> dict[tuple[str, str], Document]:
-    """The objects by kind and name, with their labels as good as those that kustomize's ConfigMaps have: none."""
+    """The objects by kind and name, with their labels as good as those that kustomize's ConfigMaps have: none.
+
+    An overlay puts its volumes before those of the base, which means nothing.
+    """
     plain = {}
     for document in map(without_helm, documents):
         if document["kind"] == "ConfigMap":
             document["metadata"].pop("labels", None)
             document["data"]["server.yaml"] = yaml.safe_load(document["data"]["server.yaml"])
+        if document["kind"] == "Deployment":
+            pod = document["spec"]["template"]["spec"]
+            for each in (pod["volumes"], pod["containers"][0]["volumeMounts"]):
+                each.sort(key=itemgetter("name"))
         plain[document["kind"], document["metadata"]["name"]] = document
     return plain
 

@@ -52,6 +52,9 @@
 {{- if and (hasPrefix "nvidia.com/mig-" $v.gpuResource) (gt (int $v.gpus) 1) -}}
 {{- fail (printf "gpus is %d, but a pod can use one slice of a GPU (%s); take gpus: 1, and more replicas" (int $v.gpus) $v.gpuResource) -}}
 {{- end -}}
+{{- if and (gt (int $v.gpus) 0) (eq $v.models.source "shipped") -}}
+{{- fail (printf "gpus is %d, but the model that is in the image (models.source: shipped) is in int8, which is for CPUs, and would stop the start; set models to one of your own, by dragoman-export --precision fp16" (int $v.gpus)) -}}
+{{- end -}}
 {{- range $which := list "requests" "limits" -}}
 {{- range $resource, $_ := (index $v.resources $which) -}}
 {{- if contains "/" $resource -}}

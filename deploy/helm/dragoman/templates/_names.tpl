@@ -49,8 +49,12 @@ labels:
   {{- include "dragoman.labels" . | nindent 2 }}
 {{- end -}}
 
+{{- define "dragoman.tag" -}}
+{{- default (printf "%s%s" .Chart.AppVersion (ternary "-cuda" "" (gt (int .Values.gpus) 0))) .Values.image.tag -}}
+{{- end -}}
+
 {{- define "dragoman.image" -}}
-{{- $image := .Values.image -}}
-{{- $tag := default (printf "%s%s" .Chart.AppVersion (ternary "-cuda" "" (gt (int .Values.gpus) 0))) $image.tag -}}
-{{- if $image.digest -}}{{ $image.repository }}@{{ $image.digest }}{{- else -}}{{ $image.repository }}:{{ $tag }}{{- end -}}
+{{- with .Values.image -}}
+{{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ include "dragoman.tag" $ }}{{ end }}
+{{- end -}}
 {{- end -}}

@@ -36,7 +36,7 @@ VALUES: dict[str, dict[str, Any]] = {
         "topologySpreadConstraints": [],
         "strategy": {"type": "Recreate"},
         "image": {"repository": "registry.example/dragoman", "digest": f"sha256:{'0a' * 32}", "pullPolicy": "Always"},
-        "models": {"source": "claim", "claim": {"name": "models"}},
+        "models": {"source": "claim", "claim": {"name": "models", "subPath": "g2p/1"}},
         "config": {"host": "::", "max_message_bytes": 100_000_000, "memory_budget": "512MiB", "hang_seconds": None},
     },
     "full": {

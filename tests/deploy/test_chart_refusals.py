@@ -14,6 +14,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"gpus": "one"}, "/gpus"),
     ({"replicas": 1.5}, "/replicas"),
     ({"image": {"pullPolicy": "Sometimes"}}, "/image/pullPolicy"),
+    ({"image": {"repository": ""}}, "/image/repository"),
     ({"image": {"digest": "0a0a"}}, "/image/digest"),
     ({"service": {"port": 70_000}}, "/service/port"),
     ({"config": {"max_row": 8}}, "'max_row'"),
@@ -48,6 +49,15 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"config": {"bundle": "/models"}}, "config.bundle is for the chart to set: set models.source"),
     ({"config": {"device": "cuda"}}, "config.device is for the chart to set: set gpus"),
     ({"config": {"api_keys": "/k"}}, "config.api_keys is for the chart to set: set apiKeys.secretName"),
+    *(
+        ({"image": {"repository": name}}, f'image.repository is "{name}", which is no name of an image')
+        for name in (
+            "r.example/dragoman:0.1.0",
+            "https://r.example/dragoman",
+            "r.example/Dragoman",
+            "dragoman@sha256:0a",
+        )
+    ),
     ({"env": [{"name": "DRAGOMAN_MAX_ROWS", "value": "8"}]}, "env: DRAGOMAN_MAX_ROWS would go before"),
     ({"podLabels": {"app.kubernetes.io/name": "mine"}}, "podLabels: app.kubernetes.io/name is for the chart to set"),
     ({"podAnnotations": {"checksum/config": "1"}}, "podAnnotations: checksum/config is for the chart to set"),

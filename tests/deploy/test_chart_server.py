@@ -82,6 +82,13 @@ def test_gpus(render: Render, tmp_path: Path, gpus: int, device: str, tag: str) 
     assert ("tolerations" in pod) == (gpus > 0)
 
 
+@pytest.mark.parametrize(
+    "name", ["dragoman", "localhost:5000/dragoman", "[::1]:5000/a/b", "1.dkr.ecr.eu-central-1.amazonaws.com/a_b/c--d"]
+)
+def test_images_may_come_from_any_registry(render: Render, name: str) -> None:
+    assert server_of(render({"image": {"repository": name}}))["image"] == f"{name}:0.1.0"
+
+
 @pytest.mark.parametrize("name", VALUES)
 def test_pods_have_the_time_that_stopping_takes(render: Render, tmp_path: Path, name: str) -> None:
     documents = render(VALUES[name])

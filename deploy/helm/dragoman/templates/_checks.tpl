@@ -26,6 +26,11 @@
 {{- fail (printf "config.%s is for the chart to set: %s" $option $instead) -}}
 {{- end -}}
 {{- end -}}
+{{- $part := "[a-z0-9]+([._-]+[a-z0-9]+)*" -}}
+{{- $registry := "([A-Za-z0-9.-]+|\\[[0-9A-Fa-f:]+\\])(:[0-9]+)?" -}}
+{{- if not (regexMatch (printf "^(%s/)?%s(/%s)*$" $registry $part $part) $v.image.repository) -}}
+{{- fail (printf "image.repository is %q, which is no name of an image: REGISTRY/NAME, in lower case; the tag goes into image.tag, a digest into image.digest" $v.image.repository) -}}
+{{- end -}}
 {{- range $v.env -}}
 {{- if hasPrefix "DRAGOMAN_" .name -}}
 {{- fail (printf "env: %s would go before what the chart tells the server; set config.%s" .name (.name | trimPrefix "DRAGOMAN_" | lower)) -}}

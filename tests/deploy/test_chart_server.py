@@ -83,6 +83,23 @@ def test_gpus(render: Render, tmp_path: Path, gpus: int, device: str, tag: str) 
 
 
 @pytest.mark.parametrize(
+    ("models", "repository"),
+    [
+        ("models-in-image", False),
+        ("models-on-claim", True),
+        ("models-from-artifact", False),
+        ("models-from-init-container", False),
+    ],
+)
+def test_examples_go_together(render: Render, tmp_path: Path, models: str, repository: bool) -> None:
+    """One of where models come from after one of GPUs, which has models of its own."""
+    documents = render(VALUES["gpu"], "--values", str(DEPLOY / "helm" / "examples" / f"{models}.yaml"))
+    config = options_of(documents, tmp_path)
+    assert (config.bundle, config.model_repository)[repository] == Path("/models")
+    assert config.device == "cuda"
+
+
+@pytest.mark.parametrize(
     "name", ["dragoman", "localhost:5000/dragoman", "[::1]:5000/a/b", "1.dkr.ecr.eu-central-1.amazonaws.com/a_b/c--d"]
 )
 def test_images_may_come_from_any_registry(render: Render, name: str) -> None:

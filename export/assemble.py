@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
@@ -33,6 +34,8 @@ from training.model import Transformer
 from training.run import Run
 
 CacheChoice = Literal["auto", "float", "int8"]
+EXPORTERS = ("dragoman", "onnx", "onnxscript", "torch")
+OLDEST_ONNXRUNTIME = "1.32.0"  # the lower bound of pyproject.toml, on which all tests run
 ENCODER, DECODER, SCORER = "encoder.onnx", "decoder.onnx", "scorer.onnx"
 
 
@@ -105,6 +108,8 @@ def write_files(run: Run, folder: Path, options: Options, examples: Sequence[str
         files={path.name: file_entry(path) for path in sorted(folder.iterdir())},
         unseen_source_tokens=run.unseen_source_tokens,
         examples=list(examples),
+        exporter={name: version(name) for name in EXPORTERS},
+        oldest_onnxruntime=OLDEST_ONNXRUNTIME,
         training=provenance,
     )
 

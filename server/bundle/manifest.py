@@ -105,5 +105,11 @@ class Manifest(Part):
     examples: list[str] = Field(default=[], description="a few inputs the model is meant for")
     quality: dict[str, float] = Field(default={}, description="measured on data, by name: 'test word error rate (%)'")
     parity: dict[str, Any] = Field(default={}, description="report of the export check")
+    exporter: dict[str, str] = Field(default={}, description="versions of the programs that made the graphs, by name")
+    oldest_onnxruntime: str = Field(
+        default="",
+        pattern=r"^(\d+\.\d+(\.\d+)*)?$",
+        description="oldest ONNX Runtime that such bundles are checked with",
+    )
     loss: dict[str, Any] = Field(default={}, description="what a precision below fp32 costs and brings, as measured")
     training: dict[str, Any] = Field(default={}, description="provenance: recipe, steps, data files and their sha256")

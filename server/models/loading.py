@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import onnxruntime
 import structlog
 
 from server.api.limits import request_limits, token_limits
@@ -116,6 +117,7 @@ async def load_version(
     )
     try:
         bundle = await asyncio.to_thread(load_bundle, path)
+        _compare_runtime(name, bundle.manifest.oldest_onnxruntime)
         limits = token_limits(config, bundle.manifest.limits)
         manifest = bundle.manifest.model_copy(update={"name": name, "version": version, "limits": limits})
         bundle = replace(bundle, manifest=manifest)
@@ -130,6 +132,22 @@ async def load_version(
     most = request_limits(config, pool.rows, manifest.shape)
     served = ServedVersion(ServedModel(bundle, pool, scorer, str(pool.device), window, most, metrics.unseen))
     return LoadedVersion(served, pool, scorer, metrics, time.monotonic() - started)
+
+
+def _compare_runtime(model: str, oldest: str) -> None:
+    """Warns where ONNX Runtime is older than any that such bundles were checked with."""
+    if oldest and _release(onnxruntime.__version__) < _release(oldest):
+        log.warning(
+            "this onnxruntime is older than any that the bundle was checked with: it may fail, or answer otherwise",
+            model=model,
+            onnxruntime=onnxruntime.__version__,
+            oldest_checked=oldest,
+        )
+
+
+def _release(version: str) -> list[int]:
+    """[1, 32] of "1.32.0"."""
+    return [int(part) for part in version.split(".")[:2]]
 
 
 async def _start(

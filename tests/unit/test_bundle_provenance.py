@@ -1,0 +1,50 @@
+"""What a manifest says of the programs that made the bundle and those that can run it."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from structlog.testing import capture_logs
+
+from export.assemble import OLDEST_ONNXRUNTIME
+from server.bundle.load import load_manifest, shipped_bundle
+from server.models import loading
+from tests.full_precision import IN_FULL
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_tests_run_on_the_oldest_onnxruntime_that_is_allowed() -> None:
+    """So what a manifest says of it holds for as long as CI passes."""
+    [pinned] = re.findall(r"^onnxruntime==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    [bound] = re.findall(r'"onnxruntime>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
+    assert pinned == OLDEST_ONNXRUNTIME
+    assert pinned.startswith(bound)
+
+
+@pytest.mark.parametrize("bundle", [shipped_bundle(), IN_FULL])
+def test_bundles_say_what_made_them(bundle: Path) -> None:
+    manifest = load_manifest(bundle)[1]
+    assert manifest.exporter.keys() == {"dragoman", "onnx", "onnxscript", "torch"}
+    assert manifest.oldest_onnxruntime == OLDEST_ONNXRUNTIME
+
+
+@pytest.mark.parametrize(
+    ("installed", "oldest", "warned"),
+    [
+        ("1.31.1", "1.32.0", True),
+        ("1.32.0", "1.32.0", False),
+        ("1.100.0", "1.32.0", False),
+        ("2.0.0", "1.32.0", False),
+        ("1.9.0", "1.32.0", True),
+        ("1.31.1", "", False),
+    ],
+)
+def test_an_older_onnxruntime_is_warned_of(
+    installed: str, oldest: str, warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "onnxruntime", SimpleNamespace(__version__=installed))
+    with capture_logs() as entries:
+        loading._compare_runtime("m", oldest)
+    assert [entry.get("onnxruntime") for entry in entries] == ([installed] if warned else [])

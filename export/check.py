@@ -16,8 +16,8 @@ from export.errors import ExportError
 from export.generate import greedy, within_limit
 from export.precision.rounded import stood_in_for
 from export.references import Reference, ScorerGraph, TorchReference, largest_difference
-from export.walk import Walk, draw_sources, limit, walk
-from server.bundle.load import Bundle
+from export.walk import ALLOWANCE, Walk, draw_sources, limit, walk
+from server.bundle.load import Bundle, BundleError
 from server.bundle.manifest import INTEGERS, Manifest, Precision
 from server.cpu import usable_cpus
 from server.runtime.device import Device, DeviceError
@@ -75,10 +75,12 @@ def check_bundle(bundle: Bundle, model: Transformer | None, texts: Sequence[str]
         device: to run the graphs on.
 
     Raises:
-        ExportError: the graphs can't be run.
+        ExportError: the graphs can't be run, or are not those of the manifest.
     """
     try:
         return _check(bundle, model, texts, device)
+    except BundleError as error:
+        raise ExportError(str(error)) from error
     except _RUNTIME_ERRORS as error:
         raise ExportError(f"the graphs of {bundle.path} can't be run: {str(error).strip().splitlines()[0]}") from error
 
@@ -112,10 +114,8 @@ def _check(bundle: Bundle, model: Transformer | None, texts: Sequence[str], devi
     for found in walks:
         where = f"{found.rows} rows of up to {found.source} source tokens"
         if not found.difference <= found.limit(tolerance):
-            report.failures.append(
-                f"cached step and {reference.name} differ by {found.difference:.2g} nats "
-                f"with {where}, more than {found.limit(tolerance):.2g}"
-            )
+            refusal = _refusal("cached step", reference.name, found.difference, tolerance, found.rounding)
+            report.failures.append(f"{refusal} (in nats, with {where})")
         report.failures += sorted({f"{sentence}, with {where}" for sentence in found.stray})
 
     runtime = Runtime(sessions, GREEDY_ROWS)
@@ -164,16 +164,26 @@ def _check_scorer(
         lengths = [limits.max_target_tokens, 0, *rng.integers(1, limits.max_target_tokens + 1, rows)][:rows]
         vocabulary = runtime.manifest.shape.target_vocabulary
         targets = [rng.integers(0, vocabulary, length).tolist() for length in lengths]
-        actual = scorer.scores(sources, targets)
-        single, exact = (trained.scores(model, sources, targets) for model in (trained.trained, trained.precise))
-        for name, a, b, c in zip(worst, actual, single, exact, strict=True):
-            worst[name] = max(worst[name], largest_difference(a, c))
-            rounding[name] = max(rounding[name], largest_difference(b, c))
+        exact = trained.scores(trained.precise, sources, targets)
+        for name, a, b in zip(worst, scorer.scores(sources, targets), exact, strict=True):
+            worst[name] = max(worst[name], largest_difference(a, b))
+        for model in trained.singles():
+            for name, a, b in zip(worst, trained.scores(model, sources, targets), exact, strict=True):
+                rounding[name] = max(rounding[name], largest_difference(a, b))
     for name, difference in worst.items():
-        allowed = limit(tolerance, rounding[name])
-        if not difference <= allowed:
-            failures.append(f"{name} of the scorer and PyTorch differ by {difference:.2g}, more than {allowed:.2g}")
+        if not difference <= limit(tolerance, rounding[name]):
+            failures.append(_refusal(f"{name} of the scorer", "PyTorch", difference, tolerance, rounding[name]))
     return worst
+
+
+def _refusal(what: str, reference: str, difference: float, tolerance: float, rounding: float) -> str:
+    """What was seen of two that differ, and what was expected."""
+    if limit(tolerance, rounding) > tolerance:
+        most = f"{ALLOWANCE} times the {rounding:.2g} that rounding to single precision changes for this model"
+    else:
+        most = f"the tolerance, of which rounding to single precision takes {rounding:.2g} for this model"
+    allowed = limit(tolerance, rounding)
+    return f"{what} and {reference} differ by {difference:.2g}; expected at most {allowed:.2g}, {most}"
 
 
 def _check_choices(

@@ -10,7 +10,7 @@ from export.references import Reference, largest_difference
 from server.runtime.memory import Memory
 from server.runtime.model import Runtime
 
-ALLOWANCE = 3  # times the rounding of PyTorch; two ways to round differ by chance
+ALLOWANCE = 3  # times what rounding was seen to change; two ways to round differ by chance
 STRIDE = 3  # steps between groups of newcomers, so that rows are of different age
 INSPECTED = 4  # steps of a case at which the whole cache is compared before and after
 
@@ -24,7 +24,7 @@ class Walk:
         steps: decode steps, of which the last ones at the declared maximum.
         compared: log-probabilities compared.
         difference: the largest, in nats.
-        rounding: how far the uncached model itself is from exact when it computes the same in single precision.
+        rounding: how far from exact the uncached model itself is where it computes the same in single precision.
         stray: what changed in the caches and should not have, as sentences. (That the rest was written, later steps
             show.)
     """

@@ -403,6 +403,43 @@ def test_command_line_checks_a_bundle_with_and_without_its_run(bundle: Path, run
     assert "scorer.onnx is missing" in result.stderr
 
 
+def in_place_of(name: str, content: Callable[[Path], bytes]) -> Callable[[Path], None]:
+    """Another file under a name that the manifest lists."""
+    return lambda bundle: (bundle / name).write_bytes(content(bundle)) and None
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            in_place_of("decoder.onnx", lambda bundle: (bundle / "encoder.onnx").read_bytes()),
+            "decoder.onnx has no input",
+        ),
+        (
+            in_place_of("encoder.onnx", lambda bundle: (bundle / "scorer.onnx").read_bytes()),
+            "encoder.onnx has an input",
+        ),
+        (in_place_of("scorer.onnx", lambda bundle: (bundle / "encoder.onnx").read_bytes()), "INVALID_ARGUMENT"),
+        (in_place_of("scorer.onnx", lambda _: b"no graph"), "scorer.onnx"),
+        (in_place_of("decoder.onnx", lambda _: b""), "decoder.onnx"),
+        (in_place_of(WEIGHTS_FILE, lambda bundle: (bundle / WEIGHTS_FILE).read_bytes()[:-4096]), ".onnx"),
+        (in_place_of("source_tokenizer.json", lambda _: b"{}"), "source_tokenizer.json is not a tokenizer"),
+        (edit("decoder.onnx", lambda graph: graph.output.pop() and None), "decoder.onnx has no output"),
+    ],
+)
+def test_check_of_a_bundle_whose_files_are_not_those_of_its_manifest(
+    change: Callable[[Path], None], sentence: str, bundle: Path, run: Path, tmp_path: Path
+) -> None:
+    broken = damaged(bundle, tmp_path, change)
+    for against in ([], ["--run", str(run)]):
+        result = CliRunner().invoke(app, ["--check", str(broken), "--device", "cpu", *against])
+        assert result.exit_code == 1
+        assert isinstance(result.exception, SystemExit), result.exception
+        [line] = [each for each in result.stderr.splitlines() if each.startswith("error: ")]
+        assert sentence in line
+        assert len(result.stderr.splitlines()) == 1, result.stderr
+
+
 def test_run_that_the_bundle_was_not_made_of_is_refused(bundle: Path, run: Path, tmp_path: Path) -> None:
     other = small_run(tmp_path / "other", d_ff=128)
     with pytest.raises(ExportError, match="shapes of the models differ"):

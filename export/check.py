@@ -190,10 +190,13 @@ def _check_choices(
     runtime: Runtime, trained: TorchReference, tolerance: float, failures: list[str]
 ) -> dict[str, float]:
     """Edits, temperatures, vocabularies and attention of a step."""
-    found = check_choices(runtime, trained)
+    found, rounding = check_choices(runtime, trained)
     for name, difference in found.items():
-        if not difference <= tolerance * (1 if name == "attention" else CHOICE_ALLOWANCE):
-            failures.append(f"{name} of rows with edits or a vocabulary and PyTorch differ by {difference:.2g}")
+        allowance = 1 if name == "attention" else CHOICE_ALLOWANCE
+        seen = allowance * rounding[name]
+        if not difference <= limit(allowance * tolerance, seen):
+            what = f"{name} of rows with edits or a vocabulary"
+            failures.append(_refusal(what, "PyTorch", difference, allowance * tolerance, seen))
     return found
 
 

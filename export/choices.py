@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from export.references import TorchReference
+from export.references import TorchReference, largest_difference
 from export.walk import draw_sources
 from server.runtime.model import Runtime
 from server.search.base import Demand, Edits, Scores
@@ -13,8 +13,10 @@ TEMPERATURES = (1.0, 0.5, 1.6)
 ROWS = 12
 
 
-def check_choices(runtime: Runtime, reference: TorchReference) -> dict[str, float]:
+def check_choices(runtime: Runtime, reference: TorchReference) -> tuple[dict[str, float], dict[str, float]]:
     """The largest differences between the graphs and the model in double precision, in nats and in shares of attention.
+
+    And those that rounding to single precision makes on the same inputs.
 
     Rows of different age differ in edits, temperature, vocabulary, and whether they look at the source; in a first
     step some do, in a second none do, in a third all do.
@@ -25,7 +27,15 @@ def check_choices(runtime: Runtime, reference: TorchReference) -> dict[str, floa
     vocabulary = runtime.manifest.shape.target_vocabulary
     steps = min(4, runtime.target_capacity)
     targets = rng.integers(0, vocabulary, (rows, steps))
-    logits, attention = reference.choices(sources, targets)
+    logits, attention = reference.choices(reference.precise, sources, targets)
+    rounding = {"log_probabilities": 0.0, "attention": 0.0}
+    for model in reference.singles():
+        rounded, looks = reference.choices(model, sources, targets)
+        for name, one, other in (
+            ("log_probabilities", _log_softmax(rounded), _log_softmax(logits)),
+            ("attention", looks, attention),
+        ):
+            rounding[name] = max(rounding[name], largest_difference(one, other))
     runtime.encode(sources, 0)
     found = {"log_probabilities": 0.0, "attention": 0.0}
     for step in range(steps):
@@ -40,7 +50,7 @@ def check_choices(runtime: Runtime, reference: TorchReference) -> dict[str, floa
                 found["attention"] = max(found["attention"], float(looked))
         runtime.tokens[:rows, 0] = targets[:, step]
         runtime.positions[:rows] += 1
-    return found
+    return found, rounding
 
 
 def _draw(rng: np.random.Generator, vocabulary: int, share: float) -> Demand:
@@ -103,9 +113,12 @@ def _expected(demand: Demand, logits: NDArray[np.float64], temperature: float) -
         kept = logits[list(demand.vocabulary)]
         logits[:] = -np.inf
         logits[list(demand.vocabulary)] = kept
-    logits /= temperature
-    largest = logits.max()
-    if not np.isfinite(largest):
-        return np.full_like(logits, -np.inf)
-    result: NDArray[np.float64] = logits - largest - np.log(np.exp(logits - largest).sum())
-    return result
+    return _log_softmax(logits / temperature)
+
+
+def _log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Over the last dimension; -inf everywhere where all logits are."""
+    largest = logits.max(-1, keepdims=True)
+    with np.errstate(invalid="ignore"):
+        result = logits - largest - np.log(np.exp(logits - largest).sum(-1, keepdims=True))
+    return np.where(np.isfinite(largest), result, -np.inf)

@@ -103,18 +103,21 @@ class TorchReference:
 
     @torch.inference_mode()
     def choices(
-        self, sources: Sequence[Sequence[int]], targets: NDArray[np.int64]
+        self, model: Transformer, sources: Sequence[Sequence[int]], targets: NDArray[np.int64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """What each step chooses from, and where it looks, in double precision.
+        """What each step chooses from, and where it looks.
+
+        Args:
+            model: `precise`, or one of `singles`.
 
         Returns:
             logits [rows, steps, vocabulary], and the last layer's attention, mean over its heads [rows, steps, source].
         """
         source = pad(sources, self.tokens.pad)
         inputs = torch.from_numpy(np.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=self.tokens.begin))
-        memory, mask = self.precise.encode(source)
-        logits, weights = self.precise.decoder(inputs, memory, mask, return_weights=True)
-        return logits.numpy(), weights[-1].mean(1).numpy()
+        memory, mask = model.encode(source)
+        logits, weights = model.decoder(inputs, memory, mask, return_weights=True)
+        return logits.double().numpy(), weights[-1].mean(1).double().numpy()
 
     @torch.inference_mode()
     def scores(

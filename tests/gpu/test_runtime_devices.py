@@ -198,7 +198,7 @@ def test_rows_choose_in_every_way(setting: Setting, tiny_run: Path) -> None:
     from export.references import TorchReference
 
     runtime = setting.new_runtime(SLOTS)
-    found = check_choices(runtime, TorchReference(load_run(tiny_run).model, runtime.manifest.tokens))
+    found, _ = check_choices(runtime, TorchReference(load_run(tiny_run).model, runtime.manifest.tokens))
     assert found["log_probabilities"] <= 4 * setting.tolerance
     assert found["attention"] <= setting.tolerance
 

@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -19,16 +20,17 @@ from onnx import numpy_helper
 from typer.testing import CliRunner
 
 from export.bundle import Options, check, export_run
-from export.check import BATCHES, Report, check_bundle
+from export.check import BATCHES, Report, _check_scorer, check_bundle
 from export.cli import app
 from export.errors import CheckFailedError, ExportError
 from export.generate import greedy
 from export.graphs import folded
 from export.graphs.folding import Folded
 from export.onnx_files import WEIGHTS_FILE
+from export.references import ScorerGraph, TorchReference
 from export.walk import limit
 from server.bundle.load import load_bundle
-from server.bundle.manifest import MANIFEST_FILE
+from server.bundle.manifest import MANIFEST_FILE, SpecialTokens
 from server.runtime.device import CPU
 from server.runtime.model import Runtime, Sessions
 from tests.untrained import small_run
@@ -362,6 +364,54 @@ def test_more_is_allowed_only_where_the_model_itself_rounds_more() -> None:
     assert limit(1e-4, float("nan")) == 1e-4
 
 
+class Rounds:
+    """Stands for the scorer, and for PyTorch's models, each of which is wrong by a number of its own."""
+
+    def __init__(self, *singles: float) -> None:
+        self.precise, self._singles = 0.0, singles
+
+    def singles(self) -> Iterator[float]:
+        yield from self._singles
+
+    def scores(self, *given: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        wrong = given[0] if len(given) == 3 else self._singles[0]
+        return np.full((1, 2), wrong, np.float32), np.zeros((1, 1), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("difference", "refusal"),
+    [
+        (3.5e-4, None),
+        (
+            9.5e-4,
+            "log_probabilities of the scorer and PyTorch differ by 0.00095; expected at most 0.0009, 3 times",
+        ),
+    ],
+)
+def test_one_pass_that_rounds_luckily_does_not_judge_the_scorer(
+    difference: float, refusal: str | None, bundle: Path
+) -> None:
+    runtime: Any = SimpleNamespace(manifest=load_bundle(bundle).manifest)
+    scorer, trained = Rounds(difference), Rounds(3.2e-5, 3e-4, 1e-4)
+    failures: list[str] = []
+    _check_scorer(runtime, cast(ScorerGraph, scorer), cast(TorchReference, trained), 1e-4, failures)
+    said = [failure.partition(" the 0.0003 that rounding")[0] for failure in failures]
+    assert said == ([] if refusal is None else [refusal])
+
+
+def test_rounding_is_seen_where_a_single_pass_shows_little(run: Path) -> None:
+    """Attention that is almost a choice turns the last digit of a weight into much more."""
+    model = load_run(run).model
+    reference = TorchReference(model, SpecialTokens(pad=0, unknown=1, begin=2, end=3))
+    passes = list(reference.singles())
+    assert passes[0] is model
+    moved = next(passes[1].parameters())
+    assert 0 < ((moved - next(model.parameters())).abs() / moved.abs().clamp(min=1e-9)).max() < 3e-7
+    sources, targets = [[5, 6, 7, 3]], np.array([[5, 6, 7]])
+    exact = reference.log_probabilities(sources, targets)
+    assert 0 < reference.rounding(sources, targets, exact) < 1e-4
+
+
 def test_sources_beyond_the_limit_are_not_a_comparison(bundle: Path, run: Path) -> None:
     report = check_bundle(load_bundle(bundle), load_run(run).model, ["w5 " * 9], CPU)
     assert report.failures == ["none of the 1 sources to compare greedy answers on is within the limit of 9 tokens"]
@@ -405,7 +455,15 @@ def test_command_line_checks_a_bundle_with_and_without_its_run(bundle: Path, run
 
 def in_place_of(name: str, content: Callable[[Path], bytes]) -> Callable[[Path], None]:
     """Another file under a name that the manifest lists."""
-    return lambda bundle: (bundle / name).write_bytes(content(bundle)) and None
+
+    def apply(bundle: Path) -> None:
+        (bundle / name).write_bytes(content(bundle))
+
+    return apply
+
+
+def one_output_less(graph: onnx.GraphProto) -> None:
+    graph.output.pop()
 
 
 @pytest.mark.parametrize(
@@ -424,7 +482,7 @@ def in_place_of(name: str, content: Callable[[Path], bytes]) -> Callable[[Path],
         (in_place_of("decoder.onnx", lambda _: b""), "decoder.onnx"),
         (in_place_of(WEIGHTS_FILE, lambda bundle: (bundle / WEIGHTS_FILE).read_bytes()[:-4096]), ".onnx"),
         (in_place_of("source_tokenizer.json", lambda _: b"{}"), "source_tokenizer.json is not a tokenizer"),
-        (edit("decoder.onnx", lambda graph: graph.output.pop() and None), "decoder.onnx has no output"),
+        (edit("decoder.onnx", one_output_less), "decoder.onnx has no output"),
     ],
 )
 def test_check_of_a_bundle_whose_files_are_not_those_of_its_manifest(

@@ -99,6 +99,7 @@ class ScriptedServer(pb_grpc.GenerationServiceServicer):
         self.finals = True
         self.busy = self.busiest = self.refused = 0
         self.stream_ended = threading.Event()
+        self.streamed = 0  # pieces, of all streams of one token after the other
         self._lock = threading.Lock()
         self._grpc = grpc.server(ThreadPoolExecutor(THREADS))
         pb_grpc.add_GenerationServiceServicer_to_server(self, self._grpc)
@@ -146,6 +147,7 @@ class ScriptedServer(pb_grpc.GenerationServiceServicer):
                         text=character, hypothesis=index, tokens=_tokens(character) if tokens else None
                     )
                 count += 1
+                self.streamed += 1
         if self.finals:
             yield pb.GenerateStreamResponse(final=answer)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
@@ -286,7 +287,10 @@ async def _asynchronous(sources: Iterable[Source]) -> AsyncIterator[Source]:
 
 
 class AsyncGenerationStream(AsyncIterator[Piece]):
-    """As GenerationStream: iterate with `async for`; `await result()` gives the whole. To leave early: `cancel()`."""
+    """As GenerationStream: iterate with `async for`; `await result()` gives the whole. To leave early: `cancel()`.
+
+    One that nobody holds any more is cancelled: an `async for` over `client.generate_stream(...)` may be left.
+    """
 
     def __init__(
         self,
@@ -304,6 +308,7 @@ class AsyncGenerationStream(AsyncIterator[Piece]):
         self._result: Result | None = None
         self._started = False
         self._given_up = False
+        self._loop = asyncio.get_running_loop()
         self._stream = self._open()
 
     async def __anext__(self) -> Piece:
@@ -346,6 +351,16 @@ class AsyncGenerationStream(AsyncIterator[Piece]):
         """Gives the answer up; the server stops working at it."""
         self._given_up = True
         self._stream.cancel()
+
+    async def aclose(self) -> None:
+        """As cancel(), for contextlib.aclosing."""
+        self.cancel()
+
+    def __del__(self) -> None:
+        # gRPC does not always do it by itself. Garbage may be collected in any thread, and after the loop has ended.
+        if (stream := getattr(self, "_stream", None)) is not None and not stream.done():
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(stream.cancel)
 
     async def __aenter__(self) -> Self:
         return self

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -32,9 +33,10 @@ from dragoman import (
     UnavailableError,
 )
 from tests.scripted_server import UNAVAILABLE, Fail, ScriptedServer, Slow
-from tests.waiting import until_async
+from tests.waiting import PATIENCE, until_async
 
 QUICK = RetryPolicy(attempts=4, initial_delay=0.01, max_delay=0.02)
+ENDLESS = "x" * 100_000
 FULL = Fail(grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full", retry_after=0.1)
 
 
@@ -425,6 +427,65 @@ async def test_a_cancelled_task_is_cancelled(scripted: ScriptedServer) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert (await client.generate("b")).text == "B"
+
+
+async def leave_by_break(client: AsyncClient) -> None:
+    async for _ in client.generate_stream(ENDLESS):
+        break
+
+
+async def leave_by_error(client: AsyncClient) -> None:
+    with contextlib.suppress(KeyError):
+        async for piece in client.generate_stream(ENDLESS):
+            raise KeyError(piece.text)
+
+
+async def leave_by_closing(client: AsyncClient) -> None:
+    stream = client.generate_stream(ENDLESS)
+    async with contextlib.aclosing(stream):
+        await anext(stream)
+
+
+async def leave_to_the_collector(client: AsyncClient) -> None:
+    """In a cycle, which another thread happens to collect."""
+    holder: list[Any] = [client.generate_stream(ENDLESS)]
+    await anext(holder[0])
+    holder.append(holder)
+    del holder
+    await asyncio.to_thread(gc.collect)
+
+
+@pytest.mark.parametrize("leave", [leave_by_break, leave_by_error, leave_by_closing, leave_to_the_collector])
+async def test_a_stream_that_is_left_ends_on_the_server_too(scripted: ScriptedServer, leave: Any) -> None:
+    async with AsyncClient(scripted.address) as client:
+        await leave(client)
+        await until_async(scripted.stream_ended.is_set)
+        assert scripted.streamed < len(ENDLESS)
+        assert (await client.generate("a")).text == "A", "others go on"
+
+
+def test_a_blocking_stream_that_is_left_ends_on_the_server_too(scripted: ScriptedServer) -> None:
+    with Client(scripted.address) as client:
+        for _ in client.generate_stream(ENDLESS):
+            break
+        assert scripted.stream_ended.wait(PATIENCE)
+        assert scripted.streamed < len(ENDLESS)
+
+
+def test_a_stream_that_is_left_after_its_loop_is_no_trouble(
+    scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    troubles: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", troubles.append)
+
+    async def start() -> Any:
+        stream = AsyncClient(scripted.address).generate_stream(ENDLESS)
+        await anext(stream)
+        return stream
+
+    asyncio.run(start())  # and what it returns is collected
+    gc.collect()
+    assert troubles == []
 
 
 async def test_a_failure_that_is_forgotten_keeps_no_connection_open(scripted: ScriptedServer) -> None:

@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dragoman import messages
 from dragoman.batch import Batch
-from dragoman.channel import CHANNEL_OPTIONS, DEFAULT_ADDRESS, UNREADY_OPTIONS, target
+from dragoman.channel import DEFAULT_ADDRESS, balances, target
 from dragoman.credentials import Tls, call_metadata, channel_credentials, channel_options
 from dragoman.diagnosis import Diagnosis
 from dragoman.errors import (
@@ -22,7 +22,6 @@ from dragoman.errors import (
     NotFoundError,
     ServerError,
     UnavailableError,
-    from_rpc_error,
 )
 from dragoman.fields import Side, Source, Target
 from dragoman.messages import Call
@@ -30,7 +29,7 @@ from dragoman.names import Metadata, named
 from dragoman.options import GenerateOptions
 from dragoman.pipeline import DEFAULT_IN_FLIGHT, Job, Pipeline
 from dragoman.results import HealthStatus, ModelInfo, Piece, RepositoryStatus, Result, ScoreResult, Token, VersionStatus
-from dragoman.retry import NO_RETRY, Attempts, RetryPolicy
+from dragoman.retry import NO_RETRY, Attempts, Methods, RetryPolicy
 from dragoman.v1.admin_pb2_grpc import AdminServiceStub
 from dragoman.v1.generation_pb2_grpc import GenerationServiceStub
 
@@ -49,12 +48,14 @@ class AsyncClient:
         *,
         timeout: float | None = 60.0,
         retry: RetryPolicy | None = None,
+        follow_health: bool = True,
         tls: Tls | bool = False,
         api_key: str | None = None,
     ) -> None:
         self._address = address if isinstance(address, str) else ",".join(address)
         credentials, options = channel_credentials(tls), channel_options(tls)
         self._diagnosis = Diagnosis(self._address, target(address), credentials, options)
+        self._followed = follow_health and balances(self._diagnosis.target)
         self._timeout = timeout
         self._retry = retry or RetryPolicy()
         self._metadata = call_metadata(api_key)
@@ -71,7 +72,7 @@ class AsyncClient:
         """As Client.generate_stream; iterate with `async for`."""
         call = messages.generate_stream(source, **options)
         return AsyncGenerationStream(
-            self._stub.GenerateStream, call, self._attempts(timeout), self._diagnosis, self._metadata
+            self._methods(call), call, self._attempts(timeout), self._diagnosis, self._metadata
         )
 
     async def generate_batch(
@@ -82,7 +83,7 @@ class AsyncClient:
         attempts = self._attempts(timeout)
         while (request := batch.request) is not None:
             try:
-                response = await self._send(self._stub.GenerateBatch, request, attempts)
+                response = await self._send(self._both("GenerateBatch"), request, attempts)
                 delay = batch.answered(response, attempts)
             except DragomanError as error:
                 batch.failed(error)
@@ -100,7 +101,8 @@ class AsyncClient:
     ) -> AsyncIterator[Result | ItemError]:
         """As Client.generate_many; iterate with `async for`. Sources that are waited for come as an AsyncIterable."""
         make_call = messages.generate_many(**options)
-        return self._many(sources, Pipeline(make_call, self._retry, self._seconds(timeout), max_in_flight))
+        pipeline = Pipeline(make_call, self._retry, self._seconds(timeout), max_in_flight, followed=self._followed)
+        return self._many(sources, pipeline)
 
     async def score(
         self,
@@ -154,18 +156,18 @@ class AsyncClient:
 
     async def health(self, service: str = "", *, timeout: float | None = None) -> HealthStatus:
         """As Client.health."""
-        check: Any = health_pb2_grpc.HealthStub(self._unready).Check
+        check: Any = health_pb2_grpc.HealthStub(self._any).Check
         request = health_pb2.HealthCheckRequest(service=service)
         try:
-            response = await self._send(check, request, Attempts(NO_RETRY, self._seconds(timeout)))
+            response = await self._send((check, check), request, Attempts(NO_RETRY, self._seconds(timeout)))
         except NotFoundError:
             return HealthStatus.SERVICE_UNKNOWN
         return HealthStatus(health_pb2.HealthCheckResponse.ServingStatus.Name(response.status))
 
     async def close(self) -> None:
         """Closes the connections; calls under way are cancelled."""
-        await self._channel.close()
-        await self._unready.close()
+        await self._ready.close()
+        await self._any.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -177,47 +179,54 @@ class AsyncClient:
 
     # A channel binds itself to the loop that runs when it is made, so it is made by the first call.
     @cached_property
-    def _channel(self) -> Any:
-        return self._open(CHANNEL_OPTIONS)
+    def _any(self) -> Any:
+        return self._open(follow_health=False)
 
     @cached_property
-    def _unready(self) -> Any:
-        return self._open(UNREADY_OPTIONS)
+    def _ready(self) -> Any:
+        return self._open(follow_health=True) if self._followed else self._any
 
-    def _open(self, options: list[tuple[str, str | int]]) -> Any:
+    def _open(self, *, follow_health: bool) -> Any:
         way = self._diagnosis
-        options = [*options, *way.options]
+        options = way.channel_options(follow_health=follow_health)
         if way.credentials is None:
             return grpc.aio.insecure_channel(way.target, options)
         return grpc.aio.secure_channel(way.target, way.credentials, options)
 
     @cached_property
-    def _stub(self) -> Any:
-        return GenerationServiceStub(self._channel)
+    def _stubs(self) -> Methods:
+        return GenerationServiceStub(self._ready), GenerationServiceStub(self._any)
 
     @cached_property
     def _admin(self) -> Any:
-        return AdminServiceStub(self._unready)
+        return AdminServiceStub(self._any)
 
-    def _method(self, call: Call[Any]) -> Any:
-        return getattr(self._admin if call.service == "admin" else self._stub, call.method)
+    def _both(self, name: str) -> Methods:
+        ready, any_ = self._stubs
+        return getattr(ready, name), getattr(any_, name)
+
+    def _methods(self, call: Call[Any]) -> Methods:
+        if call.service == "generation":
+            return self._both(call.method)
+        method = getattr(self._admin, call.method)
+        return method, method
 
     def _seconds(self, timeout: float | None) -> float | None:
         return self._timeout if timeout is None else timeout
 
     def _attempts(self, timeout: float | None) -> Attempts:
-        return Attempts(self._retry, self._seconds(timeout))
+        return Attempts(self._retry, self._seconds(timeout), followed=self._followed)
 
     async def _run(self, call: Call[Answer], timeout: float | None) -> Answer:
-        return call.parse(await self._send(self._method(call), call.request, self._attempts(timeout)))
+        return call.parse(await self._send(self._methods(call), call.request, self._attempts(timeout)))
 
-    async def _send(self, method: Any, request: Any, attempts: Attempts) -> Any:
+    async def _send(self, methods: Methods, request: Any, attempts: Attempts) -> Any:
         metadata = named(self._metadata, attempts.request_id)
         while True:
             try:
-                return await method(request, timeout=attempts.remaining(), metadata=metadata)
+                return await methods[attempts.regardless](request, timeout=attempts.remaining(), metadata=metadata)
             except grpc.RpcError as error:
-                failure = from_rpc_error(error, self._address, attempts.request_id)
+                failure = self._diagnosis.failure(error, attempts.request_id)
                 delay = attempts.delay_after(failure)
                 if delay is None:
                     try:
@@ -233,6 +242,7 @@ class AsyncClient:
         in_flight: dict[int, Any] = {}
         rest = aiter(sources if isinstance(sources, AsyncIterable) else _asynchronous(sources))
         reading: asyncio.Future[Source] | None = None
+        methods = self._both("Generate")
         more = True
         try:
             while True:
@@ -240,7 +250,7 @@ class AsyncClient:
                     reading = asyncio.ensure_future(anext(rest))
                     reading.add_done_callback(lambda done: events.put_nowait((None, done)))
                 for job in pipeline.due():
-                    call = self._stub.Generate(
+                    call = methods[job.attempts.regardless](
                         job.call.request,
                         timeout=job.attempts.remaining(),
                         metadata=named(self._metadata, job.attempts.request_id),
@@ -269,7 +279,7 @@ class AsyncClient:
                     pipeline.answered(event, event.call.parse(await done))
                 except grpc.RpcError as error:
                     try:
-                        pipeline.failed(event, from_rpc_error(error, self._address, event.attempts.request_id))
+                        pipeline.failed(event, self._diagnosis.failure(error, event.attempts.request_id))
                     except UnavailableError as failure:
                         raise await asyncio.to_thread(self._diagnosis.of, failure) from error
                 except DragomanError as error:
@@ -294,13 +304,13 @@ class AsyncGenerationStream(AsyncIterator[Piece]):
 
     def __init__(
         self,
-        method: Any,
+        methods: Methods,
         call: Call[tuple[Piece, Result | None]],
         attempts: Attempts,
         diagnosis: Diagnosis,
         metadata: Metadata | None,
     ) -> None:
-        self._method = method
+        self._methods = methods
         self._metadata = named(metadata, attempts.request_id)
         self._call = call
         self._attempts = attempts
@@ -316,7 +326,7 @@ class AsyncGenerationStream(AsyncIterator[Piece]):
             try:
                 message = await self._stream.read()
             except grpc.RpcError as error:
-                failure = from_rpc_error(error, self._diagnosis.address, self._attempts.request_id)
+                failure = self._diagnosis.failure(error, self._attempts.request_id)
                 # What has been handed on cannot be taken back, so only an unstarted stream is opened again.
                 delay = None if self._started else self._attempts.delay_after(failure)
                 if delay is None:
@@ -371,4 +381,5 @@ class AsyncGenerationStream(AsyncIterator[Piece]):
         self.cancel()
 
     def _open(self) -> Any:
-        return self._method(self._call.request, timeout=self._attempts.remaining(), metadata=self._metadata)
+        method = self._methods[self._attempts.regardless]
+        return method(self._call.request, timeout=self._attempts.remaining(), metadata=self._metadata)

@@ -4,19 +4,24 @@ import json
 import re
 import socket
 from collections.abc import Sequence
+from typing import Any
+
+from dragoman.proxies import endpoints, goes_direct, host_of, is_address, is_loopback
+
+Option = tuple[str, str | int]
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 
 _SCHEME = re.compile(r"^(dns|ipv4|ipv6|unix|unix-abstract|vsock|xds):")
 _MAX_RECEIVE_BYTES = 64 * 2**20
 
-# Calls go round all addresses that the name resolves to (a headless Kubernetes service has one for each pod), and pass
-# over those whose server says that it is not ready, or has not said yet that it is: it is watched for that
+# Calls go round all addresses that the name resolves to: a headless Kubernetes service has one for each pod.
+_GOING_ROUND: dict[str, Any] = {"loadBalancingConfig": [{"round_robin": {}}]}
+# They pass over those whose server says that it is not ready, or has not said yet that it is: it is watched for that
 # (grpc.health.v1). So a server that is about to leave gets no more calls while it still takes some.
-_SERVICE_CONFIG = {"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": ""}}
+_FOLLOWING_HEALTH = {**_GOING_ROUND, "healthCheckConfig": {"serviceName": ""}}
 
-CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
-    ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
+_OPTIONS: list[Option] = [
     ("grpc.max_receive_message_length", _MAX_RECEIVE_BYTES),
     # A peer that vanished is noticed.
     ("grpc.keepalive_time_ms", 30_000),
@@ -30,8 +35,26 @@ CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
     ("grpc.dns_min_time_between_resolutions_ms", 5_000),
 ]
 
-# For what is asked of a server that is not ready, too: how it does, and what is to be done about it.
-UNREADY_OPTIONS: list[tuple[str, str | int]] = [*CHANNEL_OPTIONS, ("grpc.inhibit_health_checking", 1)]
+
+def options(target: str, *, follow_health: bool = False) -> list[Option]:
+    """How a channel to a gRPC target behaves.
+
+    Args:
+        follow_health: watch the health of each server, and send calls only to those that are ready.
+    """
+    config = _FOLLOWING_HEALTH if follow_health else _GOING_ROUND
+    direct: list[Option] = [("grpc.enable_http_proxy", 0)] if goes_direct(target) else []
+    return [("grpc.service_config", json.dumps(config)), *_OPTIONS, *direct]
+
+
+def balances(target: str) -> bool:
+    """Whether several servers may be known by a gRPC target, among which the client chooses for each call.
+
+    A name may come to have more addresses at any time, so only how it is written counts.
+    """
+    found = endpoints(target)
+    host = host_of(found[0]) if found else ""
+    return len(found) > 1 or target.startswith("xds:") or bool(host and not is_address(host) and not is_loopback(host))
 
 
 def target(address: str | Sequence[str]) -> str:

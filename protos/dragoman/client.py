@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dragoman import messages
 from dragoman.batch import Batch
-from dragoman.channel import CHANNEL_OPTIONS, DEFAULT_ADDRESS, UNREADY_OPTIONS, target
+from dragoman.channel import DEFAULT_ADDRESS, balances, target
 from dragoman.credentials import Tls, call_metadata, channel_credentials, channel_options
 from dragoman.diagnosis import Diagnosis
 from dragoman.errors import (
@@ -20,7 +20,6 @@ from dragoman.errors import (
     NotFoundError,
     ServerError,
     UnavailableError,
-    from_rpc_error,
 )
 from dragoman.fields import Side, Source, Target
 from dragoman.messages import Call
@@ -28,7 +27,7 @@ from dragoman.names import Metadata, named
 from dragoman.options import GenerateOptions
 from dragoman.pipeline import DEFAULT_IN_FLIGHT, Job, Pipeline
 from dragoman.results import HealthStatus, ModelInfo, Piece, RepositoryStatus, Result, ScoreResult, Token, VersionStatus
-from dragoman.retry import NO_RETRY, Attempts, RetryPolicy
+from dragoman.retry import NO_RETRY, Attempts, Methods, RetryPolicy
 from dragoman.v1.admin_pb2_grpc import AdminServiceStub
 from dragoman.v1.generation_pb2_grpc import GenerationServiceStub
 
@@ -47,6 +46,9 @@ class Client:
             Calls go round all addresses.
         timeout: seconds that a call may take, retries included; None for no limit. Each method can be given its own.
         retry: when failed calls are sent again.
+        follow_health: with several addresses, or a name, which may stand for several, pass over the servers that say
+            that they are not ready (grpc.health.v1), as long as one says that it is. False where one proxy that shares
+            out calls stands for all of them: then the health that is heard is that of any of them.
         tls: True to talk TLS with servers that have a public certificate; a Tls to say whom else to trust, and who the
             client is.
         api_key: for servers that want one. Without TLS whoever can listen on the network can read it.
@@ -58,6 +60,7 @@ class Client:
         *,
         timeout: float | None = 60.0,
         retry: RetryPolicy | None = None,
+        follow_health: bool = True,
         tls: Tls | bool = False,
         api_key: str | None = None,
     ) -> None:
@@ -66,10 +69,11 @@ class Client:
         self._retry = retry or RetryPolicy()
         self._metadata = call_metadata(api_key)
         self._diagnosis = Diagnosis(self._address, target(address), channel_credentials(tls), channel_options(tls))
-        self._channel = self._diagnosis.channel(CHANNEL_OPTIONS)
-        self._unready = self._diagnosis.channel(UNREADY_OPTIONS)
-        self._stub: Any = GenerationServiceStub(self._channel)
-        self._admin: Any = AdminServiceStub(self._unready)
+        self._followed = follow_health and balances(self._diagnosis.target)
+        self._any = self._diagnosis.channel(follow_health=False)
+        self._ready = self._diagnosis.channel(follow_health=True) if self._followed else self._any
+        self._stubs: Methods = (GenerationServiceStub(self._ready), GenerationServiceStub(self._any))
+        self._admin: Any = AdminServiceStub(self._any)
 
     def generate(self, source: Source, *, timeout: float | None = None, **options: Unpack[GenerateOptions]) -> Result:
         """The answer to a text, or to the token ids of one."""
@@ -84,9 +88,7 @@ class Client:
         that tell its progress. Several hypotheses come mixed; `Piece.hypothesis` tells them apart.
         """
         call = messages.generate_stream(source, **options)
-        return GenerationStream(
-            self._stub.GenerateStream, call, self._attempts(timeout), self._diagnosis, self._metadata
-        )
+        return GenerationStream(self._methods(call), call, self._attempts(timeout), self._diagnosis, self._metadata)
 
     def generate_batch(
         self, sources: Iterable[Source], *, timeout: float | None = None, **options: Unpack[GenerateOptions]
@@ -100,7 +102,7 @@ class Client:
         attempts = self._attempts(timeout)
         while (request := batch.request) is not None:
             try:
-                response = self._send(self._stub.GenerateBatch, request, attempts)
+                response = self._send(self._both("GenerateBatch"), request, attempts)
                 delay = batch.answered(response, attempts)
             except DragomanError as error:
                 batch.failed(error)
@@ -125,11 +127,13 @@ class Client:
             timeout: seconds for each source, from when it is first sent.
 
         Raises:
-            DragomanError: from the iterator, at a failure that concerns every source: no server, no such model, a wrong
-                option.
+            DragomanError: from the iterator, at a failure that concerns every source: no such model, a wrong option,
+                or no server, where none has answered before. A server that goes later costs those sources their
+                answers whose timeout it outlasts.
         """
         make_call = messages.generate_many(**options)
-        return self._many(sources, Pipeline(make_call, self._retry, self._seconds(timeout), max_in_flight))
+        pipeline = Pipeline(make_call, self._retry, self._seconds(timeout), max_in_flight, followed=self._followed)
+        return self._many(sources, pipeline)
 
     def score(
         self,
@@ -205,18 +209,18 @@ class Client:
             service: "" for the server as a whole, "model:NAME" for a model, or a service's name such as
                 "dragoman.v1.GenerationService".
         """
-        check: Any = health_pb2_grpc.HealthStub(self._unready).Check
+        check: Any = health_pb2_grpc.HealthStub(self._any).Check
         request = health_pb2.HealthCheckRequest(service=service)
         try:
-            response = self._send(check, request, Attempts(NO_RETRY, self._seconds(timeout)))
+            response = self._send((check, check), request, Attempts(NO_RETRY, self._seconds(timeout)))
         except NotFoundError:
             return HealthStatus.SERVICE_UNKNOWN
         return HealthStatus(health_pb2.HealthCheckResponse.ServingStatus.Name(response.status))
 
     def close(self) -> None:
         """Closes the connections; calls under way are cancelled."""
-        self._channel.close()
-        self._unready.close()
+        self._ready.close()
+        self._any.close()
 
     def __enter__(self) -> Self:
         return self
@@ -230,21 +234,28 @@ class Client:
         return self._timeout if timeout is None else timeout
 
     def _attempts(self, timeout: float | None) -> Attempts:
-        return Attempts(self._retry, self._seconds(timeout))
+        return Attempts(self._retry, self._seconds(timeout), followed=self._followed)
 
-    def _method(self, call: Call[Any]) -> Any:
-        return getattr(self._admin if call.service == "admin" else self._stub, call.method)
+    def _both(self, name: str) -> Methods:
+        ready, any_ = self._stubs
+        return getattr(ready, name), getattr(any_, name)
+
+    def _methods(self, call: Call[Any]) -> Methods:
+        if call.service == "generation":
+            return self._both(call.method)
+        method = getattr(self._admin, call.method)
+        return method, method
 
     def _run(self, call: Call[Answer], timeout: float | None) -> Answer:
-        return call.parse(self._send(self._method(call), call.request, self._attempts(timeout)))
+        return call.parse(self._send(self._methods(call), call.request, self._attempts(timeout)))
 
-    def _send(self, method: Any, request: Any, attempts: Attempts) -> Any:
+    def _send(self, methods: Methods, request: Any, attempts: Attempts) -> Any:
         metadata = named(self._metadata, attempts.request_id)
         while True:
             try:
-                return method(request, timeout=attempts.remaining(), metadata=metadata)
+                return methods[attempts.regardless](request, timeout=attempts.remaining(), metadata=metadata)
             except grpc.RpcError as error:
-                failure = from_rpc_error(error, self._address, attempts.request_id)
+                failure = self._diagnosis.failure(error, attempts.request_id)
                 delay = attempts.delay_after(failure)
                 if delay is None:
                     raise self._diagnosis.of(failure) from error
@@ -253,6 +264,7 @@ class Client:
     def _many(self, sources: Iterable[Source], pipeline: Pipeline) -> Iterator[Result | ItemError]:
         outcomes: queue.SimpleQueue[tuple[Job, Any]] = queue.SimpleQueue()
         in_flight: dict[int, Any] = {}
+        methods = self._both("Generate")
         rest = iter(sources)
         more = True
         try:
@@ -263,7 +275,7 @@ class Client:
                     except StopIteration:
                         more = False
                 for job in pipeline.due():
-                    future = self._stub.Generate.future(
+                    future = methods[job.attempts.regardless].future(
                         job.call.request,
                         timeout=job.attempts.remaining(),
                         metadata=named(self._metadata, job.attempts.request_id),
@@ -285,7 +297,7 @@ class Client:
                     pipeline.answered(job, job.call.parse(done.result()))
                 except grpc.RpcError as error:
                     try:
-                        pipeline.failed(job, from_rpc_error(error, self._address, job.attempts.request_id))
+                        pipeline.failed(job, self._diagnosis.failure(error, job.attempts.request_id))
                     except UnavailableError as failure:
                         raise self._diagnosis.of(failure) from error
                 except DragomanError as error:
@@ -300,13 +312,13 @@ class GenerationStream(Iterator[Piece]):
 
     def __init__(
         self,
-        method: Any,
+        methods: Methods,
         call: Call[tuple[Piece, Result | None]],
         attempts: Attempts,
         diagnosis: Diagnosis,
         metadata: Metadata | None,
     ) -> None:
-        self._method = method
+        self._methods = methods
         self._metadata = named(metadata, attempts.request_id)
         self._call = call
         self._attempts = attempts
@@ -324,7 +336,7 @@ class GenerationStream(Iterator[Piece]):
                     raise ServerError("the stream ended without its last message", code="INTERNAL") from None
                 raise
             except grpc.RpcError as error:
-                failure = from_rpc_error(error, self._diagnosis.address, self._attempts.request_id)
+                failure = self._diagnosis.failure(error, self._attempts.request_id)
                 # What has been handed on cannot be taken back, so only an unstarted stream is opened again.
                 delay = None if self._started else self._attempts.delay_after(failure)
                 if delay is None:
@@ -356,4 +368,5 @@ class GenerationStream(Iterator[Piece]):
         self.cancel()
 
     def _open(self) -> Any:
-        return self._method(self._call.request, timeout=self._attempts.remaining(), metadata=self._metadata)
+        method = self._methods[self._attempts.regardless]
+        return method(self._call.request, timeout=self._attempts.remaining(), metadata=self._metadata)

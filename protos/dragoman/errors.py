@@ -10,13 +10,14 @@ from google.rpc import error_details_pb2, status_pb2
 
 from dragoman.names import REQUEST_ID
 
-Unconnected = Literal["tls", "closed", "network"]
+Unconnected = Literal["unready", "tls", "closed", "network"]
 
 _STATUS_DETAILS_KEY = "grpc-status-details-bin"
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 # gRPC's words for what may come between, and ours.
 _NOT_READY = "it is not ready: its model is loading, or it is shutting down"
-_UNREADY = {"backend unhealthy": _NOT_READY}
+_UNREADY = {"backend unhealthy": _NOT_READY, "health check call failed": "it does not say whether it is ready"}
+_PROXY_REFUSED = re.compile(r"HTTP proxy returned response code (\d+)")
 _OTHER_NAME = "the server's certificate is for another name; if that is the server meant, give its name (--server-name)"
 _TLS_FAULTS = {
     "CERTIFICATE_VERIFY_FAILED": "nobody who is trusted here has signed the server's certificate, or it has expired",
@@ -106,8 +107,9 @@ class UnavailableError(DragomanError):
     """No server answers at the address, or it is loading or draining.
 
     Attributes:
-        unconnected: why no connection came about: "tls" where client and server do not agree on TLS, "closed" where
-            what listens there hangs up, else "network"; None where that is not why.
+        unconnected: why no server was sent the call: "unready" where they say that they are not ready, or do not say
+            that they are; "tls" where client and server do not agree on TLS; "closed" where what listens there hangs
+            up; else "network". None where that is not why.
     """
 
     code = "UNAVAILABLE"
@@ -169,11 +171,14 @@ def concerns_one_input(error: DragomanError) -> bool:
     return error.code in _CODES_OF_ONE_INPUT
 
 
-def from_rpc_error(error: Any, address: str, request_id: str | None = None) -> DragomanError:
+def from_rpc_error(
+    error: Any, address: str, request_id: str | None = None, *, proxy: str | None = None
+) -> DragomanError:
     """The exception for a grpc.RpcError (grpc or grpc.aio) of a call to `address`.
 
     Args:
         request_id: the name that it was sent with. The server may have given it another.
+        proxy: the variable of the environment that names the proxy which it goes by.
     """
     status = status_pb2.Status()
     for key, value in error.trailing_metadata() or ():
@@ -185,6 +190,9 @@ def from_rpc_error(error: Any, address: str, request_id: str | None = None) -> D
     unconnected: Unconnected | None = None
     if error.code() is grpc.StatusCode.UNAVAILABLE and _NO_CONNECTION.search(message):
         reason, unconnected = _reason(message)
+        if proxy is not None:
+            way = f"through the proxy that {proxy} names"
+            reason = f"{way}: {reason}; list the host in no_proxy to go there without it"
         message, request_id = _unreached(address, reason), None
     elif error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and message == "Deadline Exceeded":
         message = "the timeout passed before the answer came"
@@ -207,11 +215,13 @@ def _unreached(address: str, reason: str) -> str:
     return f"no server can be reached at {address} ({reason})"
 
 
-def _reason(message: str) -> tuple[str, Unconnected | None]:
+def _reason(message: str) -> tuple[str, Unconnected]:
     """Why there is no connection, in words and as in UnavailableError."""
     for words, reason in _UNREADY.items():
         if words in message:
-            return reason, None
+            return reason, "unready"
+    if refused := _PROXY_REFUSED.search(message):
+        return f"the proxy answered with HTTP status {refused[1]}", "network"
     for words, reason in _TLS_FAULTS.items():
         if words in message:
             return reason, "tls"

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dragoman.errors import DragomanError, ItemError, ResourceExhaustedError, concerns_one_input
+from dragoman.errors import DragomanError, ItemError, ResourceExhaustedError, UnavailableError, concerns_one_input
 from dragoman.fields import Source
 from dragoman.messages import Call, input_or_error
 from dragoman.results import Result
@@ -67,6 +67,7 @@ class Pipeline:
         make_call: the call for an input.
         timeout: seconds for each input, from when it is first sent; None for no limit.
         max_in_flight: bound of the calls in flight, whatever the server takes.
+        followed: the servers' health is, as in Attempts.
     """
 
     def __init__(
@@ -75,11 +76,14 @@ class Pipeline:
         policy: RetryPolicy,
         timeout: float | None,
         max_in_flight: int,
+        *,
+        followed: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._make_call = make_call
         self._policy = policy
         self._timeout = timeout
+        self._followed = followed
         self._clock = clock
         self._window = Window(max_in_flight)
         self._most_held = 2 * max_in_flight
@@ -89,6 +93,7 @@ class Pipeline:
         self._again: list[tuple[float, int, Job]] = []  # a heap by the time to send them
         self._in_flight = 0
         self._sent = 0
+        self._served = False  # whether a server has answered yet
 
     def room(self) -> bool:
         """Whether another input is wanted: its call has a place, and not too many outcomes wait for the first."""
@@ -107,7 +112,7 @@ class Pipeline:
             self._outcomes.append(built)
             return
         self._outcomes.append(None)
-        attempts = Attempts(self._policy, self._timeout, patient=True, clock=self._clock)
+        attempts = Attempts(self._policy, self._timeout, patient=True, followed=self._followed, clock=self._clock)
         self._fresh.append(Job(index, self._make_call(built), attempts))
 
     def due(self) -> list[Job]:
@@ -134,6 +139,7 @@ class Pipeline:
 
     def answered(self, job: Job, result: Result) -> None:
         self._in_flight -= 1
+        self._served = True
         self._window.accepted()
         self._outcomes[job.index - self._first] = result
 
@@ -141,15 +147,17 @@ class Pipeline:
         """Sends the job again later, makes the error its outcome, or
 
         Raises:
-            DragomanError: the error, where it concerns every input: no server, no such model, a wrong option.
+            DragomanError: the error, where it concerns every input: no such model, a wrong option, no server ever.
         """
         self._in_flight -= 1
+        lost = isinstance(error, UnavailableError)
+        self._served |= not lost
         if isinstance(error, ResourceExhaustedError) and error.retry_after is not None:
             self._window.refused(job.number, self._sent)
         delay = job.attempts.delay_after(error)
         if delay is not None:
             heapq.heappush(self._again, (self._clock() + delay, job.index, job))
-        elif concerns_one_input(error):
+        elif concerns_one_input(error) or (lost and self._served):  # a server that was there may come back
             self._outcomes[job.index - self._first] = ItemError(job.index, error)
         else:
             raise error

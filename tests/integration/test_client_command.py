@@ -7,14 +7,15 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
 import pytest
 
-from tests.scripted_server import Fail, ScriptedServer, Slow
-from tests.waiting import until
+from tests.scripted_server import UNAVAILABLE, Fail, ScriptedServer, Slow
+from tests.waiting import PATIENCE, until
 
 COMMAND = [sys.executable, "-c", "from dragoman.cli import main; main()"]
 
@@ -28,6 +29,22 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedServer]:
 
 def run(*arguments: str | bytes, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     return subprocess.run([*COMMAND, *arguments], input=stdin, capture_output=True, timeout=60, check=False)
+
+
+@contextmanager
+def command(*arguments: str) -> Iterator[tuple[Callable[[bytes], bytes], subprocess.Popen[bytes]]]:
+    """A command whose standard input is open: what gives it a line and reads one back, and the process."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*COMMAND, *arguments], stdin=pipe, stdout=pipe, stderr=pipe) as process:
+
+        def ask(line: bytes) -> bytes:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(line + b"\n")
+            process.stdin.flush()
+            return process.stdout.readline()
+
+        yield ask, process
 
 
 def test_arguments_are_answered_one_a_line(scripted: ScriptedServer) -> None:
@@ -142,7 +159,7 @@ def test_a_stream_that_breaks_is_reported(scripted: ScriptedServer) -> None:
 
 @pytest.mark.parametrize("arguments", [["generate", "a"], ["generate", "--stream", "a"], ["health"]])
 def test_no_server_is_one_sentence(arguments: list[str]) -> None:
-    done = run(*arguments, "--address", "127.0.0.1:1")
+    done = run(*arguments, "--address", "127.0.0.1:1", "--timeout", "1")
     assert (done.returncode, done.stdout) == (1, b"")
     assert done.stderr == b"dragoman: no server can be reached at 127.0.0.1:1 (connection refused)\n"
 
@@ -152,6 +169,46 @@ def test_a_failure_of_all_lines_ends_the_work(scripted: ScriptedServer) -> None:
     scripted.script.extend([wrong] * 200)
     done = run("generate", "--max-new-tokens", "0", stdin=b"a\n" * 100)
     assert (done.returncode, done.stderr) == (1, b"dragoman: options.max_new_tokens must be 1 to 47, got 0\n")
+
+
+@pytest.mark.parametrize("options", [[], ["--stream"]])
+def test_work_that_ends_early_says_how_far_it_came(scripted: ScriptedServer, options: list[str]) -> None:
+    with command("generate", *options) as (ask, process):
+        assert ask(b"one") == b"ONE\n"
+        assert ask(b"bad") == b"\n"
+        scripted.script.append(Fail(grpc.StatusCode.NOT_FOUND, "there is no model any more"))
+        assert ask(b"three") == b""
+        assert process.wait(PATIENCE) == 1
+        assert process.stderr is not None
+        last = process.stderr.read().decode().splitlines()[-1]
+        assert last == "dragoman: there is no model any more (given up after 2 lines)"
+
+
+@pytest.mark.parametrize("options", [[], ["--stream"]])
+def test_lines_that_fail_while_a_server_is_away_are_told_and_the_next_ones_go_on(
+    scripted: ScriptedServer, options: list[str]
+) -> None:
+    with command("generate", *options, "--timeout", "0.5") as (ask, process):
+        assert ask(b"one") == b"ONE\n"
+        scripted.script.extend([UNAVAILABLE] * 1000)
+        assert [ask(b"two"), ask(b"three")] == [b"\n", b"\n"]
+        scripted.script.clear()
+        assert ask(b"four") == b"FOUR\n"
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(PATIENCE) == 1
+        assert process.stderr is not None
+        told = process.stderr.read().decode().splitlines()
+    assert [line.partition(" (request id")[0] for line in told] == [
+        f"dragoman: line {number}: the server is draining" for number in (2, 3)
+    ]
+
+
+def test_a_server_that_is_away_for_longer_is_told_once_and_waited_for(scripted: ScriptedServer) -> None:
+    scripted.script.extend([UNAVAILABLE] * 5)  # a minute of retries, though they would be over in 1.5 s before
+    done = run("generate", "one")
+    assert (done.returncode, done.stdout) == (0, b"ONE\n")
+    assert done.stderr == b"dragoman: the server is draining; trying again\n"
 
 
 @pytest.mark.parametrize(

@@ -258,7 +258,7 @@ def test_an_administrator_loads_unloads_and_asks(
     assert refused.value.code == "FAILED_PRECONDITION"
     assert client.generate("42", model="digits").model_version == "1"
     with pytest.raises(UnavailableError, match="version 2 of model digits could not be loaded"):
-        client.generate("42", model="digits@2")
+        client.generate("42", model="digits@2", timeout=1)
     (current, broken) = sorted(
         (each for each in client.models() if each.name == "digits"), key=lambda each: each.version
     )

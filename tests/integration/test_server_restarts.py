@@ -2,6 +2,9 @@
 
 import asyncio
 import re
+import subprocess
+import sys
+import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -102,6 +105,35 @@ async def test_a_server_that_is_killed_leaves_its_clients_unavailable_and_nothin
                 await until_async(partial(_are_counted, ended, "OK", set(calls)))
     finally:
         server.kill()
+
+
+def test_a_bulk_of_lines_goes_on_through_a_restart(tmp_path: Path) -> None:
+    """Also one that takes longer than a few quick attempts."""
+    [port] = steady_ports(1)
+    words = tmp_path / "words"
+    words.write_text(f"{WORD}\n" * 1000, encoding="utf-8")
+
+    def start() -> LocalServer:
+        return LocalServer(*ONE_ENGINE, log=tmp_path / "server.log", port=port)
+
+    server = start()
+    try:
+        command = [str(Path(sys.executable).with_name("dragoman")), "generate", "--address", server.address]
+        with (
+            words.open("rb") as stdin,
+            subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process,
+        ):
+            assert process.stdout is not None
+            assert process.stderr is not None
+            first = process.stdout.readline()
+            server.kill()
+            time.sleep(2)
+            server = start()
+            rest, told = process.stdout.read(), process.stderr.read()
+    finally:
+        server.kill()
+    assert (process.returncode, [line for line in told.decode().splitlines() if "trying again" not in line]) == (0, [])
+    assert [first, *rest.splitlines(keepends=True)] == [f"{SOUND}\n".encode()] * 1000
 
 
 async def _read(stream: Any) -> None:

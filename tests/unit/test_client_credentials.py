@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dragoman import AsyncClient, Client, RetryPolicy, Tls, UnavailableError
 from dragoman.errors import from_rpc_error
+from dragoman.v1 import generation_pb2_grpc
 from tests.certificates import Authority
 
 ADDRESS = "127.0.0.1:1"
@@ -89,8 +90,19 @@ def test_what_tls_stumbles_over_is_said_in_words(words: str, reason: str) -> Non
     assert reason in str(error)
 
 
-class _Unready(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the stubs carry no types
+LOADING = "the model is still loading"
+
+
+class _Unready(
+    health_pb2_grpc.HealthServicer,  # type: ignore[misc]  # the stubs carry no types
+    generation_pb2_grpc.GenerationServiceServicer,
+):
     """A server that loads its model."""
+
+    def Generate(self, request: Any, context: Any) -> Any:
+        context.abort(grpc.StatusCode.UNAVAILABLE, LOADING)
+
+    GenerateStream = Generate
 
     def Check(self, request: Any, context: Any) -> Any:
         return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -107,7 +119,9 @@ def serving(credentials: grpc.ServerCredentials | None = None) -> Iterator[int]:
     """A server that is not ready, at a port of 127.0.0.1."""
     with ThreadPoolExecutor(8) as pool:
         server = grpc.server(pool)
-        health_pb2_grpc.add_HealthServicer_to_server(_Unready(), server)
+        servicer = _Unready()
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
         port = (
             server.add_insecure_port("127.0.0.1:0")
             if credentials is None
@@ -160,14 +174,11 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_of_several_addresses_the_one_that_is_not_ready_is_told(kind: Any, name: str) -> None:
-    """And not that nobody listens at the other, as at one of localhost's."""
+def test_of_several_addresses_the_one_that_is_not_ready_says_why(kind: Any, name: str) -> None:
+    """And not that nobody listens at the other, as at one of localhost's. It is asked, whatever its health says."""
     with serving() as port, silent() as other:
         for address in (f"127.0.0.1:{port},127.0.0.1:{other}", f"localhost:{port}"):
-            said = (
-                f"no server can be reached at {address} (it is not ready: its model is loading, or it is shutting down)"
-            )
-            assert told(kind, address, False, CALLS[name]) == [said, said]
+            assert told(kind, address, False, CALLS[name]) == [LOADING, LOADING]
 
 
 def test_of_several_addresses_the_one_with_which_tls_fails_is_told(kind: Any, tmp_path: Path) -> None:
@@ -180,7 +191,7 @@ def test_of_several_addresses_the_one_with_which_tls_fails_is_told(kind: Any, tm
         (None, Tls(ca=ours.ca), "it does not talk TLS"),
         (credentials, Tls(ca=others.ca), "nobody who is trusted here has signed the server's certificate"),
         (credentials, Tls(ca=ours.ca, server_name="x.example"), "the server's certificate is for another name"),
-        (credentials, Tls(ca=ours.ca, server_name="localhost"), "it is not ready"),
+        (credentials, Tls(ca=ours.ca, server_name="localhost"), LOADING),
         (credentials, False, "something listens there, but speaks TLS alone"),
         (mutual, Tls(ca=ours.ca, server_name="localhost"), "something listens there, but speaks TLS alone, wants"),
     ]

@@ -104,6 +104,26 @@ def test_a_lost_server_is_asked_again_and_then_given_up(pipeline: Pipeline, cloc
         pipeline.failed(job, UnavailableError("gone"))
 
 
+def test_a_server_that_was_there_and_is_lost_costs_only_what_it_lost(pipeline: Pipeline, clock: Clock) -> None:
+    first, second, third = fill(pipeline, deque("abc"))
+    pipeline.answered(first, result("A"))
+    for _ in range(3):
+        pipeline.failed(second, UnavailableError("gone"))
+        clock.now += 1
+        pipeline.due()
+    pipeline.answered(third, result("C"))
+    assert drained(pipeline) == ["A", "input 1: gone", "C"]
+    assert pipeline.empty
+
+
+def test_a_refusal_too_shows_that_a_server_was_there(pipeline: Pipeline) -> None:
+    first, second = fill(pipeline, deque("ab"))
+    pipeline.failed(first, InvalidArgumentError("no"))
+    for _ in range(3):
+        pipeline.failed(second, UnavailableError("gone"))
+    assert drained(pipeline) == ["input 0: no", "input 1: gone"]
+
+
 def test_a_refused_input_is_sent_after_the_server_s_delay_until_its_timeout(pipeline: Pipeline, clock: Clock) -> None:
     (job,) = fill(pipeline, deque("a"))
     sent = 1
@@ -116,6 +136,7 @@ def test_a_refused_input_is_sent_after_the_server_s_delay_until_its_timeout(pipe
         assert pipeline.due() == [job]
         sent += 1
     assert drained(pipeline) == ["input 0: full"]
+    assert POLICY.attempts is not None
     assert sent > POLICY.attempts
     assert clock.now <= 10
 

@@ -2,7 +2,8 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 
 from dragoman.aio import AsyncClient
 from dragoman.cli.common import sentence
@@ -10,7 +11,7 @@ from dragoman.cli.layout import Layout
 from dragoman.cli.lines import STDIN, stdin_lines
 from dragoman.cli.output import complain, one_line, write, write_json
 from dragoman.cli.server import Server
-from dragoman.errors import DragomanError, ItemError, concerns_one_input
+from dragoman.errors import DragomanError, ItemError, UnavailableError, concerns_one_input
 from dragoman.messages import input_or_error
 from dragoman.options import GenerateOptions
 from dragoman.results import FinishReason, Piece, Result
@@ -42,30 +43,36 @@ def run(texts: Sequence[str] | None, *, server: Server, stream: bool, as_json: b
 
 async def _all(sources: AsyncIterator[str], printer: "Printer", client: AsyncClient, options: GenerateOptions) -> None:
     async with client:
-        async for outcome in client.generate_many(sources, **options):
-            if isinstance(outcome, ItemError):
-                printer.failed(outcome.error)
-            else:
-                printer.answered(outcome)
+        with printer.told_how_far():
+            async for outcome in client.generate_many(sources, **options):
+                if isinstance(outcome, ItemError):
+                    printer.failed(outcome.error)
+                else:
+                    printer.answered(outcome)
 
 
 async def _one_by_one(
     sources: AsyncIterator[str], printer: "Printer", client: AsyncClient, options: GenerateOptions
 ) -> None:
+    served = False  # whether a server has answered yet: one that was there may come back
     async with client:
-        async for source in sources:
-            if isinstance(built := input_or_error(0, source), ItemError):
-                printer.failed(built.error)
-                continue
-            try:
-                async with client.generate_stream(source, **options) as stream:
-                    async for piece in stream:
-                        printer.piece(piece)
-                    printer.streamed(await stream.result())
-            except DragomanError as error:
-                if not concerns_one_input(error):
-                    raise
-                printer.failed(error)
+        with printer.told_how_far():
+            async for source in sources:
+                if isinstance(built := input_or_error(0, source), ItemError):
+                    printer.failed(built.error)
+                    continue
+                try:
+                    async with client.generate_stream(source, **options) as stream:
+                        async for piece in stream:
+                            served = True
+                            printer.piece(piece)
+                        printer.streamed(await stream.result())
+                except DragomanError as error:
+                    lost = isinstance(error, UnavailableError)
+                    if not concerns_one_input(error) and not (lost and served):
+                        raise
+                    served |= not lost
+                    printer.failed(error)
 
 
 async def _given(texts: Sequence[str]) -> AsyncIterator[str]:
@@ -118,6 +125,16 @@ class Printer:
         self._next()
         self.failures += 1
         complain(f"{self._place()}{sentence(error)}")
+
+    @contextmanager
+    def told_how_far(self) -> Iterator[None]:
+        """Adds to what ends the work early how many texts it has come to."""
+        try:
+            yield
+        except DragomanError as error:
+            if self._unit and self._number:
+                error.add_note(f"given up after {self._number} {self._unit}{'s' * (self._number > 1)}")
+            raise
 
     def _next(self, result: Result | None = None) -> None:
         self._number += 1

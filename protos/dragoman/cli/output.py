@@ -1,15 +1,21 @@
 """Writing to standard output and standard error. Always UTF-8, whatever the locale."""
 
 import json
+import math
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
+from dragoman.errors import DragomanError, UnavailableError
 from dragoman.results import Limits, ModelInfo, ModelState, RepositoryStatus, VersionStatus
 
 # Control characters, and the two others that end a line.
 _SPELLED = {code: repr(chr(code))[1:-1] for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)}
+
+NOTICE_SECONDS = 1.5  # a wait that is worth a word: that after the fifth failure
+SAME_SECONDS = 30.0  # after which a failure counts as one of another time
 
 
 def write(text: str) -> None:
@@ -31,6 +37,23 @@ def complain(message: str) -> None:
     """One line on standard error."""
     sys.stderr.write(f"dragoman: {message}\n".encode(errors="backslashreplace").decode())
     sys.stderr.flush()
+
+
+class RetryNotice:
+    """Says why an answer is waited for, once a server has been away for longer than a moment; of each time once."""
+
+    def __init__(self) -> None:
+        self._said = ""
+        self._last = -math.inf
+
+    def __call__(self, error: DragomanError, delay: float) -> None:
+        """Takes a failure that is tried again after so many seconds."""
+        if not isinstance(error, UnavailableError) or delay < NOTICE_SECONDS:
+            return
+        now = time.monotonic()
+        if str(error) != self._said or now - self._last > SAME_SECONDS:
+            complain(f"{error}; trying again")
+        self._said, self._last = str(error), now
 
 
 def one_line(text: str) -> str:

@@ -29,6 +29,13 @@ class Server:
         str, _option(envvar="DRAGOMAN_ADDRESS", metavar="HOST:PORT", help="The server; several with commas take turns.")
     ] = DEFAULT_ADDRESS
     timeout: Annotated[float, _option(metavar="SECONDS", min=0.001, help="For each call, retries included.")] = 60.0
+    ignore_health: Annotated[
+        bool,
+        _option(
+            "--ignore-health",
+            help="Call servers that say they are not ready, too, as where a proxy shares out the calls among them.",
+        ),
+    ] = False
     tls: Annotated[bool, _option("--tls", help="Talk TLS. --ca, --cert and --server-name imply it.")] = False
     ca: Annotated[
         Path | None,
@@ -75,13 +82,17 @@ class Server:
 
     def _arguments(self) -> dict[str, Any]:
         """Raises ValueError where the options don't go together."""
+        from dragoman.cli.output import RetryNotice
         from dragoman.credentials import Tls
+        from dragoman.retry import RetryPolicy
 
         if (self.cert is None) != (self.key is None):
             raise ValueError("--cert and --key need each other")
         tls = self.tls or any(each is not None for each in (self.ca, self.cert, self.server_name))
         return {
             "timeout": self.timeout,
+            "retry": RetryPolicy(on_retry=RetryNotice()),
+            "follow_health": not self.ignore_health,
             "tls": tls and Tls(ca=self.ca, cert=self.cert, key=self.key, server_name=self.server_name),
             "api_key": self.api_key,
         }

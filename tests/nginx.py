@@ -1,0 +1,67 @@
+"""nginx as a proxy that shares out calls among servers: a real one, on a port of the loopback interface."""
+
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from dragoman.local import LOOPBACK, free_port
+from tests.waiting import until
+
+# Of a server that is gone nginx takes no notice for a second, by default for ten.
+CONFIGURATION = """\
+daemon off;
+worker_processes 1;
+pid {folder}/pid;
+error_log stderr error;
+events {{}}
+http {{
+    access_log off;
+    client_body_temp_path {folder}/client;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    upstream servers {{
+        {servers}
+    }}
+    server {{
+        listen {address} http2;
+        location / {{
+            grpc_pass grpc://servers;
+        }}
+    }}
+}}
+"""
+
+
+@contextmanager
+def nginx(servers: Sequence[str], folder: Path) -> Iterator[int]:
+    """The port of an nginx in front of servers, given by their addresses; `folder` must be empty."""
+    program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
+    if program is None:
+        pytest.skip("needs nginx: on Debian, apt-get install nginx-light")
+    port = free_port()
+    lines = "\n        ".join(f"server {each} fail_timeout=1s;" for each in servers)
+    configuration = folder / "nginx.conf"
+    configuration.write_text(CONFIGURATION.format(folder=folder, servers=lines, address=f"{LOOPBACK}:{port}"))
+    log = folder / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen([program, "-c", str(configuration), "-e", "stderr"], stdout=output, stderr=output)
+    try:
+        until(lambda: process.poll() is not None or _listens(port), otherwise=log.read_text)
+        assert process.poll() is None, log.read_text()
+        yield port
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _listens(port: int) -> bool:
+    with suppress(OSError), socket.create_connection((LOOPBACK, port)):
+        return True
+    return False

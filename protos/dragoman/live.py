@@ -4,8 +4,9 @@ import http.client
 import json
 import urllib.error
 import urllib.parse
-import urllib.request
 from typing import Any
+
+from dragoman.proxies import open_url, variable_for_url
 
 DEFAULT_ADDRESS = "127.0.0.1:9090"
 TIMEOUT_SECONDS = 5.0
@@ -47,7 +48,7 @@ class Live:
         except urllib.error.HTTPError as error:
             if error.code == http.HTTPStatus.NOT_FOUND and self._model:
                 raise LiveError(f"{self.address} serves no model {self._model}") from None
-            raise LiveError(f"{self.address} answers, but is not the metrics port of a Dragoman server") from None
+            raise LiveError(self._reason(error)) from None
         except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
             raise LiveError(self._reason(error)) from None
         self._told = told
@@ -59,7 +60,7 @@ class Live:
         query = {"model": self._model if "@" in self._model else ""}
         if known is not None and known["points"] and known["model"] == query["model"]:
             query["after"] = known["points"][-1]["time"]
-        with urllib.request.urlopen(f"{self._url}?{urllib.parse.urlencode(query)}", timeout=TIMEOUT_SECONDS) as answer:
+        with open_url(f"{self._url}?{urllib.parse.urlencode(query)}", TIMEOUT_SECONDS) as answer:
             told: Told = json.load(answer)
         if not isinstance(told, dict) or not told.keys() >= NEEDED:
             raise ValueError("not what /live.json says")
@@ -84,10 +85,20 @@ class Live:
 
     def _reason(self, error: Exception) -> str:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        if (proxy := variable_for_url(self._url)) is not None:
+            said = f"HTTP status {error.code}" if isinstance(error, urllib.error.HTTPError) else self._failure(reason)
+            way = f"{self.address} can't be reached through the proxy that {proxy} names"
+            return f"{way}: {said or 'no such answer came back'}; list the host in no_proxy to go there without it"
         if isinstance(reason, TimeoutError):
             return f"{self.address} does not answer within {TIMEOUT_SECONDS:.0f} s"
         if isinstance(reason, ConnectionRefusedError):
             return f"no server listens at {self.address}; its metrics port is what --metrics-port says, 9090 by default"
-        if isinstance(reason, OSError) and not isinstance(reason, http.client.HTTPException):
-            return f"{self.address} can't be reached: {reason.strerror or reason}"
+        if failure := self._failure(reason):
+            return f"{self.address} can't be reached: {failure}"
         return f"{self.address} answers, but is not the metrics port of a Dragoman server"
+
+    def _failure(self, reason: object) -> str:
+        """What the system says of a connection that failed; nothing where it did not."""
+        if isinstance(reason, OSError) and not isinstance(reason, (http.client.HTTPException, urllib.error.HTTPError)):
+            return reason.strerror or str(reason)
+        return ""

@@ -13,10 +13,11 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+
+from dragoman.proxies import open_url
 
 LOOPBACK = "127.0.0.1"
 POLL_SECONDS = 0.02
@@ -126,7 +127,7 @@ class LocalServer:
         """Asks over plain HTTP, which works with every setting of the gRPC port."""
         while self.process.poll() is None and time.monotonic() < deadline:
             try:
-                with urllib.request.urlopen(f"http://{self.host}:{self.metrics_port}/readyz", timeout=1):
+                with open_url(f"http://{self.host}:{self.metrics_port}/readyz", timeout=1):
                     return
             except OSError:
                 time.sleep(POLL_SECONDS)  # not listening yet, or not ready
@@ -140,7 +141,7 @@ class LocalServer:
 
     def metrics(self) -> dict[str, float]:
         """What the metrics page says now: 'name{label="value"}' -> value."""
-        with urllib.request.urlopen(f"http://{self.host}:{self.metrics_port}/metrics", timeout=10) as page:
+        with open_url(f"http://{self.host}:{self.metrics_port}/metrics", timeout=10) as page:
             text: str = page.read().decode()
         samples = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
         return {name: float(value) for name, _, value in samples}

@@ -20,6 +20,10 @@ WHOLE_PROGRAMS = tuple(ROOT / "tests" / tier for tier in ("deploy", "integration
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Nor is a proxy of the user's asked for what stands on this machine, which gRPC and urllib would do.
+for variable in ("no_proxy", "NO_PROXY"):
+    os.environ[variable] = ",".join(filter(None, [os.environ.get(variable), "localhost,127.0.0.1,127.0.0.0/8,::1"]))
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Gives tests of whole programs a second try in CI, where others may have the machine for seconds.

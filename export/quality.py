@@ -17,8 +17,8 @@ NAMES: dict[Metric, str] = {
     "bleu": "BLEU",
     "chrf": "chrF",
     "exact_match": "exact match (%)",
+    "sequence_error_rate": "sequence error rate (%)",
     "word_error_rate": "word error rate (%)",
-    "token_error_rate": "token error rate (%)",
 }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 
 from training.errors import RecipeError
 from training.files import write_text
@@ -19,8 +19,8 @@ from training.recipe_errors import sentence
 
 SHIPPED = Path(__file__).parent / "recipes"
 
-Metric = Literal["bleu", "chrf", "exact_match", "word_error_rate", "token_error_rate"]
-DevMetric = Literal["loss", "bleu", "chrf", "exact_match", "word_error_rate", "token_error_rate"]
+Metric = Literal["bleu", "chrf", "exact_match", "sequence_error_rate", "word_error_rate"]
+DevMetric = Literal["loss", "bleu", "chrf", "exact_match", "sequence_error_rate", "word_error_rate"]
 
 
 class Section(BaseModel):
@@ -124,8 +124,18 @@ class TrainingConfig(Section):
 class EvaluationConfig(Section):
     """What is measured on the dev and test sets, and which of it chooses between checkpoints."""
 
-    metrics: list[Metric] = ["exact_match", "word_error_rate", "token_error_rate"]
+    metrics: list[Metric] = ["exact_match", "sequence_error_rate", "word_error_rate"]
     choose_by: DevMetric = "loss"
+
+    @field_validator("metrics", "choose_by", mode="before")
+    @classmethod
+    def _has_todays_names(cls, value: Any) -> Any:
+        if "token_error_rate" in (value if isinstance(value, list) else [value]):
+            raise ValueError(
+                "token_error_rate is called word_error_rate now, and the share of wrong answers, which word_error_rate "
+                "named before, is sequence_error_rate"
+            )
+        return value
 
     @model_validator(mode="after")
     def _chooses_by_what_is_measured(self) -> "EvaluationConfig":

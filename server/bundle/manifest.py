@@ -103,7 +103,9 @@ class Manifest(Part):
     files: dict[str, File]
     unseen_source_tokens: list[int] = Field(default=[], description="ids that occur in no source of the training data")
     examples: list[str] = Field(default=[], description="a few inputs the model is meant for")
-    quality: dict[str, float] = Field(default={}, description="measured on data, by name: 'test word error rate (%)'")
+    quality: dict[str, float] = Field(
+        default={}, description="measured on data, by name: 'test sequence error rate (%)'"
+    )
     parity: dict[str, Any] = Field(default={}, description="report of the export check")
     exporter: dict[str, str] = Field(default={}, description="versions of the programs that made the graphs, by name")
     oldest_onnxruntime: str = Field(

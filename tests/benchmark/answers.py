@@ -17,7 +17,7 @@ from tests.benchmark.outcome import Agreement
 from tests.benchmark.workload import Workload
 from tests.reference.decoding import decode
 from tests.reference.model import ReferenceModel
-from training.evaluation.metrics import word_error_rate
+from training.evaluation.metrics import sequence_error_rate
 
 Answers = Sequence[Sequence[int]]
 """Token ids of each input's answer, without the end token."""
@@ -55,13 +55,13 @@ def agreements(
     return found
 
 
-def word_error_rates(answers: dict[str, Answers], bundle: Bundle, workload: Workload) -> dict[str, float]:
+def sequence_error_rates(answers: dict[str, Answers], bundle: Bundle, workload: Workload) -> dict[str, float]:
     """In per cent, by contender; none where no references are known."""
     if not workload.references:
         return {}
     texts = {name: bundle.target_tokenizer.decode_batch([list(ids) for ids in each]) for name, each in answers.items()}
     return {
-        name: word_error_rate(dict(zip(workload.texts, each, strict=True)), workload.references).value
+        name: sequence_error_rate(dict(zip(workload.texts, each, strict=True)), workload.references).value
         for name, each in texts.items()
     }
 

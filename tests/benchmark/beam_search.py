@@ -8,7 +8,7 @@ from dragoman.local import LOOPBACK, LocalServer
 from server.bundle.load import Bundle
 from server.cpu import usable_cpus
 from tests.benchmark.actor import Actor
-from tests.benchmark.answers import Answers, agreements, served_answers, word_error_rates
+from tests.benchmark.answers import Answers, agreements, sequence_error_rates, served_answers
 from tests.benchmark.beam import Beam
 from tests.benchmark.contenders import closed_loop
 from tests.benchmark.effort import Contender, Effort, Notify, take_samples
@@ -53,7 +53,7 @@ def measure_beam(
         if translators:
             answers["CTranslate2"] = translators.answers(beam)
         outcome.agreements = agreements(answers, bundle, workload, *searches["early"])
-        outcome.quality = word_error_rates(answers, bundle, workload)
+        outcome.quality = sequence_error_rates(answers, bundle, workload)
         outcome.steps = workload.mean_steps(answers["engines"])
 
         contenders = [engine_contender(engines, "engines", "early", size) for size in BATCHES]

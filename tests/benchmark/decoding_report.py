@@ -20,7 +20,7 @@ def beam_sections(outcome: BeamSearch) -> list[str]:
             f"`batch` counts inputs in flight, `rows` is batch × {beam.size}."
         ),
         "\n".join(f"- {finding}" for finding in beam_findings(outcome)),
-        *([f"Word error rates: {rates}."] if rates else []),
+        *([f"Sequence error rates: {rates}."] if rates else []),
         "#### Throughput",
         _beam_throughput(outcome),
         "#### Where a step's time goes",

@@ -9,7 +9,7 @@ from server.bundle.load import Bundle
 from server.cpu import usable_cpus
 from server.search.options import SearchOptions
 from tests.benchmark.actor import Actor
-from tests.benchmark.answers import Answers, agreements, served_answers, word_error_rates
+from tests.benchmark.answers import Answers, agreements, sequence_error_rates, served_answers
 from tests.benchmark.contenders import IN_FLIGHT, raw_contenders, raw_loops, served_contenders
 from tests.benchmark.effort import Effort, Notify, take_samples
 from tests.benchmark.load import LoadGenerator
@@ -47,7 +47,7 @@ def measure_greedy(
             answers["CTranslate2"] = translators.answers()
         limit = workload.max_new_tokens
         outcome.agreements = agreements(answers, bundle, workload, SearchOptions(limit))
-        outcome.quality = word_error_rates(answers, bundle, workload)
+        outcome.quality = sequence_error_rates(answers, bundle, workload)
         outcome.steps = workload.mean_steps(answers["raw step loop"])
 
         contenders = [*raw_contenders(loops, round(outcome.steps)), *served_contenders(stack, server, workload)]

@@ -34,7 +34,7 @@ def quality(outcome: Greedy) -> str:
     for name, peak in outcome.peak_megabytes.items():
         rate = outcome.quality.get(name)
         rows.append([name, "" if rate is None else f"{rate:.1f}%", f"{peak:,.0f}"])
-    return table(["", "word error rate", "peak memory, MB"], rows)
+    return table(["", "sequence error rate", "peak memory, MB"], rows)
 
 
 def throughput(outcome: Greedy) -> str:

@@ -32,7 +32,7 @@ class Measured:
     Attributes:
         steps: mean tokens of an answer, an end token included.
         series: of every contender and load.
-        quality: word error rates by contender, in per cent, where the inputs have references.
+        quality: sequence error rates by contender, in per cent, where the inputs have references.
         kind: see Outcome.
     """
 

@@ -109,7 +109,7 @@ def _measured(measured: Measured, findings: list[str]) -> dict[str, Any]:
     return {
         "tokens_per_answer": measured.steps,
         "findings": findings,
-        "word_error_rates": measured.quality,
+        "sequence_error_rates": measured.quality,
         "series": [
             {
                 "system": series.system,

@@ -241,7 +241,7 @@ def test_health_is_0_only_when_serving(scripted: ScriptedServer) -> None:
 def test_models_and_tokenize(scripted: ScriptedServer) -> None:
     shown = run("models").stdout.decode()
     assert "capitals" in shown
-    assert "test word error rate (%)" in shown
+    assert "test sequence error rate (%)" in shown
     assert json.loads(run("models", "--json").stdout)[0]["max_source_tokens"] == 48
     assert run("tokenize", "aé").stdout.decode() == "97\ta\n233\té\n"
     assert json.loads(run("tokenize", "--json", "a").stdout) == [{"id": 97, "text": "a"}]

@@ -586,7 +586,7 @@ def test_quality_is_what_the_trained_model_has(tiny_run: Path, tiny_bundle: Path
         trained.recipe.evaluation.metrics,
     )
     assert manifest.quality["dev exact match (%)"] == pytest.approx(expected["exact_match"].value, abs=0.5)
-    assert manifest.quality["dev token error rate (%)"] == pytest.approx(expected["token_error_rate"].value, abs=0.5)
+    assert manifest.quality["dev word error rate (%)"] == pytest.approx(expected["word_error_rate"].value, abs=0.5)
     assert manifest.quality["test exact match (%)"] > 80
     assert all(manifest.training["files"].values()), "sha256 of the files it was trained on"
     assert len(manifest.examples) == 6

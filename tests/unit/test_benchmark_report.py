@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from server.bundle.load import load_bundle, shipped_bundle
-from tests.benchmark.answers import word_error_rates
+from tests.benchmark.answers import sequence_error_rates
 from tests.benchmark.engine_work import EngineWork
 from tests.benchmark.findings import beam_findings, greedy_findings, short_list_findings
 from tests.benchmark.machine import busy_cores
@@ -185,5 +185,5 @@ def test_words_are_right_if_one_of_their_references_is_answered() -> None:
     texts = {"a": ["AH", "EY"], "i": ["AY"]}
     ids = [bundle.target_tokenizer.encode(text, add_special_tokens=False).ids for text in ("EY", "IY")]
     workload = Workload("words", list(texts), [], [], 9, texts)
-    assert word_error_rates({"server": ids}, bundle, workload) == {"server": 50.0}
-    assert word_error_rates({"server": ids}, bundle, replace(workload, references={})) == {}
+    assert sequence_error_rates({"server": ids}, bundle, workload) == {"server": 50.0}
+    assert sequence_error_rates({"server": ids}, bundle, replace(workload, references={})) == {}

@@ -71,6 +71,14 @@ def test_loads(bundle: Path) -> None:
     assert loaded.target_tokenizer.token_to_id("z") == 6
 
 
+def test_measurements_may_have_any_names(bundle: Path) -> None:
+    """Those of bundles exported before the metrics had the names of today, too."""
+    measured = {"dev word error rate (%)": 23.109, "dev token error rate (%)": 5.636}
+    training = {"recipe": {"evaluation": {"metrics": ["word_error_rate", "token_error_rate"]}}}
+    edit(bundle, lambda d: d.update(quality=measured, training=training))
+    assert load_bundle(bundle).manifest.quality == measured
+
+
 def test_loads_from_another_directory_and_through_links(bundle: Path, tmp_path: Path, monkeypatch: Any) -> None:
     """As Kubernetes mounts a volume: NAME/file -> ..data/file, ..data -> a directory with a date."""
     mount = tmp_path / "mount"

@@ -21,8 +21,8 @@ ANSWERS = {"tomato": "T AH M AA T OW", "cat": "K AE", "read": "R EH D Z", "a": "
     ("metric", "value"),
     [
         ("exact_match", 100 * 1 / 4),
-        ("word_error_rate", 100 * 3 / 4),
-        ("token_error_rate", 100 * (0 + 1 + 1 + 1) / (6 + 3 + 3 + 1)),
+        ("sequence_error_rate", 100 * 3 / 4),
+        ("word_error_rate", 100 * (0 + 1 + 1 + 1) / (6 + 3 + 3 + 1)),
     ],
 )
 def test_several_references(metric: str, value: float) -> None:
@@ -32,9 +32,9 @@ def test_several_references(metric: str, value: float) -> None:
 def test_nearest_reference_is_by_edits_and_then_by_length() -> None:
     references = {"x": ["a b c d e f", "a z"]}
     # Two edits from the first, one from the second, though relative to its length the first would be nearer.
-    assert METRICS["token_error_rate"]({"x": "a b c d"}, references).value == pytest.approx(100 * 2 / 6)
-    assert METRICS["token_error_rate"]({"x": "a"}, references).value == pytest.approx(100 * 1 / 2)
-    assert METRICS["token_error_rate"]({"x": "b"}, {"x": ["b c d", "c"]}).value == pytest.approx(100 * 1 / 1)
+    assert METRICS["word_error_rate"]({"x": "a b c d"}, references).value == pytest.approx(100 * 2 / 6)
+    assert METRICS["word_error_rate"]({"x": "a"}, references).value == pytest.approx(100 * 1 / 2)
+    assert METRICS["word_error_rate"]({"x": "b"}, {"x": ["b c d", "c"]}).value == pytest.approx(100 * 1 / 1)
 
 
 @pytest.mark.parametrize("metric", ["bleu", "chrf"])

@@ -59,6 +59,8 @@ def test_the_manual_explains_every_key() -> None:
         ("data.dev=[a.tsv]", "data: dev and dev_held_out_sources exclude each other"),
         ("data.dev_held_out_sources=null", "data.dev_held_out_sources: expected a whole number, but got None"),
         ("evaluation.choose_by=bleu", "evaluation: choose_by (bleu) must be loss or one of metrics"),
+        ("evaluation.metrics=[token_error_rate]", "evaluation.metrics: token_error_rate is called word_error_rate now"),
+        ("evaluation.choose_by=token_error_rate", "evaluation.choose_by: token_error_rate is called word_error_rate"),
         ("training.steps", "--set training.steps: expected key=value, for example training.steps=1000"),
         ("seed.value=3", "--set seed.value=3: seed holds a value, not keys"),
         ("seed=[", "--set seed=[ is not valid YAML: line 1, column 2: "),

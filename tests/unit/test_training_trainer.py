@@ -56,7 +56,7 @@ def same(run: Path, other: Path, name: str = "model.pt") -> bool:
 
 
 def test_what_a_run_leaves(tmp_path: Path) -> None:
-    outcome, said = go(small("evaluation.metrics=[exact_match, token_error_rate, bleu, chrf]"), tmp_path / "run")
+    outcome, said = go(small("evaluation.metrics=[exact_match, word_error_rate, bleu, chrf]"), tmp_path / "run")
     run = tmp_path / "run"
     assert outcome.finished
     assert {path.name for path in run.iterdir()} == {

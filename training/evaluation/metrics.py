@@ -8,7 +8,7 @@ from sacrebleu.metrics.chrf import CHRF
 
 from training.recipe import Metric
 
-LOWER_IS_BETTER = {"loss", "word_error_rate", "token_error_rate"}
+LOWER_IS_BETTER = {"loss", "sequence_error_rate", "word_error_rate"}
 
 Answers = Mapping[str, str]
 References = Mapping[str, Sequence[str]]
@@ -38,24 +38,24 @@ def exact_match(answers: Answers, references: References) -> Score:
     return Score(100 * right / len(references))
 
 
-def word_error_rate(answers: Answers, references: References) -> Score:
-    """Share of sources whose answer equals no reference: the error rate of a task whose sources are words."""
+def sequence_error_rate(answers: Answers, references: References) -> Score:
+    """Share of sources whose answer equals no reference; the literature on words to phones calls it word error rate."""
     wrong = sum(answers[source] not in targets for source, targets in references.items())
     return Score(100 * wrong / len(references))
 
 
-def token_error_rate(answers: Answers, references: References) -> Score:
-    """Edits per reference token against the nearest reference, tokens being what spaces part.
+def word_error_rate(answers: Answers, references: References) -> Score:
+    """Edits per reference word against the nearest reference, words being what blanks part.
 
-    Phone error rate where targets are phones, and the word error rate of speech recognition where they are sentences.
+    Where the words are phones, the literature calls it phone error rate.
     """
-    edits = tokens = 0
+    edits = words = 0
     for source, targets in references.items():
         answer = answers[source].split()
         distance, length = min((edit_distance(answer, t.split()), len(t.split())) for t in targets)
         edits += distance
-        tokens += length
-    return Score(100 * edits / tokens)
+        words += length
+    return Score(100 * edits / words)
 
 
 def bleu(answers: Answers, references: References) -> Score:
@@ -79,8 +79,8 @@ METRICS: dict[Metric, Callable[[Answers, References], Score]] = {
     "bleu": bleu,
     "chrf": chrf,
     "exact_match": exact_match,
+    "sequence_error_rate": sequence_error_rate,
     "word_error_rate": word_error_rate,
-    "token_error_rate": token_error_rate,
 }
 
 

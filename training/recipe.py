@@ -65,6 +65,7 @@ class TokenizerConfig(Section):
     kind: Literal["characters", "symbols", "bpe", "unigram"]
     vocabulary: int = Field(default=8000, ge=400)
     lowercase: bool = False
+    invisible: Literal["drop", "keep"] = "drop"
 
 
 class TokenizersConfig(Section):

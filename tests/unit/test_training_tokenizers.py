@@ -75,7 +75,7 @@ def test_subwords_are_pieces_with_bytes_below_them(kind: str, folder: Path) -> N
     ],
 )
 def test_subwords_round_trip(kind: str, text: str, folder: Path) -> None:
-    tokenizer = made(kind, folder)
+    tokenizer = made(kind, folder, invisible="keep")
     ids = tokenizer.encode(text).ids
     assert UNKNOWN_ID not in ids
     assert ids.count(END_ID) == 1
@@ -87,8 +87,9 @@ text_of_any_kind = st.text(st.characters(exclude_categories=["Cs"], exclude_char
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
-def test_subwords_round_trip_any_text(kind: str, folder: Path) -> None:
-    tokenizer = made(kind, folder)
+@pytest.mark.parametrize("invisible", ["drop", "keep"])
+def test_subwords_round_trip_any_text(kind: str, invisible: str, folder: Path) -> None:
+    tokenizer = made(kind, folder, invisible=invisible)
 
     @settings(max_examples=200, deadline=None)
     @given(text_of_any_kind)
@@ -99,7 +100,7 @@ def test_subwords_round_trip_any_text(kind: str, folder: Path) -> None:
 
 
 def test_characters_keep_every_character(folder: Path) -> None:
-    tokenizer = made("characters", folder)
+    tokenizer = made("characters", folder, invisible="keep")
     assert tokenizer.decode(tokenizer.encode("  the  cat ").ids) == "  the  cat "
     assert tokenizer.encode("thé").ids.count(UNKNOWN_ID) == 1
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from training.data.normalization import build_normalizer
 from training.errors import DataError
 from training.files import write_text
 from training.recipe import TokenizerConfig
@@ -56,40 +57,44 @@ def load_tokenizer(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def _normalizer(config: TokenizerConfig) -> normalizers.Normalizer:
-    steps: list[normalizers.Normalizer] = [normalizers.NFC()]
-    if config.lowercase:
-        steps.append(normalizers.Lowercase())
-    return normalizers.Sequence(steps)
+def untrained(config: TokenizerConfig) -> Tokenizer:
+    """A tokenizer that normalises, cuts and joins text as the recipe says, and has no vocabulary yet.
+
+    For bpe and unigram, a space is put before every text and each word's piece begins with its space ("▁"), so a word
+    is the same piece at the start of a text and inside it; decoding takes exactly that one space away, so a text's own
+    spaces survive.
+    """
+    tokenizer = Tokenizer({"bpe": models.BPE, "unigram": models.Unigram}.get(config.kind, models.WordLevel)())
+    tokenizer.normalizer = build_normalizer(config)
+    if config.kind == "characters":
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        tokenizer.decoder = decoders.Fuse()
+    elif config.kind == "symbols":
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    else:
+        # The pieces are words with their space, cut before each "▁".
+        tokenizer.normalizer = normalizers.Sequence([tokenizer.normalizer, normalizers.Prepend(" ")])
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+        tokenizer.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        )
+    return tokenizer
 
 
 def _closed_vocabulary(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     """Characters, or symbols between white space: every one that occurs in the training data, in sorted order."""
-    normalizer = _normalizer(config)
+    tokenizer = untrained(config)
     split = list if config.kind == "characters" else str.split
-    found = sorted({symbol for text in texts for symbol in split(normalizer.normalize_str(text))})
+    found = sorted({symbol for text in texts for symbol in split(tokenizer.normalizer.normalize_str(text))})
     vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *found])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
-    tokenizer.normalizer = normalizer
-    if config.kind == "characters":
-        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-        tokenizer.decoder = decoders.Fuse()
-    else:
-        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.model = models.WordLevel(vocabulary, unk_token=UNKNOWN)
     return tokenizer
 
 
 def _subwords(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
-    """BPE or unigram pieces; a character that is no piece is spelled in bytes, so that every text can be encoded.
-
-    A space is put before every text and each word's piece begins with its space ("▁"), so a word is the same piece at
-    the start of a text and inside it; decoding takes exactly that one space away, so a text's own spaces survive.
-    """
+    """BPE or unigram pieces; a character that is no piece is spelled in bytes, so that every text can be encoded."""
     room = config.vocabulary - len(SPECIAL_TOKENS) - len(BYTE_TOKENS)
-    tokenizer = Tokenizer(models.BPE() if config.kind == "bpe" else models.Unigram())
-    # The pieces are words with their space, cut before each "▁".
-    tokenizer.normalizer = normalizers.Sequence([_normalizer(config), normalizers.Prepend(" ")])
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    tokenizer = untrained(config)
     trainer: trainers.Trainer
     if config.kind == "bpe":
         trainer = trainers.BpeTrainer(vocab_size=room, limit_alphabet=max(1, room // 2), show_progress=False)
@@ -102,9 +107,6 @@ def _subwords(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     tokenizer.train_from_iterator(texts, trainer)
     learned = json.loads(tokenizer.to_str())["model"]
     tokenizer.model = _bpe_with_bytes(learned) if config.kind == "bpe" else _unigram_with_bytes(learned)
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
     return tokenizer
 
 

@@ -50,6 +50,7 @@ class DataConfig(Section):
     dev: list[DataFile] | None = None
     dev_held_out_sources: int = Field(default=0, ge=0)
     test: list[DataFile] | None = None
+    overlap: Literal["drop", "keep"] = "drop"
     on_bad_line: Literal["skip", "refuse"] = "refuse"
 
     @model_validator(mode="after")

@@ -21,7 +21,7 @@ from training.checkpoint import (
 )
 from training.curves import draw_curves
 from training.data.batches import Batch, BatchSampler
-from training.data.corpus import Pair, references
+from training.data.corpus import Pair, distinct_sources
 from training.data.prepare import BAD_LINES, DATA, SOURCE_TOKENIZER, TARGET_TOKENIZER, TrainingData, prepare
 from training.data.tokenizers import PAD_ID
 from training.errors import TrainingError
@@ -348,7 +348,7 @@ class Trainer:
             if pairs:
                 scores = self._measure(pairs)
                 report[name] = {
-                    "sources": len(references(pairs)),
+                    "sources": len(distinct_sources(pairs, self.data.source_tokenizer)),
                     **{metric: score.value for metric, score in scores.items()},
                     **{f"{metric}_signature": score.signature for metric, score in scores.items() if score.signature},
                 }

@@ -1,14 +1,16 @@
 """Reading pairs: every kind of bad line, with file and line number."""
 
 import gzip
+import json
 from pathlib import Path
 
 import pytest
 
-from training.data.corpus import BadLines, read_pairs, references
+from training.data.corpus import BadLines, Pair, read_pairs, references
 from training.data.prepare import prepare, read_splits
+from training.data.tokenizers import untrained
 from training.errors import DataError
-from training.recipe import SHIPPED, ParallelFiles, Recipe, load_recipe
+from training.recipe import SHIPPED, ParallelFiles, Recipe, TokenizerConfig, load_recipe
 
 
 def sides(file: Path | ParallelFiles, bad: BadLines | None = None) -> list[tuple[str, str]]:
@@ -81,21 +83,62 @@ def small_recipe(folder: Path, *overrides: str) -> Recipe:
     return load_recipe(SHIPPED / "tiny.yaml", changes)
 
 
+def targets(pairs: list[Pair]) -> dict[str, list[str]]:
+    reader = untrained(TokenizerConfig(kind="symbols"))
+    return references(pairs, reader, reader)
+
+
 def test_dev_is_held_out_by_source_and_seed(tmp_path: Path) -> None:
     splits = read_splits(small_recipe(tmp_path), BadLines("refuse"))
-    dev, train = references(splits.dev), references(splits.train)
+    dev, train = targets(splits.dev), targets(splits.train)
     assert len(dev) == 10
     assert len(train) == 40
     assert not dev.keys() & train.keys()
     assert all(len(targets) == 2 for targets in dev.values())
     again = read_splits(small_recipe(tmp_path), BadLines("refuse"))
     assert again == splits
-    assert references(read_splits(small_recipe(tmp_path, "seed=2"), BadLines("refuse")).dev) != dev
+    assert targets(read_splits(small_recipe(tmp_path, "seed=2"), BadLines("refuse")).dev) != dev
 
 
 def test_held_out_set_must_leave_something(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"dev_held_out_sources \(50\) leaves no training data"):
         read_splits(small_recipe(tmp_path, "data.dev_held_out_sources=50"), BadLines("refuse"))
+
+
+TWINS = ["caf\u00e9 {}", "cafe\u0301 {}", "CAF\u00c9 {}", " caf\u00e9  {}", "ca\u00adf\u00e9\u00a0{}"]
+
+
+def test_all_spellings_of_a_source_are_held_out_together(tmp_path: Path) -> None:
+    recipe = small_recipe(tmp_path, "tokenizers.source.lowercase=true")
+    (tmp_path / "train.tsv").write_text("".join(f"{twin.format(n)}\tnumber\n" for n in range(50) for twin in TWINS))
+    splits = read_splits(recipe, BadLines("refuse"))
+    numbers = [{pair.source[-2:] for pair in pairs} for pairs in (splits.dev, splits.train)]
+    assert not numbers[0] & numbers[1]
+    assert [len(splits.dev), len(splits.train)] == [50, 200]
+
+
+@pytest.mark.parametrize("policy", ["drop", "keep"])
+def test_sources_of_dev_and_test_are_left_out_of_training(policy: str, tmp_path: Path) -> None:
+    for name, text in (("dev", "7 \tnumber\n100\tnumber\n"), ("test", "\u200b8\ta number\n9\tnumber\n9\ttwo\n")):
+        (tmp_path / f"{name}.tsv").write_text(text)
+    sets = [f"data.dev=[{tmp_path / 'dev.tsv'}]", f"data.test=[{tmp_path / 'test.tsv'}]"]
+    recipe = small_recipe(tmp_path, "data.dev_held_out_sources=0", *sets, f"data.overlap={policy}")
+    run = tmp_path / "run"
+    run.mkdir()
+    said: list[str] = []
+    data = prepare(recipe, run, said.append)
+    assert len(data.train) == (100 if policy == "keep" else 94)
+    assert json.loads((run / "data.json").read_text())["overlap"] == {"dev": 1, "test": 2}
+    told = "left out of training" if policy == "drop" else "will be trained on"
+    assert [told in line for line in said if "of data.test are in data.train too" in line] == [True]
+
+
+def test_a_test_set_that_is_the_training_set_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"every source stands in dev or test too; data\.overlap: keep trains on them"):
+        read_splits(
+            small_recipe(tmp_path, f"data.test=[{tmp_path / 'train.tsv'}]", "data.dev_held_out_sources=0"),
+            BadLines("refuse"),
+        )
 
 
 def test_over_long_pairs_are_skipped_and_listed(tmp_path: Path) -> None:

@@ -1,9 +1,13 @@
 """The reference decoder: the same answers alone and in any batch, cut where told, in the callers' terms."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from training.data.corpus import Pair
 from training.data.tokenizers import BEGIN_ID, END_ID, train_tokenizer
+from training.evaluation.evaluate import measure
 from training.evaluation.greedy import answer, greedy
 from training.model import ModelConfig, Transformer
 from training.recipe import TokenizerConfig
@@ -54,3 +58,15 @@ def test_answers_to_texts(model: Transformer) -> None:
     assert calls == 1
     rows = greedy(model, [tokenizer.encode("abc").ids], 8)
     assert answers["abc"] == tokenizer.decode(rows[0])
+
+
+def test_answers_and_references_are_compared_as_the_tokenizer_reads_them(
+    model: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = {"ab": "d e", "abc": "f"}
+    monkeypatch.setattr("training.evaluation.evaluate.answer", lambda *_, between: answers)
+    tokenizer = train_tokenizer(TokenizerConfig(kind="characters", lowercase=True), ["abcdef h"])
+    pairs = [Pair(source, f" \u200b{text.upper()} ".replace(" ", "  "), Path(), 1) for source, text in answers.items()]
+    other = Pair("A\u00adB", "h", Path(), 2)  # another reference to a source in another spelling
+    scores = measure(model, tokenizer, tokenizer, [*pairs, other], ["exact_match", "word_error_rate"])
+    assert {name: score.value for name, score in scores.items()} == {"exact_match": 100, "word_error_rate": 0}

@@ -9,6 +9,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from tokenizers import Tokenizer
+
+from training.data.normalization import comparable
 from training.data.tokenizers import SPECIAL_TOKENS
 from training.errors import DataError
 from training.recipe import ParallelFiles
@@ -118,9 +121,26 @@ def _sound(pair: Pair, bad: BadLines) -> bool:
     return True
 
 
-def references(pairs: Iterable[Pair]) -> dict[str, list[str]]:
-    """Each distinct source with all its targets, in the order of the data."""
+def distinct_sources(pairs: Iterable[Pair], tokenizer: Tokenizer) -> dict[str, str]:
+    """Sources as `comparable` has them, of which the tokenizer's model can tell one from another, in the data's order.
+
+    Returns:
+        each with its first spelling.
+    """
+    found: dict[str, str] = {}
+    for pair in pairs:
+        found.setdefault(comparable(tokenizer, pair.source), pair.source)
+    return found
+
+
+def references(pairs: Iterable[Pair], source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> dict[str, list[str]]:
+    """Each distinct source with all its targets, in the order of the data.
+
+    Sources that are the same to the model are one, written as the first of them; targets are as `comparable` has them.
+    """
+    first: dict[str, str] = {}
     found: dict[str, list[str]] = {}
     for pair in pairs:
-        found.setdefault(pair.source, []).append(pair.target)
+        source = first.setdefault(comparable(source_tokenizer, pair.source), pair.source)
+        found.setdefault(source, []).append(comparable(target_tokenizer, pair.target))
     return found

@@ -52,10 +52,10 @@ def comparable(tokenizer: Tokenizer, text: str) -> str:
     """
     if tokenizer.normalizer is not None:
         text = tokenizer.normalizer.normalize_str(text)
-    if tokenizer.pre_tokenizer is None:
-        return text
-    pieces = [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
-    return " ".join(pieces) if tokenizer.decoder is None else tokenizer.decoder.decode(pieces)
+    if tokenizer.decoder is not None:
+        joined: str = tokenizer.decoder.decode([text])
+        return joined
+    return " ".join(piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text))
 
 
 def _without(pattern: str) -> normalizers.Normalizer:

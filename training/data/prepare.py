@@ -6,12 +6,14 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from tokenizers import Tokenizer
 
 from training.data.batches import EncodedPair
-from training.data.corpus import BadLines, Pair, read_pairs, references
-from training.data.tokenizers import SPECIAL_TOKENS, load_tokenizer, save_tokenizer, train_tokenizer
+from training.data.corpus import BadLines, Pair, distinct_sources, read_pairs
+from training.data.normalization import comparable
+from training.data.tokenizers import SPECIAL_TOKENS, load_tokenizer, save_tokenizer, train_tokenizer, untrained
 from training.errors import DataError
 from training.recipe import Recipe
 
@@ -22,11 +24,19 @@ MOST_MESSAGES = 10  # of bad lines, on the terminal
 
 @dataclass(frozen=True)
 class Splits:
-    """The corpus as texts; no source of dev stands in train where dev was held out of it."""
+    """The corpus as texts.
+
+    No source of dev or test stands in train, in whatever spelling, unless the recipe keeps such pairs; what was drawn
+    out of train for dev never does.
+
+    Attributes:
+        overlap: how many distinct sources of train stood in a set of its own files, "dev" or "test", too.
+    """
 
     train: list[Pair]
     dev: list[Pair]
     test: list[Pair]
+    overlap: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -42,7 +52,7 @@ class TrainingData:
 
 
 def read_splits(recipe: Recipe, bad: BadLines) -> Splits:
-    """Reads the recipe's files and holds out dev, a draw of distinct sources that the seed determines.
+    """Reads the recipe's files, and holds out dev: a draw of sources distinct to the model, which the seed determines.
 
     Raises:
         DataError: a file cannot be read, a line is refused, or no pair is left.
@@ -51,19 +61,39 @@ def read_splits(recipe: Recipe, bad: BadLines) -> Splits:
     train = read_pairs(data.train, bad)
     dev = read_pairs(data.dev or [], bad)
     test = read_pairs(data.test or [], bad)
+    reader = untrained(recipe.tokenizers.source)
+    keyed = [(comparable(reader, pair.source), pair) for pair in train]
+    known = {key for key, _ in keyed}
+    overlap: dict[str, int] = {}
+    for name, pairs in (("dev", dev), ("test", test)):
+        there = distinct_sources(pairs, reader).keys() & known
+        overlap[name] = len(there)
+        if data.overlap == "drop":
+            keyed = [(key, pair) for key, pair in keyed if key not in there]
     if data.dev_held_out_sources:
-        sources = sorted({pair.source for pair in train})
-        if data.dev_held_out_sources >= len(sources):
-            raise DataError(
-                f"data.dev_held_out_sources ({data.dev_held_out_sources}) leaves no training data: "
-                f"there are {len(sources)} distinct sources"
-            )
-        held = set(random.Random(recipe.seed).sample(sources, data.dev_held_out_sources))
-        dev = [pair for pair in train if pair.source in held]
-        train = [pair for pair in train if pair.source not in held]
-    if not train:
-        raise DataError("data.train: no pair is left to train on")
-    return Splits(train, dev, test)
+        held = _drawn(keyed, data.dev_held_out_sources, recipe.seed)
+        dev = [pair for key, pair in keyed if key in held]
+        keyed = [(key, pair) for key, pair in keyed if key not in held]
+    if not keyed:
+        every = ": every source stands in dev or test too; data.overlap: keep trains on them all the same"
+        raise DataError(f"data.train: no pair is left to train on{every if any(overlap.values()) else ''}")
+    return Splits([pair for _, pair in keyed], dev, test, overlap)
+
+
+def _drawn(keyed: Iterable[tuple[str, Pair]], count: int, seed: int) -> set[str]:
+    """Some of the sources.
+
+    Args:
+        keyed: pairs, each with its source as `comparable` has it.
+    """
+    spellings: dict[str, str] = {}
+    for key, pair in keyed:
+        spellings[key] = min(pair.source, spellings.get(key, pair.source))
+    if count >= len(spellings):
+        raise DataError(
+            f"data.dev_held_out_sources ({count}) leaves no training data: there are {len(spellings)} distinct sources"
+        )
+    return set(random.Random(seed).sample(sorted(spellings, key=spellings.__getitem__), count))
 
 
 def prepare(recipe: Recipe, run: Path, say: Callable[[str], None]) -> TrainingData:
@@ -108,11 +138,15 @@ def prepare(recipe: Recipe, run: Path, say: Callable[[str], None]) -> TrainingDa
 
     _check_fingerprint(run, train)
     counts = {
-        name: {"pairs": len(pairs), "sources": len(references(pairs))}
+        name: {"pairs": len(pairs), "sources": len(distinct_sources(pairs, source_tokenizer))}
         for name, pairs in (("train", train_pairs), ("dev", dev_pairs), ("test", test_pairs))
     }
+    for name, count in splits.overlap.items():
+        if count:
+            say(_overlap(name, count, recipe.data.overlap))
     document = {
         "counts": counts,
+        "overlap": splits.overlap,
         "bad_lines": dict(bad.counts),
         "unseen_source_tokens": unseen_source_tokens(source_tokenizer, train),
         "train_sha256": _fingerprint(train),
@@ -149,6 +183,13 @@ def _tokenizers(recipe: Recipe, run: Path, train: list[Pair]) -> tuple[Tokenizer
         save_tokenizer(source, source_file)
         save_tokenizer(target, target_file)
     return load_tokenizer(source_file), load_tokenizer(target_file)
+
+
+def _overlap(name: str, count: int, policy: Literal["drop", "keep"]) -> str:
+    here = f"{count:,} distinct sources of data.{name} are in data.train too"
+    if policy == "drop":
+        return f"{here}; left out of training (data.overlap: keep would train on them)"
+    return f"warning: {here} and will be trained on (data.overlap: keep), so what is measured on {name} flatters"
 
 
 def _fingerprint(pairs: Iterable[EncodedPair]) -> str:

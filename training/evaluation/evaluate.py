@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from training.data.batches import IGNORED, BatchSampler, EncodedPair, collate
 from training.data.corpus import Pair, references
+from training.data.normalization import comparable
 from training.evaluation.greedy import answer
 from training.evaluation.metrics import METRICS, Score
 from training.model import Transformer
@@ -45,12 +46,13 @@ def measure(
     *,
     between: Callable[[], None] = lambda: None,
 ) -> dict[str, Score]:
-    """Greedy answers to every distinct source, scored against all its targets.
+    """Greedy answers to every distinct source, scored against all its targets, both normalised as targets are.
 
     Args:
         model: in eval mode.
         between: see `answer`.
     """
-    expected = references(pairs)
-    answers = answer(model, source_tokenizer, target_tokenizer, expected, between=between)
+    expected = references(pairs, source_tokenizer, target_tokenizer)
+    written = answer(model, source_tokenizer, target_tokenizer, expected, between=between)
+    answers = {source: comparable(target_tokenizer, text) for source, text in written.items()}
     return {metric: METRICS[metric](answers, expected) for metric in metrics}

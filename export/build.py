@@ -9,7 +9,7 @@ from export.assemble import CacheChoice, Options, write_files, write_manifest
 from export.check import Report, check_bundle
 from export.data import spread
 from export.errors import CheckFailedError, ExportError
-from export.precision.comparison import compare
+from export.precision.comparison import check_judgeable, compare
 from export.precision.rounded import runnable
 from export.precision.search import Found, example_feeds, search
 from export.quality import NAMES, Decoded, decode
@@ -56,7 +56,7 @@ def build(work: Work) -> tuple[Bundle, Report]:
     """Makes a bundle somewhere in the working directory.
 
     Raises:
-        ExportError: the device does not work, the check failed, or more quality is lost than may be.
+        ExportError: the device does not work, the check failed, or more quality is lost than may be, or nobody can say.
     """
     precision = work.options.precision
     for integers in INTEGERS:
@@ -73,9 +73,11 @@ def build(work: Work) -> tuple[Bundle, Report]:
     exact = _trace(work, "fp32")
     name, pairs = work.measured
     work.say(f"measuring on {name} what {precision} changes")
-    decoded = work.decode(exact, CPU, pairs), work.decode(tried, device, pairs)
-    loss = compare((exact, tried), decoded, example_feeds(exact, pairs), device)
     limit = work.options.max_quality_loss
+    before = work.decode(exact, CPU, pairs)
+    check_judgeable(before, name, precision, limit)
+    decoded = before, work.decode(tried, device, pairs)
+    loss = compare((exact, tried), decoded, example_feeds(exact, pairs), device)
     if loss["points_lost"] > limit:
         points = loss["points_lost"]
         raise ExportError(
@@ -95,6 +97,7 @@ def _build_integers(work: Work, precision: Integers) -> tuple[Bundle, Report]:
     name, pairs = work.measured
     work.say(f"making {precision} of them, and measuring on {name} what that changes")
     before = work.decode(exact, CPU, pairs)
+    check_judgeable(before, name, precision, work.options.max_quality_loss)
 
     def find(cache: CacheChoice) -> Found:
         folder, limit = work.place / precision, work.options.max_quality_loss

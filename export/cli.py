@@ -42,7 +42,10 @@ def export(
     ] = "fp32",
     max_quality_loss: Annotated[
         float,
-        typer.Option(metavar="POINTS", help="That a precision below fp32 may cost on dev, in the recipe's metrics."),
+        typer.Option(
+            metavar="POINTS",
+            help="That a precision below fp32 may cost on dev, in the recipe's metrics; 100: whatever it costs.",
+        ),
     ] = 0.1,
     cache: Annotated[
         Literal["auto", "float", "int8"],

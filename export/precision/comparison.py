@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from export.errors import ExportError
 from export.precision.calibration import Feed
 from export.precision.rounded import stood_in_for
 from export.precision.sensitivity import log_probabilities
@@ -13,17 +14,46 @@ from export.precision.timing import least_seconds
 from export.quality import NAMES, Decoded, lost
 from export.walk import draw_sources
 from server.bundle.load import Bundle
+from server.bundle.manifest import Precision
 from server.cpu import usable_cpus
 from server.runtime.device import CPU, Device, open_session
 from server.runtime.model import Runtime, Sessions
 from training.recipe import Metric
 
 TIMED_ROWS = (1, 8, 32, 64)
+LEAST_GAIN = 1.0  # points by which a metric must be better than chance to show a loss
+UNJUDGED = 100.0  # a limit of so many points means that nothing is to be judged
 
 
 def points_lost(exact: Decoded, other: Decoded) -> float:
     """The most that any metric got worse; less than 0 where all got better."""
-    return max(lost(metric, before, other.scores[metric]) for metric, before in exact.scores.items())
+    return max((lost(metric, before, other.scores[metric]) for metric, before in exact.scores.items()), default=0.0)
+
+
+def check_judgeable(exact: Decoded, data: str, precision: Precision, limit: float) -> None:
+    """Refuses to judge a precision by answers that show nothing: what is all wrong can't get worse.
+
+    Args:
+        exact: decoded in fp32.
+        data: name of the set.
+        limit: points that may be lost.
+
+    Raises:
+        ExportError: no metric is better than chance.
+    """
+    if limit >= UNJUDGED:
+        return
+    chance = exact.by_chance()
+    if any(lost(metric, value, chance[metric]) >= LEAST_GAIN for metric, value in exact.scores.items()):
+        return
+    values = ", ".join(
+        f"{NAMES[metric]} {value:.3g}, by chance {chance[metric]:.3g}" for metric, value in exact.scores.items()
+    )
+    raise ExportError(
+        f"what --precision {precision} costs can't be judged: the model's answers to {data} are no better in fp32 than "
+        f"the same answers given to other sources ({values or 'the recipe has no metrics'}); train it further, look at "
+        f"its data, or pass --max-quality-loss {UNJUDGED:g} to export it unjudged"
+    )
 
 
 def compare(

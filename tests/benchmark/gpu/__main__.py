@@ -46,7 +46,7 @@ def main(
         precision: Precision = "fp32" if device == "cpu" else "fp16"
         kind = "cpu" if device == "cpu" else "cuda"
         try:
-            export_run(run, path, Options(name="base", precision=precision, device=kind))
+            export_run(run, path, Options(name="base", precision=precision, max_quality_loss=100, device=kind))
             bundle = load_bundle(path)
             chosen = choose_device(device, bundle.decoder)
         except DeviceError as error:

@@ -9,6 +9,7 @@ from tokenizers import Encoding, Tokenizer
 from dragoman.v1 import generation_pb2 as pb
 from server.api.errors import ApiError, invalid
 from server.bundle.manifest import SpecialTokens
+from server.text.blank import is_blank, made_of
 
 # Texts up to this many characters are tokenized on the event loop, in a millisecond or two; longer ones in a thread.
 INLINE_CHARACTERS = 2048
@@ -80,7 +81,18 @@ class TextEncoder:
 
 
 class SourceEncoder(TextEncoder):
-    """Checks and encodes what a model shall read. Its limit counts the end token."""
+    """Checks and encodes what a model shall read. Its limit counts the end token.
+
+    Args:
+        tokenizer, tokens, max_tokens: see `TextEncoder`.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, tokens: SpecialTokens, max_tokens: int) -> None:
+        super().__init__(tokenizer, tokens, max_tokens)
+        ids = [[token] for token in range(self.vocabulary_size) if token not in self.special]
+        texts = tokenizer.decode_batch(ids)
+        # What a normalizer may leave of a text without content: a lone "▁", say.
+        self._blank = frozenset(token for (token,), text in zip(ids, texts, strict=True) if is_blank(text))
 
     async def encode(self, text: str, field: str) -> list[int]:
         """Token ids of a text, the end token included.
@@ -89,7 +101,8 @@ class SourceEncoder(TextEncoder):
             field: the text's field, for the error.
 
         Raises:
-            ApiError: the text is empty, too long, or has a character that the model has never seen.
+            ApiError: the text is empty, holds nothing that can be seen, is too long, or has a character that the model
+                has never seen.
         """
         self.check_size(text, field)
         [encoding] = await self._tokenize([text], with_end=True)
@@ -144,7 +157,7 @@ class SourceEncoder(TextEncoder):
         """Refuses what need not be tokenized to be refused.
 
         Raises:
-            ApiError: the text is empty, or far too long.
+            ApiError: the text is empty, holds nothing that can be seen, or is far too long.
         """
         if error := self._size_error(text, field):
             raise error
@@ -157,6 +170,8 @@ class SourceEncoder(TextEncoder):
                 f"has {len(text)} characters, far more than the {self.max_tokens} tokens that the model reads at most"
             )
             return invalid(field, problem)
+        if is_blank(text):
+            return invalid(field, f"is empty: it holds only {made_of(text)}")
         return None
 
     def _check(self, encoding: Encoding, text: str, field: str) -> list[int]:
@@ -164,8 +179,8 @@ class SourceEncoder(TextEncoder):
         if len(ids) > self.max_tokens:
             raise self._too_long(len(ids), field)
         self._check_known(encoding, text, field)
-        if len(ids) == 1:
-            raise invalid(field, "is empty once it is normalised")
+        if self._blank.issuperset(ids[:-1]):
+            raise invalid(field, f"is empty once it is normalised: it holds only {made_of(text)}")
         return ids
 
     def _too_long(self, tokens: int, field: str) -> ApiError:
@@ -210,7 +225,7 @@ class TargetEncoder(TextEncoder):
                 if whole and ids and ids[-1] == self.end:
                     ids.pop()
             if not ids and not whole:
-                raise invalid(field, "is empty")
+                raise invalid(field, f"is empty: it holds only {made_of(given.text)}" if given.text else "is empty")
             if len(ids) > self.max_tokens:
                 raise self._too_long(f"{len(ids)} tokens", field)
             parts.append(tuple(ids))

@@ -39,7 +39,12 @@ BAD_INPUTS = {
     "neither text nor ids": (pb.Input(), "", "has neither text nor token_ids"),
     "both text and ids": (pb.Input(text="a", token_ids=pb.TokenIds(ids=[4])), "", "has both text and token_ids"),
     "empty text": (Text(text=""), ".text", "is empty"),
-    "text that normalises to nothing": (Text(text="  "), ".text", "is empty once it is normalised"),
+    "blanks": (Text(text="  "), ".text", "is empty: it holds only U+0020 SPACE"),
+    "what nobody sees": (
+        Text(text="\u200b\u00a0\n"),
+        ".text",
+        "is empty: it holds only U+200B ZERO WIDTH SPACE, U+00A0 NO-BREAK SPACE and U+000A LINE FEED",
+    ),
     "text one token too long": (
         Text(text="a" * 16),
         ".text",

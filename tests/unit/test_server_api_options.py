@@ -136,7 +136,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"prefix": pb.Input()}, "prefix", "has neither text nor token_ids"),
     ({"prefix": pb.Input(text="a", token_ids=only(A))}, "prefix", "has both text and token_ids"),
     ({"prefix": text("")}, "prefix.text", "is empty"),
-    ({"prefix": text("  ")}, "prefix.text", "is empty"),
+    ({"prefix": text("  ")}, "prefix.text", "is empty: it holds only U+0020 SPACE"),
     ({"prefix": text("a1")}, "prefix.text", "has the character '1' (U+0031) at position 1"),
     ({"prefix": text("a" * 5000)}, "prefix.text", "has 5000 characters, but the model writes at most 12 tokens"),
     ({"prefix": text("a" * 13)}, "prefix.text", "has 13 tokens, but the model writes at most 12"),

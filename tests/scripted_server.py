@@ -260,7 +260,7 @@ class ScriptedServer(pb_grpc.GenerationServiceServicer):
             device="cpu",
             max_source_tokens=48,
             max_target_tokens=47,
-            quality={"test word error rate (%)": 20.5},
+            quality={"test sequence error rate (%)": 20.5},
             examples=["dragoman"],
             decoder_layers=2,
             heads=3,

@@ -137,7 +137,7 @@ def test_the_other_calls(client: Any) -> None:
     assert model == client.model() == client.model("capitals")
     assert (model.name, model.quality, model.examples) == (
         "capitals",
-        {"test word error rate (%)": 20.5},
+        {"test sequence error rate (%)": 20.5},
         ("dragoman",),
     )
     with pytest.raises(NotFoundError, match="there is no model 'other'"):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from server.text.blank import is_blank
 from training.data.corpus import BadLines, Pair, read_pairs
 from training.errors import DataError
 from training.recipe import ParallelFiles
@@ -43,6 +44,8 @@ def spread(texts: Sequence[str], count: int) -> list[str]:
 
 def unusable(tokenizer: Tokenizer, text: str, limit: int, unknown: int) -> str | None:
     """Why a text can't be a source of the model; None where it can."""
+    if is_blank(text):
+        return "has nothing that can be seen"
     ids = tokenizer.encode(text).ids
     if len(ids) > limit:
         return f"has {len(ids)} tokens, more than the model's {limit}"

@@ -105,7 +105,12 @@ def test_notice_that_would_take_a_graphs_place(run: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"), [("w5 w6 w7 w8 w9 w10 w11 w12 w13", "10 tokens"), ("w5 elephant", "does not know")]
+    ("text", "reason"),
+    [
+        ("w5 w6 w7 w8 w9 w10 w11 w12 w13", "10 tokens"),
+        ("w5 elephant", "does not know"),
+        (" ", "has nothing that can be seen"),
+    ],
 )
 def test_example_that_the_model_can_not_take(run: Path, tmp_path: Path, text: str, reason: str) -> None:
     message = refused(run, tmp_path / "bundle", Options(name="small", examples=[text]))

@@ -64,7 +64,7 @@ class TokenizerConfig(Section):
     """One tokenizer; `vocabulary` counts for bpe and unigram, the other kinds take whatever occurs."""
 
     kind: Literal["characters", "symbols", "bpe", "unigram"]
-    vocabulary: int = Field(default=8000, ge=400)
+    vocabulary: int = Field(default=8000, ge=400, le=1_000_000)
     lowercase: bool = False
     invisible: Literal["drop", "keep"] = "drop"
 
@@ -180,10 +180,14 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_Loader.yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
+class _Dumper(yaml.SafeDumper):
+    """Writes in quotes what `_Loader` would take for a number: a file may be called 1e3."""
+
+
+for _kind in (_Loader, _Dumper):
+    _kind.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+    )
 
 
 def _parse(text: str, where: str) -> Any:
@@ -259,7 +263,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 
 def save_recipe(recipe: Recipe, path: Path) -> None:
     """Writes the recipe, defaults and overrides included, as YAML that `load_recipe` reads back."""
-    write_text(path, yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
+    write_text(path, yaml.dump(recipe.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True))
 
 
 def _located(recipe: Recipe, folder: Path) -> Recipe:

@@ -9,9 +9,10 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from training.checkpoint import average_checkpoints, checkpoint_steps, load_state
-from training.data.corpus import BadLines, Pair, read_pairs
-from training.data.prepare import DEV, SOURCE_TOKENIZER, TARGET_TOKENIZER, read_splits
+from training.data.corpus import Pair
+from training.data.prepare import DEV, SOURCE_TOKENIZER, TARGET_TOKENIZER
 from training.data.tokenizers import NEVER_WRITTEN, PAD_ID, load_tokenizer
+from training.data.written import read_written
 from training.errors import TrainingError
 from training.model import Transformer
 from training.recipe import ParallelFiles, Recipe, load_recipe
@@ -36,14 +37,12 @@ class Run:
     provenance: dict[str, Any]
 
     def dev_pairs(self) -> list[Pair]:
-        """The pairs held out for development: those the run wrote down, or else anew from the recipe's data.
+        """The pairs that were measured as dev while the run was trained; none where the recipe has no dev set.
 
         Raises:
-            DataError: neither can be read.
+            DataError: what the run wrote down of them is gone or damaged.
         """
-        bad = BadLines("skip")
-        saved = self.path / DEV
-        return read_pairs([saved], bad) if saved.exists() else read_splits(self.recipe, bad).dev
+        return read_written(self.path / DEV)
 
 
 def load_run(path: Path) -> Run:

@@ -12,9 +12,12 @@ from tokenizers import Tokenizer
 
 from training.data.batches import EncodedPair
 from training.data.corpus import BadLines, Pair, distinct_sources, read_pairs
+from training.data.encode import Tokenizers, encode, learn, without_overlong
 from training.data.normalization import comparable
-from training.data.tokenizers import SPECIAL_TOKENS, load_tokenizer, save_tokenizer, train_tokenizer, untrained
+from training.data.tokenizers import SPECIAL_TOKENS, load_tokenizer, save_tokenizer, untrained
+from training.data.written import write_pairs
 from training.errors import DataError
+from training.files import write_text
 from training.recipe import Recipe
 
 SOURCE_TOKENIZER, TARGET_TOKENIZER = "source_tokenizer.json", "target_tokenizer.json"
@@ -58,9 +61,7 @@ def read_splits(recipe: Recipe, bad: BadLines) -> Splits:
         DataError: a file cannot be read, a line is refused, or no pair is left.
     """
     data = recipe.data
-    train = read_pairs(data.train, bad)
-    dev = read_pairs(data.dev or [], bad)
-    test = read_pairs(data.test or [], bad)
+    train, dev, test = (_read(recipe, name, bad) for name in ("train", "dev", "test"))
     reader = untrained(recipe.tokenizers.source)
     keyed = [(comparable(reader, pair.source), pair) for pair in train]
     known = {key for key, _ in keyed}
@@ -71,16 +72,32 @@ def read_splits(recipe: Recipe, bad: BadLines) -> Splits:
         if data.overlap == "drop":
             keyed = [(key, pair) for key, pair in keyed if key not in there]
     if data.dev_held_out_sources:
-        held = _drawn(keyed, data.dev_held_out_sources, recipe.seed)
+        held = _drawn(keyed, data.dev_held_out_sources, recipe.seed, bad)
         dev = [pair for key, pair in keyed if key in held]
         keyed = [(key, pair) for key, pair in keyed if key not in held]
     if not keyed:
-        every = ": every source stands in dev or test too; data.overlap: keep trains on them all the same"
-        raise DataError(f"data.train: no pair is left to train on{every if any(overlap.values()) else ''}")
+        raise DataError(
+            "data.train: no pair is left to train on: every source stands in dev or test too; "
+            "data.overlap: keep trains on them all the same"
+        )
     return Splits([pair for _, pair in keyed], dev, test, overlap)
 
 
-def _drawn(keyed: Iterable[tuple[str, Pair]], count: int, seed: int) -> set[str]:
+def _read(recipe: Recipe, name: Literal["train", "dev", "test"], bad: BadLines) -> list[Pair]:
+    """The sound pairs of a set that are not too long in any case; none where the recipe has no such set."""
+    files = getattr(recipe.data, name)
+    since = len(bad.found)
+    pairs = without_overlong(recipe, read_pairs(files or [], bad), bad)
+    if files and not pairs:
+        raise _nothing_left(name, bad, since)
+    return pairs
+
+
+def _nothing_left(name: str, bad: BadLines, since: int) -> DataError:
+    return DataError(f"data.{name}: no pair is left: {bad.account(since) or 'there is none in its files'}")
+
+
+def _drawn(keyed: Iterable[tuple[str, Pair]], count: int, seed: int, bad: BadLines) -> set[str]:
     """Some of the sources.
 
     Args:
@@ -90,8 +107,10 @@ def _drawn(keyed: Iterable[tuple[str, Pair]], count: int, seed: int) -> set[str]
     for key, pair in keyed:
         spellings[key] = min(pair.source, spellings.get(key, pair.source))
     if count >= len(spellings):
+        skipped = bad.account()
         raise DataError(
-            f"data.dev_held_out_sources ({count}) leaves no training data: there are {len(spellings)} distinct sources"
+            f"{skipped and skipped + '; '}data.dev_held_out_sources ({count}) leaves no training data: "
+            f"there are {len(spellings)} distinct sources"
         )
     return set(random.Random(seed).sample(sorted(spellings, key=spellings.__getitem__), count))
 
@@ -109,36 +128,35 @@ def prepare(recipe: Recipe, run: Path, say: Callable[[str], None]) -> TrainingDa
         DataError: see `read_splits`; or the run was made from other data.
     """
     bad = BadLines(recipe.data.on_bad_line)
+    try:
+        return _prepare(recipe, run, say, bad)
+    finally:  # in every case: what was skipped may be why nothing is left
+        _tell(bad, run, say)
+
+
+def _prepare(recipe: Recipe, run: Path, say: Callable[[str], None], bad: BadLines) -> TrainingData:
     splits = read_splits(recipe, bad)
-    source_tokenizer, target_tokenizer = _tokenizers(recipe, run, splits.train)
+    tokenizers = _tokenizers(recipe, run, splits.train)
 
-    def encode(pairs: list[Pair], name: str) -> tuple[list[EncodedPair], list[Pair]]:
-        sources = source_tokenizer.encode_batch([pair.source for pair in pairs])
-        targets = target_tokenizer.encode_batch([pair.target for pair in pairs])
+    def encoded(pairs: list[Pair], name: str) -> tuple[list[EncodedPair], list[Pair]]:
+        since = len(bad.found)
         kept: list[tuple[EncodedPair, Pair]] = []
-        for pair, source, target in zip(pairs, sources, targets, strict=True):
-            # The end token counts for the source and not for the target: the limits are those a server will state.
-            for side, tokens, limit in (
-                ("source", len(source.ids), recipe.model.max_source_length),
-                ("target", len(target.ids) - 1, recipe.model.max_target_length),
-            ):
-                if tokens > limit:
-                    message = f"the {side} has {tokens} tokens, model.max_{side}_length is {limit}"
-                    bad.report(pair.file, pair.line, "too_long", message)
-                    break
+        for pair, ids, fault in encode(recipe, tokenizers, pairs):
+            if fault is None:
+                kept.append((ids, pair))
             else:
-                kept.append((EncodedPair(source.ids, target.ids), pair))
+                bad.report(pair.file, pair.line, "too_long", fault)
         if pairs and not kept:
-            raise DataError(f"data.{name}: every pair is longer than the model's limits")
-        return [encoded for encoded, _ in kept], [pair for _, pair in kept]
+            raise _nothing_left(name, bad, since)
+        return [ids for ids, _ in kept], [pair for _, pair in kept]
 
-    train, train_pairs = encode(splits.train, "train")
-    dev, dev_pairs = encode(splits.dev, "dev")
-    _, test_pairs = encode(splits.test, "test")
+    train, train_pairs = encoded(splits.train, "train")
+    dev, dev_pairs = encoded(splits.dev, "dev")
+    _, test_pairs = encoded(splits.test, "test")
 
     _check_fingerprint(run, train)
     counts = {
-        name: {"pairs": len(pairs), "sources": len(distinct_sources(pairs, source_tokenizer))}
+        name: {"pairs": len(pairs), "sources": len(distinct_sources(pairs, tokenizers.source))}
         for name, pairs in (("train", train_pairs), ("dev", dev_pairs), ("test", test_pairs))
     }
     for name, count in splits.overlap.items():
@@ -148,20 +166,14 @@ def prepare(recipe: Recipe, run: Path, say: Callable[[str], None]) -> TrainingDa
         "counts": counts,
         "overlap": splits.overlap,
         "bad_lines": dict(bad.counts),
-        "unseen_source_tokens": unseen_source_tokens(source_tokenizer, train),
+        "unseen_source_tokens": unseen_source_tokens(tokenizers.source, train),
         "train_sha256": _fingerprint(train),
     }
-    (run / DATA).write_text(json.dumps(document, indent=2) + "\n")
-    (run / DEV).write_text("".join(f"{p.source}\t{p.target}\n" for p in dev_pairs), encoding="utf-8")
-    if bad.messages:
-        (run / BAD_LINES).write_text("\n".join(bad.messages) + "\n", encoding="utf-8")
-        for message in bad.messages[:MOST_MESSAGES]:
-            say(f"skipped {message}")
-        kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(bad.counts.items()))
-        say(f"skipped {len(bad.messages)} bad lines ({kinds}); all stand in {run / BAD_LINES}")
+    write_text(run / DATA, json.dumps(document, indent=2) + "\n")
+    write_pairs(run / DEV, dev_pairs)
     sizes = ", ".join(f"{name} {count['pairs']:,} pairs" for name, count in counts.items())
-    say(f"{sizes}; vocabulary {source_tokenizer.get_vocab_size():,} / {target_tokenizer.get_vocab_size():,}")
-    return TrainingData(source_tokenizer, target_tokenizer, train, dev, dev_pairs, test_pairs)
+    say(f"{sizes}; vocabulary {tokenizers.source.get_vocab_size():,} / {tokenizers.target.get_vocab_size():,}")
+    return TrainingData(*tokenizers, train, dev, dev_pairs, test_pairs)
 
 
 def unseen_source_tokens(tokenizer: Tokenizer, train: Iterable[EncodedPair]) -> list[int]:
@@ -170,19 +182,26 @@ def unseen_source_tokens(tokenizer: Tokenizer, train: Iterable[EncodedPair]) -> 
     return [token for token in range(tokenizer.get_vocab_size()) if token not in seen]
 
 
-def _tokenizers(recipe: Recipe, run: Path, train: list[Pair]) -> tuple[Tokenizer, Tokenizer]:
+def _tell(bad: BadLines, run: Path, say: Callable[[str], None]) -> None:
+    """Writes down which lines were skipped, where any were, and says it in short."""
+    messages = bad.messages
+    if not messages:
+        return
+    write_text(run / BAD_LINES, "".join(f"{message}\n" for message in messages))
+    for message in messages[:MOST_MESSAGES]:
+        say(f"skipped {message}")
+    kinds = ", ".join(f"{kind} {count}" for kind, count in bad.counts.items())
+    say(f"skipped {len(messages)} bad lines ({kinds}); all stand in {run / BAD_LINES}")
+
+
+def _tokenizers(recipe: Recipe, run: Path, train: list[Pair]) -> Tokenizers:
     """Those of the run, so that a resumed run never depends on how they were trained; else new ones, saved."""
     source_file, target_file = run / SOURCE_TOKENIZER, run / TARGET_TOKENIZER
     if not (source_file.exists() and target_file.exists()):
-        config = recipe.tokenizers
-        if config.joint:
-            source = target = train_tokenizer(config.source, (text for pair in train for text in pair[:2]))
-        else:
-            source = train_tokenizer(config.source, (pair.source for pair in train))
-            target = train_tokenizer(config.target or config.source, (pair.target for pair in train))
-        save_tokenizer(source, source_file)
-        save_tokenizer(target, target_file)
-    return load_tokenizer(source_file), load_tokenizer(target_file)
+        learned = learn(recipe, train)
+        save_tokenizer(learned.source, source_file)
+        save_tokenizer(learned.target, target_file)
+    return Tokenizers(load_tokenizer(source_file), load_tokenizer(target_file))
 
 
 def _overlap(name: str, count: int, policy: Literal["drop", "keep"]) -> str:

@@ -1,7 +1,7 @@
 """Tokenizers, trained from the training data with Hugging Face `tokenizers` and saved as its JSON."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,15 @@ SPECIAL_TOKENS = [PAD, UNKNOWN, BEGIN, END]
 PAD_ID, UNKNOWN_ID, BEGIN_ID, END_ID = range(4)
 NEVER_WRITTEN = (PAD_ID, UNKNOWN_ID, BEGIN_ID)  # by a model that is trained
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
+RESERVED_ALPHABET = set("".join(SPECIAL_TOKENS + BYTE_TOKENS))
+CLOSED = ("characters", "symbols")  # kinds whose tokens are known before anything is learned
+LONGEST_PIECE = 16  # characters of a piece of bpe or unigram
+# NOTE: of a word, while pieces are learned. `tokenizers` learns bpe in the square of the longest word's length, and the
+# trainer of unigram overflows its stack on words of 100,000 characters.
+LONGEST_WORD = 256
 
 
-def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
+def train_tokenizer(config: TokenizerConfig, texts: Sequence[str], key: str = "tokenizers.source") -> Tokenizer:
     """Builds the tokenizer a recipe asks for.
 
     Every tokenizer starts with the special tokens (ids 0 to 3) and ends an encoded text with the end token.
@@ -27,11 +33,18 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     Args:
         config: kind, vocabulary size, normalisation.
         texts: the training side, a text an item.
+        key: the recipe's, for messages.
+
+    Raises:
+        DataError: no such tokenizer can be learned from these texts.
     """
-    if config.kind in ("characters", "symbols"):
+    if config.kind in CLOSED:
         tokenizer = _closed_vocabulary(config, texts)
     else:
-        tokenizer = _subwords(config, texts)
+        try:
+            tokenizer = _subwords(config, texts)
+        except Exception as error:  # `tokenizers` raises plain Exception
+            raise DataError(_unlearnable(config, texts, key, error)) from None
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
     tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {END}", special_tokens=[(END, END_ID)])
     return tokenizer
@@ -81,6 +94,23 @@ def untrained(config: TokenizerConfig) -> Tokenizer:
     return tokenizer
 
 
+def fewest_tokens(reader: Tokenizer, config: TokenizerConfig, text: str) -> int:
+    """How many tokens any tokenizer of this recipe needs for a text at least, the end token not counted.
+
+    Exact for characters and symbols, whatever their vocabularies; none of bpe and unigram has pieces that span words
+    or are longer than LONGEST_PIECE.
+
+    Args:
+        reader: `untrained` of the config.
+    """
+    normal = reader.normalizer.normalize_str(text)
+    if config.kind == "characters":
+        return len(normal)
+    if config.kind == "symbols":
+        return len(normal.split())
+    return max(sum(map(bool, normal.split(" "))), -(-len(normal) // LONGEST_PIECE))
+
+
 def _closed_vocabulary(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     """Characters, or symbols between white space: every one that occurs in the training data, in sorted order."""
     tokenizer = untrained(config)
@@ -97,17 +127,41 @@ def _subwords(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     tokenizer = untrained(config)
     trainer: trainers.Trainer
     if config.kind == "bpe":
-        trainer = trainers.BpeTrainer(vocab_size=room, limit_alphabet=max(1, room // 2), show_progress=False)
+        trainer = trainers.BpeTrainer(
+            vocab_size=room,
+            limit_alphabet=max(1, room // 2),
+            max_token_length=LONGEST_PIECE,
+            show_progress=False,
+        )
     else:
         # What the reserved tokens are spelled with must be pieces too, see below.
-        alphabet = sorted(set("".join(SPECIAL_TOKENS + BYTE_TOKENS)))
         trainer = trainers.UnigramTrainer(
-            vocab_size=room, initial_alphabet=alphabet, show_progress=False, unk_token=UNKNOWN
+            vocab_size=room,
+            initial_alphabet=sorted(RESERVED_ALPHABET),
+            max_piece_length=LONGEST_PIECE,
+            show_progress=False,
+            unk_token=UNKNOWN,
         )
+    words = tokenizer.pre_tokenizer
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.FixedLength(LONGEST_WORD)])
     tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.pre_tokenizer = words
     learned = json.loads(tokenizer.to_str())["model"]
     tokenizer.model = _bpe_with_bytes(learned) if config.kind == "bpe" else _unigram_with_bytes(learned)
     return tokenizer
+
+
+def _unlearnable(config: TokenizerConfig, texts: Sequence[str], key: str, error: Exception) -> str:
+    if config.kind == "unigram":
+        normalize = untrained(config).normalizer.normalize_str
+        alphabet = set().union(*map(normalize, texts)) - {" "}
+        least = len(SPECIAL_TOKENS) + len(BYTE_TOKENS) + len(alphabet | RESERVED_ALPHABET | {"▁"})
+        if config.vocabulary < least:
+            return (
+                f"{key}.vocabulary ({config.vocabulary}) is too small for unigram: each of the {len(alphabet):,} "
+                f"characters of the training data is a piece, so it takes at least {least}"
+            )
+    return f"{key}: no {config.kind} tokenizer can be learned from the training data ({error})"
 
 
 def _bpe_with_bytes(learned: dict[str, Any]) -> models.BPE:

@@ -35,7 +35,9 @@ def run(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Overrides a key, e.g. training.steps=1000.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where the run's last checkpoint is.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where the run's last checkpoint is, with the same --set.")
+    ] = False,
     device: Annotated[Device, typer.Option(help="auto takes CUDA where there is one.")] = Device.auto,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; PyTorch's choice by default.")] = None,
 ) -> None:

@@ -15,7 +15,7 @@ Record = dict[str, Any]
 
 
 class Journal:
-    """Records of kind "train" and "dev", one JSON object a line, each with its step.
+    """Records of kind "train", "dev" and "recipe", one JSON object a line, each with its step.
 
     A run that resumes at a step forgets what was written beyond it: those steps come again.
 
@@ -33,12 +33,22 @@ class Journal:
 
     def write(self, kind: str, step: int, values: dict[str, float]) -> None:
         """Adds a record."""
-        record = {"kind": kind, "step": step, **values}
+        self._add({"kind": kind, "step": step, **values})
+        for name, value in values.items():
+            self.board.add_scalar(f"{kind}/{name}", value, step)
+
+    def note(self, step: int, changed: dict[str, tuple[Any, Any]]) -> None:
+        """Adds a record of the recipe's keys that have other values after this step: before, and from then on."""
+        self._add({"kind": "recipe", "step": step, **{key: list(values) for key, values in changed.items()}})
+
+    def notes(self) -> list[Record]:
+        """What `note` added, without its kind."""
+        return [{k: v for k, v in r.items() if k != "kind"} for r in self.records if r["kind"] == "recipe"]
+
+    def _add(self, record: Record) -> None:
         self.records.append(record)
         self.file.write(json.dumps(record) + "\n")
         self.file.flush()
-        for name, value in values.items():
-            self.board.add_scalar(f"{kind}/{name}", value, step)
 
     def dev(self, metric: str) -> dict[int, float]:
         """A dev metric of every step at which it was measured, in order."""

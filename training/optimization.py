@@ -26,6 +26,17 @@ def learning_rate(config: TrainingConfig, d_model: int, step: int) -> float:
     return config.learning_rate * math.sqrt(max(warmup, 1) / step)
 
 
+def warmup_warning(config: TrainingConfig) -> str | None:
+    """That the warm-up is longer than the run, where it is."""
+    if config.warmup_steps <= config.steps:
+        return None
+    share = config.steps / config.warmup_steps
+    return (
+        f"the warm-up (training.warmup_steps {config.warmup_steps}) is longer than the run (training.steps "
+        f"{config.steps}): the learning rate rises to its end and comes to {share:.0%} of its highest value"
+    )
+
+
 def build_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
     """AdamW (Loshchilov & Hutter 2019); weight decay holds for matrices, not for biases and layer norms."""
     matrices = [p for p in model.parameters() if p.dim() > 1]

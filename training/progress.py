@@ -64,17 +64,19 @@ class ProgressBar:
 
 
 class Window:
-    """Loss, tokens and time since the last report; time spent elsewhere can be left out."""
+    """Loss, largest gradient norm, tokens and time since the last report; time spent elsewhere can be left out."""
 
     def __init__(self) -> None:
         self.loss = 0.0
+        self.gradient_norm = 0.0
         self.tokens = 0
         self.steps = 0
         self.start = time.monotonic()
 
-    def add(self, loss: float, tokens: int) -> None:
+    def add(self, loss: float, gradient_norm: float, tokens: int) -> None:
         """One step more."""
         self.loss += loss * tokens
+        self.gradient_norm = max(self.gradient_norm, gradient_norm)
         self.tokens += tokens
         self.steps += 1
 

@@ -10,7 +10,9 @@ from typing import Any, Literal
 
 import torch
 from rich.console import Console
+from torch import Tensor
 
+from training import divergence
 from training.checkpoint import (
     average_checkpoints,
     checkpoint_path,
@@ -19,22 +21,23 @@ from training.checkpoint import (
     latest_checkpoint,
     save_state,
 )
+from training.claim import RECIPE, claim
 from training.curves import draw_curves
 from training.data.batches import Batch, BatchSampler
 from training.data.corpus import Pair, distinct_sources
-from training.data.prepare import BAD_LINES, DATA, SOURCE_TOKENIZER, TARGET_TOKENIZER, TrainingData, prepare
+from training.data.prepare import TrainingData, prepare
 from training.data.tokenizers import PAD_ID
 from training.errors import TrainingError
 from training.evaluation.evaluate import measure, negative_log_likelihood
 from training.evaluation.metrics import Score
 from training.files import write_text
-from training.journal import METRICS, Journal
+from training.journal import Journal
 from training.loss import smoothed_cross_entropy
 from training.memory import give_back, keep_freed
 from training.model import Transformer
-from training.optimization import build_optimizer, learning_rate
+from training.optimization import build_optimizer, learning_rate, warmup_warning
 from training.progress import ProgressBar, Window
-from training.recipe import Recipe, load_recipe, save_recipe
+from training.recipe import Recipe, save_recipe
 
 
 class _Stopped(Exception):
@@ -72,28 +75,36 @@ def train(
     Args:
         recipe: what to do.
         run: the run's directory; made where it does not exist.
-        resume: go on where the run's last checkpoint is (from the start, where there is none).
+        resume: go on where the run's last checkpoint is (from the start, where there is none); what `CHANGEABLE` names
+            may differ from the recipe that the run was begun with.
         device: auto takes CUDA where PyTorch finds it.
         threads: of PyTorch on the CPU; None leaves its choice.
         stop: once set, the run saves a checkpoint after the step it is in, and returns.
         console: where progress goes; None for standard error.
 
     Raises:
-        TrainingError: the directory holds another run, data is bad, or the loss is no longer finite.
+        TrainingError: the directory holds another run, data is bad, or training has diverged; the checkpoints there are
+            then from before.
     """
     console = console or Console(stderr=True)
     report: dict[str, Any] | None = None
     place = _device(device)
     if threads is not None:
         torch.set_num_threads(threads)
-    _claim(recipe, run, resume)
+    changed = claim(recipe, run, resume)
     if (run / "model.pt").exists() and (run / "report.json").exists():
         report = json.loads((run / "report.json").read_text())
         return Outcome(report["steps_trained"], report)
     with ProgressBar(recipe.training.steps, console) as bar:
+        warning = warmup_warning(recipe.training)
+        if warning:
+            bar.say(f"warning: {warning}")
         data = prepare(recipe, run, bar.say)
         trainer = Trainer(recipe, run, data, place, stop or threading.Event(), bar.say)
         try:
+            trainer.note(changed)
+            # Not before, so that data that are refused leave no run behind; but before anything is learned.
+            save_recipe(recipe, run / RECIPE)
             if trainer.run_steps(bar):
                 report = trainer.finish()
         except _Stopped:
@@ -107,38 +118,6 @@ def _device(choice: Literal["auto", "cpu", "cuda"]) -> torch.device:
     if choice == "cuda" and not torch.cuda.is_available():
         raise TrainingError("device cuda was asked for, but PyTorch finds no CUDA device")
     return torch.device("cuda" if choice != "cpu" and torch.cuda.is_available() else "cpu")
-
-
-def _claim(recipe: Recipe, run: Path, resume: bool) -> None:
-    """Makes the directory this recipe's own.
-
-    Raises:
-        TrainingError: it holds a run and this is not to resume it, or that run has another recipe.
-    """
-    saved = run / "recipe.yaml"
-    if checkpoint_steps(run) or (run / "model.pt").exists():
-        if not resume:
-            raise TrainingError(f"{run} already holds a run; give --resume to go on with it, or another directory")
-        before, now = (_flat(r.model_dump(mode="json")) for r in (load_recipe(saved), recipe))
-        changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
-        if changed:
-            raise TrainingError(f"{run} was started with another recipe, {saved}: {', '.join(changed)} changed")
-        return
-    if resume and saved.exists() and load_recipe(saved) == recipe:
-        return  # killed before its first checkpoint; its tokenizers stay, since to train unigram again gives others
-    # What an attempt that came to no checkpoint left behind (its data were refused, say) binds nobody.
-    run.mkdir(parents=True, exist_ok=True)
-    for name in (SOURCE_TOKENIZER, TARGET_TOKENIZER, DATA, METRICS, BAD_LINES):
-        (run / name).unlink(missing_ok=True)
-    save_recipe(recipe, saved)
-
-
-def _flat(document: dict[str, Any]) -> dict[str, Any]:
-    """Dotted keys, without the data's paths: data may move, and its content is checked by fingerprint."""
-    data = {k: v for k, v in document.pop("data").items() if k not in ("train", "dev", "test")}
-    sections = {"data": data, **{k: v for k, v in document.items() if isinstance(v, dict)}}
-    flat = {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
-    return {**flat, **{k: v for k, v in document.items() if not isinstance(v, dict)}}
 
 
 class Trainer:
@@ -173,6 +152,7 @@ class Trainer:
         self.optimizer = build_optimizer(self.model, self.config)
         self.sampler = BatchSampler(data.train, self.config.batch_tokens, recipe.seed)
         self.step = self.epoch = self.position = 0
+        self.gradient_norm = 0.0  # of the last step, before it was clipped
         self._restore()
         self.journal = Journal(run, self.step)
         if device.type == "cpu":
@@ -190,8 +170,24 @@ class Trainer:
             torch.cuda.set_rng_state(state["cuda_rng"])
         self.say(f"resuming at step {self.step}")
 
-    def save(self) -> None:
-        """Writes a checkpoint of this step, and drops those that nothing needs any more."""
+    def note(self, changed: dict[str, tuple[Any, Any]]) -> None:
+        """Writes down, and says, with what else the recipe goes on from here than it was begun with."""
+        for key, (before, now) in changed.items():
+            self.say(f"{key} is {now} from here on, it was {before}")
+        if changed:
+            self.journal.note(self.step, changed)
+
+    def save(self, batch: Batch | None) -> None:
+        """Writes a checkpoint of this step, and drops those that nothing needs any more.
+
+        Args:
+            batch: what the weights are tried on first; None where they come from a checkpoint or are new.
+
+        Raises:
+            TrainingError: training has diverged; nothing is written.
+        """
+        if batch is not None:
+            self._try(batch)
         state = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -226,25 +222,26 @@ class Trainer:
             False if it was asked to stop before; the checkpoint is saved.
         """
         stream = self.sampler.stream(self.epoch, self.position)
+        batches: list[Batch] = []
         window = Window()
         bar.begin(self.step)
         while not self._ended(window):
             if self.stop.is_set():
-                self.save()
+                self.save(batches[-1] if batches else None)
                 return False
-            batches: list[Batch] = []
+            batches = []
             for _ in range(self.config.accumulate):
                 self.epoch, self.position, batch = next(stream)
                 batches.append(batch)
             tokens = sum(batch.target_tokens for batch in batches)
-            window.add(self.update(batches, tokens), tokens)
+            window.add(self.update(batches, tokens), self.gradient_norm, tokens)
             bar.advance(self.step)
             if self._due(self.config.log_every):
                 self._log(window, bar)
                 window = Window()
                 give_back()
             if self._due(self.config.checkpoint_every) or self._due(self.config.evaluate_every):
-                self.save()
+                self.save(batches[-1])
         return True
 
     def update(self, batches: list[Batch], tokens: int) -> float:
@@ -258,34 +255,50 @@ class Trainer:
             the loss: label-smoothed cross entropy, mean over the target tokens, in nats.
 
         Raises:
-            TrainingError: the loss is not finite; the weights are left as they were.
+            TrainingError: training has diverged; the weights are left as they were.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, self.recipe.model.d_model, self.step + 1)
         total = 0.0
         for batch in batches:
-            batch = batch.to(self.device)
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
-                hidden = self.model.hidden(batch.source, batch.target_input)  # [batch, target, d_model]
-                projection, smoothing = self.model.decoder.projection.weight, self.config.label_smoothing
-                loss = smoothed_cross_entropy(hidden, projection, batch.target_output, smoothing) / tokens
-                loss.backward()  # type: ignore[no-untyped-call]
+            loss = self._loss(batch.to(self.device), tokens)
+            loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
-        if not math.isfinite(total):
-            raise TrainingError(
-                f"the loss is {total} at step {self.step + 1}; try a lower training.learning_rate or a longer warm-up"
-            )
-        if self.config.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
+        limit = math.inf if self.config.clip_norm is None else self.config.clip_norm
+        self.gradient_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit).item()
+        self._check(total, self.gradient_norm, self.step + 1)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         return total
 
+    def _loss(self, batch: Batch, tokens: int) -> Tensor:
+        """Label-smoothed cross entropy of a batch on this device, summed over its target tokens / `tokens`."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
+            hidden = self.model.hidden(batch.source, batch.target_input)  # [batch, target, d_model]
+            projection, smoothing = self.model.decoder.projection.weight, self.config.label_smoothing
+            return smoothed_cross_entropy(hidden, projection, batch.target_output, smoothing) / tokens
+
+    def _try(self, batch: Batch) -> None:
+        """Looks at what the next step would meet, were it made of this batch, and leaves no trace.
+
+        NOTE: as a step does it. The fused attention of an evaluation takes scores that are not numbers for masked ones.
+        """
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            loss = self._loss(batch.to(self.device), batch.target_tokens)
+            gradients = torch.autograd.grad(loss, list(self.model.parameters()))
+        self._check(loss.item(), torch.nn.utils.get_total_norm(gradients).item(), self.step)
+
+    def _check(self, loss: float, gradient_norm: float, step: int) -> None:
+        vocabulary = self.data.target_tokenizer.get_vocab_size()
+        divergence.check(loss, gradient_norm, vocabulary, step, self.run, self.config)
+
     def _log(self, window: Window, bar: ProgressBar) -> None:
         values = {
             "epoch": self.epoch,
             "loss": window.loss / window.tokens,
+            "gradient_norm": window.gradient_norm,
             "tokens_per_second": window.tokens / window.seconds(),
             "learning_rate": self.optimizer.param_groups[0]["lr"],
         }
@@ -353,6 +366,9 @@ class Trainer:
                     **{f"{metric}_signature": score.signature for metric, score in scores.items() if score.signature},
                 }
                 self.say(f"{name}  " + "  ".join(f"{metric} {score.value:.2f}" for metric, score in scores.items()))
+        changes = self.journal.notes()
+        if changes:
+            report["recipe_changes"] = changes
         draw_curves(self.journal.records, self.run / "curves.png")
         write_text(self.run / "report.json", json.dumps(report, indent=2) + "\n")
         # Last: a run that has its model.pt is finished.

@@ -1,0 +1,49 @@
+"""Training that has come to nothing: how it is told, and the way on."""
+
+import math
+from pathlib import Path
+
+from training.checkpoint import checkpoint_steps
+from training.errors import TrainingError
+from training.recipe import TrainingConfig
+
+MOST = 10  # times the loss of guessing; a model that has lost its way is beyond that or on the way to it
+RATES = {"noam": 1.0}  # a learning rate that is seldom too high, by schedule
+RATE = 1e-3  # of the others
+
+
+def check(loss: float, gradient_norm: float, vocabulary: int, step: int, run: Path, config: TrainingConfig) -> None:
+    """Looks at a step before it changes the weights, or at weights before they are saved.
+
+    Args:
+        loss: mean over target tokens, in nats.
+        gradient_norm: of the whole model's gradient.
+        vocabulary: size of the target's; to guess costs its logarithm.
+        step: at which this was measured.
+
+    Raises:
+        TrainingError: no further step would help, with what to do instead.
+    """
+    guessing = math.log(vocabulary)
+    if not math.isfinite(loss):
+        found = f"the loss is {loss}"
+    elif loss > MOST * guessing:
+        found = f"the loss is {loss:.3g}, where guessing has {guessing:.3g},"
+    elif not math.isfinite(gradient_norm):
+        found = f"the gradient's norm is {gradient_norm}"
+    else:
+        return
+    raise TrainingError(f"{found} at step {step}: training has diverged; {_way_on(run, config)}")
+
+
+def _way_on(run: Path, config: TrainingConfig) -> str:
+    rate = min(config.learning_rate / 10, RATES.get(config.schedule, RATE))
+    lower = f"--set training.learning_rate={rate:.3g}"
+    was = f"it is {config.learning_rate:g}"
+    steps = checkpoint_steps(run)
+    if steps:
+        return (
+            f"the same command with `--resume {lower}` ({was}) goes on from the checkpoint of step {steps[-1]}, "
+            "which is sound"
+        )
+    return f"no checkpoint was saved, so the same command with `{lower}` ({was}) begins anew"

@@ -291,8 +291,8 @@ class Trainer:
         self._check(loss.item(), torch.nn.utils.get_total_norm(gradients).item(), self.step)
 
     def _check(self, loss: float, gradient_norm: float, step: int) -> None:
-        vocabulary = self.data.target_tokenizer.get_vocab_size()
-        divergence.check(loss, gradient_norm, vocabulary, step, self.run, self.config)
+        untrained = divergence.untrained_loss(self.data.target_tokenizer.get_vocab_size(), self.recipe.model.d_model)
+        divergence.check(loss, gradient_norm, untrained, step, self.run, self.config)
 
     def _log(self, window: Window, bar: ProgressBar) -> None:
         values = {

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from training import cli, trainer
+from training import cli, divergence, trainer
 from training.checkpoint import checkpoint_path, checkpoint_steps, load_state
 from training.data.batches import collate
 from training.data.prepare import prepare
@@ -153,6 +153,15 @@ def test_a_loss_that_is_not_finite_changes_nothing(loop: Trainer) -> None:
         loop.save(batch)
     assert checkpoint_steps(loop.run) == []
     loop.journal.close()
+
+
+def test_an_untrained_model_has_not_diverged(tmp_path: Path) -> None:
+    """A wide one pays several times what guessing costs, where its embedding is its output layer too."""
+    changes = "model.d_model=512", "model.share_embeddings=output", "model.norm=pre", "training.steps=1"
+    assert "step 1/1" in said_by(tmp_path / "run", *changes)
+    loss = read_journal(tmp_path / "run")[0]["loss"]
+    vocabulary = load_run(tmp_path / "run").target_tokenizer.get_vocab_size()
+    assert 2 * math.log(vocabulary) < loss < divergence.untrained_loss(vocabulary, 512)
 
 
 def test_weights_are_tried_without_a_trace(loop: Trainer) -> None:

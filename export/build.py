@@ -29,12 +29,14 @@ class Work:
 
     Attributes:
         data: pairs by the name of the set, at least one.
+        longest: training pairs, longer ones than which the run has none; may be empty.
         place: an empty directory.
         say: takes lines for the user.
     """
 
     run: Run
     data: dict[str, list[Pair]]
+    longest: list[Pair]
     place: Path
     options: Options
     say: Callable[[str], None]
@@ -101,14 +103,18 @@ def _build_integers(work: Work, precision: Integers) -> tuple[Bundle, Report]:
 
     def find(cache: CacheChoice) -> Found:
         folder, limit = work.place / precision, work.options.max_quality_loss
-        return search(exact, folder, precision, pairs, before, limit, cache, work.say)
+        return search(exact, folder, precision, pairs, work.longest, before, limit, cache, work.say)
 
     found = find(work.options.cache)
     try:
         report = _check(work, found.bundle, CPU)
     except CheckFailedError as error:
-        if work.options.cache != "auto" or found.bundle.manifest.cache == "float":
+        if found.bundle.manifest.cache == "float":
             raise
+        if work.options.cache == "int8":
+            raise CheckFailedError(
+                f"{error}{_shortness(work, exact)} (--cache float keeps floats)", error.report
+            ) from error
         work.say(f"with integers in the caches {error}: floats again")
         found = find("float")
         report = _check(work, found.bundle, CPU)
@@ -118,6 +124,21 @@ def _build_integers(work: Work, precision: Integers) -> tuple[Bundle, Report]:
     }
     loss = {"data": name} | loss | {"wider": found.wider}
     return _finish(work, found.bundle, (found.bundle, CPU), report, loss, {name: found.decoded}), report
+
+
+def _shortness(work: Work, exact: Bundle) -> str:
+    """Why integers in the caches may not hold what longer sources bring, where nothing was long enough to tell."""
+    limit = exact.manifest.limits.max_source_tokens
+    name, pairs = work.measured
+    seen = {name: _longest_source(exact, pairs), "training": _longest_source(exact, work.longest)}
+    if max(seen.values()) >= limit:
+        return ""
+    told = " and ".join(f"{tokens} tokens in {where}" for where, tokens in seen.items() if tokens)
+    return f"; the longest source has {told}, the limit is {limit}, and for what is longer no scale could be found"
+
+
+def _longest_source(exact: Bundle, pairs: list[Pair]) -> int:
+    return max((feed["source_ids"].size for feed in example_feeds(exact, pairs)), default=0)
 
 
 def _trace(work: Work, precision: Precision) -> Bundle:

@@ -9,7 +9,7 @@ from pathlib import Path
 from export.assemble import Options, model_shape
 from export.build import GREEDY_SOURCES, Work, build
 from export.check import Report, check_bundle
-from export.data import evaluation_data, spread, unusable
+from export.data import evaluation_data, spread, training_data, unusable
 from export.errors import ExportError
 from export.precision.rounded import runnable
 from server.bundle.load import BundleError, load_bundle
@@ -61,7 +61,7 @@ def export_run(
     except OSError as error:
         raise ExportError(f"{bundle} can't be made: {error.strerror}") from error
     try:
-        made, report = build(Work(loaded, data, folder, options, say))
+        made, report = build(Work(loaded, data, training_data(loaded), folder, options, say))
         say(f"putting {bundle} into its place")
         _put(made.path, bundle)
     except OSError as error:

@@ -5,34 +5,64 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from export.errors import ExportError
 from server.text.blank import is_blank
 from training.data.corpus import BadLines, Pair, read_pairs
+from training.data.encode import Tokenizers, encode
+from training.data.prepare import DATA, DEV, LONGEST
+from training.data.written import read_written
 from training.errors import DataError
 from training.recipe import ParallelFiles
 from training.run import Run
 
 
 def evaluation_data(run: Run, say: Callable[[str], None]) -> dict[str, list[Pair]]:
-    """Pairs to measure on by the name of the set, "dev" and "test"; a set that is gone, or that never was, is left out.
+    """The pairs that the run measured, by the name of the set, "dev" and "test".
+
+    A set that is gone, or that never was, is left out.
 
     Args:
         say: is told what is left out and why.
+
+    Raises:
+        ExportError: a set is not the one that the run measured.
     """
 
-    def read(name: str, load: Callable[[], list[Pair]]) -> None:
+    def read(name: str, place: str, load: Callable[[], list[Pair]]) -> None:
         try:
             pairs = load()
         except DataError as error:
             say(f"nothing is measured on {name}: {error}")
             return
+        counts = run.provenance.get("data", {}).get("counts", {}).get(name)  # runs of before have none
+        if counts is not None and counts["pairs"] != len(pairs):
+            raise ExportError(
+                f"{place}: holds {len(pairs)} usable pairs, but the run measured {name} on {counts['pairs']} "
+                f"({run.path / DATA}): what is measured here would be of something else; put the file back as it was"
+            )
         if pairs:
             data[name] = pairs
 
     data: dict[str, list[Pair]] = {}
-    read("dev", run.dev_pairs)
+    read("dev", str(run.path / DEV), run.dev_pairs)
     files: list[Path | ParallelFiles] = run.recipe.data.test or []
-    read("test", lambda: read_pairs(files, BadLines("skip")))
+    read("test", "data.test", lambda: _within_limits(run, read_pairs(files, BadLines("skip"))))
     return data
+
+
+def training_data(run: Run) -> list[Pair]:
+    """The longest training pairs that the run wrote down; none where it is one of before, or the file is gone."""
+    path = run.path / LONGEST
+    try:
+        return read_written(path) if path.exists() else []
+    except DataError as error:
+        raise ExportError(str(error)) from error
+
+
+def _within_limits(run: Run, pairs: Sequence[Pair]) -> list[Pair]:
+    """Those that training keeps of a file."""
+    tokenizers = Tokenizers(run.source_tokenizer, run.target_tokenizer)
+    return [pair for pair, _, fault in encode(run.recipe, tokenizers, pairs) if fault is None]
 
 
 def spread(texts: Sequence[str], count: int) -> list[str]:

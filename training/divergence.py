@@ -7,8 +7,8 @@ from training.checkpoint import checkpoint_steps
 from training.errors import TrainingError
 from training.recipe import TrainingConfig
 
-# Times the loss of an untrained model. Measured on `tiny`: at fifty times its learning rate a run stays below that loss and
-# learns; at 250 times it comes to 20 times that loss, and ends worse than guessing.
+# Times the loss of an untrained model. Measured on `tiny`: at fifty times its learning rate a run stays below that loss
+# and learns; at 250 times it comes to 20 times that loss, and ends worse than guessing.
 MOST = 10
 RATES = {"noam": 1.0}  # a learning rate that is seldom too high, by schedule
 RATE = 1e-3  # of the others

@@ -47,6 +47,7 @@ def search(
     folder: Path,
     precision: Integers,
     pairs: Sequence[Pair],
+    longest: Sequence[Pair],
     decoded: Decoded,
     limit: float,
     cache: CacheChoice,
@@ -60,6 +61,7 @@ def search(
         exact: in fp32.
         folder: where to write the bundle.
         pairs: data to find scales with and to measure quality on.
+        longest: more to find scales with, which may be longer: numbers grow with the length.
         decoded: what `exact` makes of them.
         limit: points that may be lost.
         cache: the numbers in it.
@@ -68,7 +70,7 @@ def search(
         ExportError: more is lost even so.
     """
     metrics: list[Metric] = list(decoded.scores)
-    shown = example_feeds(exact, pairs)
+    shown = [*example_feeds(exact, pairs), *example_feeds(exact, longest)]
     models = load_graphs(exact)
     scorer = models[SCORER]
     names, seen = weight_names(models), ranges(scorer, shown)

@@ -33,5 +33,5 @@ def unchecked(run: Path, scratch: Path, name: str, precision: Precision, cache: 
             pairs = next(iter(evaluation_data(loaded, lambda line: None).values()))
             before = decode(exact, CPU, pairs, loaded.recipe.evaluation.metrics)
             folder = scratch / integers
-            return search(exact, folder, integers, pairs, before, math.inf, cache, lambda line: None).bundle.path
+            return search(exact, folder, integers, pairs, [], before, math.inf, cache, lambda line: None).bundle.path
     return place

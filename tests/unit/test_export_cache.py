@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from export.errors import CheckFailedError
 from export.precision.cache import find_scales, pays
 from export.precision.calibration import Feed, feeds
 from export.precision.lower import Weights, load_graphs, lower
+from export.precision.products import Floats
 from server.bundle.load import Bundle, BundleError, load_bundle
 from server.bundle.manifest import INTEGERS, MANIFEST_FILE
 from server.runtime.capacity import row_bytes
@@ -25,6 +27,7 @@ from server.runtime.model import Runtime, Sessions
 from server.runtime.names import check_caches
 from server.search.base import Demand
 from tests.untrained import VOCABULARY, small_run
+from training.data.corpus import Pair
 from training.run import load_run
 
 ROWS, STEPS = 6, 5
@@ -213,14 +216,35 @@ def test_integers_that_fail_the_check_give_way_to_floats(
     said: list[str] = []
     run = load_run(exact.path.parent / "run")
     options = Options("x", precision="int8", max_quality_loss=1000)
-    bundle, _ = build(Work(run, {"dev": run.dev_pairs()}, tmp_path, options, said.append))
+    bundle, _ = build(Work(run, {"dev": run.dev_pairs()}, [], tmp_path, options, said.append))
     assert checked == ["float", "int8", "float"]
     assert bundle.manifest.cache == "float"
     assert any("floats again" in line for line in said)
-    with pytest.raises(CheckFailedError):
-        build(
-            Work(run, {"dev": run.dev_pairs()}, _empty(tmp_path / "asked"), replace(options, cache="int8"), said.append)
-        )
+    asked = replace(options, cache="int8")
+    work = Work(run, {"dev": run.dev_pairs()}, run.dev_pairs()[:1], _empty(tmp_path / "asked"), asked, said.append)
+    with pytest.raises(CheckFailedError) as raised:
+        build(work)
+    assert str(raised.value) == (
+        "the check failed; the longest source has 4 tokens in dev and 4 tokens in training, the limit is 9, and for "
+        "what is longer no scale could be found (--cache float keeps floats)"
+    )
+
+
+def test_scales_are_found_on_the_longest_of_training_too(
+    exact: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[int] = []
+
+    def find(bundle: Bundle, feeds: Sequence[Feed], threads: int) -> dict[str, Floats]:
+        shown.extend(feed["source_ids"].size for feed in feeds)
+        return find_scales(bundle, feeds, threads)
+
+    monkeypatch.setattr("export.precision.search.find_scales", find)
+    run = load_run(exact.path.parent / "run")
+    options = Options("x", precision="int8", cache="int8", max_quality_loss=1000)
+    longest = [Pair("w5 w6 w7 w8 w9 w10 w11 w12", "w5", tmp_path, 1)]
+    build(Work(run, {"dev": run.dev_pairs()}, longest, tmp_path, options, lambda _: None))
+    assert shown == [4] * 8 + [9]
 
 
 def _empty(folder: Path) -> Path:

@@ -41,7 +41,7 @@ def test_no_precision_of_a_model_that_knows_nothing_is_judged(
     pairs = [Pair(word, "one two", tmp_path, 1) for word in ("hello", "cat", "dog")]
     run = load_run(small_run(tmp_path / "run"))
     with pytest.raises(ExportError, match=rf"--precision {precision} costs can't be judged: .* to dev are no better"):
-        build(Work(run, {"dev": pairs}, tmp_path, Options("x", precision=precision, device="cpu"), lambda _: None))
+        build(Work(run, {"dev": pairs}, [], tmp_path, Options("x", precision=precision, device="cpu"), lambda _: None))
 
 
 def decoded(answers: list[str], targets: list[str], metrics: list[Metric] = ALL) -> Decoded:

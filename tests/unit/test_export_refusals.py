@@ -1,5 +1,6 @@
 """What an export refuses before any work is done: one clear sentence, and nothing left behind."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -8,12 +9,13 @@ from typer.testing import CliRunner
 
 from export.bundle import Options, export_run
 from export.cli import app
-from export.data import spread, unusable
+from export.data import evaluation_data, spread, unusable
 from export.errors import ExportError
 from server.bundle.manifest import MANIFEST_FILE
 from tests.benchmark.base_model import symbol_tokenizer
 from tests.untrained import small_run
 from training.checkpoint import checkpoint_path, load_state, save_state
+from training.run import load_run
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +74,28 @@ def test_run_whose_data_is_gone(run: Path, tmp_path: Path) -> None:
     (bare / "dev.tsv").unlink()
     message = refused(bare, tmp_path / "bundle", OPTIONS)
     assert "neither dev nor test data is there" in message
+
+
+@pytest.mark.parametrize("name", ["dev", "test"])
+def test_data_that_is_not_what_the_run_measured(name: str, run: Path, tmp_path: Path) -> None:
+    changed = tmp_path / "run"
+    shutil.copytree(run, changed)
+    test = tmp_path / "test.tsv"
+    # The last source is too long for the model, and was not measured.
+    test.write_text("w5 w6\tw7\nw7\tw8\nw5 w5 w5 w5 w5 w5 w5 w5 w5\tw5\n")
+    recipe = changed / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("test: null", f"test: [{test}]"))
+    assert str(test) in recipe.read_text()
+    counts = {"dev": {"pairs": 8}, "test": {"pairs": 2}}
+    (changed / "data.json").write_text(json.dumps({"counts": counts}))
+    data = evaluation_data(load_run(changed), print)
+    assert {name: len(pairs) for name, pairs in data.items()} == {"dev": 8, "test": 2}
+    file = {"dev": changed / "dev.tsv", "test": test}[name]
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[1:]))
+    place = {"dev": str(changed / "dev.tsv"), "test": "data.test"}[name]
+    left, before = {"dev": (7, 8), "test": (1, 2)}[name]
+    message = refused(changed, tmp_path / "bundle", OPTIONS)
+    assert message.startswith(f"{place}: holds {left} usable pairs, but the run measured {name} on {before} (")
 
 
 def test_bundle_that_exists(run: Path, tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ def test_what_a_run_leaves(tmp_path: Path) -> None:
         "target_tokenizer.json",
         "data.json",
         "dev.tsv",
+        "longest.tsv",
         "metrics.jsonl",
         "tensorboard",
         "curves.png",

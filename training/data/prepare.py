@@ -21,7 +21,8 @@ from training.files import write_text
 from training.recipe import Recipe
 
 SOURCE_TOKENIZER, TARGET_TOKENIZER = "source_tokenizer.json", "target_tokenizer.json"
-DATA, DEV, BAD_LINES = "data.json", "dev.tsv", "bad_lines.txt"
+DATA, DEV, LONGEST, BAD_LINES = "data.json", "dev.tsv", "longest.tsv", "bad_lines.txt"
+KEPT_LONGEST = 64  # training pairs that an export gets to see: numbers grow with length, and dev may be shorter
 MOST_MESSAGES = 10  # of bad lines, on the terminal
 
 
@@ -119,7 +120,8 @@ def prepare(recipe: Recipe, run: Path, say: Callable[[str], None]) -> TrainingDa
     """Reads the data, makes the tokenizers or takes those that the run has already, and encodes.
 
     Writes RUN/source_tokenizer.json and target_tokenizer.json, RUN/data.json (counts, a fingerprint), RUN/dev.tsv (the
-    dev pairs) and, where lines were skipped, RUN/bad_lines.txt.
+    dev pairs), RUN/longest.tsv (the training pairs with the longest sources) and, where lines were skipped,
+    RUN/bad_lines.txt.
 
     Args:
         say: takes lines for the user.
@@ -171,6 +173,8 @@ def _prepare(recipe: Recipe, run: Path, say: Callable[[str], None], bad: BadLine
     }
     write_text(run / DATA, json.dumps(document, indent=2) + "\n")
     write_pairs(run / DEV, dev_pairs)
+    by_length = sorted(range(len(train)), key=lambda i: len(train[i].source), reverse=True)
+    write_pairs(run / LONGEST, [train_pairs[i] for i in by_length[:KEPT_LONGEST]])
     sizes = ", ".join(f"{name} {count['pairs']:,} pairs" for name, count in counts.items())
     say(f"{sizes}; vocabulary {tokenizers.source.get_vocab_size():,} / {tokenizers.target.get_vocab_size():,}")
     return TrainingData(*tokenizers, train, dev, dev_pairs, test_pairs)

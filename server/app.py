@@ -24,7 +24,7 @@ from server.models.repository import Repository, RepositoryError, SingleBundle, 
 from server.observe.lines import DRAIN_SECONDS, LineWriter
 from server.observe.observer import Observer
 from server.observe.start import start_tracing
-from server.ports import listen, serve_metrics
+from server.ports import HealthPort, listen, serve_metrics
 from server.probes import Probes
 from server.readiness import Readiness
 from server.security.access import read_access
@@ -60,7 +60,7 @@ async def run(config: ServerConfig, lines: LineWriter) -> int:
         load=metrics.load,
         tracer=tracer,
     )
-    health, probes = Health(SERVICES), Probes()
+    health, probes = Health(SERVICES), Probes(config.hang_seconds)
     readiness = Readiness(health, probes)
     registry = ModelRegistry()
     hosts = make_hosts(config, metrics)
@@ -72,12 +72,13 @@ async def run(config: ServerConfig, lines: LineWriter) -> int:
     access = read_access(config)
     metrics_port = serve_metrics(config, metrics, probes)
     server, port = listen(config, metrics, service, inference, admin, health, access, observer)
+    health_port = HealthPort(config, health, probes)
     await server.start()
     standing = [asyncio.create_task(probes.beat_forever()), asyncio.create_task(watch(access.files))]
     if config.summary_seconds and config.log_level in ("debug", "info"):
         standing.append(asyncio.create_task(observer.summarize(config.summary_seconds)))
     # Calls get UNAVAILABLE, and health NOT_SERVING, until the models are ready.
-    log.info("listening", host=config.host, port=port, metrics_port=metrics_port)
+    log.info("listening", host=config.host, port=port, metrics_port=metrics_port, health_port=health_port.number)
     stopping = asyncio.create_task(stop.wait())
     loading = asyncio.create_task(_load(config, manager))
     await asyncio.wait([stopping, loading], return_when=asyncio.FIRST_COMPLETED)
@@ -91,6 +92,7 @@ async def run(config: ServerConfig, lines: LineWriter) -> int:
     try:
         loading.result()
     except BaseException:
+        await asyncio.to_thread(health_port.close)
         await server.stop(None)
         raise
     readiness.start()
@@ -105,6 +107,7 @@ async def run(config: ServerConfig, lines: LineWriter) -> int:
         readiness.end("an engine failed")
     following.cancel()
     stopped = await leaving.drain(config.drain_seconds)
+    await asyncio.to_thread(health_port.close)
     await asyncio.gather(*(asyncio.to_thread(host.close) for host in hosts))
     for task in standing:
         task.cancel()

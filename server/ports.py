@@ -1,4 +1,4 @@
-"""What listens: gRPC on one port, metrics and probes on another."""
+"""What listens: gRPC on one port, metrics and probes on another, health checks on a third if there is one."""
 
 import errno
 import socket
@@ -22,6 +22,7 @@ from server.api.service import GenerationService
 from server.config import ServerConfig
 from server.connections import allow_connections, server_options
 from server.errors import StartError
+from server.health_port import health_server, health_threads
 from server.live.history import History
 from server.metrics import ServerMetrics
 from server.observe.observer import Observer
@@ -71,7 +72,7 @@ def listen(
         names.append(ADMIN)
     if config.reflection:
         enable_reflection(names, server)
-    address = f"[{config.host}]:{config.port}" if ":" in config.host else f"{config.host}:{config.port}"
+    address = _address(config.host, config.port)
     try:
         if access.tls is not None:
             return server, server.add_secure_port(address, access.tls.credentials())
@@ -86,6 +87,42 @@ def serve_metrics(config: ServerConfig, metrics: ServerMetrics, probes: Probes) 
     history = History(metrics)
     history.start()
     return serve_http(config.host, config.metrics_port, metrics.registry, probes, history).server_port
+
+
+class HealthPort:
+    """Health checks on their own port, if one is configured; in plain text, as the kubelet speaks it.
+
+    Attributes:
+        number: of the port; None without one.
+
+    Raises:
+        StartError: the port can't be had.
+    """
+
+    def __init__(self, config: ServerConfig, health: Health, probes: Probes) -> None:
+        self.number: int | None = None
+        self._server: grpc.Server | None = None
+        if config.health_port is None:
+            return
+        _check_port(config.host, config.health_port, "--health-port")
+        self._threads = health_threads()
+        self._server = health_server(config, health, probes, self._threads)
+        address = _address(config.host, config.health_port)
+        try:
+            self.number = self._server.add_insecure_port(address)
+        except RuntimeError:
+            raise StartError(f"can't listen on {address}; choose another port with --health-port") from None
+        self._server.start()
+
+    def close(self) -> None:
+        """Ends at once what runs there, and waits until it has ended."""
+        if self._server is not None:
+            self._server.stop(None).wait()
+            self._threads.shutdown()
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _check_port(host: str, port: int, option: str) -> None:

@@ -4,9 +4,8 @@ import asyncio
 import time
 from collections.abc import Callable
 
-# Far more than the longest step of the event loop; a loop that hangs so long has clients waiting.
-HANG_SECONDS = 10.0
-BEAT_SECONDS = 0.5
+LEAST_HANG_SECONDS = 1.0  # a busy event loop may well take a good part of that for what came in at once
+MOST_BEAT_SECONDS = 0.5
 
 
 class Probes:
@@ -16,10 +15,12 @@ class Probes:
     `readyz` says no it sends no requests; where `livez` says no it kills the process.
 
     Args:
+        hang_seconds: an event loop that does not beat for so long hangs; LEAST_HANG_SECONDS where this is less.
         clock: seconds, monotonic.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, hang_seconds: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._hang_seconds = max(hang_seconds, LEAST_HANG_SECONDS)
         self._clock = clock
         self._beat = clock()
         self._started = False
@@ -38,13 +39,13 @@ class Probes:
         self._failure = self._unready = reason
 
     def beat(self) -> None:
-        """To be called by the event loop, more often than HANG_SECONDS."""
+        """To be called by the event loop, several times while it would have to hang."""
         self._beat = self._clock()
 
     async def beat_forever(self) -> None:
         while True:
             self.beat()
-            await asyncio.sleep(BEAT_SECONDS)
+            await asyncio.sleep(min(MOST_BEAT_SECONDS, self._hang_seconds / 4))
 
     def startupz(self) -> str | None:
         """None for yes, else why not; also of the others."""
@@ -57,4 +58,4 @@ class Probes:
         if self._failure is not None:
             return self._failure
         hanging = self._clock() - self._beat
-        return f"the event loop has been hanging for {hanging:.0f} s" if hanging > HANG_SECONDS else None
+        return f"the event loop has been hanging for {hanging:.0f} s" if hanging > self._hang_seconds else None

@@ -4,6 +4,7 @@
 beside this package is the manual, and explains every field at length. None stands for what is found out at the start.
 """
 
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -101,11 +102,19 @@ class NetworkOptions(_Options, title="Network"):
     metrics_port: int = Field(
         default=9090, ge=0, le=65535, description="HTTP port of /metrics and a live page; 0 takes a free one."
     )
+    health_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="gRPC port for health checks alone, answered at once however busy the server is; by default none.",
+    )
 
     @model_validator(mode="after")
-    def _two_ports(self) -> Self:
-        if self.port == self.metrics_port != 0:
-            raise ValueError(f"--port and --metrics-port can't both be {self.port}")
+    def _a_port_each(self) -> Self:
+        ports = {"--port": self.port, "--metrics-port": self.metrics_port, "--health-port": self.health_port}
+        for (one, port), (other, same) in combinations(ports.items(), 2):
+            if port == same and port:
+                raise ValueError(f"{one} and {other} can't both be {port}")
         return self
 
 
@@ -187,7 +196,10 @@ class LifeOptions(_Options, title="Stopping"):
     """How it ends."""
 
     hang_seconds: float = Field(
-        default=60.0, ge=0.01, description="A step that takes so long is one that hangs: what computes it is ended."
+        default=60.0,
+        ge=0.01,
+        description="A step that takes so long is one that hangs: what computes it is ended. An event loop that stands "
+        "still for so long makes the server unready.",
     )
     max_device_errors: int = Field(
         default=3, ge=1, description="So many errors of a device in a row end what computes there."

@@ -29,7 +29,7 @@ VALUES: dict[str, dict[str, Any]] = {
         "user": None,
         "service": {"headless": False, "port": 8033},
         "metrics": {"port": 8034},
-        "probes": {"protocol": "http", "startupSeconds": 900},
+        "probes": {"protocol": "http", "port": 8035, "startupSeconds": 900},
         "serviceAccount": {"create": False},
         "podDisruptionBudget": {"enabled": False},
         "networkPolicy": {"enabled": False},
@@ -119,7 +119,9 @@ def test_every_name_is_there(documents: list[Document]) -> None:
             assert spec["selector"]["matchLabels"].items() <= labels
         if each["kind"] == "NetworkPolicy":
             assert spec["podSelector"]["matchLabels"].items() <= labels
-            assert [port["port"] for rule in spec["ingress"] for port in rule["ports"]] == list(ports)
+            # Health checks come from the kubelet, which no policy keeps out of the pods of its node.
+            others = [name for name in ports if name != "health"]
+            assert [port["port"] for rule in spec["ingress"] for port in rule["ports"]] == others
         if "scaleTargetRef" in spec:
             assert spec["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
         if each["kind"] == "GRPCRoute":
@@ -260,7 +262,7 @@ def test_every_value_but_those_that_may_be_null_is_required() -> None:
         return found
 
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
-    nullable = {"user", "terminationGracePeriodSeconds", "topologySpreadConstraints", "probes.protocol"}
+    nullable = {"user", "terminationGracePeriodSeconds", "topologySpreadConstraints"}
     rolling = "strategy.rollingUpdate"
     kubernetes_decides = {rolling, f"{rolling}.maxSurge", f"{rolling}.maxUnavailable"}
     assert set(lacking(schema)) == {*nullable, *kubernetes_decides, "global", "enabled"}

@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dragoman import Client
-from dragoman.local import LocalServer
+from dragoman.local import LocalServer, free_port
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
 from tests.deploy.conftest import Render
@@ -28,19 +28,25 @@ def pod(render: Render) -> Document:
 
 
 @pytest.fixture(scope="module")
-def server(render: Render, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+def health_port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def server(render: Render, health_port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     """With the chart's options; flags go before them, keep it to this machine and free ports, and let a test unload."""
     folder = tmp_path_factory.mktemp("chart")
     file = folder / "server.yaml"
     file.write_text(only(render(), "ConfigMap")["data"]["server.yaml"], encoding="utf-8")
-    with LocalServer("--config", str(file), "--admin", log=folder / "server.log") as server:
+    arguments = ["--config", str(file), "--admin", "--health-port", str(health_port)]
+    with LocalServer(*arguments, log=folder / "server.log") as server:
         yield server
 
 
-def passes(probe: dict[str, Any], server: LocalServer) -> bool:
+def passes(probe: dict[str, Any], server: LocalServer, health_port: int) -> bool:
     """What the kubelet does: 200 to 399 passes, and so does the status SERVING of the whole server."""
     if "grpc" in probe:
-        with grpc.insecure_channel(server.address) as channel:
+        with grpc.insecure_channel(f"127.0.0.1:{health_port}") as channel:
             request = health_pb2.HealthCheckRequest(service=probe["grpc"].get("service", ""))
             try:
                 answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=probe["timeoutSeconds"])
@@ -56,31 +62,33 @@ def passes(probe: dict[str, Any], server: LocalServer) -> bool:
         return False
 
 
-def test_probes_pass_while_it_serves(pod: Document, server: LocalServer) -> None:
+def test_probes_pass_while_it_serves(pod: Document, server: LocalServer, health_port: int) -> None:
     container = pod["containers"][0]
-    assert {name: passes(container[name], server) for name in PROBES} == dict.fromkeys(PROBES, True)
+    assert {name: passes(container[name], server, health_port) for name in PROBES} == dict.fromkeys(PROBES, True)
 
 
-def test_no_model_is_unready_and_no_reason_to_restart(pod: Document, server: LocalServer) -> None:
+def test_no_model_is_unready_and_no_reason_to_restart(pod: Document, server: LocalServer, health_port: int) -> None:
     container = pod["containers"][0]
     with Client(server.address) as client:
         (model,) = client.models()
         client.unload_model(model.name)
-        states = {name: passes(container[name], server) for name in ("readinessProbe", "livenessProbe")}
+        states = {name: passes(container[name], server, health_port) for name in ("readinessProbe", "livenessProbe")}
         client.load_model(model.name)
     assert states == {"readinessProbe": False, "livenessProbe": True}
-    assert passes(container["readinessProbe"], server)
+    assert passes(container["readinessProbe"], server, health_port)
 
 
-def test_it_leaves_unready_and_alive_and_within_the_grace_period(pod: Document, server: LocalServer) -> None:
+def test_it_leaves_unready_and_alive_and_within_the_grace_period(
+    pod: Document, server: LocalServer, health_port: int
+) -> None:
     """And it answers calls of those who do not know yet."""
     container = pod["containers"][0]
     server.process.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + pod["terminationGracePeriodSeconds"]
-    while passes(container["readinessProbe"], server) and time.monotonic() < deadline:
+    while passes(container["readinessProbe"], server, health_port) and time.monotonic() < deadline:
         time.sleep(0.05)
     with grpc.insecure_channel(server.address) as channel:
         request = pb.GenerateRequest(input=pb.Input(text="dragoman"))
         assert generation_pb2_grpc.GenerationServiceStub(channel).Generate(request, timeout=10).hypotheses
-    assert passes(container["livenessProbe"], server)
+    assert passes(container["livenessProbe"], server, health_port)
     assert server.process.wait(deadline - time.monotonic()) == 0

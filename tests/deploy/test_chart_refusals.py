@@ -101,7 +101,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"config": {"tracing": True}}, "networkPolicy.egress is empty, so that no traces could be sent"),
     ({"tls": {"clientAuthoritySecretName": "ca"}}, "tls.clientAuthoritySecretName needs tls.secretName"),
-    ({"tls": {"secretName": "a"}, "probes": {"protocol": "grpc"}}, "probes.protocol is grpc, but"),
+    ({"probes": {"port": 9090}}, "probes.port is 9090, as is service.port or metrics.port"),
     ({"autoscaling": {"by": "hpa", "minReplicas": 9}}, "autoscaling.maxReplicas is 4, less than"),
     ({"autoscaling": {"by": "keda"}}, "autoscaling.keda.serverAddress is empty"),
     (

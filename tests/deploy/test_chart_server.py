@@ -39,6 +39,7 @@ def test_the_server_takes_its_options(render: Render, tmp_path: Path, name: str)
     assert server["args"] == ["--config", "/etc/dragoman/server.yaml"]
     ports = {port["name"]: port["containerPort"] for port in server["ports"]}
     assert (config.port, config.metrics_port) == (ports["grpc"], ports["metrics"])
+    assert config.health_port == ports.get("health")
     assert config.host == VALUES[name].get("config", {}).get("host", "0.0.0.0")
     mounts = [Path(mount["mountPath"]) for mount in server["volumeMounts"]]
     paths = [config.tls_cert, config.tls_key, config.tls_client_ca, config.api_keys]
@@ -135,12 +136,15 @@ def test_too_little_time_to_stop_is_refused(refusal: Any) -> None:
 
 
 def test_probes(render: Render) -> None:
-    """gRPC's, except with TLS, of which the kubelet's gRPC probes know nothing."""
+    """gRPC's, on a port that answers in plain text and however busy the server is; or HTTP's."""
     plain, tls = server_of(render()), server_of(render({"tls": {"secretName": "certificate"}}))
-    assert plain["startupProbe"]["grpc"] == plain["readinessProbe"]["grpc"] == {"port": 50051}
-    assert tls["startupProbe"]["httpGet"] == {"path": "/startupz", "port": "metrics"}
-    assert tls["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "metrics"}
-    assert plain["livenessProbe"]["httpGet"] == tls["livenessProbe"]["httpGet"] == {"path": "/livez", "port": "metrics"}
+    http = server_of(render({"probes": {"protocol": "http"}}))
+    for pod in (plain, tls):
+        assert pod["startupProbe"]["grpc"] == pod["readinessProbe"]["grpc"] == {"port": 50052}
+    assert http["startupProbe"]["httpGet"] == {"path": "/startupz", "port": "metrics"}
+    assert http["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "metrics"}
+    for pod in (plain, tls, http):
+        assert pod["livenessProbe"]["httpGet"] == {"path": "/livez", "port": "metrics"}
     slow = server_of(render({"probes": {"startupSeconds": 1200}}))["startupProbe"]
     assert slow["periodSeconds"] * slow["failureThreshold"] == 1200
 

@@ -22,10 +22,12 @@ from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
 from server.bundle.load import shipped_bundle
 from tests.altered_bundles import failing
+from tests.certificates import Authority
 from tests.waiting import PATIENCE, until
 
 ALONE = [("grpc.use_local_subchannel_pool", 1)]  # else it would remember that there was no server
 PROBES = ("startupz", "readyz", "livez")
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 REQUEST = pb.GenerateRequest(input=pb.Input(text="court"))
 
 
@@ -137,6 +139,21 @@ def test_a_server_whose_engine_failed_is_not_alive_and_ends(tmp_path: Path) -> N
     gone = {(path, (0, "")) for path in PROBES}
     before = {(path, (200, "ok")) for path in PROBES} | {("readyz", (503, "no model can answer at the moment"))}
     assert seen - gone - before == {("readyz", (503, "an engine failed")), ("livez", (503, "an engine failed"))}
+
+
+def test_the_health_port_tells_of_the_server_from_start_to_end(tmp_path: Path) -> None:
+    """In plain text beside TLS; and a watch there, which has a thread, does not keep the process from ending."""
+    pair, health_port = Authority(tmp_path, "authority").sign("server"), free_port()
+    options = ("--tls-cert", str(pair.cert), "--tls-key", str(pair.key), "--health-port", str(health_port))
+    with serving(*options) as (server, _, _):
+        until(lambda: answers(health_port))
+        with grpc.insecure_channel(f"{LOOPBACK}:{health_port}", ALONE) as channel:
+            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
+            first = next(watch).status
+            assert first == SERVING or next(watch).status == SERVING, "it may have loaded before it was asked"
+            server.terminate()
+            assert [each.status for each in watch] == [NOT_SERVING]
+        assert server.wait(PATIENCE) == 0
 
 
 def answers(port: int) -> bool:

@@ -13,8 +13,10 @@ from prometheus_client import CollectorRegistry, Counter
 
 from server.live.history import History
 from server.metrics import ServerMetrics
-from server.probes import HANG_SECONDS, Probes
+from server.probes import LEAST_HANG_SECONDS, Probes
 from server.web import MOST_CONNECTIONS, serve_http
+
+HANG_SECONDS = 10.0
 
 
 class Clock:
@@ -31,7 +33,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def probes(clock: Clock) -> Probes:
-    return Probes(clock)
+    return Probes(HANG_SECONDS, clock)
 
 
 @pytest.fixture
@@ -93,6 +95,14 @@ def test_an_event_loop_that_hangs_is_not_alive(port: int, probes: Probes, clock:
     assert get(port, "/livez") == (503, f"the event loop has been hanging for {HANG_SECONDS + 1:.0f} s\n")
     probes.beat()
     assert states(port) == {"startupz": 200, "readyz": 200, "livez": 200}
+
+
+def test_a_loop_that_is_busy_for_a_moment_does_not_hang(clock: Clock) -> None:
+    probes = Probes(0.01, clock)
+    clock.now = LEAST_HANG_SECONDS
+    assert probes.livez() is None
+    clock.now += 0.1
+    assert probes.livez() == "the event loop has been hanging for 1 s"
 
 
 def test_metrics_are_there_and_else_only_the_probes(port: int) -> None:

@@ -14,6 +14,7 @@
 {{- $setBy := dict
       "port" "set service.port"
       "metrics_port" "set metrics.port"
+      "health_port" "set probes.port"
       "bundle" "set models.source"
       "model_repository" "set models.source and models.repository"
       "device" "set gpus"
@@ -96,6 +97,9 @@
 {{- if eq (int $v.service.port) (int $v.metrics.port) -}}
 {{- fail (printf "service.port and metrics.port are both %d; gRPC and metrics need a port each" (int $v.metrics.port)) -}}
 {{- end -}}
+{{- if and (eq $v.probes.protocol "grpc") (has (int $v.probes.port) (list (int $v.service.port) (int $v.metrics.port))) -}}
+{{- fail (printf "probes.port is %d, as is service.port or metrics.port; health checks need a port of their own" (int $v.probes.port)) -}}
+{{- end -}}
 {{- if and (eq $v.models.source "shipped") $v.models.repository -}}
 {{- fail "models.repository is true, but the model that is in the image (models.source: shipped) is one bundle" -}}
 {{- end -}}
@@ -123,9 +127,6 @@
 {{- end -}}
 {{- if and $v.tls.clientAuthoritySecretName (not $v.tls.secretName) -}}
 {{- fail "tls.clientAuthoritySecretName needs tls.secretName: clients can show certificates only to a server that has one" -}}
-{{- end -}}
-{{- if and $v.tls.secretName (eq (toString $v.probes.protocol) "grpc") -}}
-{{- fail "probes.protocol is grpc, but the kubelet's gRPC probes don't speak the TLS of tls.secretName; take http, or null" -}}
 {{- end -}}
 {{- $needed := include "dragoman.stoppingSeconds" . | int -}}
 {{- if lt (include "dragoman.graceSeconds" . | int) $needed -}}

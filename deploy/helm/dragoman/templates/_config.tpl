@@ -18,6 +18,9 @@
 {{- $_ := set $options "host" (default "0.0.0.0" $options.host) -}}
 {{- $_ := set $options "port" (int .Values.service.port) -}}
 {{- $_ := set $options "metrics_port" (int .Values.metrics.port) -}}
+{{- if eq .Values.probes.protocol "grpc" -}}
+{{- $_ := set $options "health_port" (int .Values.probes.port) -}}
+{{- end -}}
 {{- $_ := set $options "device" (include "dragoman.device" .) -}}
 {{- if ne .Values.models.source "shipped" -}}
 {{- $_ := set $options (ternary "model_repository" "bundle" .Values.models.repository) (include "dragoman.modelsPath" .) -}}

@@ -7,12 +7,12 @@ capabilities:
 {{- end -}}
 
 {{- define "dragoman.startedAndReady" -}}
-{{- $http := eq (default (ternary "http" "grpc" (ne .Values.tls.secretName "")) .Values.probes.protocol) "http" -}}
+{{- $http := eq .Values.probes.protocol "http" -}}
 startupProbe:
   {{- if $http }}
   httpGet: {path: /startupz, port: metrics}
   {{- else }}
-  grpc: {port: {{ .Values.service.port }}}
+  grpc: {port: {{ .Values.probes.port }}}
   {{- end }}
   periodSeconds: 1
   timeoutSeconds: 3
@@ -21,7 +21,7 @@ readinessProbe:
   {{- if $http }}
   httpGet: {path: /readyz, port: metrics}
   {{- else }}
-  grpc: {port: {{ .Values.service.port }}}
+  grpc: {port: {{ .Values.probes.port }}}
   {{- end }}
   periodSeconds: 2
   timeoutSeconds: 3

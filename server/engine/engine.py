@@ -276,6 +276,8 @@ class Engine:
         surplus = self._branch(branching) if branching else []
         if done or branching:
             self._remove(done, now, len(done), surplus)
+        else:  # a search that goes on in its only row may have had more in reserve
+            self._settle(now)
 
     def _score(self, rows: int) -> StepScores:
         """Steps, until every search knows enough."""
@@ -361,7 +363,11 @@ class Engine:
         self._greedy.move(moves)
         for source, target in moves:
             self._runtime.move_row(source, target)
-        if freed := table.settle():
+        self._settle(now, finished)
+
+    def _settle(self, now: float, finished: int = 0) -> None:
+        """Lets others have the rows that are not wanted here any more."""
+        if freed := self._table.settle():
             with self._queue.lock:
                 self._queue.scheduler.release(self.index, freed, now, finished)
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from server.engine.requests import (
@@ -10,13 +12,17 @@ from server.engine.requests import (
     DeadlineExpiredError,
     Finished,
     FinishReason,
+    GenerationRequest,
     HypothesisResult,
     Priority,
     Progress,
     QueueFullError,
     TokenChoice,
 )
-from tests.counting_engines import CountingRuntime, Metrics, at_rest, pool_of, request
+from server.runtime.scores import PlainScores
+from server.search.base import Demand
+from server.search.options import SearchOptions
+from tests.counting_engines import END, CountingRuntime, Metrics, at_rest, pool_of, request
 from tests.waiting import until_async
 
 MANY = tuple(range(10, 60))
@@ -60,6 +66,35 @@ async def test_a_limit_that_is_earlier_than_the_one_before_is_not_missed() -> No
             ends.append(time.monotonic() - now)
         assert [end >= least for end, least in zip(ends, (0.1, 0.2, 0.3), strict=True)] == [True] * 3
         generations[3].cancel()
+
+
+class EndingRuntime(CountingRuntime):
+    """The end token is the most probable first one, and the answer's own the second."""
+
+    def step(self, demands: Sequence[Demand]) -> PlainScores:
+        own = super().step(demands).ids[:, :1]
+        first = self.positions[: len(own), None] == 0
+        ids = np.hstack([np.where(first, END, own), np.where(first, own, END)])
+        return PlainScores(ids, np.tile(np.float32([-0.5, -1.5]), (len(own), 1)))
+
+
+async def test_rows_that_a_search_needs_no_more_are_free_for_others_at_once() -> None:
+    """Of two alternatives the first ends with the first step, and the other goes on alone in its row."""
+    runtime = EndingRuntime(2)
+    runtime.gate.clear()
+    async with pool_of(runtime) as pool:
+        both = pool.submit(GenerationRequest([*MANY, END], SearchOptions(50, num_hypotheses=2, alternatives=True)))
+        await until_async(lambda: runtime.encoded)
+        waiting = pool.submit(request(7))
+        runtime.hold_at = 3
+        runtime.gate.set()
+        await until_async(lambda: runtime.steps == 3)
+        assert len(runtime.encoded) == 2, "it need not wait for the end of the first"
+        runtime.gate.set()
+        answer = await both.result()
+        assert [hypothesis.ids for hypothesis in answer.hypotheses] == [[], list(reversed(MANY))]
+        await waiting.result()
+        await until_async(lambda: at_rest(pool))
 
 
 async def test_requests_that_leave_while_others_of_their_turn_are_encoded_go_at_the_next_step() -> None:

@@ -10,7 +10,7 @@ from server.engine.layout import EngineOptions, layout, weights_of
 from server.engine.scorer import ScoringRuntime
 from server.runtime.capacity import device_memory
 from server.runtime.device import Device, DeviceError, choose_device
-from server.runtime.failures import first_line
+from server.runtime.failures import first_line, is_out_of_memory
 from server.runtime.model import Runtime, Sessions
 from server.runtime.scorer import ScorerRuntime
 
@@ -121,9 +121,10 @@ class LocalModel:
         try:
             runtime = Runtime(self._sessions[index % len(self._sessions)], rows)
             runtime.warm_up()
-        except MemoryError:
-            raise DeviceError(f"{self.device} has not the memory for {rows} cache rows") from None
         except Exception as error:  # whatever ONNX Runtime raises where shapes disagree
+            if is_out_of_memory(error):
+                reason = f"{self.device} ran out of memory at the first run of an engine with {rows} cache rows"
+                raise DeviceError(f"{reason}; lower --max-rows, or give it more memory") from None
             reason = f"{type(error).__name__}: {first_line(error)}"
             raise BundleError(f"{self._bundle.path}: the graphs do not run as the manifest says: {reason}") from None
         return runtime

@@ -21,7 +21,7 @@ from server.engine.scorer import Scorer
 from server.metrics import ModelMetrics
 from server.models.registry import ServedVersion
 from server.runtime.device import DeviceError
-from server.runtime.failures import WorkerLostError
+from server.runtime.failures import WorkerLostError, is_out_of_memory
 
 log = structlog.get_logger()
 
@@ -124,8 +124,11 @@ async def load_version(
         pool, metrics = await _start(bundle, options, hosts, on_change)
     except (BundleError, DeviceError, WorkerLostError) as error:
         raise LoadError(str(error)) from None
-    except MemoryError:
-        raise LoadError(f"there is not enough memory for --max-rows {config.max_rows}") from None
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        remedy = "give it more memory" if config.max_rows is None else "lower --max-rows, or give it more memory"
+        raise LoadError(f"there is not enough memory to load it; {remedy}") from None
     # Twice what the engines can run: they never wait for a batch, and what it has in the queue is gone in a moment.
     window = max(1, min(2 * pool.rows * pool.engines, options.queue_size // 2))
     scorer = Scorer(pool.scorer, manifest.shape, options.queue_size, metrics)

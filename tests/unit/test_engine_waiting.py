@@ -75,7 +75,7 @@ class EndingRuntime(CountingRuntime):
         own = super().step(demands).ids[:, :1]
         first = self.positions[: len(own), None] == 0
         ids = np.hstack([np.where(first, END, own), np.where(first, own, END)])
-        return PlainScores(ids, np.tile(np.float32([-0.5, -1.5]), (len(own), 1)))
+        return PlainScores(ids, np.tile(np.array([-0.5, -1.5], np.float32), (len(own), 1)))
 
 
 async def test_rows_that_a_search_needs_no_more_are_free_for_others_at_once() -> None:

@@ -15,6 +15,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from server.config.documents import Document, DocumentError
 from server.config.fields import expectation, is_path, is_secret, kinds
 from server.config.options import ServerConfig
 
@@ -28,11 +29,7 @@ CLIENT_VARIABLES = {
 # `enableServiceLinks: false`. DRAGOMAN_PORT=tcp://10.0.0.7:50051 is one of them, and not the port to listen on.
 SERVICE_VARIABLE = re.compile(r"\w+_SERVICE_(HOST|PORT(_\w+)?)|\w+_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?")
 SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
-NULL = "tag:yaml.org,2002:null"
 SHOWN_CHARACTERS = 80
-# Numbers of YAML 1.1 that few people know: 010 is eight there, and 12:30 is 750, as in hours and minutes.
-OCTAL, SEXAGESIMAL = re.compile(r"[-+]?0[0-7_]*[0-7]"), re.compile(r"[-+]?[0-9][0-9_]*:[0-9:._]*")
-NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 class ConfigError(Exception):
@@ -96,7 +93,7 @@ def configure(
     layers.append(_from_environment(environment, kind))
     layers.append(_from_flags(flags))
     for layer in layers:
-        _check(layer, kind)
+        check(layer, kind)
     merged = {name: setting for layer in layers for name, setting in layer.items()}
     try:
         config = kind.model_validate({name: setting.value for name, setting in merged.items()})
@@ -138,43 +135,35 @@ def _none(value: str | bool) -> str | bool | None:
 def _from_file(path: Path, named_by: str, kind: type[ServerConfig]) -> Layer:
     """The options of a YAML file. Paths in it are taken from where it lies."""
     try:
-        loader = yaml.SafeLoader(path.read_bytes().decode("utf-8-sig"))
-        document = loader.get_single_node()
-        if document is None or document.tag == NULL:  # nothing but comments
+        document = Document(path)
+        if document.root is None:  # nothing but comments
             return {}
-        if not isinstance(document, yaml.MappingNode):
+        if not isinstance(document.root, yaml.MappingNode):
             raise ConfigError(f"{path} is not a mapping of options to values, such as `port: 50051`")
         layer: dict[str, Setting] = {}
-        for key, node in document.value:
-            origin = f"{path}:{key.start_mark.line + 1}"
+        for key, node in document.root.value:
+            origin = document.place(key)
             name = key.value if isinstance(key, yaml.ScalarNode) else "a list or mapping"
             if name not in kind.model_fields:
                 subject = f"{origin}: {name if name.isprintable() else ascii(name)}"
                 raise ConfigError(_unknown(subject, name, {each: each for each in kind.model_fields}))
-            if name in layer:
-                raise ConfigError(f"{origin}: {name} stands there a second time, after {layer[name].origin}")
-            value = loader.construct_object(node, deep=True)
-            if node.tag in NUMBERS and (OCTAL.fullmatch(node.value) or SEXAGESIMAL.fullmatch(node.value)):
-                problem = f"is {node.value}, which YAML takes for {value}; write that if it is meant"
-                raise ConfigError(f"{origin}: {name} {problem}")
+            value = document.value(node)
             if isinstance(value, str) and value and is_path(kind.model_fields[name]):
                 value = str(path.absolute().parent / value)
             layer[name] = Setting(value, origin, f"{origin}: {name}")
     except OSError as error:
         raise ConfigError(f"{named_by}: {path} can't be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not text in UTF-8") from None
-    except yaml.MarkedYAMLError as error:
-        place = f"{path}:{error.problem_mark.line + 1}" if error.problem_mark else str(path)
-        problem = ", ".join(filter(None, (error.context, error.problem)))
-        raise ConfigError(f"{place}: this is not YAML: {problem}") from None
-    except (yaml.YAMLError, ValueError, RecursionError):
-        raise ConfigError(f"{path} is not YAML") from None
+    except DocumentError as error:
+        raise ConfigError(str(error)) from None
     return layer
 
 
-def _check(layer: Layer, kind: type[ServerConfig]) -> None:
-    """Raises ConfigError where a value is wrong by itself."""
+def check(layer: Layer, kind: type[ServerConfig]) -> None:
+    """Looks at each value by itself.
+
+    Raises:
+        ConfigError: it is not one that the option may have.
+    """
     fields = kind.model_fields
     for name, setting in layer.items():
         # None of this is an error for pydantic. It takes true for the number 1 and "" for the path of the working

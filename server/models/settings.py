@@ -10,13 +10,15 @@ models:                      # a model that is not here is served with its lates
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from server.config import ServerConfig
+from server.config.documents import Document, DocumentError
+from server.config.sources import ConfigError, Setting, check
 from server.models.names import LATEST, is_name, is_number
 
 SETTINGS_FILE = "repository.yaml"
@@ -103,17 +105,16 @@ def read_settings(folder: Path, config: ServerConfig) -> RepositorySettings:
     """
     path = folder / SETTINGS_FILE
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = Document(path)
+        told = document.value(document.root)
     except FileNotFoundError:
         return RepositorySettings()
     except OSError as error:
         raise SettingsError(f"{path} can't be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise SettingsError(f"{path} is not UTF-8") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise SettingsError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    except DocumentError as error:
+        raise SettingsError(str(error)) from None
     try:
-        return _repository(document, config)
+        return _repository(told, config)
     except SettingsError as error:
         raise SettingsError(f"{path}: {error}") from None
 
@@ -138,21 +139,25 @@ def _repository(document: Any, config: ServerConfig) -> RepositorySettings:
     if default is not None and not (isinstance(default, str) and is_name(default)):
         raise SettingsError(f"default: {default!r} is not the name of a model")
     models = {}
-    for name, entry in _table(table.get("models") or {}, "models").items():
+    for name, entry in _table(table.get("models"), "models").items():
         if not (isinstance(name, str) and is_name(name)):
             raise SettingsError(f"models: {name!r} is not the name of a model")
-        models[name] = _model(_table(entry or {}, f"models.{name}"), f"models.{name}.", config)
+        models[name] = _model(_table(entry, f"models.{name}"), f"models.{name}.", config)
     return RepositorySettings(default, models)
 
 
 def _model(table: dict[Any, Any], where: str, config: ServerConfig) -> ModelSettings:
     _only(table, {"versions", "aliases", *OPTIONS}, where)
     aliases = {}
-    for alias, version in _table(table.get("aliases") or {}, f"{where}aliases").items():
+    for alias, version in _table(table.get("aliases"), f"{where}aliases").items():
         if not (isinstance(alias, str) and is_name(alias)) or is_number(alias) or alias == LATEST:
             raise SettingsError(f"{where}aliases: {alias!r} can't be an alias")
         aliases[alias] = _version(version, f"{where}aliases.{alias}")
     options = {key: value for key, value in table.items() if key in OPTIONS}
+    try:
+        check({key: Setting(value, where, f"{where}{key}") for key, value in options.items()}, ServerConfig)
+    except ConfigError as error:
+        raise SettingsError(str(error)) from None
     settings = ModelSettings(_choice(table.get("versions", LATEST), f"{where}versions"), aliases, options)
     try:
         options_of(config, settings)
@@ -181,7 +186,7 @@ def _choice(value: Any, where: str) -> Choice:
 def _version(value: Any, where: str) -> str:
     if type(value) is int and value >= 0:
         return str(value)
-    if isinstance(value, float):
+    if isinstance(value, float | date):
         raise SettingsError(f'{where}: {value} might be several versions; write it in quotes, "{value}"')
     if isinstance(value, str) and is_name(value):
         return value
@@ -189,6 +194,9 @@ def _version(value: Any, where: str) -> str:
 
 
 def _table(value: Any, where: str) -> dict[Any, Any]:
+    """A table; null stands for an empty one."""
+    if value is None:
+        return {}
     if not isinstance(value, dict):
         raise SettingsError(f"{where} must be a table of names and values")
     return value

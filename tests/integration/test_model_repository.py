@@ -319,7 +319,7 @@ def test_a_repository_that_makes_no_sense_is_told(repository: Path, tmp_path: Pa
     assert said == f"model repository {tmp_path / 'nothing'} can't be opened: No such file or directory"
     (repository / "repository.yaml").write_text("models: {numbers: {max_rows: none}}")
     said = refuses_to_start("--model-repository", repository)
-    assert said.startswith(f"{repository}/repository.yaml: models.numbers.max_rows: ")
+    assert said.startswith(f"{repository}/repository.yaml: models.numbers.max_rows is 'none'; expected a whole number")
     (repository / "repository.yaml").write_text("default: letters")
     said = refuses_to_start("--model-repository", repository)
     assert said == f"repository.yaml names letters, of which there is nothing in {repository}"

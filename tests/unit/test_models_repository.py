@@ -180,6 +180,9 @@ def test_a_model_has_options_of_its_own(tmp_path: Path) -> None:
         ("a: [", "is not YAML"),
         ("[1]", "it must be a table"),
         ("modells: {}", "modells is not known here; there are default, models"),
+        ("models: 0", "models must be a table"),
+        ("models: {m: no}", "models.m must be a table"),
+        ("models: {m: {aliases: []}}", "models.m.aliases must be a table"),
         ("default: [1]", "default: [1] is not the name of a model"),
         ("models: {../x: {}}", "models: '../x' is not the name of a model"),
         ("models: {m: {version: 1}}", "models.m.version is not known here"),
@@ -187,13 +190,16 @@ def test_a_model_has_options_of_its_own(tmp_path: Path) -> None:
         ("models: {m: {versions: {latest: 0}}}", "models.m.versions: {'latest': 0} is none of latest"),
         ("models: {m: {versions: []}}", "models.m.versions: [] is none of latest"),
         ("models: {m: {versions: [1.10]}}", "models.m.versions: 1.1 might be several versions; write it in quotes"),
+        ("models: {m: {versions: [2026-01-02]}}", '2026-01-02 might be several versions; write it in quotes, "2026-'),
         ("models: {m: {versions: [true]}}", "models.m.versions: True can't be a version"),
         ("models: {m: {aliases: {7: 1}}}", "models.m.aliases: 7 can't be an alias"),
         ("models: {m: {aliases: {'7': 1}}}", "models.m.aliases: '7' can't be an alias"),
         ("models: {m: {aliases: {latest: 1}}}", "models.m.aliases: 'latest' can't be an alias"),
         ("models: {m: {aliases: {stable: ../1}}}", "models.m.aliases.stable: '../1' can't be a version"),
         ("models: {m: {port: 1}}", "models.m.port is not known here"),
-        ("models: {m: {max_rows: 0}}", "models.m.max_rows: "),
+        ("models: {m: {max_rows: 0}}", "models.m.max_rows is 0; expected a whole number of at least 1"),
+        ("models: {m: {max_rows: yes}}", "models.m.max_rows is true; expected a whole number of at least 1"),
+        ("models: {m: {device: gpu}}", "models.m.device is 'gpu': "),
     ],
 )
 def test_settings_that_make_no_sense_are_told_in_one_sentence(tmp_path: Path, text: str, said: str) -> None:
@@ -202,6 +208,48 @@ def test_settings_that_make_no_sense_are_told_in_one_sentence(tmp_path: Path, te
     assert str(error.value).startswith(str(tmp_path / "repository.yaml"))
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "models:\n  m: {}\n  n: {}\n  m: {}",
+            "yaml:4: models.m stands there a second time, after {}/repository.yaml:2",
+        ),
+        ("default: m\ndefault: n", "yaml:2: default stands there a second time, after {}/repository.yaml:1"),
+        ("models: {m: {max_rows: 8, max_rows: 9}}", "yaml:1: models.m.max_rows stands there a second time, "),
+        ("models: {m: {aliases: {a: 1, a: 2}}}", "yaml:1: models.m.aliases.a stands there a second time, "),
+        (
+            "models:\n  m:\n    versions: [9, 010]",
+            "yaml:3: models.m.versions is 010, which YAML takes for 8; write 8, ",
+        ),
+        ("models: {m: {versions: [1_0]}}", 'is 1_0, which YAML takes for 10; write 10, or "1_0" for text'),
+        ("models: {m: {versions: [1:30]}}", "models.m.versions is 1:30, which YAML takes for 90; "),
+        ("models: {m: {aliases: {stable: 0b11}}}", "models.m.aliases.stable is 0b11, which YAML takes for 3; "),
+        ("models: {m: {max_rows: 010}}", "models.m.max_rows is 010, which YAML takes for 8; "),
+        ("default: \xff", "repository.yaml is not text in UTF-8"),
+        ("default: *gone", "yaml:1: this is not YAML: found undefined alias"),
+    ],
+)
+def test_nothing_is_taken_for_something_else_in_silence(tmp_path: Path, text: str, said: str) -> None:
+    """As little as in server.yaml."""
+    (tmp_path / "repository.yaml").write_text(text, encoding="latin-1")
+    with pytest.raises(SettingsError) as error:
+        read_settings(tmp_path, ServerConfig())
+    assert said.format(tmp_path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_what_looks_like_a_number_may_be_quoted_and_long_ones_grouped(tmp_path: Path) -> None:
+    text = 'models: {m: {versions: ["010", 0, 12], queue_tokens: 262_144}}'
+    expected = ModelSettings(Pinned(frozenset({"010", "0", "12"})), {}, {"queue_tokens": 262_144})
+    assert settings(tmp_path, text).of("m") == expected
+
+
+def test_an_alias_of_yaml_is_no_key_that_stands_twice(tmp_path: Path) -> None:
+    found = settings(tmp_path, "models: {m: &one {max_rows: 8}, n: *one, o: {<<: *one, engines: 1}}")
+    assert [found.of(name).options.get("max_rows") for name in "mno"] == [8, 8, 8]
 
 
 def test_wrong_settings_leave_the_models_to_be_seen_and_say_what_is_wrong(tmp_path: Path) -> None:

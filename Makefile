@@ -34,10 +34,11 @@ test: setup ## run every test
 demo: setup ## serve the shipped model, send it real requests, show the answers and the metrics
 	@$(BIN)/python -m dragoman.demo $(ARGS)
 
-bench: setup ## measure the server beside its step loop and CTranslate2, the loop, growth, training: half an hour
+bench: setup ## measure the server beside its step loop and CTranslate2, the loop, health checks, growth, training: half an hour
 	@$(BIN)/python -m tests.benchmark --precision int8 $(ARGS)
 	@$(BIN)/python -m tests.benchmark --precision fp32 $(ARGS)
 	@$(BIN)/python -m tests.benchmark.loop
+	@$(BIN)/python -m tests.benchmark.health
 	@$(BIN)/python -m tests.benchmark.growth --precision int8
 	@$(BIN)/python -m tests.benchmark.training
 	@$(BIN)/python -m tests.benchmark.page

@@ -19,6 +19,7 @@ PARTS = {
     "benchmark-int8.md": "python -m tests.benchmark --precision int8",
     "benchmark-fp32.md": "python -m tests.benchmark --precision fp32",
     "loop.md": "python -m tests.benchmark.loop",
+    "health.md": "python -m tests.benchmark.health",
     "servers.md": "python -m tests.benchmark.servers",
     "growth-shipped-int8.md": "python -m tests.benchmark.growth --model shipped",
     "growth-base-int8.md": "python -m tests.benchmark.growth --model base",
@@ -33,7 +34,7 @@ Written by `python -m tests.benchmark.page` from what these two commands measure
 each part tells its machine, its date, its commit, its versions and its own command:
 
 ```sh
-make bench           # the server beside its step loop and CTranslate2, the loop, growth, training
+make bench           # the server beside its step loop and CTranslate2, the loop, health checks, growth, training
 make bench-servers   # beside Triton and plain asyncio servers
 ```
 

@@ -19,8 +19,9 @@ from server.connections import server_options
 from server.probes import Probes
 
 MOST_CONNECTIONS = 64
-MOST_WATCHES, CHECK_THREADS = 16, 4  # a watch takes a thread as long as it lasts
-MOST_CALLS = MOST_WATCHES + 64  # that run or wait for a thread
+# Each has a thread as long as it lasts: a watch for long, and a check until the client has said what it asks for.
+MOST_WATCHES = 16
+MOST_CALLS = MOST_WATCHES + 64
 MOST_BYTES = 4096  # of a request, which is a name
 LOOK_SECONDS = 1.0  # an event loop that hangs announces nothing
 
@@ -69,7 +70,7 @@ class BlockingHealth(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # t
 
 def health_threads() -> ThreadPoolExecutor:
     """Those that answer; made as they are needed."""
-    return ThreadPoolExecutor(MOST_WATCHES + CHECK_THREADS, thread_name_prefix="health")
+    return ThreadPoolExecutor(MOST_CALLS, thread_name_prefix="health")
 
 
 def health_server(config: ServerConfig, health: Health, probes: Probes, threads: ThreadPoolExecutor) -> grpc.Server:

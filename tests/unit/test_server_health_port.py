@@ -116,6 +116,23 @@ def test_watches_take_no_more_than_their_share(stub: Any, health: Health) -> Non
     until(admitted)
 
 
+def test_calls_that_say_nothing_keep_nobody_waiting(stub: Any, port: int) -> None:
+    """Not even the kubelet, which would end the process; each has a thread until it has said what it wants."""
+    over = threading.Event()
+
+    def silent() -> Iterator[Any]:
+        over.wait(PATIENCE)
+        yield Request()
+
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call: Any = channel.stream_unary("/grpc.health.v1.Health/Check", Request.SerializeToString)
+        calls = [call.future(silent(), timeout=PATIENCE) for _ in range(MOST_WATCHES + 24)]
+        assert check(stub) == NOT_SERVING
+        assert not any(each.done() for each in calls)
+        over.set()
+        assert {each.code() for each in calls} == {grpc.StatusCode.OK}
+
+
 def test_closing_leaves_no_thread_behind(health: Health) -> None:
     """A watch that goes on would keep the process from ending."""
     before = set(threading.enumerate())

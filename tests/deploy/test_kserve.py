@@ -77,7 +77,8 @@ def test_the_server_takes_its_arguments(documents: list[Document]) -> None:
     container = runtime["spec"]["containers"][0]
     config = printed_config(runtime)
     assert config["host"] == "0.0.0.0"
-    assert config["port"] == container["ports"][0]["containerPort"] == container["readinessProbe"]["grpc"]["port"]
+    assert config["port"] == container["ports"][0]["containerPort"]
+    assert {container[probe]["grpc"]["port"] for probe in ("startupProbe", "readinessProbe")} == {config["health_port"]}
     assert str(config["metrics_port"]) == runtime["spec"]["annotations"]["prometheus.kserve.io/port"]
     assert config["metrics_port"] == container["livenessProbe"]["httpGet"]["port"]
     assert Path(config["bundle"]) == Path("/mnt/models")

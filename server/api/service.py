@@ -81,13 +81,13 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             search, wanted = await model.plan(request.options, request.details)
             stop = read_time_limit(request.options, arrival)
             priority = read_priority(request.priority, Priority.BATCH)
-            shared = GenerationRequest([], search, _deadline(context, arrival), stop, priority=priority)
+            shared = GenerationRequest([], search, _deadline(context), stop, priority=priority)
             own_seeds = not request.options.HasField("seed")
             return await Batch(model, shared, wanted, self._reject, own_seeds, all_or_none).run(request.inputs)
 
     async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
         with self._models.use(request.model) as model:
-            return await model.score(request, _deadline(context, time.monotonic()))
+            return await model.score(request, _deadline(context))
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         with self._models.use(request.model) as model:
@@ -139,13 +139,13 @@ async def _prepare(
     model.check_attention(wanted, search, len(source_ids))
     priority = read_priority(request.priority, Priority.INTERACTIVE)
     stages = None if record is None else record.tokens(len(source_ids))
-    return GenerationRequest(source_ids, search, _deadline(context, arrival), stop, streaming, priority, stages), wanted
+    return GenerationRequest(source_ids, search, _deadline(context), stop, streaming, priority, stages), wanted
 
 
-def _deadline(context: Context, now: float) -> float | None:
+def _deadline(context: Context) -> float | None:
     """The call's deadline as time.monotonic(), None where the client set none."""
     remaining: float | None = context.time_remaining()
-    return None if remaining is None else now + remaining
+    return None if remaining is None else time.monotonic() + remaining
 
 
 def _side(side: pb.Side) -> pb.Side:

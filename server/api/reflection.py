@@ -1,29 +1,72 @@
-"""Reflection of services whose definitions lie in different descriptor pools."""
+"""Reflection of services whose definitions lie in different descriptor pools.
+
+grpcio-reflection has v1alpha alone. Its messages are those of v1, byte for byte, so one servicer answers for both.
+"""
 
 from collections.abc import Iterable
+from typing import Any
 
 import grpc
-from google.protobuf import descriptor_pool
+from google.protobuf import descriptor_pool, text_format
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
-from grpc_reflection.v1alpha import reflection
+from google.rpc import error_details_pb2
+from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
 from dragoman.inference.pool import Default as inference_pool
 
+ALPHA, STABLE = "v1alpha", "v1"
+V1 = reflection.SERVICE_NAME.replace(ALPHA, STABLE)
+
+
+class Symbols:
+    """A pool that finds the file of a method, too: to the protocol, methods are symbols like services and messages.
+
+    NOTE: no subclass of DescriptorPool: protobuf makes a plain pool of it.
+    """
+
+    def __init__(self, pool: DescriptorPool) -> None:
+        self._pool = pool
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+    def FindFileContainingSymbol(self, symbol: str) -> FileDescriptor:
+        try:
+            return self._pool.FindFileContainingSymbol(symbol)
+        except KeyError:
+            return self._pool.FindMethodByName(symbol).containing_service.file
+
 
 def enable_reflection(services: Iterable[str], server: grpc.aio.Server) -> None:
-    """Lets clients ask what the services look like.
+    """Lets clients ask what the services look like, and what the details of their errors are.
 
     Args:
         services: full names; reflection itself is added.
     """
-    names = [*services, reflection.SERVICE_NAME]
     pool = DescriptorPool()
     known: set[str] = set()
+    names = [*services, reflection.SERVICE_NAME]
     for name in names:
         _copy(_file(name), pool, known)
-    reflection.enable_server_reflection(names, server, pool=pool)
+    _copy(error_details_pb2.DESCRIPTOR, pool, known)
+    pool.Add(_stable())
+    servicer = reflection.aio.ReflectionServicer([*names, V1], pool=Symbols(pool))
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+    handler = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        reflection_pb2.ServerReflectionRequest.FromString,
+        reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(V1, {"ServerReflectionInfo": handler})])
+
+
+def _stable() -> FileDescriptorProto:
+    """The definition of grpc.reflection.v1."""
+    alpha, stable = FileDescriptorProto(), FileDescriptorProto()
+    reflection_pb2.DESCRIPTOR.CopyToProto(alpha)
+    return text_format.Parse(text_format.MessageToString(alpha).replace(ALPHA, STABLE), stable)
 
 
 def _file(service: str) -> FileDescriptor:

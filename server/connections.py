@@ -2,6 +2,8 @@
 
 import resource
 
+import grpc
+
 from server.config import ServerConfig
 from server.errors import StartError
 
@@ -16,6 +18,7 @@ HANDSHAKE_MILLISECONDS = 20_000
 OTHER_FILES = 256
 LEAST_CONNECTIONS = 16  # with room for fewer a load balancer and its probes alone would fill the server
 PENDING_CALLS = 1_000_000
+PLAIN_OR_GZIP = 1 << grpc.Compression.NoCompression | 1 << grpc.Compression.Gzip
 
 
 def server_options(config: ServerConfig, connections: int) -> list[tuple[str, int]]:
@@ -28,6 +31,9 @@ def server_options(config: ServerConfig, connections: int) -> list[tuple[str, in
         ("grpc.so_reuseport", 0),  # else a second server would share the port, and the calls, without a word
         # A larger request is refused with RESOURCE_EXHAUSTED before it is in memory.
         ("grpc.max_receive_message_length", config.max_message_bytes),
+        # A compressed one is inflated by server.api.inflate: gRPC would inflate it whole before it looks at its size.
+        ("grpc.per_message_decompression", 0),
+        ("grpc.compression_enabled_algorithms_bitset", PLAIN_OR_GZIP),
         ("grpc.max_allowed_incoming_connections", connections),
         ("grpc.max_concurrent_streams", config.max_concurrent_streams),
         # Of a burst, gRPC would else refuse what is beyond a thousand, without a delay after which to try again: our

@@ -61,7 +61,7 @@ def listen(
     gate = Gate(access.keys)
     metrics.registry.register(gate)
     metrics.registry.register(access)
-    interceptor = CallInterceptor(metrics, gate, config.log_text, observer)
+    interceptor = CallInterceptor(metrics, gate, config.log_text, observer, config.max_message_bytes)
     server = grpc.aio.server(interceptors=[interceptor], options=server_options(config, connections))
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, server)
     open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(inference, server)

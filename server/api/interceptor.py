@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 
 from server.api.errors import ApiError, abort, from_engine, malformed
 from server.api.gate import CALLER, Gate
+from server.api.inflate import inflate
 from server.api.wire import Encoded
 from server.engine.requests import EngineError
 from server.metrics import ServerMetrics
@@ -21,8 +22,6 @@ from server.observe.record import RECORD, REQUEST_ID, record_call
 
 log = structlog.get_logger()
 
-# Stands for a request that could not be parsed; gRPC would answer it with UNKNOWN, and log a traceback.
-MALFORMED = object()
 TRANSIT_SECONDS = 0.05  # that a call may have been on its way
 
 # When the present task's call arrived, as time.monotonic(), before its request was read.
@@ -42,6 +41,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         gate: who may call; by default everyone.
         log_text: log what clients send.
         observer: hears of every call that ended.
+        most_bytes: of a request that comes compressed, once it is not.
     """
 
     def __init__(
@@ -50,7 +50,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         gate: Gate | None = None,
         log_text: bool = False,
         observer: Observer | None = None,
+        most_bytes: int = 4 * 2**20,
     ) -> None:
+        self._most_bytes = most_bytes
         self._log_text = log_text
         self._observer = observer
         self._metrics = metrics
@@ -78,22 +80,49 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         """The handler with its behaviour and its parser wrapped. There are no methods whose requests alone stream."""
         if not handler.response_streaming:
             return grpc.unary_unary_rpc_method_handler(
-                self._unary(method, handler.unary_unary), _parser(handler), _writer(handler)
+                self._unary(method, handler.unary_unary), self._parser(handler), _writer(handler)
             )
         if handler.request_streaming:
             return grpc.stream_stream_rpc_method_handler(
-                self._stream(method, handler.stream_stream), handler.request_deserializer, handler.response_serializer
+                self._stream(method, handler.stream_stream), self._reader(handler), handler.response_serializer
             )
         return grpc.unary_stream_rpc_method_handler(
-            self._stream(method, handler.unary_stream), _parser(handler), handler.response_serializer
+            self._stream(method, handler.unary_stream), self._parser(handler), handler.response_serializer
         )
+
+    def _reader(self, handler: Handler) -> Callable[[bytes], Any]:
+        """Reads a request, and raises ApiError where it can't be."""
+        parse = handler.request_deserializer
+        assert parse is not None, "every method of a generated servicer has one"
+
+        def read(data: bytes) -> Any:
+            try:
+                return parse(inflate(data, self._most_bytes))
+            except DecodeError:
+                raise malformed() from None
+
+        return read
+
+    def _parser(self, handler: Handler) -> Callable[[bytes], Any]:
+        """Reads the only request of a call, or gives the ApiError in its place; gRPC would answer one that is raised
+        with UNKNOWN, and log a traceback.
+        """
+        read = self._reader(handler)
+
+        def parse(data: bytes) -> Any:
+            try:
+                return read(data)
+            except ApiError as error:
+                return error
+
+        return parse
 
     def _unary(self, method: str, behaviour: Any) -> Any:
         async def call(request: Any, context: Context) -> Any:
             with _Call(self._metrics, method, context, self._observer) as call:
                 try:
-                    if request is MALFORMED:
-                        raise malformed()
+                    if isinstance(request, ApiError):
+                        raise request
                     if self._log_text:
                         log.info("received", method=method, request_id=call.record.id, request=str(request))
                     with self._gate.call(method, request, context) as admitted:
@@ -111,8 +140,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         async def call(request: Any, context: Context) -> None:
             with _Call(self._metrics, method, context, self._observer) as call:
                 try:
-                    if request is MALFORMED:
-                        raise malformed()
+                    if isinstance(request, ApiError):
+                        raise request
                     if self._log_text:
                         log.info("received", method=method, request_id=call.record.id, request=str(request))
                     # Closed when the client leaves, so that its rows are given back at once.
@@ -173,8 +202,6 @@ class _Call:
         """What the client gets for an exception."""
         if isinstance(error, EngineError):
             error = from_engine(error)
-        elif isinstance(error, DecodeError):  # a later message of a call whose requests stream
-            error = malformed()
         elif not isinstance(error, ApiError):
             log.error("call failed", method=self._method, request_id=self.record.id, exc_info=error)
             error = ApiError(grpc.StatusCode.INTERNAL, "the server failed at this; its log says why")
@@ -182,19 +209,6 @@ class _Call:
             self._metrics.rejected(error.rejection)
         self.record.code = error.code.name
         return error
-
-
-def _parser(handler: Handler) -> Callable[[bytes], Any]:
-    parse = handler.request_deserializer
-    assert parse is not None, "every method of a generated servicer has one"
-
-    def parse_or_tell(data: bytes) -> Any:
-        try:
-            return parse(data)
-        except DecodeError:
-            return MALFORMED
-
-    return parse_or_tell
 
 
 def _writer(handler: Handler) -> Callable[[Any], bytes]:

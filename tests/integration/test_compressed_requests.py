@@ -1,0 +1,85 @@
+"""Requests that come compressed cost the server no more memory than others."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from grpc_reflection.v1alpha import reflection_pb2
+
+from dragoman.inference import open_inference_pb2 as oip
+from dragoman.local import LocalServer
+from dragoman.v1 import generation_pb2 as pb
+from dragoman.v1 import generation_pb2_grpc
+from tests.benchmark.memory import peak_megabytes
+
+MEBIBYTE = 2**20
+# How many zeros each method gets; 64 MiB are 65 kB as gzip.
+UNARY = {"dragoman.v1.GenerationService/Generate": 64 * MEBIBYTE, "grpc.health.v1.Health/Check": 5 * MEBIBYTE}
+STREAMS = {
+    "inference.GRPCInferenceService/ModelStreamInfer": 64 * MEBIBYTE,
+    "grpc.reflection.v1.ServerReflection/ServerReflectionInfo": 5 * MEBIBYTE,
+}
+GZIP = grpc.Compression.Gzip
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    with LocalServer(log=tmp_path_factory.mktemp("compressed") / "server.log") as started:
+        yield started
+        assert started.stop() == 0, started.last_words()
+
+
+def send(channel: grpc.Channel, method: str, data: bytes) -> None:
+    if method in UNARY:
+        ask: Any = channel.unary_unary(f"/{method}")
+        ask(data, compression=GZIP, timeout=120)
+    else:
+        call: Any = channel.stream_stream(f"/{method}")
+        list(call(iter([data]), compression=GZIP, timeout=120))
+
+
+def test_what_unpacks_to_too_much_is_refused_before_it_is_in_memory(server: LocalServer) -> None:
+    with grpc.insecure_channel(server.address) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        request = pb.GenerateRequest(input=pb.Input(text="court"))
+        stub.Generate(request)
+        before = peak_megabytes(server.process.pid)
+        for method, size in (UNARY | STREAMS).items():
+            with pytest.raises(grpc.RpcError) as refused:
+                send(channel, method, bytes(size))
+            assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED, method
+            assert "unpacks to more than 4194304 bytes, the server's --max-message-bytes" in (
+                refused.value.details() or ""
+            )
+        assert peak_megabytes(server.process.pid) - before < 32
+        assert stub.Generate(request).hypotheses[0].text == "K AO R T"
+
+
+def test_a_compressed_request_is_answered_as_any_other(server: LocalServer) -> None:
+    texts = [pb.Input(text="court")] * 50
+    with grpc.insecure_channel(server.address) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        request = pb.GenerateBatchRequest(inputs=texts)
+        assert stub.GenerateBatch(request, compression=GZIP) == stub.GenerateBatch(request)
+        call: Any = channel.stream_stream(
+            "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+            request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        )
+        name = "dragoman.v1.GenerationService" + 100 * "a"  # long enough to be worth compressing
+        asked = reflection_pb2.ServerReflectionRequest(file_containing_symbol=name)
+        assert list(call(iter([asked]), compression=GZIP)) == list(call(iter([asked])))
+        wrong = oip.ModelInferRequest(model_name="a" * 100).SerializeToString()
+        infer: Any = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        with pytest.raises(grpc.RpcError) as refused:
+            infer(wrong, compression=GZIP)
+        assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_other_compression_is_refused(server: LocalServer) -> None:
+    with grpc.insecure_channel(server.address) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.Generate(pb.GenerateRequest(input=pb.Input(text="1" * 100)), compression=grpc.Compression.Deflate)
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert "'deflate' is disabled" in (refused.value.details() or "")

@@ -1,0 +1,37 @@
+"""How a request that comes compressed is unpacked."""
+
+import gzip
+from collections.abc import Callable
+
+import grpc
+import pytest
+
+from dragoman.v1 import generation_pb2 as pb
+from server.api.errors import ApiError
+from server.api.inflate import inflate
+
+MOST = 1000
+
+
+@pytest.mark.parametrize("size", [0, 1, MOST - 1, MOST])
+def test_what_is_small_enough_is_unpacked(size: int) -> None:
+    assert inflate(gzip.compress(b"a" * size), MOST) == b"a" * size
+
+
+def test_what_is_not_compressed_stays_as_it_is() -> None:
+    message = pb.GenerateRequest(input=pb.Input(text="\x1f\x8b" * MOST)).SerializeToString()
+    assert inflate(message, MOST) is message
+
+
+@pytest.mark.parametrize("size", [MOST + 1, 1000 * MOST])
+def test_what_is_too_large_is_refused(size: int) -> None:
+    with pytest.raises(ApiError, match="unpacks to more than 1000 bytes") as refused:
+        inflate(gzip.compress(b"a" * size), MOST)
+    assert refused.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data + b"a", lambda data: data[:4]])
+def test_what_is_no_whole_gzip_is_malformed(change: Callable[[bytes], bytes]) -> None:
+    with pytest.raises(ApiError, match="can't be parsed") as refused:
+        inflate(change(gzip.compress(b"a" * 100)), MOST)
+    assert refused.value.code is grpc.StatusCode.INVALID_ARGUMENT

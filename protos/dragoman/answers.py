@@ -125,6 +125,7 @@ def model(message: pb.Model) -> ModelInfo:
             batch_items=limits.batch_items,
             score_targets=limits.score_targets,
             attention_weights=limits.attention_weights,
+            answer_bytes=limits.answer_bytes,
         ),
         state=_state(message.state) if message.state else ModelState.READY,  # unsaid by servers of before
         problem=message.problem,

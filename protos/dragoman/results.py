@@ -276,6 +276,7 @@ class Limits:
         batch_items: sources of one `generate_batch`.
         score_targets: targets of one `score`.
         attention_weights: in one answer, all its attention together.
+        answer_bytes: of one response; what might have a larger one is refused.
     """
 
     beam_size: int = 0
@@ -288,6 +289,7 @@ class Limits:
     batch_items: int = 0
     score_targets: int = 0
     attention_weights: int = 0
+    answer_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,10 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Generic, TypeVar
 
 from dragoman.v1 import generation_pb2 as pb
+from server.api.answer_size import MESSAGE, TokenBytes
 from server.api.errors import ApiError, Rejection, from_engine, invalid
 from server.api.model import PendingAnswer, ServedModel
 from server.api.options import Wanted, reseeded
@@ -25,8 +27,10 @@ from server.observe.record import RECORD
 CHUNK_INPUTS = 256  # that are looked at in a few milliseconds
 ROOM_SECONDS = 0.02  # how often an item looks again that found the scorer's queue full
 
+Kept = TypeVar("Kept")
 
-class Batch:
+
+class Batch(Generic[Kept]):
     """One GenerateBatch call.
 
     Its items wait or run in the places that `model.batch_room` has for them, so that a batch never fills the queue by
@@ -40,6 +44,8 @@ class Batch:
         wanted: what to return beside the text.
         reject: counts an item that is refused.
         own_seeds: each item that samples has a seed of its own, so that equal inputs may have different answers.
+        keep: what to keep of an item that is answered, until all are.
+        form: how the answers' tokens will be written.
         all_or_none: the first item that fails ends the call, and those that run.
     """
 
@@ -50,6 +56,8 @@ class Batch:
         wanted: Wanted,
         reject: Callable[[Rejection], None],
         own_seeds: bool,
+        keep: Callable[[pb.BatchItem], Kept],
+        form: TokenBytes = MESSAGE,
         all_or_none: bool = False,
     ) -> None:
         self._model = model
@@ -57,18 +65,22 @@ class Batch:
         self._wanted = wanted
         self._reject = reject
         self._own_seeds = own_seeds
+        self._keep = keep
+        self._form = form
         self._all_or_none = all_or_none
+        self._failed = 0  # items
+        self._bytes = 0  # of the items so far
         self._admitted = False
         self._share = BatchShare(model.batch_room)
         self._pauses = Pauses()
         self._submitting = asyncio.Lock()  # one item at a time waits for the queue to have room
 
-    async def run(self, inputs: Sequence[pb.Input]) -> list[pb.BatchItem]:
+    async def run(self, inputs: Sequence[pb.Input]) -> list[Kept]:
         """Answers every input, in order.
 
         Raises:
-            ApiError: there are no inputs, or too many, or too many weights of attention might be in the answer; or an
-                item failed, where that ends the call.
+            ApiError: there are no inputs, or too many, or the answer might be, or has become, too large; or an item
+                failed, where that ends the call.
             QueueFullError: there was no room for even the first.
             DeadlineExpiredError: the call's deadline passed.
         """
@@ -88,7 +100,8 @@ class Batch:
         if record is not None:
             record.tokens(source_tokens)
         self._model.check_attention(self._wanted, self._request.search, source_tokens)
-        items: list[pb.BatchItem | None] = [None] * len(inputs)
+        self._model.sizes.check(self._wanted, self._request.search, source_tokens, self._form, len(inputs))
+        items: dict[int, Kept] = {}
         work = iter(enumerate(sources))
         try:
             with self._share:
@@ -97,10 +110,9 @@ class Batch:
                         workers.create_task(self._work(work, items))
         except* (QueueFullError, DeadlineExpiredError, ApiError) as errors:
             raise errors.exceptions[0] from None
-        answers = [item for item in items if item is not None]
         if record is not None:
-            record.failed = sum(item.HasField("error") for item in answers)
-        return answers
+            record.failed = self._failed
+        return [items[index] for index in range(len(inputs))]
 
     async def _encode(self, inputs: Sequence[pb.Input]) -> list[list[int] | ApiError]:
         """The source ids of each input, or what is wrong with it."""
@@ -131,7 +143,7 @@ class Batch:
             sources[index] = answer
         return sources
 
-    async def _work(self, work: Iterator[tuple[int, list[int] | ApiError]], items: list[pb.BatchItem | None]) -> None:
+    async def _work(self, work: Iterator[tuple[int, list[int] | ApiError]], items: dict[int, Kept]) -> None:
         """Takes one source after the other until there are none."""
         for index, source in work:
             await self._pauses.take()
@@ -141,9 +153,14 @@ class Batch:
                     raise answer
                 if answer.rejection:
                     self._reject(answer.rejection)
-                items[index] = pb.BatchItem(error=answer.status())
+                self._failed += 1
+                item = pb.BatchItem(error=answer.status())
             else:
-                items[index] = pb.BatchItem(response=answer)
+                item = pb.BatchItem(response=answer)
+            self._bytes += item.ByteSize()
+            if self._bytes > self._model.limits.answer_bytes:
+                raise self._model.sizes.too_large()
+            items[index] = self._keep(item)
 
     async def _answer_in_turn(self, source: list[int]) -> pb.GenerateResponse | ApiError:
         if not self._model.batch_room.free:  # it will have waited: to be refused then would come late

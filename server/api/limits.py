@@ -33,6 +33,7 @@ def request_limits(config: ServerConfig, max_rows: int, shape: Shape) -> pb.Limi
         batch_items=config.max_batch_items,
         score_targets=SCORE_TARGETS,
         attention_weights=ATTENTION_WEIGHTS,
+        answer_bytes=config.max_answer_bytes,
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol, TypeVar
 
 from dragoman.v1 import generation_pb2 as pb
+from server.api.answer_size import AnswerSizes
 from server.api.answers import AnswerWriter
 from server.api.errors import invalid
 from server.api.options import Wanted, read_details, read_options
@@ -85,6 +86,7 @@ class ServedModel:
         turns = Turns(engines.submit)
         self.submit, self.wait_for_room = turns.submit, turns.wait
         self._planes = manifest.shape.decoder_layers * manifest.shape.heads
+        self.sizes = AnswerSizes(bundle.source_tokenizer, bundle.target_tokenizer, self._planes, limits)
         self._scorer = scorer
         self._count_unseen = count_unseen
         self._usual = SearchOptions(self.target.max_tokens), Wanted()
@@ -179,11 +181,12 @@ class ServedModel:
         if request.attention:
             weights = len(source_ids) * sum(len(ids) + 1 for ids in parts)
             self._check_weights(weights, "attention", "ask for fewer targets at once")
+        tokens = sum(len(ids) + 1 for ids in parts)
+        self.sizes.check_score(count, tokens, request.alignment, request.attention, len(source_ids))
         targets = [Target(source_ids, ids, request.alignment, request.attention) for ids in parts]
         if record is not None:
             record.tokenized = time.monotonic()
         found = await self._scorer.score(targets, deadline)
-        tokens = sum(len(ids) + 1 for ids in parts)
         if record is not None:
             record.scored(len(source_ids), tokens, count)
         return await _write(tokens, lambda: self.writer.score(source_ids, targets, found))

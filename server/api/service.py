@@ -11,11 +11,11 @@ from tokenizers import Tokenizer
 
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
-from server.api.batch import Batch
+from server.api.answer_size import JSON, MESSAGE, TokenBytes
+from server.api.batch import Batch, Kept
 from server.api.errors import Rejection, invalid
 from server.api.model import ServedModel
 from server.api.options import Wanted, read_priority, read_time_limit
-from server.api.pauses import Pauses
 from server.api.streaming import stream_answer
 from server.api.wire import Encoded, length_delimited
 from server.engine.requests import GenerationRequest, Priority
@@ -63,19 +63,23 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
 
     async def GenerateBatch(self, request: pb.GenerateBatchRequest, context: Context) -> Encoded:
         """Gives a GenerateBatchResponse."""
-        parts, pauses = [], Pauses()
-        for item in await self._answer_batch(request, context):
-            parts.append(length_delimited(ITEMS, item.SerializeToString()))
-            await pauses.take()
-        return Encoded(b"".join(parts))
+        return Encoded(b"".join(await self._answer_batch(request, context, _encoded)))
 
     async def answer_all(self, request: pb.GenerateBatchRequest, context: Context) -> list[pb.GenerateResponse]:
-        """As GenerateBatch, but the first input that fails ends the call with its error."""
-        return [item.response for item in await self._answer_batch(request, context, all_or_none=True)]
+        """As GenerateBatch, but the first input that fails ends the call with its error.
+
+        The answers are meant to be told as JSON.
+        """
+        return await self._answer_batch(request, context, lambda item: item.response, JSON, all_or_none=True)
 
     async def _answer_batch(
-        self, request: pb.GenerateBatchRequest, context: Context, all_or_none: bool = False
-    ) -> list[pb.BatchItem]:
+        self,
+        request: pb.GenerateBatchRequest,
+        context: Context,
+        keep: Callable[[pb.BatchItem], Kept],
+        form: TokenBytes = MESSAGE,
+        all_or_none: bool = False,
+    ) -> list[Kept]:
         arrival = time.monotonic()
         with self._models.use(request.model) as model:
             search, wanted = await model.plan(request.options, request.details)
@@ -83,7 +87,8 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             priority = read_priority(request.priority, Priority.BATCH)
             shared = GenerationRequest([], search, _deadline(context), stop, priority=priority)
             own_seeds = not request.options.HasField("seed")
-            return await Batch(model, shared, wanted, self._reject, own_seeds, all_or_none).run(request.inputs)
+            batch = Batch(model, shared, wanted, self._reject, own_seeds, keep, form, all_or_none)
+            return await batch.run(request.inputs)
 
     async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
         with self._models.use(request.model) as model:
@@ -107,6 +112,11 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
         return pb.GetModelResponse(model=self._models.describe(request.model))
+
+
+def _encoded(item: pb.BatchItem) -> bytes:
+    """As a part of a GenerateBatchResponse: a fraction of what the message takes in memory."""
+    return length_delimited(ITEMS, item.SerializeToString())
 
 
 async def _detokenize(tokenizer: Tokenizer, ids: Sequence[int]) -> pb.DetokenizeResponse:
@@ -137,6 +147,7 @@ async def _prepare(
     stop = read_time_limit(request.options, arrival)
     source_ids = await model.source_ids(request.input, "input")
     model.check_attention(wanted, search, len(source_ids))
+    model.sizes.check(wanted, search, len(source_ids))
     priority = read_priority(request.priority, Priority.INTERACTIVE)
     stages = None if record is None else record.tokens(len(source_ids))
     return GenerationRequest(source_ids, search, _deadline(context), stop, streaming, priority, stages), wanted

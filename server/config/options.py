@@ -136,6 +136,12 @@ class RequestOptions(_Options, title="Requests"):
     max_stop_sequences: int = Field(default=16, ge=0, description="Most stop sequences of a request.")
     max_batch_items: int = Field(default=10_000, ge=1, description="Most inputs of one GenerateBatch call.")
     max_message_bytes: int = Field(default=4 * 1024 * 1024, ge=1024, le=2**31 - 1, description="Largest request.")
+    max_answer_bytes: int = Field(
+        default=64 * 1024 * 1024,
+        ge=2**16,
+        le=2**31 - 1,
+        description="Largest answer; what might have a larger one is refused before it is computed.",
+    )
     queue_size: int = Field(
         default=1024, ge=1, description="Requests of each priority that may wait; one more is refused."
     )

@@ -266,6 +266,7 @@ async def test_models_tell_their_limits_and_where_they_come_from(face: Face) -> 
             batch_items=10_000,
             score_targets=64,
             attention_weights=2**22,
+            answer_bytes=2**26,
         ),
         state=pb.MODEL_STATE_READY,
         current=True,

@@ -136,6 +136,7 @@ def _limits(limits: Limits) -> str:
         "texts in a batch": limits.batch_items,
         "targets to score": limits.score_targets,
         "weights of attention in an answer": limits.attention_weights,
+        "bytes of an answer": limits.answer_bytes,
     }
     return ", ".join(f"{most:,} {what}" for what, most in said.items() if most)
 

@@ -440,7 +440,7 @@ class Model(_message.Message):
     def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., description: _Optional[str] = ..., license: _Optional[str] = ..., precision: _Optional[str] = ..., device: _Optional[str] = ..., max_source_tokens: _Optional[int] = ..., max_target_tokens: _Optional[int] = ..., source_vocabulary_size: _Optional[int] = ..., target_vocabulary_size: _Optional[int] = ..., parameters: _Optional[int] = ..., quality: _Optional[_Mapping[str, float]] = ..., examples: _Optional[_Iterable[str]] = ..., decoder_layers: _Optional[int] = ..., heads: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., state: _Optional[_Union[ModelState, str]] = ..., problem: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., current: _Optional[bool] = ..., default: _Optional[bool] = ...) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ("beam_size", "hypotheses", "top_tokens", "stop_sequences", "stop_sequence_characters", "suppressed_sequences", "batch_items", "score_targets", "suppressed_tokens", "attention_weights")
+    __slots__ = ("beam_size", "hypotheses", "top_tokens", "stop_sequences", "stop_sequence_characters", "suppressed_sequences", "batch_items", "score_targets", "suppressed_tokens", "attention_weights", "answer_bytes")
     BEAM_SIZE_FIELD_NUMBER: _ClassVar[int]
     HYPOTHESES_FIELD_NUMBER: _ClassVar[int]
     TOP_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -451,6 +451,7 @@ class Limits(_message.Message):
     SCORE_TARGETS_FIELD_NUMBER: _ClassVar[int]
     SUPPRESSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_BYTES_FIELD_NUMBER: _ClassVar[int]
     beam_size: int
     hypotheses: int
     top_tokens: int
@@ -461,4 +462,5 @@ class Limits(_message.Message):
     score_targets: int
     suppressed_tokens: int
     attention_weights: int
-    def __init__(self, beam_size: _Optional[int] = ..., hypotheses: _Optional[int] = ..., top_tokens: _Optional[int] = ..., stop_sequences: _Optional[int] = ..., stop_sequence_characters: _Optional[int] = ..., suppressed_sequences: _Optional[int] = ..., batch_items: _Optional[int] = ..., score_targets: _Optional[int] = ..., suppressed_tokens: _Optional[int] = ..., attention_weights: _Optional[int] = ...) -> None: ...
+    answer_bytes: int
+    def __init__(self, beam_size: _Optional[int] = ..., hypotheses: _Optional[int] = ..., top_tokens: _Optional[int] = ..., stop_sequences: _Optional[int] = ..., stop_sequence_characters: _Optional[int] = ..., suppressed_sequences: _Optional[int] = ..., batch_items: _Optional[int] = ..., score_targets: _Optional[int] = ..., suppressed_tokens: _Optional[int] = ..., attention_weights: _Optional[int] = ..., answer_bytes: _Optional[int] = ...) -> None: ...

@@ -1,4 +1,4 @@
-"""Requests that come compressed cost the server no more memory than others."""
+"""What one message can cost the server: a request that unpacks to a gigabyte, an answer that would be one."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -83,3 +83,19 @@ def test_other_compression_is_refused(server: LocalServer) -> None:
             stub.Generate(pb.GenerateRequest(input=pb.Input(text="1" * 100)), compression=grpc.Compression.Deflate)
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
         assert "'deflate' is disabled" in (refused.value.details() or "")
+
+
+def test_an_answer_that_would_be_too_large_is_refused_before_it_is_computed(server: LocalServer) -> None:
+    request = pb.GenerateBatchRequest(
+        inputs=[pb.Input(text="court")] * 10_000,
+        options=pb.GenerationOptions(sample=True, num_hypotheses=32),
+        details=pb.Details(top_tokens=20),
+    )
+    with grpc.insecure_channel(server.address) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        stub.GenerateBatch(pb.GenerateBatchRequest(inputs=request.inputs[:1]))
+        before = peak_megabytes(server.process.pid)
+        with pytest.raises(grpc.RpcError, match=r"the server sends at most 67108864 \(--max-answer-bytes\)") as refused:
+            stub.GenerateBatch(request, timeout=120)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert peak_megabytes(server.process.pid) - before < 32

@@ -18,6 +18,7 @@ HANDSHAKE_MILLISECONDS = 20_000
 OTHER_FILES = 256
 LEAST_CONNECTIONS = 16  # with room for fewer a load balancer and its probes alone would fill the server
 PENDING_CALLS = 1_000_000
+METADATA_BYTES = 16 * 1024  # of a call; gateways add tokens of several thousand
 PLAIN_OR_GZIP = 1 << grpc.Compression.NoCompression | 1 << grpc.Compression.Gzip
 
 
@@ -34,6 +35,9 @@ def server_options(config: ServerConfig, connections: int) -> list[tuple[str, in
         # A compressed one is inflated by server.api.inflate: gRPC would inflate it whole before it looks at its size.
         ("grpc.per_message_decompression", 0),
         ("grpc.compression_enabled_algorithms_bitset", PLAIN_OR_GZIP),
+        # gRPC has two limits, and refuses what lies between them at random.
+        ("grpc.max_metadata_size", METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", METADATA_BYTES),
         ("grpc.max_allowed_incoming_connections", connections),
         ("grpc.max_concurrent_streams", config.max_concurrent_streams),
         # Of a burst, gRPC would else refuse what is beyond a thousand, without a delay after which to try again: our

@@ -8,6 +8,7 @@ from google.rpc import error_details_pb2
 from dragoman.v1 import admin_pb2 as pb
 from dragoman.v1 import admin_pb2_grpc
 from server.api.errors import ApiError, Rejection, invalid
+from server.api.wording import shortened
 from server.models.manager import ModelManager, NotLoadedError, UnknownModelError
 from server.models.names import split
 from server.models.state import Report
@@ -90,7 +91,7 @@ def _check_name(name: str) -> None:
 
 def _not_found(name: str, error: UnknownModelError) -> ApiError:
     detail = error_details_pb2.ResourceInfo(
-        resource_type="dragoman.v1.Model", resource_name=name[:100], description=str(error)
+        resource_type="dragoman.v1.Model", resource_name=shortened(name), description=str(error)
     )
     return ApiError(grpc.StatusCode.NOT_FOUND, str(error), detail, Rejection.UNKNOWN_MODEL)
 

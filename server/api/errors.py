@@ -7,15 +7,19 @@ from typing import NoReturn
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
+from server.api.wording import cut, listed, shortened
 from server.engine.requests import DeadlineExpiredError, EngineError, OutOfMemoryError, QueueBound, QueueFullError
 from server.observe.record import REQUEST_ID
 from server.security.keys import OverLimitError
 
 DETAILS_KEY = "grpc-status-details-bin"  # where gRPC implementations look for a google.rpc.Status
 DOMAIN = "dragoman"  # of the reasons
+# Of the message, and of each text in the details; so a status and all its trailers stay below 4 KB.
+MESSAGE_BYTES, DETAIL_BYTES = 700, 600
 RETRY_SECONDS = 1.0  # after which to come back to a server that is loading or draining
 
 
@@ -43,7 +47,7 @@ class ApiError(Exception):
     """Ends a call, or an item of a batch, with a status.
 
     Attributes:
-        code, message, detail: what the client gets.
+        code, message, detail: what the client gets; texts that are too long for a status are cut.
         reason: the same for programs, as google.rpc.ErrorInfo; None where the code says it all.
         rejection: what the metrics count, None for a request that got as far as an engine.
     """
@@ -56,6 +60,9 @@ class ApiError(Exception):
         rejection: Rejection | None = None,
         reason: str | None = None,
     ) -> None:
+        message = cut(message, MESSAGE_BYTES)
+        if detail is not None:
+            _cut_texts(detail)
         super().__init__(message)
         self.code, self.message, self.detail, self.rejection = code, message, detail, rejection
         self.reason = reason
@@ -92,8 +99,8 @@ def malformed() -> ApiError:
 
 def unknown_model(name: str, known: list[str]) -> ApiError:
     """NOT_FOUND."""
-    shown = name if len(name) <= 100 else name[:100] + "..."
-    message = f"model {shown!r} is not served here; there is {', '.join(known) or 'none'}"
+    shown = shortened(name)
+    message = f"model {shown!r} is not served here; there is {listed(known, name)}"
     detail = error_details_pb2.ResourceInfo(resource_type="dragoman.v1.Model", resource_name=shown, description=message)
     return ApiError(grpc.StatusCode.NOT_FOUND, message, detail, Rejection.UNKNOWN_MODEL)
 
@@ -141,6 +148,15 @@ async def abort(context: grpc.aio.ServicerContext[object, object], error: ApiErr
         await context.abort(error.code, error.message, details)
     except grpc.aio.InternalError:  # gRPC can't send it: the client left at this very moment
         raise asyncio.CancelledError from None
+
+
+def _cut_texts(message: Message) -> None:
+    for field, value in message.ListFields():
+        if isinstance(value, str):
+            setattr(message, field.name, cut(value, DETAIL_BYTES))
+        elif field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
+            for part in [value] if isinstance(value, Message) else value:
+                _cut_texts(part)
 
 
 def _retry_after(seconds: float) -> error_details_pb2.RetryInfo:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import structlog
 
 from server.api.errors import unavailable
+from server.api.wording import shortened
 from server.config import ServerConfig
 from server.cpu import usable_cpus
 from server.garbage import keep, release
@@ -257,12 +258,12 @@ class ModelManager:
         name, asked = split(name)
         model = self._models.get(name) if is_name(name) else None
         if model is None:
-            raise UnknownModelError(f"there is no model {name[:100]!r} in {self.source.path}")
+            raise UnknownModelError(f"there is no model {shortened(name)!r} in {self.source.path}")
         if asked is None or asked == LATEST:
             return model, None
         version = model.settings.aliases.get(asked, asked)
         if version not in model.found and version not in model.versions:
-            raise UnknownModelError(f"there is no version {asked[:100]!r} of model {name} in {self.source.path}")
+            raise UnknownModelError(f"there is no version {shortened(asked)!r} of model {name} in {self.source.path}")
         return model, version
 
     async def _follow(self, snapshot: Snapshot) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from dragoman.v1 import generation_pb2 as pb
 from server.api.errors import invalid, unavailable, unknown_model
 from server.api.model import ServedModel
+from server.api.wording import listed
 from server.models.names import LATEST, newest_first, split
 from server.observe.record import RECORD
 
@@ -172,7 +173,7 @@ class ModelRegistry:
     def _default_name(self) -> str:
         if not self._routes:
             raise unavailable("no model is loaded")
-        names = ", ".join(sorted(self._routes))
+        names = listed(sorted(self._routes))
         if self._default is None:
             raise invalid("model", f"is empty, but this server has no default model: name one of {names}")
         if self._default not in self._routes:

@@ -137,6 +137,21 @@ def test_a_message_has_the_size_that_is_allowed(start_server: StartServer, limit
             client.generate_batch(too_large)
 
 
+def test_metadata_is_taken_up_to_one_limit(start_server: StartServer) -> None:
+    with grpc.insecure_channel(start_server().address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+
+        def code(size: int) -> str:
+            try:
+                stub.Check(health_pb2.HealthCheckRequest(), metadata=[("a-token", "a" * size)], timeout=30)
+            except grpc.RpcError as error:
+                return str(error.code().name)
+            return "OK"
+
+        assert {code(size) for size in range(9_000, 15_000, 100)} == {"OK"}
+        assert {code(size) for size in range(17_000, 20_000, 100)} == {"RESOURCE_EXHAUSTED"}
+
+
 def test_requests_are_held_to_what_the_operator_allows(start_server: StartServer) -> None:
     server = start_server(
         *("--max-source-tokens", "6", "--max-target-tokens", "4", "--max-stop-sequences", "1"),

@@ -14,6 +14,7 @@ from dragoman.inference import open_inference_pb2 as oip
 from dragoman.v1 import generation_pb2 as pb
 from server.api.errors import ApiError, invalid
 from server.api.limits import SUPPRESSED_SEQUENCES
+from server.api.wording import shortened
 
 # Not told here: they need more than a tensor of texts and numbers.
 NOT_TOLD = ("alignment", "attention")
@@ -52,7 +53,7 @@ class Parameters:
             elif field := _field(self.details, name):
                 _fill(self.details, field, value)
             elif name != "triton_enable_empty_final_response":  # the last response is told from the others in any case
-                _refuse(_shortened(name), "is not a parameter of this server")
+                _refuse(shortened(name), "is not a parameter of this server")
 
     def _read_priority(self, value: Any) -> None:
         # A name, or a number as Triton has it: 1 goes first.
@@ -96,7 +97,7 @@ def _name(field: str) -> str:
 def _value(name: str, parameter: oip.InferParameter) -> Any:
     kind = parameter.WhichOneof("parameter_choice")
     if kind is None:
-        _refuse(_shortened(name), "has no value")
+        _refuse(shortened(name), "has no value")
     return getattr(parameter, kind)
 
 
@@ -226,10 +227,6 @@ TYPES = {
     "vocabulary": "a JSON array of token ids, such as [5, 7]",
     "length_normalization": "LENGTH, GNMT or NONE",
 }
-
-
-def _shortened(name: str) -> str:
-    return name if len(name) <= 100 else name[:100] + "..."
 
 
 def _refuse(name: str, problem: str) -> NoReturn:

@@ -1,7 +1,6 @@
 """What listens: gRPC on one port, metrics and probes on another, health checks on a third if there is one."""
 
-import errno
-import socket
+from functools import partial
 
 import grpc
 import structlog
@@ -9,6 +8,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dragoman.inference import open_inference_pb2_grpc
 from dragoman.v1 import admin_pb2_grpc, generation_pb2_grpc
+from server.addresses import addresses_of, listen_on
 from server.api.admin import SERVICE as ADMIN
 from server.api.admin import AdminService
 from server.api.gate import Gate
@@ -21,7 +21,6 @@ from server.api.service import SERVICE as GENERATION
 from server.api.service import GenerationService
 from server.config import ServerConfig
 from server.connections import allow_connections, server_options
-from server.errors import StartError
 from server.health_port import health_server, health_threads
 from server.live.history import History
 from server.metrics import ServerMetrics
@@ -31,9 +30,6 @@ from server.security.access import Access
 from server.web import serve_http
 
 log = structlog.get_logger()
-
-# Why an address can't be bound, whatever the port.
-WRONG_HOST = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EINVAL)
 
 
 def listen(
@@ -57,7 +53,7 @@ def listen(
     """
     if (connections := allow_connections(config)) < config.max_connections:
         log.warning("the limit of open files allows fewer connections than --max-connections", connections=connections)
-    _check_port(config.host, config.port, "--port")
+    addresses = addresses_of(config.host, config.port, "--port")
     gate = Gate(access.keys)
     metrics.registry.register(gate)
     metrics.registry.register(access)
@@ -72,21 +68,20 @@ def listen(
         names.append(ADMIN)
     if config.reflection:
         enable_reflection(names, server)
-    address = _address(config.host, config.port)
-    try:
-        if access.tls is not None:
-            return server, server.add_secure_port(address, access.tls.credentials())
-        return server, server.add_insecure_port(address)
-    except RuntimeError:
-        raise StartError(f"can't listen on {address}; choose others with --host and --port") from None
+    add_port = server.add_insecure_port
+    if access.tls is not None:
+        add_port = partial(server.add_secure_port, server_credentials=access.tls.credentials())
+    return server, listen_on(addresses, config.port, "--port", add_port)
 
 
 def serve_metrics(config: ServerConfig, metrics: ServerMetrics, probes: Probes) -> int:
     """Serves metrics, probes and a page over HTTP, in threads of their own; gives the port."""
-    _check_port(config.host, config.metrics_port, "--metrics-port")
+    addresses, port = addresses_of(config.host, config.metrics_port, "--metrics-port"), config.metrics_port
     history = History(metrics)
     history.start()
-    return serve_http(config.host, config.metrics_port, metrics.registry, probes, history).server_port
+    for address in addresses:
+        port = serve_http(address, port, metrics.registry, probes, history).server_port
+    return port
 
 
 class HealthPort:
@@ -104,14 +99,10 @@ class HealthPort:
         self._server: grpc.Server | None = None
         if config.health_port is None:
             return
-        _check_port(config.host, config.health_port, "--health-port")
+        addresses = addresses_of(config.host, config.health_port, "--health-port")
         self._threads = health_threads()
         self._server = health_server(config, health, probes, self._threads)
-        address = _address(config.host, config.health_port)
-        try:
-            self.number = self._server.add_insecure_port(address)
-        except RuntimeError:
-            raise StartError(f"can't listen on {address}; choose another port with --health-port") from None
+        self.number = listen_on(addresses, config.health_port, "--health-port", self._server.add_insecure_port)
         self._server.start()
 
     def close(self) -> None:
@@ -119,26 +110,3 @@ class HealthPort:
         if self._server is not None:
             self._server.stop(None).wait()
             self._threads.shutdown()
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _check_port(host: str, port: int, option: str) -> None:
-    """Raises StartError where the port can't be listened on. Neither library that will listen says why it can't."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            probe.listen()
-    except (socket.gaierror, UnicodeError) as error:  # the latter for what can't be a host name at all
-        reason = error.strerror if isinstance(error, socket.gaierror) else "not a host name"
-        raise StartError(f"--host {host} is not an address of this machine: {reason}") from None
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise StartError(f"port {port} of {host} is in use; choose another with {option}") from None
-        if error.errno in WRONG_HOST:
-            raise StartError(f"--host {host} is not an address of this machine: {error.strerror}") from None
-        raise StartError(f"can't listen on port {port} of {host}: {error.strerror} ({option})") from None

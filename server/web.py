@@ -109,6 +109,11 @@ class _Server(ThreadingHTTPServer):
         self._open: dict[Any, None] = {}  # sockets, the oldest first
         super().__init__(address, handler)
 
+    def server_bind(self) -> None:
+        if self.address_family == socket.AF_INET6:  # "::" is IPv4 too, whatever the system's own default, as for gRPC
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
+
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._free.acquire(blocking=False):
             self._end_oldest()

@@ -43,7 +43,7 @@ def test_all_have_the_same_port() -> None:
         asked.append(target)
         return 1234
 
-    assert listen_on(["127.0.0.1", "::1"], 0, add_port) == 1234
+    assert listen_on(["127.0.0.1", "::1"], 0, "--port", add_port) == 1234
     assert asked == ["127.0.0.1:0", "[::1]:1234"]
 
 

@@ -106,7 +106,7 @@ def test_where_nothing_is_left_the_reason_is_said_and_written_down(tmp_path: Pat
     good.write_text("".join(f"{n}\tnumber\n" for n in range(9)))
     run.mkdir()
     account = (
-        f"32 lines of {file} are skipped (wrong_fields 30, empty_side 2), the first of the commonest kind being "
+        f"32 line(s) of {file} are skipped (wrong_fields 30, empty_side 2), the first of the commonest kind being "
         "line 2: expected source<TAB>target, found 1 field(s)"
     )
     listed = run / "bad_lines.txt"
@@ -134,6 +134,16 @@ def test_where_nothing_is_left_the_reason_is_said_and_written_down(tmp_path: Pat
         prepare(recipe(good), run, lambda line: None)
 
 
+def test_a_file_that_is_skipped_as_a_whole_beside_a_good_one_is_said(tmp_path: Path) -> None:
+    file, good, run = tmp_path / "a.tsv", tmp_path / "good.tsv", tmp_path / "run"
+    file.write_text("no tab\n" * 3)
+    good.write_text("no tab\n" + "".join(f"{n}\tnumber\n" for n in range(9)))
+    run.mkdir()
+    said: list[str] = []
+    prepare(recipe(file, f"data.train=[{good}, {file}]"), run, said.append)
+    assert [line for line in said if line.startswith("warning")] == [f"warning: every line of {file} is skipped"]
+
+
 @pytest.mark.parametrize(
     ("kind", "said"),
     [("characters", "has 15 tokens"), ("bpe", r"has \d+ tokens"), ("unigram", r"has \d+ tokens")],
@@ -142,7 +152,9 @@ def test_a_set_that_is_too_long_as_a_whole(kind: str, said: str, tmp_path: Path)
     draw = random.Random(1)
     words = ["".join(draw.choices("abcdefgh", k=14)) for _ in range(200)]
     options = "model.max_source_length=3", "model.max_target_length=40", "data.dev_held_out_sources=0"
-    with pytest.raises(DataError, match=rf"data\.train: no pair is left: 200 .*\(too_long 200\).*the source {said}"):
+    with pytest.raises(
+        DataError, match=rf"data\.train: no pair is left: 200 line.*\(too_long 200\).*the source {said}"
+    ):
         prepared(tmp_path, "run", [f"{word}\tword" for word in words], *options, kind=kind)
 
 

@@ -52,6 +52,7 @@ class BadLines:
 
     policy: Literal["skip", "refuse"]
     found: list[BadLine] = field(default_factory=list)
+    emptied: list[Path] = field(default_factory=list)  # files of which every line was bad
 
     def report(self, file: Path, line: int, kind: str, message: str) -> None:
         """Notes one bad line.
@@ -88,7 +89,7 @@ class BadLines:
         kinds = Counter(bad.kind for bad in found).most_common()
         first = next(bad for bad in found if bad.kind == kinds[0][0])
         return (
-            f"{len(found):,} lines of {files.most_common(1)[0][0]}{others} are skipped "
+            f"{len(found):,} line(s) of {files.most_common(1)[0][0]}{others} are skipped "
             f"({', '.join(f'{kind} {count:,}' for kind, count in kinds)}), the first of the commonest kind being "
             f"line {first.line}{f' of {first.file}' if others else ''}: {first.message}"
         )
@@ -102,8 +103,11 @@ def read_pairs(files: Sequence[Path | ParallelFiles], bad: BadLines) -> list[Pai
     """
     pairs: list[Pair] = []
     for entry in files:
+        before, reported = len(pairs), len(bad.found)
         read = _tab_separated(entry, bad) if isinstance(entry, Path) else _parallel(entry, bad)
         pairs.extend(pair for pair in read if _sound(pair, bad))
+        if len(pairs) == before and len(bad.found) > reported:
+            bad.emptied.append(bad.found[reported].file)
     return pairs
 
 

@@ -195,6 +195,8 @@ def _tell(bad: BadLines, run: Path, say: Callable[[str], None]) -> None:
     for message in messages[:MOST_MESSAGES]:
         say(f"skipped {message}")
     kinds = ", ".join(f"{kind} {count}" for kind, count in bad.counts.items())
+    for file in bad.emptied:
+        say(f"warning: every line of {file} is skipped")
     say(f"skipped {len(messages)} bad lines ({kinds}); all stand in {run / BAD_LINES}")
 
 

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from training.data.prepare import TrainingData, prepare
 from training.data.tokenizers import LONGEST_PIECE, load_tokenizer, train_tokenizer
 from training.data.written import read_written
-from training.errors import DataError
+from training.errors import DataError, RecipeError
 from training.recipe import SHIPPED, ParallelFiles, Recipe, TokenizerConfig, load_recipe
 
 KINDS = ["characters", "symbols", "bpe", "unigram"]
@@ -98,6 +98,20 @@ def test_a_unigram_vocabulary_below_the_alphabet_is_told_the_least_that_works(jo
         attempt(least - 1)
     attempt(least)
     assert load_tokenizer(run / "target_tokenizer.json").get_vocab_size() >= least
+
+
+def test_what_tokenizers_raises_is_a_sentence() -> None:
+    """Here a TypeError, "must be real number, not NoneType"."""
+    with pytest.raises(
+        DataError, match=r"tokenizers\.target: no unigram tokenizer can be learned from the training data"
+    ):
+        train_tokenizer(TokenizerConfig(kind="unigram"), [""], "tokenizers.target")
+
+
+def test_a_vocabulary_that_no_memory_holds(tmp_path: Path) -> None:
+    """`tokenizers` sets its room aside at once, and panics."""
+    with pytest.raises(RecipeError, match=r"tokenizers\.source\.vocabulary: expected at most 1000000"):
+        recipe(tmp_path / "a.tsv", kind="bpe", vocabulary=10**9)
 
 
 def test_where_nothing_is_left_the_reason_is_said_and_written_down(tmp_path: Path) -> None:

@@ -120,6 +120,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     def _unary(self, method: str, behaviour: Any) -> Any:
         async def call(request: Any, context: Context) -> Any:
             with _Call(self._metrics, method, context, self._observer) as call:
+                admitted = None
                 try:
                     if isinstance(request, ApiError):
                         raise request
@@ -128,7 +129,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     with self._gate.call(method, request, context) as admitted:
                         return await behaviour(admitted, context)
                 except Exception as error:
-                    await abort(context, call.failed(error), call.record.id)
+                    told = call.failed(error)
+                    # gRPC keeps what ends a call, and so these frames, in a cycle: a refused request would stay, and
+                    # may be large, until garbage is collected.
+                    request = admitted = error.__traceback__ = error.__context__ = None
+                    await abort(context, told, call.record.id)
 
         return call
 
@@ -139,6 +144,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
         async def call(request: Any, context: Context) -> None:
             with _Call(self._metrics, method, context, self._observer) as call:
+                admitted = None
                 try:
                     if isinstance(request, ApiError):
                         raise request
@@ -150,7 +156,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                             async for message in messages:
                                 await send(context, message)
                 except Exception as error:
-                    await abort(context, call.failed(error), call.record.id)
+                    told = call.failed(error)
+                    # gRPC keeps what ends a call, and so these frames, in a cycle: a refused request would stay, and
+                    # may be large, until garbage is collected.
+                    request = admitted = error.__traceback__ = error.__context__ = None
+                    await abort(context, told, call.record.id)
 
         return call
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import pytest
 
 from dragoman.inference import open_inference_pb2 as oip
@@ -19,6 +20,7 @@ COUNT = 10_000
 TEXTS = pb.GenerateBatchRequest(inputs=[pb.Input(text="7")] * COUNT)  # a character that the model does not know
 IDS = pb.GenerateBatchRequest(inputs=[pb.Input(token_ids=pb.TokenIds(ids=[5] * 400))] * COUNT)  # too many: 4 MB in all
 WORDS = pb.GenerateBatchRequest(inputs=[pb.Input(text="reward")] * COUNT)
+OURS = [TEXTS, IDS, WORDS]
 
 
 class Unhurried:
@@ -83,6 +85,15 @@ async def test_what_was_refused_is_not_held_until_garbage_is_collected(request_:
         await face.stub.GenerateBatch(pb.GenerateBatchRequest(inputs=request_.inputs[:10]))
         await asyncio.sleep(0)
         assert not [each for each in gc.get_objects() if isinstance(each, ApiError)]
+
+
+@pytest.mark.parametrize("inputs", [0, COUNT + 1])
+async def test_a_refused_request_is_not_held_either(inputs: int) -> None:
+    data = pb.GenerateBatchRequest(inputs=[pb.Input()] * inputs).SerializeToString()
+    async with serve_fake() as face:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await face.send_bytes("GenerateBatch", data)
+        assert not [each for each in gc.get_objects() if isinstance(each, pb.GenerateBatchRequest) and each not in OURS]
 
 
 async def test_tasks_that_share_pauses_share_the_time_between_them() -> None:

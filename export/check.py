@@ -15,12 +15,14 @@ from export.choices import check_choices
 from export.errors import ExportError
 from export.generate import greedy, within_limit
 from export.precision.rounded import stood_in_for
+from export.recorded import recorded
 from export.references import Reference, ScorerGraph, TorchReference, largest_difference
 from export.walk import ALLOWANCE, Walk, draw_sources, limit, walk
 from server.bundle.load import Bundle, BundleError
 from server.bundle.manifest import INTEGERS, Manifest, Precision
 from server.cpu import usable_cpus
 from server.runtime.device import Device, DeviceError
+from server.runtime.failures import first_line, is_out_of_memory
 from server.runtime.model import Runtime, Sessions
 from training.evaluation.greedy import greedy as torch_greedy
 from training.model import Transformer
@@ -82,7 +84,7 @@ def check_bundle(bundle: Bundle, model: Transformer | None, texts: Sequence[str]
     except BundleError as error:
         raise ExportError(str(error)) from error
     except _RUNTIME_ERRORS as error:
-        raise ExportError(f"the graphs of {bundle.path} can't be run: {str(error).strip().splitlines()[0]}") from error
+        raise ExportError(f"the graphs of {bundle.path} can't be run: {first_line(error)}") from error
 
 
 def _check(bundle: Bundle, model: Transformer | None, texts: Sequence[str], device: Device) -> Report:
@@ -90,12 +92,12 @@ def _check(bundle: Bundle, model: Transformer | None, texts: Sequence[str], devi
     threads = usable_cpus()
     sessions = Sessions(bundle, device, threads)
     scorer = ScorerGraph(bundle, device, threads)
+    runtime = _tried_out(sessions, scorer)
     trained = None if model is None else TorchReference(model, manifest.tokens)
     integers = manifest.precision in INTEGERS
     reference: Reference = scorer if trained is None or integers else trained
     tolerance = TOLERANCE[manifest.precision]
 
-    runtime = Runtime(sessions, max(BATCHES) + UNUSED)
     longest = manifest.limits.max_source_tokens
     sources = sorted({min(source, longest) for source in (*SOURCES, longest)})
     walks = [walk(runtime, reference, rows, source) for rows in BATCHES for source in sources]
@@ -129,6 +131,26 @@ def _check(bundle: Bundle, model: Transformer | None, texts: Sequence[str], devi
         document["greedy"] = _repeat_greedy(bundle, runtime, report.failures)
     document["milliseconds"] = {} if stood_in_for(manifest, device) else _timings(runtime)
     return report
+
+
+def _tried_out(sessions: Sessions, scorer: ScorerGraph) -> Runtime:
+    """A runtime whose graphs have run, and the scorer has too, to the manifest's limits.
+
+    Raises:
+        ExportError: they do not run as the manifest says, or there is too little memory.
+    """
+    bundle, device = sessions.bundle, sessions.device
+    limits, end = bundle.manifest.limits, bundle.manifest.tokens.end
+    try:
+        runtime = Runtime(sessions, max(BATCHES) + UNUSED)
+        runtime.warm_up()
+        scorer.scores([[end] * limits.max_source_tokens], [[end] * limits.max_target_tokens])
+    except Exception as error:  # whatever NumPy and ONNX Runtime raise where shapes disagree
+        if is_out_of_memory(error):
+            raise ExportError(f"{device} has not enough memory to check {bundle.path}: {first_line(error)}") from error
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise ExportError(f"{bundle.path}: the graphs do not run as the manifest says: {reason}") from error
+    return runtime
 
 
 def _not_checked(manifest: Manifest, trained: bool, device: Device) -> list[str]:
@@ -227,8 +249,8 @@ def _agreement(
 ) -> dict[str, Any]:
     """How many greedy answers of graphs and model are equal; no fewer than when the bundle was made."""
     found = _both_greedy(bundle, runtime, trained, texts, failures)
-    before = bundle.manifest.parity.get("greedy", {})
-    expected = before.get("equal", 0) if before.get("sources") == len(found.sources) else 0
+    before = recorded(bundle).greedy
+    expected = before.equal if before.sources == len(found.sources) else 0
     if found.equal < expected - SLACK * len(found.sources):
         failures.append(
             f"greedy answers of graphs and PyTorch are equal for {found.equal} of {len(found.sources)} sources, and "
@@ -295,7 +317,7 @@ def _tie(trained: TorchReference, source: list[int], a: list[int], b: list[int],
 
 def _repeat_greedy(bundle: Bundle, runtime: Runtime, failures: list[str]) -> dict[str, Any]:
     """Greedy answers to the sources whose answers the manifest holds."""
-    answers: list[tuple[str, list[int]]] = bundle.manifest.parity.get("greedy", {}).get("answers", [])
+    answers = recorded(bundle).greedy.answers
     if not answers:
         failures.append("the manifest holds no greedy answers to compare with, so pass --run RUN")
         return {"sources": 0, "equal": 0}

@@ -9,9 +9,11 @@ import onnxruntime as ort
 import torch
 from numpy.typing import NDArray
 
+from export.recorded import recorded
 from server.bundle.load import Bundle
 from server.bundle.manifest import SpecialTokens
 from server.runtime.device import Device, open_session
+from server.runtime.names import check_names
 from training.data.batches import pad
 from training.model import Transformer
 
@@ -135,15 +137,20 @@ class TorchReference:
 
 
 class ScorerGraph:
-    """The scorer of a bundle."""
+    """The scorer of a bundle.
+
+    Raises:
+        BundleError: the graph or what was recorded of it is not what the manifest says.
+    """
 
     name = "scorer.onnx"
     whole = False
 
     def __init__(self, bundle: Bundle, device: Device, threads: int) -> None:
         self.tokens = bundle.manifest.tokens
-        self.recorded_rounding: float = bundle.manifest.parity.get("largest_rounding", 0.0)
+        self.recorded_rounding = recorded(bundle).largest_rounding
         self.session: ort.InferenceSession = open_session(bundle.scorer, device, threads)
+        check_names(bundle, bundle.manifest.graphs.scorer, self.session)
 
     def scores(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> tuple[Floats, Floats]:
         """Both outputs of the graph: log-probabilities [rows, target], attention [rows, layers, heads, target, source].

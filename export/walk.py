@@ -1,5 +1,6 @@
 """Rows that join, age and leave as in the server, each of their steps compared with an uncached model."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,9 +47,10 @@ def limit(tolerance: float, rounding: float) -> float:
     """The difference that may be: the tolerance, or more where single precision is not enough for the model itself.
 
     There are inputs, long random ones above all, to which a model answers chaotically: its own forward pass in PyTorch
-    is then off by as much as the tolerance or more, and no graph can do better than the same order.
+    is then off by as much as the tolerance or more, and no graph can do better than the same order. A model that
+    overflows in single precision allows no more: its graphs do so, too.
     """
-    return max(tolerance, ALLOWANCE * rounding)
+    return max(tolerance, ALLOWANCE * rounding) if math.isfinite(rounding) else tolerance
 
 
 def draw_sources(runtime: Runtime, rows: int, longest: int, rng: np.random.Generator) -> list[list[int]]:

@@ -127,18 +127,19 @@ def _build_integers(work: Work, precision: Integers) -> tuple[Bundle, Report]:
 
 
 def _shortness(work: Work, exact: Bundle) -> str:
-    """Why integers in the caches may not hold what longer sources bring, where nothing was long enough to tell."""
-    limit = exact.manifest.limits.max_source_tokens
+    """Why integers in the caches may not hold what longer texts bring: nothing, or too little, was long enough."""
+    limits = exact.manifest.limits
     name, pairs = work.measured
-    seen = {name: _longest_source(exact, pairs), "training": _longest_source(exact, work.longest)}
-    if max(seen.values()) >= limit:
+    shown, longest = example_feeds(exact, pairs), example_feeds(exact, work.longest)
+    short = []
+    for side, limit in (("source", limits.max_source_tokens), ("target", limits.max_target_tokens)):
+        dev, train = (max((feed[f"{side}_ids"].size for feed in feeds), default=0) for feeds in (shown, longest))
+        if dev < max(train, limit):
+            known = f"{dev} tokens in {name}" + (f" and {train} in training" if train else "")
+            short.append(f"the longest {side} has {known}, and the limit is {limit}")
+    if not short:
         return ""
-    told = " and ".join(f"{tokens} tokens in {where}" for where, tokens in seen.items() if tokens)
-    return f"; the longest source has {told}, the limit is {limit}, and for what is longer no scale could be found"
-
-
-def _longest_source(exact: Bundle, pairs: list[Pair]) -> int:
-    return max((feed["source_ids"].size for feed in example_feeds(exact, pairs)), default=0)
+    return f"; {'; '.join(short)}: scales that were found on short texts may not do for longer ones"
 
 
 def _trace(work: Work, precision: Precision) -> Bundle:

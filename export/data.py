@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 
 from export.errors import ExportError
 from server.text.blank import is_blank
-from training.data.corpus import BadLines, Pair, read_pairs
+from training.data.corpus import BadLines, Pair, distinct_sources, read_pairs
 from training.data.encode import Tokenizers, encode
 from training.data.prepare import DATA, DEV, LONGEST
 from training.data.written import read_written
@@ -19,27 +19,36 @@ from training.run import Run
 def evaluation_data(run: Run, say: Callable[[str], None]) -> dict[str, list[Pair]]:
     """The pairs that the run measured, by the name of the set, "dev" and "test".
 
-    A set that is gone, or that never was, is left out.
+    A set that never was is left out, and so is one of the user's files that is gone.
 
     Args:
         say: is told what is left out and why.
 
     Raises:
-        ExportError: a set is not the one that the run measured.
+        ExportError: a set is not the one that the run measured, or what the run wrote down of dev can't be read.
     """
 
+    measured = run.provenance.get("data", {}).get("counts", {})  # runs of before have none
+
     def read(name: str, place: str, load: Callable[[], list[Pair]]) -> None:
+        expected = measured.get(name, {})
         try:
             pairs = load()
         except DataError as error:
+            if name == "dev" and expected.get("pairs"):  # the run's own file, which nobody else moves
+                raise ExportError(f"{error}; the run measured dev on {expected['pairs']} pairs of it") from error
             say(f"nothing is measured on {name}: {error}")
             return
-        counts = run.provenance.get("data", {}).get("counts", {}).get(name)  # runs of before have none
-        if counts is not None and counts["pairs"] != len(pairs):
-            raise ExportError(
-                f"{place}: holds {len(pairs)} usable pairs, but the run measured {name} on {counts['pairs']} "
-                f"({run.path / DATA}): what is measured here would be of something else; put the file back as it was"
-            )
+        for what, count in (
+            ("pairs", len(pairs)),
+            ("sources", len(distinct_sources(pairs, run.source_tokenizer))),
+        ):
+            if count != expected.get(what, count):
+                raise ExportError(
+                    f"{place}: holds {count} usable {what}, but the run measured {name} on {expected[what]} "
+                    f"({run.path / DATA}): what is measured here would be of something else; put the file back as it "
+                    "was"
+                )
         if pairs:
             data[name] = pairs
 

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from export.assemble import ENCODER, Options, write_files, write_manifest
-from export.build import Work, build
+from export.build import Work, _shortness, build
 from export.check import Report
 from export.errors import CheckFailedError
 from export.precision.cache import find_scales, pays
@@ -224,10 +224,35 @@ def test_integers_that_fail_the_check_give_way_to_floats(
     work = Work(run, {"dev": run.dev_pairs()}, run.dev_pairs()[:1], _empty(tmp_path / "asked"), asked, said.append)
     with pytest.raises(CheckFailedError) as raised:
         build(work)
-    assert str(raised.value) == (
-        "the check failed; the longest source has 4 tokens in dev and 4 tokens in training, the limit is 9, and for "
-        "what is longer no scale could be found (--cache float keeps floats)"
-    )
+    assert str(raised.value) == f"the check failed{_shortness(work, exact)} (--cache float keeps floats)"
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "told"),
+    [
+        (None, None, [("source", "", 9), ("target", "", 8)]),
+        ("w5", "w5 w6 w7 w8", [("source", " and 2 in training", 9), ("target", " and 5 in training", 8)]),
+        # As long as it gets, but still more than dev has.
+        ("w5 " * 8, "w5 " * 7, [("source", " and 9 in training", 9), ("target", " and 8 in training", 8)]),
+    ],
+)
+def test_integers_that_fail_say_how_short_the_texts_were(
+    source: str | None, target: str | None, told: list[tuple[str, str, int]], exact: Bundle, tmp_path: Path
+) -> None:
+    run = load_run(exact.path.parent / "run")
+    longest = [] if source is None or target is None else [Pair(source, target, tmp_path, 1)]
+    work = Work(run, {"dev": run.dev_pairs()}, longest, tmp_path, Options("x"), print)
+    sentences = [
+        f"the longest {side} has 4 tokens in dev{training}, and the limit is {limit}" for side, training, limit in told
+    ]
+    why = "scales that were found on short texts may not do for longer ones"
+    assert _shortness(work, exact) == f"; {'; '.join(sentences)}: {why}"
+
+
+def test_integers_that_fail_on_long_texts_are_not_excused(exact: Bundle, tmp_path: Path) -> None:
+    pairs = [Pair("w5 " * 8, "w5 " * 7, tmp_path, 1)]
+    work = Work(load_run(exact.path.parent / "run"), {"dev": pairs}, [], tmp_path, Options("x"), print)
+    assert _shortness(work, exact) == ""
 
 
 def test_scales_are_found_on_the_longest_of_training_too(

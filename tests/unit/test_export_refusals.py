@@ -98,6 +98,28 @@ def test_data_that_is_not_what_the_run_measured(name: str, run: Path, tmp_path: 
     assert message.startswith(f"{place}: holds {left} usable pairs, but the run measured {name} on {before} (")
 
 
+def test_dev_that_the_run_measured_and_lost(run: Path, tmp_path: Path) -> None:
+    """Though there is test data: what the gate would judge by is not what the run says."""
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    test = tmp_path / "test.tsv"
+    test.write_text("w5 w6\tw7\n")
+    recipe = copy / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("test: null", f"test: [{test}]"))
+    (copy / "data.json").write_text(json.dumps({"counts": {"dev": {"pairs": 8, "sources": 8}}}))
+    dev = copy / "dev.tsv"
+    lines = dev.read_text().splitlines(keepends=True)
+    dev.write_text("".join([lines[1], *lines[1:]]))  # as many pairs, of one source less
+    message = refused(copy, tmp_path / "bundle", OPTIONS)
+    assert message.startswith(f"{dev}: holds 7 usable sources, but the run measured dev on 8 (")
+    dev.write_text("".join(lines)[:-5])
+    assert refused(copy, tmp_path / "bundle", OPTIONS).startswith(f"{dev}:8: ")
+    dev.unlink()
+    message = refused(copy, tmp_path / "bundle", OPTIONS)
+    assert message.startswith(f"{dev}: cannot be read")
+    assert message.endswith("; the run measured dev on 8 pairs of it")
+
+
 def test_bundle_that_exists(run: Path, tmp_path: Path) -> None:
     bundle = tmp_path / "bundle"
     bundle.mkdir()

@@ -1,7 +1,7 @@
 """What API keys let through, and what each request costs them."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -62,6 +62,13 @@ class Door:
 @pytest.fixture
 def door(tmp_path: Path) -> Door:
     return Door(tmp_path / "keys.txt")
+
+
+@pytest.fixture(autouse=True)
+def nobody_calls_afterwards() -> Iterator[None]:
+    """A server has a context for each call; these tests share one with those that follow."""
+    yield
+    CALLER.set(None)
 
 
 def test_a_call_is_known_by_its_key(door: Door) -> None:

@@ -19,8 +19,9 @@ import torch
 from onnx import numpy_helper
 from typer.testing import CliRunner
 
+from export.assemble import write_files, write_manifest
 from export.bundle import Options, check, export_run
-from export.check import BATCHES, Report, _check_scorer, check_bundle
+from export.check import BATCHES, Report, _check_scorer, _tie, check_bundle
 from export.cli import app
 from export.errors import CheckFailedError, ExportError
 from export.generate import greedy
@@ -34,6 +35,7 @@ from server.bundle.manifest import MANIFEST_FILE, SpecialTokens
 from server.runtime.device import CPU
 from server.runtime.model import Runtime, Sessions
 from tests.untrained import small_run
+from training.checkpoint import load_state, save_state
 from training.evaluation.evaluate import measure
 from training.evaluation.greedy import answer
 from training.model import Transformer
@@ -412,6 +414,52 @@ def test_one_pass_that_rounds_luckily_does_not_judge_the_scorer(
     assert said == ([] if refusal is None else [refusal])
 
 
+@pytest.mark.parametrize(("rounding", "tie"), [(1e-6, False), (3e-4, True), (float("inf"), False)])
+def test_answers_part_at_a_tie_where_rounding_may_settle_it(rounding: float, tie: bool) -> None:
+    likely = np.log(np.array([0.1, 0.1, 0.1, 0.1, 0.30015, 0.29985]))  # 0.001 nats between the last two
+    trained: Any = SimpleNamespace(
+        tokens=SpecialTokens(pad=0, unknown=1, begin=2, end=3),
+        log_probabilities=lambda _, targets: np.broadcast_to(likely, (1, targets.shape[1], likely.size)),
+        rounding=lambda *_: rounding,
+    )
+    assert _tie(trained, [5, 3], [5, 4], [5, 5, 5], 1e-4) == tie
+
+
+@pytest.fixture(scope="module")
+def chaotic(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run, and beside it a bundle that was not checked, of a model that makes much of little: of rounding, too."""
+    shape = {"decoder_layers": 1, "max_source_length": 20, "max_target_length": 20}
+    run = small_run(tmp_path_factory.mktemp("chaotic") / "run", **shape)
+    state = load_state(run / "model.pt")
+    for name, weights in state["model"].items():
+        if weights.dim() == 2 and "embedding" not in name and "output" not in name:
+            weights *= 30
+    save_state(run / "model.pt", state)
+    bundle = run.parent / "bundle"
+    bundle.mkdir()
+    write_manifest(write_files(load_run(run), bundle, Options("x"), ["w5"]), bundle)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda _: None, ""),
+        (change_weights(1.01), "cached step and PyTorch"),
+        (edit("decoder.onnx", look_at_the_whole_source_buffer), "cached step and PyTorch"),
+        (edit("scorer.onnx", look_ahead), "log_probabilities of the scorer and PyTorch"),
+    ],
+)
+def test_model_that_rounding_changes_much_passes_and_broken_graphs_of_it_fail(
+    change: Callable[[Path], None], sentence: str, chaotic: Path, tmp_path: Path
+) -> None:
+    bundle = load_bundle(damaged(chaotic.parent / "bundle", tmp_path, change))
+    report = check_bundle(bundle, load_run(chaotic).model, ["w5 w6 w7", "w8", "w9 w10"], CPU)
+    assert report.document["largest_rounding"] > 1e-4 / 3, "the tolerance alone would not do"
+    assert bool(report.failures) == bool(sentence), report.failures
+    assert sentence in "\n".join(report.failures)
+
+
 def test_rounding_is_seen_where_a_single_pass_shows_little(run: Path) -> None:
     """Attention that is almost a choice turns the last digit of a weight into much more."""
     model = load_run(run).model
@@ -551,8 +599,6 @@ def test_run_that_the_bundle_was_not_made_of_is_refused(bundle: Path, run: Path,
         check(bundle, other, "cpu")
     later = tmp_path / "later"
     shutil.copytree(run, later)
-    from training.checkpoint import save_state
-
     save_state(later / "model.pt", {"model": load_run(run).model.state_dict(), "steps": [1, 2]})
     with pytest.raises(ExportError, match=r"steps \[0\], but .* has those at \[1, 2\]"):
         check(bundle, later, "cpu")

@@ -111,7 +111,7 @@ class Manifest(Part):
     oldest_onnxruntime: str = Field(
         default="",
         pattern=r"^(\d+\.\d+(\.\d+)*)?$",
-        description="oldest ONNX Runtime that such bundles are checked with",
+        description="oldest ONNX Runtime that such bundles are checked with on CPUs",
     )
     loss: dict[str, Any] = Field(default={}, description="what a precision below fp32 costs and brings, as measured")
     training: dict[str, Any] = Field(default={}, description="provenance: recipe, steps, data files and their sha256")

@@ -20,7 +20,7 @@ from server.engine.pool import EnginePool
 from server.engine.scorer import Scorer
 from server.metrics import ModelMetrics
 from server.models.registry import ServedVersion
-from server.runtime.device import DeviceError
+from server.runtime.device import Device, DeviceError
 from server.runtime.failures import WorkerLostError, is_out_of_memory
 
 log = structlog.get_logger()
@@ -115,14 +115,17 @@ async def load_version(
         most_errors=config.max_device_errors,
         hang_seconds=config.hang_seconds,
     )
+    oldest = ""
     try:
         bundle = await asyncio.to_thread(load_bundle, path)
-        _compare_runtime(name, bundle.manifest.oldest_onnxruntime)
+        oldest = bundle.manifest.oldest_onnxruntime
         limits = token_limits(config, bundle.manifest.limits)
         manifest = bundle.manifest.model_copy(update={"name": name, "version": version, "limits": limits})
         bundle = replace(bundle, manifest=manifest)
         pool, metrics = await _start(bundle, options, hosts, on_change)
+        _compare_runtime(name, oldest, pool.device)
     except (BundleError, DeviceError, WorkerLostError) as error:
+        _compare_runtime(name, oldest, None)
         raise LoadError(str(error)) from None
     except Exception as error:
         if not is_out_of_memory(error):
@@ -137,8 +140,17 @@ async def load_version(
     return LoadedVersion(served, pool, scorer, metrics, time.monotonic() - started)
 
 
-def _compare_runtime(model: str, oldest: str) -> None:
-    """Warns where ONNX Runtime is older than any that such bundles were checked with."""
+def _compare_runtime(model: str, oldest: str, device: Device | None) -> None:
+    """Warns where ONNX Runtime is older than any that such bundles were checked with, unless it runs them on a GPU.
+
+    There releases are others: they come later than for CPUs, and lack other things.
+
+    Args:
+        oldest: as the manifest says; empty where it doesn't.
+        device: None where the model could not be loaded.
+    """
+    if device is not None and device.kind != "cpu":
+        return
     if oldest and _release(onnxruntime.__version__) < _release(oldest):
         log.warning(
             "this onnxruntime is older than any that the bundle was checked with: it may fail, or answer otherwise",

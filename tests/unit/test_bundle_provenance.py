@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from export.assemble import OLDEST_ONNXRUNTIME
 from server.bundle.load import load_manifest, shipped_bundle
 from server.models import loading
+from server.runtime.device import CPU, Device
 from tests.full_precision import IN_FULL
 
 ROOT = Path(__file__).parents[2]
@@ -47,5 +48,6 @@ def test_an_older_onnxruntime_is_warned_of(
 ) -> None:
     monkeypatch.setattr(loading, "onnxruntime", SimpleNamespace(__version__=installed))
     with capture_logs() as entries:
-        loading._compare_runtime("m", oldest)
-    assert [entry.get("onnxruntime") for entry in entries] == ([installed] if warned else [])
+        for device in (CPU, None, Device("cuda")):
+            loading._compare_runtime("m", oldest, device)
+    assert [entry.get("onnxruntime") for entry in entries] == ([installed] * 2 if warned else []), "none of a GPU"

@@ -9,7 +9,7 @@ from export.errors import ExportError
 from server.text.blank import is_blank
 from training.data.corpus import BadLines, Pair, distinct_sources, read_pairs
 from training.data.encode import Tokenizers, encode
-from training.data.prepare import DATA, DEV, LONGEST
+from training.data.prepare import DATA, DEV, LONGEST, digest
 from training.data.written import read_written
 from training.errors import DataError
 from training.recipe import ParallelFiles
@@ -28,7 +28,8 @@ def evaluation_data(run: Run, say: Callable[[str], None]) -> dict[str, list[Pair
         ExportError: a set is not the one that the run measured, or what the run wrote down of dev can't be read.
     """
 
-    measured = run.provenance.get("data", {}).get("counts", {})  # runs of before have none
+    told = run.provenance.get("data", {})
+    measured = told.get("counts", {})  # runs of before have none
 
     def read(name: str, place: str, load: Callable[[], list[Pair]]) -> None:
         expected = measured.get(name, {})
@@ -49,6 +50,11 @@ def evaluation_data(run: Run, say: Callable[[str], None]) -> dict[str, list[Pair
                     f"({run.path / DATA}): what is measured here would be of something else; put the file back as it "
                     "was"
                 )
+        if digest(pairs) != told.get(f"{name}_sha256", digest(pairs)):
+            raise ExportError(
+                f"{place}: its texts are not those that the run measured {name} on ({run.path / DATA}): what is "
+                "measured here would be of something else; put the file back as it was"
+            )
         if pairs:
             data[name] = pairs
 

@@ -107,8 +107,8 @@ async def run(config: ServerConfig, lines: LineWriter) -> int:
         readiness.end("an engine failed")
     following.cancel()
     stopped = await leaving.drain(config.drain_seconds)
-    await asyncio.to_thread(health_port.close)
     await asyncio.gather(*(asyncio.to_thread(host.close) for host in hosts))
+    await asyncio.to_thread(health_port.close)
     for task in standing:
         task.cancel()
     if tracer is not None:

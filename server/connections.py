@@ -18,6 +18,7 @@ HANDSHAKE_MILLISECONDS = 20_000
 OTHER_FILES = 256
 LEAST_CONNECTIONS = 16  # with room for fewer a load balancer and its probes alone would fill the server
 PENDING_CALLS = 1_000_000
+UNREQUESTED_SECONDS = 3600  # until then a call's own deadline ends it, or the supervisor a server that hangs
 METADATA_BYTES = 16 * 1024  # of a call; gateways add tokens of several thousand
 PLAIN_OR_GZIP = 1 << grpc.Compression.NoCompression | 1 << grpc.Compression.Gzip
 
@@ -44,6 +45,8 @@ def server_options(config: ServerConfig, connections: int) -> list[tuple[str, in
         # queue is what refuses.
         ("grpc.server.max_pending_requests", PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", PENDING_CALLS),
+        # And calls that it has not handed over yet would end after half a minute, with CANCELLED.
+        ("grpc.server_max_unrequested_time_in_server", UNREQUESTED_SECONDS),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_MILLISECONDS),
         ("grpc.http2.min_ping_interval_without_data_ms", LEAST_PING_MILLISECONDS),
         ("grpc.keepalive_permit_without_calls", 1),

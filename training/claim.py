@@ -1,10 +1,14 @@
 """Whose a run's directory is: a new run's, or one that goes on."""
 
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from training.checkpoint import checkpoint_steps
-from training.data.prepare import BAD_LINES, DATA, DEV, SOURCE_TOKENIZER, TARGET_TOKENIZER
+from training.data.prepare import BAD_LINES, DATA, DEV, LONGEST, SOURCE_TOKENIZER, TARGET_TOKENIZER
 from training.errors import TrainingError
 from training.journal import METRICS
 from training.recipe import Recipe, load_recipe
@@ -42,7 +46,7 @@ def claim(recipe: Recipe, run: Path, resume: bool) -> dict[str, tuple[Any, Any]]
         return {}  # killed before its first checkpoint; its tokenizers stay, since to train unigram again gives others
     # What an attempt that came to no checkpoint left behind (its data were refused, say) binds nobody.
     run.mkdir(parents=True, exist_ok=True)
-    for name in (RECIPE, SOURCE_TOKENIZER, TARGET_TOKENIZER, DATA, DEV, METRICS, BAD_LINES):
+    for name in (RECIPE, SOURCE_TOKENIZER, TARGET_TOKENIZER, DATA, DEV, LONGEST, METRICS, BAD_LINES):
         (run / name).unlink(missing_ok=True)
     return {}
 
@@ -53,3 +57,27 @@ def _flat(document: dict[str, Any]) -> dict[str, Any]:
     sections = {"data": data, **{k: v for k, v in document.items() if isinstance(v, dict)}}
     flat = {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
     return {**flat, **{k: v for k, v in document.items() if not isinstance(v, dict)}}
+
+
+@contextmanager
+def held(run: Path) -> Iterator[None]:
+    """Within, no other process trains in this directory.
+
+    Raises:
+        TrainingError: one does already, or the directory can't be made.
+    """
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        directory = os.open(run, os.O_RDONLY)
+    except OSError as error:
+        raise TrainingError(f"{run}: cannot be made or read ({error.strerror})") from None
+    try:
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise TrainingError(f"{run}: another process trains there; wait for it or end it") from None
+        except OSError:  # a file system that knows no locks
+            pass
+        yield
+    finally:
+        os.close(directory)

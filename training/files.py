@@ -1,9 +1,12 @@
 """Files that are whole or not there: written beside their place, synced, then renamed into it."""
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+from training.errors import TrainingError
 
 
 def write(path: Path, fill: Callable[[BinaryIO], object]) -> None:
@@ -27,3 +30,20 @@ def write(path: Path, fill: Callable[[BinaryIO], object]) -> None:
 def write_text(path: Path, text: str) -> None:
     """`write` for a text in UTF-8."""
     write(path, lambda file: file.write(text.encode()))
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """An object that a run wrote as JSON; None where there is no such file.
+
+    Raises:
+        TrainingError: it can't be read, or holds something else.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise TrainingError(f"{path}: cannot be read as JSON ({error})") from None
+    if not isinstance(document, dict):
+        raise TrainingError(f"{path}: expected a JSON object, as dragoman-train writes it")
+    return document

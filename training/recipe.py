@@ -158,8 +158,9 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _holds_together(self) -> "Recipe":
-        if self.model.share_embeddings == "all" and not self.tokenizers.joint:
-            raise ValueError("model.share_embeddings: all needs tokenizers.joint: true")
+        share = self.model.share_embeddings
+        if share in ("inputs", "all") and not self.tokenizers.joint:
+            raise ValueError(f"model.share_embeddings: {share} needs tokenizers.joint: true")
         if not (self.data.dev or self.data.dev_held_out_sources):
             for key in ("patience", "average_best"):
                 if getattr(self.training, key):

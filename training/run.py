@@ -1,6 +1,5 @@
 """A run's directory, as those who come after training see it."""
 
-import json
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +13,7 @@ from training.data.prepare import DEV, SOURCE_TOKENIZER, TARGET_TOKENIZER
 from training.data.tokenizers import NEVER_WRITTEN, PAD_ID, load_tokenizer
 from training.data.written import read_written
 from training.errors import TrainingError
+from training.files import read_json
 from training.model import Transformer
 from training.recipe import ParallelFiles, Recipe, load_recipe
 
@@ -68,7 +68,12 @@ def load_run(path: Path) -> Run:
             raise TrainingError(f"{path}: no model.pt and no checkpoint yet, so there is nothing to load")
         weights, steps = average_checkpoints(path, steps)
     model = Transformer(recipe.model, source.get_vocab_size(), target.get_vocab_size(), PAD_ID)
-    model.load_state_dict(weights)
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError:  # which lists every tensor
+        raise TrainingError(
+            f"{path}: its weights are not of the shape that recipe.yaml and the tokenizers give"
+        ) from None
     model.decoder.forbid(NEVER_WRITTEN)
     provenance = _provenance(path, recipe, finished, steps)
     unseen = provenance.get("data", {}).pop("unseen_source_tokens", [])
@@ -87,7 +92,7 @@ def _provenance(path: Path, recipe: Recipe, finished: bool, steps: list[int]) ->
         "steps_averaged": steps,
         "recipe": document,
         "torch": version("torch"),
-        **{name: json.loads(file.read_text()) for name, file in written.items() if file.exists()},
+        **{name: found for name, file in written.items() if (found := read_json(file)) is not None},
     }
 
 

@@ -21,7 +21,7 @@ from training.checkpoint import (
     latest_checkpoint,
     save_state,
 )
-from training.claim import RECIPE, claim
+from training.claim import RECIPE, claim, held
 from training.curves import draw_curves
 from training.data.batches import Batch, BatchSampler
 from training.data.corpus import Pair, distinct_sources
@@ -30,7 +30,7 @@ from training.data.tokenizers import PAD_ID
 from training.errors import TrainingError
 from training.evaluation.evaluate import measure, negative_log_likelihood
 from training.evaluation.metrics import Score
-from training.files import write_text
+from training.files import read_json, write_text
 from training.journal import Journal
 from training.loss import smoothed_cross_entropy
 from training.memory import give_back, keep_freed
@@ -86,21 +86,27 @@ def train(
         TrainingError: the directory holds another run, data is bad, or training has diverged; the checkpoints there are
             then from before.
     """
-    console = console or Console(stderr=True)
-    report: dict[str, Any] | None = None
     place = _device(device)
     if threads is not None:
         torch.set_num_threads(threads)
+    with held(run):
+        return _train(recipe, run, resume, place, stop or threading.Event(), console or Console(stderr=True))
+
+
+def _train(
+    recipe: Recipe, run: Path, resume: bool, place: torch.device, stop: threading.Event, console: Console
+) -> Outcome:
     changed = claim(recipe, run, resume)
-    if (run / "model.pt").exists() and (run / "report.json").exists():
-        report = json.loads((run / "report.json").read_text())
-        return Outcome(report["steps_trained"], report)
+    ended = read_json(run / "report.json")
+    if (run / "model.pt").exists() and ended is not None:
+        return Outcome(ended["steps_trained"], ended)
+    report: dict[str, Any] | None = None
     with ProgressBar(recipe.training.steps, console) as bar:
         warning = warmup_warning(recipe.training)
         if warning:
             bar.say(f"warning: {warning}")
         data = prepare(recipe, run, bar.say)
-        trainer = Trainer(recipe, run, data, place, stop or threading.Event(), bar.say)
+        trainer = Trainer(recipe, run, data, place, stop, bar.say)
         try:
             trainer.note(changed)
             # Not before, so that data that are refused leave no run behind; but before anything is learned.

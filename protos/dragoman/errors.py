@@ -29,6 +29,8 @@ _CLOSED = re.compile("socket closed|connection reset by peer|end of tcp stream",
 _BEHIND = "something listens there, but speaks TLS alone, wants a client's certificate, or has no server behind it"
 # Of which the server's log may tell more; other failures say all themselves.
 _SERVER_FAULTS = {"INTERNAL", "UNKNOWN", "DATA_LOSS", "UNAVAILABLE", "DEADLINE_EXCEEDED"}
+_PASSED = {"Deadline Exceeded", "Stream removed (Deadline Exceeded)"}
+_LOST = re.compile(r"^Stream removed \((?!Deadline Exceeded|Channel closed)(.*)\)$")
 # For a connection that never came about; the reason stands after the last colon.
 _NO_CONNECTION = re.compile(r"failed to connect to all addresses|connections to all backends failing|errors resolving")
 
@@ -194,9 +196,13 @@ def from_rpc_error(
             way = f"through the proxy that {proxy} names"
             reason = f"{way}: {reason}; list the host in no_proxy to go there without it"
         message, request_id = _unreached(address, reason), None
-    elif error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and message == "Deadline Exceeded":
+    elif error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and message in _PASSED:
         message = "the timeout passed before the answer came"
-    failure = _build(error.code(), message, status.details)
+    code = error.code()
+    if lost := _LOST.search(message):
+        # The connection went in the middle of a call, and gRPC does not say so by its code.
+        code, message = grpc.StatusCode.UNAVAILABLE, f"the connection to {address} was lost ({lost[1]})"
+    failure = _build(code, message, status.details)
     if isinstance(failure, UnavailableError):
         failure.unconnected = unconnected
     if request_id is not None:

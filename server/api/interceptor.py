@@ -113,7 +113,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             try:
                 return read(data)
             except ApiError as error:
-                return error
+                return error.with_traceback(None)  # which would hold on to the request
 
         return parse
 

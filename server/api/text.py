@@ -141,7 +141,7 @@ class SourceEncoder(TextEncoder):
         if checked and checked[-1] == self.end:
             checked.pop()
         if not checked:
-            raise invalid(field, "is empty")
+            raise invalid(field, "holds nothing but the end token" if ids else "is empty")
         for index, token in enumerate(checked):
             if not 0 <= token < self.vocabulary_size:
                 problem = f"is {token}, but the source vocabulary has ids 0 to {self.vocabulary_size - 1}"

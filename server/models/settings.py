@@ -151,7 +151,7 @@ def _model(table: dict[Any, Any], where: str, config: ServerConfig) -> ModelSett
     aliases = {}
     for alias, version in _table(table.get("aliases"), f"{where}aliases").items():
         if not (isinstance(alias, str) and is_name(alias)) or is_number(alias) or alias == LATEST:
-            raise SettingsError(f"{where}aliases: {alias!r} can't be an alias")
+            raise SettingsError(f"{where}aliases: {_spelled(alias)} can't be an alias")
         aliases[alias] = _version(version, f"{where}aliases.{alias}")
     options = {key: value for key, value in table.items() if key in OPTIONS}
     try:
@@ -179,7 +179,7 @@ def _choice(value: Any, where: str) -> Choice:
         if type(count) is int and count >= 1:
             return Latest(count)
     raise SettingsError(
-        f"{where}: {value!r} is none of latest, {{latest: N}} with a whole number, all, and a list of versions"
+        f"{where}: {_spelled(value)} is none of latest, {{latest: N}} with a whole number, all, and a list of versions"
     )
 
 
@@ -190,7 +190,7 @@ def _version(value: Any, where: str) -> str:
         raise SettingsError(f'{where}: {value} might be several versions; write it in quotes, "{value}"')
     if isinstance(value, str) and is_name(value):
         return value
-    raise SettingsError(f"{where}: {value!r} can't be a version")
+    raise SettingsError(f"{where}: {_spelled(value)} can't be a version")
 
 
 def _table(value: Any, where: str) -> dict[Any, Any]:
@@ -206,3 +206,10 @@ def _only(table: dict[Any, Any], known: set[str], where: str) -> None:
     for key in table:
         if key not in known:
             raise SettingsError(f"{where}{key} is not known here; there are {', '.join(sorted(known))}")
+
+
+def _spelled(value: Any) -> str:
+    """A value as YAML has it, rather than Python."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value} (a date, unless it is in quotes)" if isinstance(value, date) else repr(value)

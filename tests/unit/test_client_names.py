@@ -6,9 +6,9 @@ import grpc
 import pytest
 
 from dragoman.cli.common import sentence
-from dragoman.errors import from_rpc_error
+from dragoman.errors import UnavailableError, from_rpc_error
 from dragoman.names import named, new_request_id
-from dragoman.retry import NO_RETRY, Attempts
+from dragoman.retry import NO_RETRY, Attempts, RetryPolicy
 
 
 class Failure:
@@ -39,6 +39,16 @@ class Failure:
             "the timeout passed before the answer came (request id: ours)",
         ),
         (
+            Failure(grpc.StatusCode.DEADLINE_EXCEEDED, "Stream removed (Deadline Exceeded)"),
+            "ours",
+            "the timeout passed before the answer came (request id: ours)",
+        ),
+        (
+            Failure(grpc.StatusCode.UNKNOWN, "Stream removed (Data frame with END_STREAM flag received)"),
+            "ours",
+            "the connection to host:1 was lost (Data frame with END_STREAM flag received) (request id: ours)",
+        ),
+        (
             Failure(grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses; last error: x: Refused"),
             None,
             "no server can be reached at host:1 (refused)",
@@ -60,3 +70,11 @@ def test_a_call_keeps_its_name_in_all_attempts_and_shares_it_with_no_other() -> 
         ("x-request-id", "name"),
     )
     assert named(None, "name") == (("x-request-id", "name"),)
+
+
+def test_a_call_whose_connection_was_lost_is_sent_again() -> None:
+    lost = from_rpc_error(Failure(grpc.StatusCode.UNKNOWN, "Stream removed (Socket closed)"), "host:1")
+    assert isinstance(lost, UnavailableError)
+    assert Attempts(RetryPolicy(), 60).delay_after(lost) is not None
+    own = from_rpc_error(Failure(grpc.StatusCode.UNKNOWN, "the model has no such word"), "host:1")
+    assert not isinstance(own, UnavailableError)

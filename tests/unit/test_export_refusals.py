@@ -15,6 +15,7 @@ from server.bundle.manifest import MANIFEST_FILE
 from tests.benchmark.base_model import symbol_tokenizer
 from tests.untrained import small_run
 from training.checkpoint import checkpoint_path, load_state, save_state
+from training.data.prepare import digest
 from training.run import load_run
 
 
@@ -118,6 +119,18 @@ def test_dev_that_the_run_measured_and_lost(run: Path, tmp_path: Path) -> None:
     message = refused(copy, tmp_path / "bundle", OPTIONS)
     assert message.startswith(f"{dev}: cannot be read")
     assert message.endswith("; the run measured dev on 8 pairs of it")
+
+
+def test_data_of_the_same_size_that_is_not_what_the_run_measured(run: Path, tmp_path: Path) -> None:
+    changed = tmp_path / "run"
+    shutil.copytree(run, changed)
+    told = {"counts": {"dev": {"pairs": 8}}, "dev_sha256": digest(load_run(changed).dev_pairs())}
+    (changed / "data.json").write_text(json.dumps(told))
+    assert len(evaluation_data(load_run(changed), print)["dev"]) == 8
+    file = changed / "dev.tsv"
+    file.write_text("".join(f"{line.partition(chr(9))[0]}\tw5\n" for line in file.read_text().splitlines()))
+    message = refused(changed, tmp_path / "bundle", OPTIONS)
+    assert message.startswith(f"{file}: its texts are not those that the run measured dev on (")
 
 
 def test_bundle_that_exists(run: Path, tmp_path: Path) -> None:

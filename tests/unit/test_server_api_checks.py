@@ -58,7 +58,7 @@ BAD_INPUTS = {
     "right-to-left text": (Text(text="שלום"), ".text", "the character 'ש' (U+05E9) at position 0"),
     "text that looks like a special token": (Text(text="a</s>"), ".text", "the character '<' (U+003C) at position 1"),
     "no ids": (ids(), ".token_ids.ids", "is empty"),
-    "nothing but the end": (ids(3), ".token_ids.ids", "is empty"),
+    "nothing but the end": (ids(3), ".token_ids.ids", "holds nothing but the end token"),
     "negative id": (ids(4, -1), ".token_ids.ids[1]", "is -1, but the source vocabulary has ids 0 to 32"),
     "id beyond the vocabulary": (ids(33), ".token_ids.ids[0]", "is 33, but the source vocabulary has ids 0 to 32"),
     "padding inside": (ids(4, 0, 4), ".token_ids.ids[1]", "is 0, the special token <pad>"),

@@ -35,3 +35,13 @@ def test_what_is_no_whole_gzip_is_malformed(change: Callable[[bytes], bytes]) ->
     with pytest.raises(ApiError, match="can't be parsed") as refused:
         inflate(change(gzip.compress(b"a" * 100)), MOST)
     assert refused.value.code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_what_unpacks_to_far_more_than_it_is_costs_no_more_than_a_little() -> None:
+    most = 4 * 2**20
+    honest = b"".join(b"input %d of a batch " % number for number in range(100_000))[:most]
+    assert inflate(gzip.compress(honest), most) == honest
+    assert len(inflate(gzip.compress(b"a" * 60_000), most)) == 60_000, "small ones may be as dense as they like"
+    with pytest.raises(ApiError, match="more than 64 times its size; send it uncompressed") as refused:
+        inflate(gzip.compress(b"a" * most), most)
+    assert refused.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -33,6 +33,8 @@ def test_the_manual_explains_every_key() -> None:
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
+        ("model.share_embeddings=inputs", "model.share_embeddings: inputs needs tokenizers.joint: true"),
+        ("model.norm_epsilon=.inf", "model.norm_epsilon: expected"),
         ("training.stpes=3", "unknown key training.stpes (did you mean steps?)"),
         ("colour=red", "unknown key colour (known here: seed, data, tokenizers, model, training, evaluation)"),
         ("training.steps=abc", "training.steps: expected a whole number, but got 'abc'"),

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from training import checkpoint
 from training.checkpoint import checkpoint_path, checkpoint_steps, load_state
+from training.claim import held
 from training.data.batches import Batch, EncodedPair, collate
 from training.data.prepare import prepare
 from training.data.tokenizers import SPECIAL_TOKENS
@@ -257,6 +258,33 @@ def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
         go(small("training.steps=20", "seed=2"), run, resume=True)
     outcome, _ = go(recipe, run, resume=True)
     assert outcome.finished
+
+
+def test_one_process_trains_in_a_directory(tmp_path: Path) -> None:
+    with held(tmp_path / "run"), pytest.raises(TrainingError, match="another process trains there"):
+        go(small("training.steps=3"), tmp_path / "run")
+    assert go(small("training.steps=3"), tmp_path / "run")[0].finished
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]"])
+def test_what_a_run_wrote_and_was_damaged_is_named(content: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    go(small("training.steps=3"), run)
+    for name in ("data.json", "report.json"):
+        sound = (run / name).read_text()
+        (run / name).write_text(content)
+        with pytest.raises(TrainingError, match=rf"{name}: (cannot be read as JSON|expected a JSON object)"):
+            load_run(run)
+        (run / name).write_text(sound)
+
+
+def test_weights_of_another_recipe(tmp_path: Path) -> None:
+    go(small("training.steps=3"), tmp_path / "run")
+    recipe = tmp_path / "run" / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("d_ff: 16", "d_ff: 32"))
+    with pytest.raises(TrainingError, match=r"its weights are not of the shape that recipe\.yaml") as error:
+        load_run(tmp_path / "run")
+    assert "\n" not in str(error.value)
 
 
 def test_an_attempt_that_came_to_nothing_binds_nobody(tmp_path: Path) -> None:

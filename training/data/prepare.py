@@ -17,7 +17,7 @@ from training.data.normalization import comparable
 from training.data.tokenizers import SPECIAL_TOKENS, load_tokenizer, save_tokenizer, untrained
 from training.data.written import write_pairs
 from training.errors import DataError
-from training.files import write_text
+from training.files import read_json, write_text
 from training.recipe import Recipe
 
 SOURCE_TOKENIZER, TARGET_TOKENIZER = "source_tokenizer.json", "target_tokenizer.json"
@@ -170,6 +170,8 @@ def _prepare(recipe: Recipe, run: Path, say: Callable[[str], None], bad: BadLine
         "bad_lines": dict(bad.counts),
         "unseen_source_tokens": unseen_source_tokens(tokenizers.source, train),
         "train_sha256": _fingerprint(train),
+        "dev_sha256": digest(dev_pairs),
+        "test_sha256": digest(test_pairs),
     }
     write_text(run / DATA, json.dumps(document, indent=2) + "\n")
     write_pairs(run / DEV, dev_pairs)
@@ -224,7 +226,15 @@ def _fingerprint(pairs: Iterable[EncodedPair]) -> str:
     return digest.hexdigest()
 
 
+def digest(pairs: Iterable[Pair]) -> str:
+    """Of texts, by which an export knows that a set is the one that the run measured."""
+    told = hashlib.sha256()
+    for pair in pairs:
+        told.update(f"{pair.source}\0{pair.target}\0".encode())
+    return told.hexdigest()
+
+
 def _check_fingerprint(run: Path, train: list[EncodedPair]) -> None:
-    file = run / DATA
-    if file.exists() and json.loads(file.read_text())["train_sha256"] != _fingerprint(train):
+    told = read_json(run / DATA)
+    if told is not None and told.get("train_sha256") != _fingerprint(train):
         raise DataError(f"{run}: the training data is not what this run was started with, so it cannot be resumed")

@@ -54,7 +54,7 @@ class ModelConfig(BaseModel):
         max_target_length: in tokens, the end token not counted.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     d_model: int = Field(ge=8)
     heads: int = Field(ge=1)
@@ -69,7 +69,7 @@ class ModelConfig(BaseModel):
     scaled_attention: bool = True
     norm: Norm = "post"
     norm_kind: NormKind = "layer"
-    norm_epsilon: float = Field(default=1e-5, gt=0)
+    norm_epsilon: float = Field(default=1e-5, gt=0, lt=1)
     positions: Positions = "sinusoidal"
     relative_buckets: int = Field(default=32, ge=4)
     relative_max_distance: int = Field(default=128, ge=2)

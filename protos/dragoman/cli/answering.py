@@ -143,7 +143,7 @@ class Printer:
         if unseen := len(result.unseen_source_tokens):
             read = result.source_tokens
             complain(
-                f"{self._place()}the answer is a guess: {unseen} of {read} source tokens never occur in training data"
+                f"{self._place()}the answer is a guess: {unseen} of {read} source tokens occur in no training source"
             )
         # No answer is cut in silence; one that was cut where the caller wished is no news.
         if result.finish_reason is FinishReason.LENGTH and not self._length_chosen:

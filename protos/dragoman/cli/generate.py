@@ -22,8 +22,9 @@ index, which starts at 1 with each text, its score, the text, and what else is a
 one object, with "hypotheses".
 
 A text that fails gives an empty line (with --json, an object with "error"), so that lines stay aligned; \
-why it failed stands on standard error, and the exit status is 1. A server that goes away is waited for, for \
-each text as long as --timeout says; then that text has failed, and the next ones go on.
+why it failed stands on standard error, and the exit status is 1. With --stream, what had been printed of it by then \
+stays in the line. A server that goes away is waited for, for each text as long as --timeout says; then that text has \
+failed, and the next ones go on.
 """
 
 length = partial(typer.Option, rich_help_panel="Length")

@@ -2,8 +2,6 @@
 
 import resource
 
-import grpc
-
 from server.config import ServerConfig
 from server.errors import StartError
 
@@ -20,7 +18,8 @@ LEAST_CONNECTIONS = 16  # with room for fewer a load balancer and its probes alo
 PENDING_CALLS = 1_000_000
 UNREQUESTED_SECONDS = 3600  # until then a call's own deadline ends it, or the supervisor a server that hangs
 METADATA_BYTES = 16 * 1024  # of a call; gateways add tokens of several thousand
-PLAIN_OR_GZIP = 1 << grpc.Compression.NoCompression | 1 << grpc.Compression.Gzip
+# Bits of grpc.Compression. gRPC itself must not be imported here: see server.cli, which sets how it behaves first.
+PLAIN_OR_GZIP = 1 << 0 | 1 << 2
 
 
 def server_options(config: ServerConfig, connections: int) -> list[tuple[str, int]]:

@@ -121,7 +121,9 @@ def test_the_chart_and_the_image_agree(image: dict[str, Any], render: Render) ->
     assert set(config["ExposedPorts"]) == {f"{port['containerPort']}/tcp" for port in server["ports"]}
     assert server["image"] == f"dragoman:{VERSION}"
     assert f"--tag {server['image']} ." in BUILD
-    (gpu,) = only(render({"gpus": 1}), "Deployment")["spec"]["template"]["spec"]["containers"]
+    (gpu,) = only(render({"gpus": 1, "models": {"source": "claim", "claim": {"name": "models"}}}), "Deployment")[
+        "spec"
+    ]["template"]["spec"]["containers"]
     assert f"--tag {gpu['image']} ." in block_with("EXTRAS")
     assert yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))["appVersion"] == VERSION
 

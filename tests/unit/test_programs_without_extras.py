@@ -59,3 +59,10 @@ def test_threads_wait_without_spinning_unless_told_to(
     monkeypatch.setattr(program, "app", lambda: found.append(os.environ.get("OMP_WAIT_POLICY")))
     program.main()
     assert found == [policy]
+
+
+def test_the_server_says_how_grpc_behaves_before_it_is_loaded() -> None:
+    """What gRPC reads of the environment it reads when it is imported."""
+    code = "import sys, server.cli; assert 'grpc' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -34,7 +34,6 @@ def test_every_file_may_be_a_link_into_a_directory_of_its_own(
     [
         ("shape", "heads", 8),
         ("shape", "d_head", 8),
-        ("shape", "d_model", 8),
         ("limits", "max_source_tokens", 5000),
         ("limits", "max_target_tokens", 5000),
         (None, "attention", "standard"),

@@ -1,4 +1,4 @@
-"""Training that has come to nothing: how it is told, and the way on."""
+"""Divergence: how it is detected, and the way on."""
 
 import math
 from pathlib import Path

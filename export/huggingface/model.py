@@ -1,10 +1,10 @@
 """A directory of Hugging Face becomes a Transformer of ours."""
 
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from export.huggingface.families import Family, family
 from export.huggingface.weights import Weights
 from training.model import Transformer
 from training.model.attention import MultiHeadAttention
+from training.model.feed_forward import GATED
 from training.model.layers import DecoderLayer, EncoderLayer, Residual
 from training.model.positions import Embedding, RelativePositions
 
@@ -21,124 +22,103 @@ STACKS = ("encoder", "decoder")
 Stack = str  # one of STACKS
 
 
-class Naming(Protocol):
-    """How a family of classes names its weights; of linear maps and norms without ".weight" and ".bias".
+@dataclass(frozen=True)
+class Naming:
+    """How a family of classes names its weights, with {stack} and {layer} to be filled in.
+
+    Linear maps and norms go without ".weight" and ".bias"; what a family does not have is empty.
 
     Attributes:
-        shared: names of one table that source, target and perhaps the output share.
+        shared: names of one table that source, target and perhaps the output share, the output's last.
         head: of the output projection.
         logits_bias: of what is added to logits.
+        tokens, positions, relative: of tables.
+        norms: by stack, one for each sub-layer of a layer, in order.
+        attention, cross_attention: projections of queries, keys, values, and the output.
+        feed_forward: by stack, the first map (or its gate and value, where it is gated).
+        contract: by stack, the second.
         ignored: what files may hold beside, to no effect.
     """
 
     shared: Sequence[str]
     head: Sequence[str]
-    logits_bias: str
-    ignored: Sequence[str]
-
-    def tokens(self, stack: Stack) -> str: ...
-    def positions(self, stack: Stack) -> str: ...
-    def relative(self, stack: Stack, layer: int) -> str: ...
-    def embedding_norm(self, stack: Stack) -> str: ...
-    def last_norm(self, stack: Stack) -> str: ...
-    def norm(self, stack: Stack, layer: int, place: int) -> str: ...
-    def attention(self, stack: Stack, layer: int, *, cross: bool) -> tuple[str, str, str, str]:
-        """Projections of queries, keys, values, and the output."""
-
-    def feed_forward(self, stack: Stack, layer: int, *, gated: bool) -> tuple[list[str], str]:
-        """First maps (the gate and the value where it is gated), and the second."""
-
-
-class BartNaming:
-    """BART and its descendants."""
-
-    shared: Sequence[str] = (
-        "model.shared.weight",
-        "model.encoder.embed_tokens.weight",
-        "model.decoder.embed_tokens.weight",
-        "lm_head.weight",
-        "model.decoder.output_projection.weight",
-    )
-    head: Sequence[str] = ("lm_head.weight", "model.decoder.output_projection.weight")
-    logits_bias = "final_logits_bias"
-    ignored: Sequence[str] = (
-        "encoder.version",
-        "decoder.version",
-        "model.encoder.version",
-        "model.decoder.version",
-        "model.encoder.embed_positions.weights",
-        "model.decoder.embed_positions.weights",
-    )
-
-    def tokens(self, stack: Stack) -> str:
-        return f"model.{stack}.embed_tokens.weight"
-
-    def positions(self, stack: Stack) -> str:
-        return f"model.{stack}.embed_positions.weight"
-
-    def relative(self, stack: Stack, layer: int) -> str:
-        raise NotImplementedError
-
-    def embedding_norm(self, stack: Stack) -> str:
-        return f"model.{stack}.layernorm_embedding"
-
-    def last_norm(self, stack: Stack) -> str:
-        return f"model.{stack}.layer_norm"
-
-    def norm(self, stack: Stack, layer: int, place: int) -> str:
-        attentions = ["self_attn_layer_norm"] + (["encoder_attn_layer_norm"] if stack == "decoder" else [])
-        return f"model.{stack}.layers.{layer}.{[*attentions, 'final_layer_norm'][place]}"
-
-    def attention(self, stack: Stack, layer: int, *, cross: bool) -> tuple[str, str, str, str]:
-        start = f"model.{stack}.layers.{layer}.{'encoder' if cross else 'self'}_attn"
-        return f"{start}.q_proj", f"{start}.k_proj", f"{start}.v_proj", f"{start}.out_proj"
-
-    def feed_forward(self, stack: Stack, layer: int, *, gated: bool) -> tuple[list[str], str]:
-        start = f"model.{stack}.layers.{layer}"
-        return [f"{start}.fc1"], f"{start}.fc2"
+    tokens: str
+    last_norm: str
+    norms: Mapping[Stack, Sequence[str]]
+    attention: Sequence[str]
+    cross_attention: Sequence[str]
+    feed_forward: Mapping[Stack, str]
+    gated: Mapping[Stack, Sequence[str]]
+    contract: Mapping[Stack, str]
+    logits_bias: str = ""
+    positions: str = ""
+    relative: str = ""
+    embedding_norm: str = ""
+    ignored: Sequence[str] = ()
 
 
-class T5Naming:
-    """T5, mT5 and UMT5."""
+_LAYER = "model.{stack}.layers.{layer}."
+_BLOCK = "{stack}.block.{layer}.layer."
+_LAST = {"encoder": "1.", "decoder": "2."}  # the feed-forward sub-layer of T5
 
-    shared: Sequence[str] = (
-        "shared.weight",
-        "encoder.embed_tokens.weight",
-        "decoder.embed_tokens.weight",
-        "lm_head.weight",
-    )
-    head: Sequence[str] = ("lm_head.weight",)
-    logits_bias = ""
-    ignored: Sequence[str] = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
-
-    def tokens(self, stack: Stack) -> str:
-        return f"{stack}.embed_tokens.weight"
-
-    def positions(self, stack: Stack) -> str:
-        raise NotImplementedError
-
-    def relative(self, stack: Stack, layer: int) -> str:
-        return f"{stack}.block.{layer}.layer.0.SelfAttention.relative_attention_bias.weight"
-
-    def embedding_norm(self, stack: Stack) -> str:
-        raise NotImplementedError
-
-    def last_norm(self, stack: Stack) -> str:
-        return f"{stack}.final_layer_norm"
-
-    def norm(self, stack: Stack, layer: int, place: int) -> str:
-        return f"{stack}.block.{layer}.layer.{place}.layer_norm"
-
-    def attention(self, stack: Stack, layer: int, *, cross: bool) -> tuple[str, str, str, str]:
-        start = f"{stack}.block.{layer}.layer.{'1.EncDecAttention' if cross else '0.SelfAttention'}"
-        return f"{start}.q", f"{start}.k", f"{start}.v", f"{start}.o"
-
-    def feed_forward(self, stack: Stack, layer: int, *, gated: bool) -> tuple[list[str], str]:
-        start = f"{stack}.block.{layer}.layer.{2 if stack == 'decoder' else 1}.DenseReluDense"
-        return [f"{start}.wi_0", f"{start}.wi_1"] if gated else [f"{start}.wi"], f"{start}.wo"
-
-
-NAMINGS: dict[str, Naming] = {"bart": BartNaming(), "t5": T5Naming()}  # by Family.naming
+NAMINGS: Mapping[str, Naming] = {  # by Family.naming
+    "bart": Naming(
+        shared=(
+            "model.shared.weight",
+            "model.encoder.embed_tokens.weight",
+            "model.decoder.embed_tokens.weight",
+            "lm_head.weight",
+            "model.decoder.output_projection.weight",
+        ),
+        head=("lm_head.weight", "model.decoder.output_projection.weight"),
+        tokens="model.{stack}.embed_tokens.weight",
+        last_norm="model.{stack}.layer_norm",
+        norms={
+            "encoder": (f"{_LAYER}self_attn_layer_norm", f"{_LAYER}final_layer_norm"),
+            "decoder": (
+                f"{_LAYER}self_attn_layer_norm",
+                f"{_LAYER}encoder_attn_layer_norm",
+                f"{_LAYER}final_layer_norm",
+            ),
+        },
+        attention=[f"{_LAYER}self_attn.{part}_proj" for part in ("q", "k", "v", "out")],
+        cross_attention=[f"{_LAYER}encoder_attn.{part}_proj" for part in ("q", "k", "v", "out")],
+        feed_forward=dict.fromkeys(STACKS, f"{_LAYER}fc1"),
+        gated={},
+        contract=dict.fromkeys(STACKS, f"{_LAYER}fc2"),
+        logits_bias="final_logits_bias",
+        positions="model.{stack}.embed_positions.weight",
+        embedding_norm="model.{stack}.layernorm_embedding",
+        ignored=(
+            "encoder.version",
+            "decoder.version",
+            "model.encoder.version",
+            "model.decoder.version",
+            "model.encoder.embed_positions.weights",
+            "model.decoder.embed_positions.weights",
+        ),
+    ),
+    "t5": Naming(
+        shared=("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"),
+        head=("lm_head.weight",),
+        tokens="{stack}.embed_tokens.weight",
+        last_norm="{stack}.final_layer_norm",
+        norms={
+            "encoder": [f"{_BLOCK}{place}.layer_norm" for place in range(2)],
+            "decoder": [f"{_BLOCK}{place}.layer_norm" for place in range(3)],
+        },
+        attention=[f"{_BLOCK}0.SelfAttention.{part}" for part in "qkvo"],
+        cross_attention=[f"{_BLOCK}1.EncDecAttention.{part}" for part in "qkvo"],
+        feed_forward={stack: f"{_BLOCK}{place}DenseReluDense.wi" for stack, place in _LAST.items()},
+        gated={
+            stack: [f"{_BLOCK}{place}DenseReluDense.{part}" for part in ("wi_0", "wi_1")]
+            for stack, place in _LAST.items()
+        },
+        contract={stack: f"{_BLOCK}{place}DenseReluDense.wo" for stack, place in _LAST.items()},
+        relative=f"{_BLOCK}0.SelfAttention.relative_attention_bias.weight",
+        ignored=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
+    ),
+}
 
 
 def read_config(folder: Path) -> Any:
@@ -203,10 +183,10 @@ class Reader:
         for name, stack in zip(STACKS, (model.encoder, model.decoder), strict=True):
             self._embedding(name, cast(Embedding, stack.embedding))
             for i, relative in enumerate(cast(Iterable[RelativePositions], stack.relative)):
-                self._copy(relative.table.weight, self.names.relative(name, i))
+                self._copy(relative.table.weight, self.names.relative.format(stack=name, layer=i))
             for i, layer in enumerate(cast(Iterable[EncoderLayer | DecoderLayer], stack.layers)):
                 self._layer(name, i, layer)
-            self._module(cast(nn.Module, stack.norm), self.names.last_norm(name))  # none has no parameters
+            self._module(cast(nn.Module, stack.norm), self.names.last_norm.format(stack=name))  # none has no parameters
         model.decoder.logit_bias = self._logits_bias()
         self.weights.ignore(*self.names.ignored)
         if left := self.weights.left():
@@ -233,38 +213,39 @@ class Reader:
             self._copy(source, *self.names.shared[:-1])
             self._copy(head, *self.names.head)
         else:
-            self._copy(source, self.names.tokens("encoder"))
+            self._copy(source, self.names.tokens.format(stack="encoder"))
             if shared == "output":
-                self._copy(target, self.names.tokens("decoder"), *self.names.head)
+                self._copy(target, self.names.tokens.format(stack="decoder"), *self.names.head)
             else:
-                self._copy(target, self.names.tokens("decoder"))
+                self._copy(target, self.names.tokens.format(stack="decoder"))
                 self._copy(head, *self.names.head)
 
     def _embedding(self, stack: Stack, embedding: Embedding) -> None:
         if embedding.norm_of != "none":
-            self._module(embedding.norm, self.names.embedding_norm(stack))
+            self._module(embedding.norm, self.names.embedding_norm.format(stack=stack))
         own = embedding.positions
         if own is None:
             return
-        name, skipped = self.names.positions(stack), self.family.skipped_positions
+        name, skipped = self.names.positions.format(stack=stack), self.family.skipped_positions
         if self.config.positions == "learned" or name in self.weights:  # else they are those of the formula
             rows = self.weights.take(name, shape=(self.config.max_source_length + skipped, own.size(1)))
             own.copy_(rows[skipped : skipped + len(own)])
 
     def _layer(self, stack: Stack, index: int, layer: EncoderLayer | DecoderLayer) -> None:
-        self._attention(layer.self_attention, self.names.attention(stack, index, cross=False))
-        if isinstance(layer, DecoderLayer):
-            self._attention(layer.cross_attention, self.names.attention(stack, index, cross=True))
-        for place, residual in enumerate(layer.residuals):
-            self._module(cast(Residual, residual).norm, self.names.norm(stack, index, place))
-        feed = layer.feed_forward
-        first, second = self.names.feed_forward(
-            stack, index, gated=self.config.activation.endswith(("glu", "glu_tanh"))
-        )
-        self._stacked(feed.expand, first)
-        self._module(feed.contract, second)
+        def named(names: Sequence[str]) -> list[str]:
+            return [name.format(stack=stack, layer=index) for name in names]
 
-    def _attention(self, attention: MultiHeadAttention, names: tuple[str, str, str, str]) -> None:
+        self._attention(layer.self_attention, named(self.names.attention))
+        if isinstance(layer, DecoderLayer):
+            self._attention(layer.cross_attention, named(self.names.cross_attention))
+        for residual, name in zip(layer.residuals, named(self.names.norms[stack]), strict=True):
+            self._module(cast(Residual, residual).norm, name)
+        feed, gated = layer.feed_forward, self.config.activation in GATED
+        first = self.names.gated[stack] if gated else [self.names.feed_forward[stack]]
+        self._stacked(feed.expand, named(first))
+        self._module(feed.contract, *named([self.names.contract[stack]]))
+
+    def _attention(self, attention: MultiHeadAttention, names: Sequence[str]) -> None:
         query, key, value, output = names
         self._module(attention.query, query)
         self._stacked(attention.key_value, [key, value])

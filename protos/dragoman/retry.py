@@ -24,7 +24,7 @@ class RetryPolicy:
 
     Attributes:
         attempts: in all, at most; 1 means no retry; None for as many as there is time for.
-        on_retry: is told of each failure that is tried again, and of the seconds until then.
+        on_retry: called for each failure that is tried again, with the seconds until then.
 
     Raises:
         ValueError: a number is out of its range.

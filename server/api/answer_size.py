@@ -1,4 +1,4 @@
-"""How large an answer can become, told from what is asked for before any of it is computed.
+"""The most that an answer can take, estimated from the request before any of it is computed.
 
 A plain answer, one hypothesis as text, is about as long as its source, far from what max_new_tokens allows: a batch of
 those is measured while it is answered. All else may take megabytes for each source, and is judged by what it can be at

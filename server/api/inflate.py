@@ -16,7 +16,7 @@ GZIP = b"\x1f\x8b"
 
 
 # What unpacks to more than so many times its size, beyond what costs nothing, was made to cost something: gzip reaches
-# a thousand, texts that people send stay below twenty.
+# a thousand, and ordinary text stays far below.
 MOST_TIMES, FREE_BYTES = 64, 64 * 1024
 PIECE = 64 * 1024  # that is unpacked at a time, so that nothing large is held before it is known to be allowed
 

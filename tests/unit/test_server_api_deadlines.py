@@ -17,7 +17,7 @@ INPUT = pb.Input(text="drawer")
 
 
 class Call:
-    """A call on a clock that stands still until it is told."""
+    """A call on a clock that stands still until the test moves it."""
 
     def __init__(self) -> None:
         self.now = time.monotonic()

@@ -37,6 +37,11 @@ def build(**changes: Any) -> Transformer:
 )
 def test_every_combination_learns(activation: str, norm: str, positions: str, share: str) -> None:
     model = build(activation=activation, norm=norm, positions=positions, share_embeddings=share, dropout=0.1)
+    assert_learns(model)
+
+
+def assert_learns(model: Transformer) -> None:
+    """Every parameter has a gradient, and the loss falls on a batch that is copied."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     source = torch.randint(4, VOCABULARY, (6, 5))
     target = torch.cat([torch.full((6, 1), 2), source[:, :-1]], 1)

@@ -5,13 +5,12 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
-from torch.nn import functional as F
 from transformers.activations import ACT2FN
 from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositionalEmbedding
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 from transformers.models.t5.modeling_t5 import T5Attention, T5LayerNorm
 
-from tests.unit.test_training_model import SHAPE, VOCABULARY, build
+from tests.unit.test_training_model import SHAPE, assert_learns, build
 from training.model import ModelConfig
 from training.model.attention import MultiHeadAttention
 from training.model.feed_forward import Activation, FeedForward
@@ -98,19 +97,7 @@ def test_a_bias_of_scores_is_the_same_fused_and_by_hand(causal: bool) -> None:
     ids=lambda switches: "-".join(switches),
 )
 def test_every_switch_can_be_trained(switches: dict[str, Any]) -> None:
-    model = build(**switches)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    source = torch.randint(4, VOCABULARY, (6, 5))
-    target = torch.cat([torch.full((6, 1), 2), source[:, :-1]], 1)
-    losses = []
-    for _ in range(12):
-        loss = F.cross_entropy(model(source, target).flatten(0, 1), source.flatten())
-        loss.backward()  # type: ignore[no-untyped-call]
-        assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0]
+    assert_learns(build(**switches))
 
 
 def test_relative_positions_know_the_order_and_nothing_of_the_place() -> None:

@@ -18,7 +18,7 @@ from training.data.tokenizers import SPECIAL_TOKENS
 from training.errors import DataError
 from training.recipe import ParallelFiles
 
-HEAD = 4096  # bytes of a file by which its encoding is told
+HEAD = 4096  # bytes of a file by which its encoding is detected
 _WIDE = {
     # In this order: the mark of UTF-32LE begins with that of UTF-16LE.
     "UTF-32LE": codecs.BOM_UTF32_LE,

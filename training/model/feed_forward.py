@@ -18,7 +18,7 @@ _PLAIN: dict[Activation, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": _gelu_tanh,
     "silu": F.silu,
 }
-_GATED: dict[Activation, Callable[[Tensor], Tensor]] = {
+GATED: dict[Activation, Callable[[Tensor], Tensor]] = {
     "reglu": F.relu,
     "geglu": F.gelu,
     "geglu_tanh": _gelu_tanh,
@@ -38,15 +38,15 @@ class FeedForward(nn.Module):
     def __init__(self, d_model: int, d_ff: int, activation: Activation, *, bias: bool = True) -> None:
         super().__init__()
         self.activation = activation
-        self.expand = Linear(d_model, 2 * d_ff if activation in _GATED else d_ff, bias=bias)
+        self.expand = Linear(d_model, 2 * d_ff if activation in GATED else d_ff, bias=bias)
         self.contract = Linear(d_ff, d_model, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, length, d_model] -> [batch, length, d_model]."""
         hidden = self.expand(x)
-        if self.activation in _GATED:
+        if self.activation in GATED:
             gate, hidden = hidden.chunk(2, -1)
-            hidden = _GATED[self.activation](gate) * hidden
+            hidden = GATED[self.activation](gate) * hidden
         else:
             hidden = _PLAIN[self.activation](hidden)
         return self.contract(hidden)  # type: ignore[no-any-return]

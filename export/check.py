@@ -189,7 +189,7 @@ def _check_scorer(
         exact = trained.scores(trained.precise, sources, targets)
         for name, a, b in zip(worst, scorer.scores(sources, targets), exact, strict=True):
             worst[name] = max(worst[name], largest_difference(a, b))
-        for model in trained.singles():
+        for model in trained.singles:
             for name, a, b in zip(worst, trained.scores(model, sources, targets), exact, strict=True):
                 rounding[name] = max(rounding[name], largest_difference(a, b))
     for name, difference in worst.items():

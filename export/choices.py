@@ -29,7 +29,7 @@ def check_choices(runtime: Runtime, reference: TorchReference) -> tuple[dict[str
     targets = rng.integers(0, vocabulary, (rows, steps))
     logits, attention = reference.choices(reference.precise, sources, targets)
     rounding = {"log_probabilities": 0.0, "attention": 0.0}
-    for model in reference.singles():
+    for model in reference.singles:
         rounded, looks = reference.choices(model, sources, targets)
         for name, one, other in (
             ("log_probabilities", _log_softmax(rounded), _log_softmax(logits)),

@@ -1,7 +1,8 @@
 """What the cached step is compared with: the trained model, or the bundle's own teacher-forced graph."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -77,15 +78,16 @@ class TorchReference:
         return self._forward(self.precise, sources, targets)
 
     def rounding(self, sources: Sequence[Sequence[int]], targets: NDArray[np.int64], exact: Floats) -> float:
-        return max(largest_difference(self._forward(model, sources, targets), exact) for model in self.singles())
+        return max(largest_difference(self._forward(model, sources, targets), exact) for model in self.singles)
 
-    def singles(self) -> Iterator[Transformer]:
+    @cached_property
+    def singles(self) -> list[Transformer]:
         """The model in single precision, and the same with each weight moved up or down by its last digit, by chance.
 
         What a sound program makes of the model is what another model makes exactly whose weights are about so near
         (Wilkinson's backward error). One pass alone may round luckily, and say little of what the next one does.
         """
-        yield self.trained
+        models = [self.trained]
         epsilon = torch.finfo(torch.float32).eps
         for seed in range(DISTURBANCES):
             chance = torch.Generator().manual_seed(seed)
@@ -94,7 +96,8 @@ class TorchReference:
                 for weight in moved.parameters():
                     up = torch.rand(weight.shape, generator=chance) < 0.5
                     weight.mul_(torch.where(up, 1 + epsilon, 1 - epsilon))
-            yield moved
+            models.append(moved)
+        return models
 
     @torch.inference_mode()
     def _forward(self, model: Transformer, sources: Sequence[Sequence[int]], targets: NDArray[np.int64]) -> Floats:

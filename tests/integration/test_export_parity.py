@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -28,7 +28,7 @@ from export.generate import greedy
 from export.graphs import folded
 from export.graphs.folding import Folded
 from export.onnx_files import WEIGHTS_FILE
-from export.references import ScorerGraph, TorchReference
+from export.references import DISTURBANCES, ScorerGraph, TorchReference, largest_difference
 from export.walk import limit
 from server.bundle.load import load_bundle
 from server.bundle.manifest import MANIFEST_FILE, SpecialTokens
@@ -383,13 +383,10 @@ class Rounds:
     """Stands for the scorer, and for PyTorch's models, each of which is wrong by a number of its own."""
 
     def __init__(self, *singles: float) -> None:
-        self.precise, self._singles = 0.0, singles
-
-    def singles(self) -> Iterator[float]:
-        yield from self._singles
+        self.precise, self.singles = 0.0, singles
 
     def scores(self, *given: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        wrong = given[0] if len(given) == 3 else self._singles[0]
+        wrong = given[0] if len(given) == 3 else self.singles[0]
         return np.full((1, 2), wrong, np.float32), np.zeros((1, 1), np.float32)
 
 
@@ -464,13 +461,18 @@ def test_rounding_is_seen_where_a_single_pass_shows_little(run: Path) -> None:
     """Attention that is almost a choice turns the last digit of a weight into much more."""
     model = load_run(run).model
     reference = TorchReference(model, SpecialTokens(pad=0, unknown=1, begin=2, end=3))
-    passes = list(reference.singles())
+    passes = reference.singles
     assert passes[0] is model
     moved = next(passes[1].parameters())
     assert 0 < ((moved - next(model.parameters())).abs() / moved.abs().clamp(min=1e-9)).max() < 3e-7
     sources, targets = [[5, 6, 7, 3]], np.array([[5, 6, 7]])
     exact = reference.log_probabilities(sources, targets)
-    assert 0 < reference.rounding(sources, targets, exact) < 1e-4
+    single = largest_difference(reference._forward(model, sources, targets), exact)
+    others = [largest_difference(reference._forward(each, sources, targets), exact) for each in passes[1:]]
+    assert reference.rounding(sources, targets, exact) == max(single, *others) > 0
+    first = [next(each.parameters()) for each in passes[1:]]
+    assert len(first) == DISTURBANCES
+    assert not torch.equal(first[0], first[1]), "each is moved in its own way"
 
 
 def test_sources_beyond_the_limit_are_not_a_comparison(bundle: Path, run: Path) -> None:

@@ -18,11 +18,11 @@ from dragoman import Client, Result
 from server.bundle.load import Bundle, load_bundle
 from server.search.options import SearchOptions
 from tests import transformers_model
-from tests.benchmark import ctranslate2_model
-from tests.benchmark.bundle_weights import load_model
 from tests.full_precision import IN_FULL
 from tests.reference.decoding import decode
 from tests.reference.model import ReferenceModel
+from tests.support import ctranslate2_model
+from tests.support.bundle_weights import load_model
 from training.data.batches import pad
 from training.model import Transformer
 

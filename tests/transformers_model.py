@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from server.bundle.manifest import SpecialTokens
-from tests.benchmark.parts import decoder_layers, encoder_layers, norms, position_table
+from tests.support.parts import decoder_layers, encoder_layers, norms, position_table
 from training.model import Transformer
 from training.model.attention import MultiHeadAttention
 from training.model.layers import DecoderLayer, EncoderLayer

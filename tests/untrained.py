@@ -4,7 +4,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from tests.benchmark.base_model import random_model, symbol, symbol_tokenizer
+from tests.support.random_model import random_model, symbol, symbol_tokenizer
 from training.checkpoint import save_state
 from training.data.prepare import SOURCE_TOKENIZER, TARGET_TOKENIZER
 from training.data.tokenizers import SPECIAL_TOKENS

@@ -11,12 +11,12 @@ from dragoman.v1 import generation_pb2 as pb
 from server.bundle.load import Bundle, load_bundle
 from server.search.options import SearchOptions
 from tests.benchmark.actor import Actor
-from tests.benchmark.bundle_weights import load_model
-from tests.benchmark.load import LoadGenerator
 from tests.benchmark.outcome import Agreement
 from tests.benchmark.workload import Workload
 from tests.reference.decoding import decode
 from tests.reference.model import ReferenceModel
+from tests.support.bundle_weights import load_model
+from tests.support.load import LoadGenerator
 from training.evaluation.metrics import sequence_error_rate
 
 Answers = Sequence[Sequence[int]]

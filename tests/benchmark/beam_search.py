@@ -13,11 +13,11 @@ from tests.benchmark.beam import Beam
 from tests.benchmark.contenders import closed_loop
 from tests.benchmark.effort import Contender, Effort, Notify, take_samples
 from tests.benchmark.engine_loop import EngineLoop, Searches
-from tests.benchmark.load import LoadGenerator
 from tests.benchmark.outcome import BeamSearch
 from tests.benchmark.samples import Sample, Series
 from tests.benchmark.translators import Translators
 from tests.benchmark.workload import Workload
+from tests.support.load import LoadGenerator
 
 BATCHES = (2, 8, 32)  # inputs in flight, with as many rows each as the beam is wide
 

@@ -15,9 +15,7 @@ from export.errors import ExportError
 from server.bundle.load import BundleError, load_bundle, shipped_bundle
 from tests.benchmark.actor import ActorError
 from tests.benchmark.base_model import base_bundle
-from tests.benchmark.bundle_weights import UnreadableGraphError, load_model
 from tests.benchmark.campaign import measure, samples_ahead
-from tests.benchmark.ctranslate2_model import convert
 from tests.benchmark.effort import Effort
 from tests.benchmark.machine import describe
 from tests.benchmark.marks import Kind
@@ -25,6 +23,8 @@ from tests.benchmark.outcome import Outcome
 from tests.benchmark.report import document, markdown
 from tests.benchmark.workload import random_symbols, real_words
 from tests.full_precision import IN_FULL
+from tests.support.bundle_weights import UnreadableGraphError, load_model
+from tests.support.ctranslate2_model import convert
 
 BUILD = Path(__file__).resolve().parents[2] / "build" / "bench"
 WORDS, QUICK_WORDS = 2048, 512

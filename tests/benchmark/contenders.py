@@ -9,10 +9,10 @@ from dragoman.local import LOOPBACK, LocalServer
 from tests.benchmark.actor import Actor
 from tests.benchmark.effort import Contender
 from tests.benchmark.engine_work import EngineWork
-from tests.benchmark.load import LoadGenerator
 from tests.benchmark.raw_loop import RawLoop
 from tests.benchmark.samples import Sample, Series
 from tests.benchmark.workload import Workload
+from tests.support.load import LoadGenerator
 
 IN_FLIGHT = (1, 8, 64)
 BATCHES_AT_ONCE = 4  # calls of GenerateBatch, for the load beyond 64

@@ -12,12 +12,12 @@ from tests.benchmark.actor import Actor
 from tests.benchmark.answers import Answers, agreements, sequence_error_rates, served_answers
 from tests.benchmark.contenders import IN_FLIGHT, raw_contenders, raw_loops, served_contenders
 from tests.benchmark.effort import Effort, Notify, take_samples
-from tests.benchmark.load import LoadGenerator
 from tests.benchmark.memory import peak_megabytes
 from tests.benchmark.metrics_cost import measure_metrics
 from tests.benchmark.outcome import Greedy
 from tests.benchmark.translators import Translators
 from tests.benchmark.workload import Workload
+from tests.support.load import LoadGenerator
 
 OPEN_LOOP_SHARES = (0.25, 0.5, 0.7, 0.8, 0.9, 1.0)  # of the calls per second that 64 callers in a closed loop get
 

@@ -21,12 +21,12 @@ from dragoman.local import LOOPBACK, LocalServer, ServerStartError, free_port
 from server.bundle.load import load_bundle, shipped_bundle
 from tests.benchmark.actor import Actor, ActorError
 from tests.benchmark.cli import BUILD
-from tests.benchmark.load import LoadGenerator
 from tests.benchmark.machine import describe
 from tests.benchmark.report import heading
 from tests.benchmark.samples import percentile
 from tests.benchmark.tables import table
 from tests.benchmark.workload import real_words
+from tests.support.load import LoadGenerator
 
 IN_FLIGHT = (0, 64, 300, 1000)
 WORDS = 2048

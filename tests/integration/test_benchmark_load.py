@@ -5,7 +5,7 @@ import pytest
 from dragoman import Client
 from dragoman.local import LOOPBACK, LocalServer
 from dragoman.v1 import generation_pb2 as pb
-from tests.benchmark.load import LoadGenerator
+from tests.support.load import LoadGenerator
 
 TEXTS = [str(number) for number in range(7, 100, 3)]
 

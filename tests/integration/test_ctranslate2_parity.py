@@ -11,11 +11,11 @@ from export.graphs.interface import decoder_interface, encoder_interface
 from export.onnx_files import trace
 from server.bundle.load import load_bundle, shipped_bundle
 from server.bundle.manifest import Shape
-from tests.benchmark.base_model import symbol_tokenizer, vary_answers
-from tests.benchmark.bundle_weights import fill, load_model, read_holders
-from tests.benchmark.ctranslate2_model import convert
 from tests.benchmark.translator import CTranslate2
 from tests.full_precision import IN_FULL
+from tests.support.bundle_weights import fill, load_model, read_holders
+from tests.support.ctranslate2_model import convert
+from tests.support.random_model import symbol_tokenizer, vary_answers
 from training.evaluation.greedy import greedy
 from training.model import ModelConfig, Transformer
 

@@ -13,8 +13,8 @@ from dragoman import Client
 from dragoman.local import LOOPBACK, LocalServer
 from dragoman.retry import NO_RETRY
 from dragoman.v1 import generation_pb2 as pb
-from tests.benchmark.http2 import Http2Connection
 from tests.conftest import StartServer
+from tests.support.http2 import Http2Connection
 from tests.waiting import PATIENCE, until
 
 CONNECTIONS, CALLERS, CALLS = 1000, 700, 3  # the other connections are made, and then say nothing

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
-from tests.benchmark.base_model import write_run
-from tests.benchmark.parts import decoder_layers, last_norm
+from tests.support.parts import decoder_layers, last_norm
+from tests.support.random_model import write_run
 from training.checkpoint import save_state
 from training.data.tokenizers import END_ID, PAD_ID
 from training.model import ModelConfig, Transformer

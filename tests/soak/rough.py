@@ -17,7 +17,8 @@ from collections import Counter
 from collections.abc import Callable
 
 from dragoman.v1 import generation_pb2 as pb
-from tests.benchmark.http2 import (
+from tests.soak.client import NICE, REPORT_SECONDS
+from tests.support.http2 import (
     DATA,
     END_HEADERS,
     END_STREAM,
@@ -30,7 +31,6 @@ from tests.benchmark.http2 import (
     frame,
     header_block,
 )
-from tests.soak.client import NICE, REPORT_SECONDS
 
 CONTINUATION = 9
 STAY_SECONDS = 3.0

@@ -18,7 +18,7 @@ from export.graphs.interface import DTYPES, decoder_interface, encoder_interface
 from export.graphs.packing import Packing
 from export.onnx_files import WEIGHTS_FILE, operators, save, trace
 from server.bundle.manifest import Attention, Precision, Shape
-from tests.benchmark.parts import position_table
+from tests.support.parts import position_table
 from tests.untrained import small_run
 from training.model import ModelConfig, Transformer
 from training.run import Run, load_run

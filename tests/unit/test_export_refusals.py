@@ -12,7 +12,7 @@ from export.cli import app
 from export.data import evaluation_data, spread, unusable
 from export.errors import ExportError
 from server.bundle.manifest import MANIFEST_FILE
-from tests.benchmark.base_model import symbol_tokenizer
+from tests.support.random_model import symbol_tokenizer
 from tests.untrained import small_run
 from training.checkpoint import checkpoint_path, load_state, save_state
 from training.data.prepare import digest

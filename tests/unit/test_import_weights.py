@@ -12,7 +12,7 @@ from transformers.models.auto import AutoConfig, AutoModelForSeq2SeqLM
 
 from export.errors import ExportError
 from export.huggingface.model import read_config, read_model
-from tests.benchmark.parts import position_table
+from tests.support.parts import position_table
 from training.model import Transformer
 
 torch.set_num_threads(1)

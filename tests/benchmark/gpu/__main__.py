@@ -15,12 +15,13 @@ from export.bundle import Options, export_run
 from server.bundle.load import load_bundle
 from server.bundle.manifest import Precision
 from server.runtime.device import DeviceError, choose_device
-from tests.benchmark.base_model import BASE, VOCABULARY, random_model, write_run
+from tests.benchmark.base_model import BASE, VOCABULARY
 from tests.benchmark.gpu.contenders import contenders
 from tests.benchmark.gpu.memory import memory_over_requests
 from tests.benchmark.gpu.report import markdown
 from tests.benchmark.gpu.steps import Load, copy_bandwidth, step_times
 from tests.benchmark.machine import PACKAGES, describe
+from tests.support.random_model import random_model, write_run
 from training.model import ModelConfig
 
 SEED = 1

@@ -16,9 +16,9 @@ from torch.nn import functional
 from server.bundle.load import Bundle
 from server.runtime.device import Device
 from server.runtime.failures import first_line
-from tests.benchmark.ctranslate2_model import convert
 from tests.benchmark.gpu.steps import Load
-from tests.benchmark.parts import decoder_layers
+from tests.support.ctranslate2_model import convert
+from tests.support.parts import decoder_layers
 from training.model import Transformer
 from training.model.attention import MultiHeadAttention
 

@@ -6,8 +6,9 @@ import tempfile
 from pathlib import Path
 
 from server.bundle.load import Bundle, BundleError, load_bundle
-from tests.benchmark.base_model import fingerprint, write_run
+from tests.benchmark.base_model import fingerprint
 from tests.benchmark.unchecked import unchecked
+from tests.support.random_model import write_run
 from training.model import ModelConfig
 
 LONGEST = 256  # tokens of source and target, where lengths grow

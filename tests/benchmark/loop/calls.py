@@ -10,8 +10,8 @@ from statistics import median
 
 from dragoman.local import LOOPBACK, LocalServer
 from tests.benchmark.actor import Actor
-from tests.benchmark.load import LoadGenerator
 from tests.benchmark.samples import percentile
+from tests.support.load import LoadGenerator
 
 PHASES = ("tokenize", "queue", "encode", "decode", "detokenize")
 SETTLE_SECONDS = 0.3  # until the lines of the last calls are written

@@ -15,7 +15,6 @@ from dragoman.local import ServerStartError
 from export.errors import ExportError
 from server.bundle.load import Bundle, BundleError, load_bundle
 from tests.benchmark.actor import ActorError
-from tests.benchmark.bundle_weights import UnreadableGraphError
 from tests.benchmark.campaign import describe_model
 from tests.benchmark.cli import BUILD, UNFINISHED, Arithmetic, Model, of_precision
 from tests.benchmark.machine import describe
@@ -30,6 +29,7 @@ from tests.benchmark.servers.settings import BATCHES, DELAY
 from tests.benchmark.servers.systems import NAMES, systems
 from tests.benchmark.servers.triton_setup import PINNED, TritonSetupError, set_up_triton
 from tests.benchmark.translators import COMPUTE_TYPES
+from tests.support.bundle_weights import UnreadableGraphError
 
 MODULE = "tests.benchmark.servers"
 WORDS = 1024

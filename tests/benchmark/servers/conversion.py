@@ -4,9 +4,9 @@ from pathlib import Path
 
 from server.bundle.load import Bundle
 from server.bundle.manifest import MANIFEST_FILE
-from tests.benchmark.bundle_weights import load_model
-from tests.benchmark.ctranslate2_model import convert
 from tests.benchmark.servers.translation import SOURCE_TOKENIZER, TARGET_TOKENIZER
+from tests.support.bundle_weights import load_model
+from tests.support.ctranslate2_model import convert
 
 ORIGIN = "converted-from.json"
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from tests.benchmark.load import LoadGenerator
 from tests.benchmark.servers.protocols import PROTOCOLS
+from tests.support.load import LoadGenerator
 
 
 class ServerLoad(LoadGenerator):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dragoman.inference import open_inference_pb2 as oip
 from dragoman.v1 import generation_pb2 as pb
-from tests.benchmark.load import SERVICE
+from tests.support.load import SERVICE
 
 _LENGTH = struct.Struct("<I")  # before each element of a tensor of BYTES
 

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tests.benchmark.base_model import symbol_tokenizer
 from tests.benchmark.training.torch_transformer import TorchTransformer
 from tests.benchmark.training.work import Work
+from tests.support.random_model import symbol_tokenizer
 from training.data.batches import IGNORED, Batch, BatchSampler
 from training.data.prepare import TrainingData
 from training.data.tokenizers import BEGIN_ID, END_ID, PAD_ID

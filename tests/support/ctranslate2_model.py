@@ -13,7 +13,7 @@ from ctranslate2.specs import common_spec, transformer_spec
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from tests.benchmark.parts import decoder_layers, encoder_layers, last_norm, norms, position_table
+from tests.support.parts import decoder_layers, encoder_layers, last_norm, norms, position_table
 from training.model import Transformer
 from training.model.attention import MultiHeadAttention
 from training.model.feed_forward import FeedForward

@@ -21,7 +21,7 @@ from onnx import numpy_helper
 from torch import Tensor, nn
 
 from server.bundle.load import Bundle
-from tests.benchmark.parts import decoder_layers, encoder_layers, last_norm, norms, position_table
+from tests.support.parts import decoder_layers, encoder_layers, last_norm, norms, position_table
 from training.data.tokenizers import NEVER_WRITTEN
 from training.model import ModelConfig, Transformer
 from training.model.layers import DecoderLayer, EncoderLayer

@@ -10,8 +10,8 @@ from itertools import cycle, islice
 import psutil
 
 from dragoman.v1 import generation_pb2 as pb
-from tests.benchmark.http2 import Http2Connection
 from tests.benchmark.samples import Sample
+from tests.support.http2 import Http2Connection
 
 SERVICE = "/dragoman.v1.GenerationService/"
 CONNECTIONS = 4  # calls are spread over this many, at most

@@ -34,17 +34,12 @@ test: setup ## run every test
 demo: setup ## serve the shipped model, send it real requests, show the answers and the metrics
 	@$(BIN)/python -m dragoman.demo $(ARGS)
 
-bench: setup ## measure the server beside its step loop and CTranslate2, the loop, health checks, growth, training: half an hour
-	@$(BIN)/python -m tests.benchmark --precision int8 $(ARGS)
-	@$(BIN)/python -m tests.benchmark --precision fp32 $(ARGS)
-	@$(BIN)/python -m tests.benchmark.loop
-	@$(BIN)/python -m tests.benchmark.health
-	@$(BIN)/python -m tests.benchmark.growth --precision int8
-	@$(BIN)/python -m tests.benchmark.training
+bench: setup ## measure the server beside its step loop and CTranslate2: ten minutes
+	@$(BIN)/python -m tests.benchmark $(ARGS)
 	@$(BIN)/python -m tests.benchmark.page
 	@$(BIN)/python -m tests.benchmark.readme
 
-bench-servers: setup ## measure the server beside Triton and plain asyncio servers, in int8: twenty minutes
+bench-servers: setup ## measure the server beside Triton and a plain asyncio server, in int8: ten minutes
 	@$(BIN)/python -m tests.benchmark.servers $(ARGS)
 	@$(BIN)/python -m tests.benchmark.page
 

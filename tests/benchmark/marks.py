@@ -1,81 +1,193 @@
-"""What was wanted, and whether it was reached: said once, for the sentences of each part and for the page's summary."""
+"""The serving marks: what is wanted of the server, most of it as ratios within one run, and what came."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from pathlib import Path
+from statistics import median
+from typing import Any
 
-Kind = Literal["shipped", "base"]
-"""Of models: the one that ships, or the base shape of "Attention Is All You Need"."""
+from tests.benchmark.results import RESULTS, Served, read, serving
 
-BATCH_OVER_CTRANSLATE2: dict[Kind, float | None] = {"shipped": 1.5, "base": 2.0}
-UNARY_OVER_CTRANSLATE2: dict[Kind, float | None] = {"shipped": None, "base": 2.0}
-OF_RAW: dict[Kind, float] = {"shipped": 0.75, "base": 0.9}
-LATENCY = 0.67  # times CTranslate2's, at most
-BEAM = 1.5  # times CTranslate2's tokens
-TAIL = 3.0  # times the unloaded median, at most
-TAIL_SHARE = 0.7  # of the peak, at which the tail is looked at
-LOOP_SHARE = 0.1  # of a turn's time, at most
-COUNTING = 0.01  # of a step's time, at most
-FINE = 0.2  # shares below are told with a decimal
+SMALL, BASE = ("g2p-en int8", "g2p-en fp32"), ("base int8", "base fp32")
+INT8, LABELS = (SMALL[0], BASE[0]), (*SMALL, *BASE)
+GROUPS = {SMALL: "g2p-en", BASE: "base", INT8: "int8", LABELS: ""}
+MARKED_ROWS = 32  # at which the loop is looked at
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All that marks are read from.
+
+    Attributes:
+        served: by label, see results.serving.
+        loop, servers: what those benchmarks wrote.
+    """
+
+    served: Mapping[str, Served]
+    loop: Mapping[str, Any]
+    servers: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, folder: Path = RESULTS) -> "Measured":
+        return cls(serving(folder), read("loop", folder), read("servers", folder))
+
+
+Values = Callable[[Measured, str], list[float]]
+"""Of a label: several must all reach a mark; empty where nothing was measured."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A number that was wanted, and what came.
+    """A number that is wanted.
 
     Attributes:
-        name: what is measured, in words.
-        values: what came; several where it was looked at in several ways, all of which must reach the mark.
-        wanted: None where the number is told and no mark was set for this model.
+        wanted: by label; numbers without one are shown all the same.
         at_most: whether it should not be more, rather than not be less.
-        share: whether the numbers are shares, to be told in per cent; else they are multiples.
+        unit: what follows a number; shares are shown in per cent.
     """
 
     name: str
-    values: Sequence[float] = field(default_factory=list)
-    wanted: float | None = None
+    values: Values
+    wanted: Mapping[str, float] = field(default_factory=dict)
     at_most: bool = False
-    share: bool = False
+    unit: str = "×"
 
-    @property
-    def reached(self) -> bool:
-        """By every value; a mark that was not set can't be missed."""
-        if self.wanted is None:
-            return True
-        return max(self.values) <= self.wanted if self.at_most else min(self.values) >= self.wanted
+    def reached(self, measured: Measured, label: str) -> bool | None:
+        """None where nothing is wanted or nothing was measured."""
+        values, goal = self.values(measured, label), self.wanted.get(label)
+        if goal is None or not values:
+            return None
+        return max(values) <= goal if self.at_most else min(values) >= goal
 
-    @property
-    def label(self) -> str:
-        """How a sentence about it begins; nothing where no mark was set."""
-        if self.wanted is None:
-            return ""
-        return "Reached:" if self.reached else "**Missed:**"
+    def cell(self, measured: Measured, label: str) -> str:
+        values = self.values(measured, label)
+        if not values:
+            return "–"
+        ends = dict.fromkeys(map(self._number, (min(values), max(values))))
+        return "–".join(ends) + self.unit + {None: "", True: " ✓", False: " ✗"}[self.reached(measured, label)]
 
-    @property
     def goal(self) -> str:
-        """What was wanted, in words."""
-        if self.wanted is None:
-            return ""
-        return f"{'at most' if self.at_most else 'at least'} {self._told(self.wanted)}"
+        """What is wanted; where that differs, of which models."""
+        goals: dict[float, list[str]] = {}
+        for label, value in self.wanted.items():
+            goals.setdefault(value, []).append(label)
+        return ", ".join(self._goal(value, tuple(labels)) for value, labels in goals.items())
 
-    @property
-    def outcome(self) -> str:
-        """The value, or the least and the greatest."""
-        ends = list(dict.fromkeys(map(self._number, (min(self.values), max(self.values)))))
-        return "–".join(ends) + self._unit
-
-    def _told(self, value: float) -> str:
-        return self._number(value) + self._unit
+    def _goal(self, value: float, labels: tuple[str, ...]) -> str:
+        group = GROUPS.get(labels, ", ".join(labels))
+        return f"{'≤' if self.at_most else '≥'} {self._number(value)}{self.unit}" + (f" ({group})" if group else "")
 
     def _number(self, value: float) -> str:
-        if self.share:
-            return f"{100 * value:.0f}" if value >= FINE else f"{100 * value:.1f}".removesuffix(".0")
-        return f"{value:.2f}"
+        return f"{100 * value:.0f}" if self.unit == "%" else f"{value:.0f}" if value >= 100 else f"{value:.2f}"
 
-    @property
-    def _unit(self) -> str:
-        return "%" if self.share else " times"
 
-    def document(self) -> dict[str, Any]:
-        """For a JSON file; Mark(**document) gives it back."""
-        return {**vars(self), "values": list(self.values)}
+def of_served(value: Callable[[Any], float]) -> Values:
+    """Read from a Served; nothing where a part of it was not measured."""
+
+    def values(measured: Measured, label: str) -> list[float]:
+        served = measured.served.get(label)
+        try:
+            return [value(served)] if served else []
+        except (AttributeError, KeyError, TypeError):  # of a row or a part that is not there
+            return []
+
+    return values
+
+
+def over(system: str, load: int, other: str, other_load: int | None, *, beam: bool = False) -> Values:
+    """Tokens a second over another system's, round by round."""
+
+    def value(served: Served) -> float:
+        one, two = served.at(system, load, beam=beam), served.at(other, other_load, beam=beam)
+        if one is None or two is None:
+            raise KeyError(system)
+        return median(a / b for a, b in zip(one.rates, two.rates, strict=True))
+
+    return of_served(value)
+
+
+def beams(measured: Measured, label: str) -> list[float]:
+    """The batches of 2, 8 and 32 inputs."""
+    loads = [over("batch", load, "ctranslate2", load, beam=True) for load in (2, 8, 32)]
+    return [value for each in loads for value in each(measured, label)]
+
+
+def loop_share(measured: Measured, label: str) -> list[float]:
+    turns = measured.loop.get("turns", []) if label == SMALL[0] else []
+    return [turn["share"] for turn in turns if turn["rows"] == MARKED_ROWS]
+
+
+def tail_over(other: str) -> Values:
+    """p99 over another server's, with as many calls a second."""
+
+    def values(measured: Measured, label: str) -> list[float]:
+        systems = measured.servers.get(label, {}).get("systems", {})
+        ours, theirs = (systems.get(name, {}).get("open") for name in ("dragoman", other))
+        return [ours["p99"] / theirs["p99"]] if ours and theirs and ours["calls"] == theirs["calls"] else []
+
+    return values
+
+
+def _all(labels: tuple[str, ...], goal: float) -> dict[str, float]:
+    return dict.fromkeys(labels, goal)
+
+
+FULL = {"base int8": 1.5, "base fp32": 1.3}  # with 64 inputs
+MARKS = (
+    Mark(
+        "one call at a time: median latency over CTranslate2's",
+        of_served(lambda s: s.at("unary", 1).p50 / s.at("ctranslate2", 1).p50),
+        _all(SMALL, 1.5) | _all(BASE, 0.67),
+        at_most=True,
+    ),
+    Mark("8 calls: tokens/s over CTranslate2's, 8 inputs", over("unary", 8, "ctranslate2", 8)),
+    Mark("64 calls: tokens/s over CTranslate2's, 64 inputs", over("unary", 64, "ctranslate2", 64), FULL),
+    Mark("a call of 64: tokens/s over CTranslate2's, 64 inputs", over("batch", 64, "ctranslate2", 64), FULL),
+    Mark("a call of 64: tokens/s over CTranslate2's, all inputs, sorted", over("batch", 64, "ctranslate2", None)),
+    Mark("8 calls: of the step loop's tokens/s, 8 rows", over("unary", 8, "raw", 8), unit="%"),
+    Mark(
+        "64 calls: of the step loop's tokens/s, 64 rows",
+        over("unary", 64, "raw", 64),
+        _all(SMALL, 0.75) | _all(BASE, 0.9),
+        unit="%",
+    ),
+    Mark(
+        "a call of 64: of the step loop's tokens/s, 64 rows",
+        over("batch", 64, "raw", 64),
+        _all(SMALL, 0.85) | _all(BASE, 0.9),
+        unit="%",
+    ),
+    Mark(
+        "64 calls: core time for each",
+        of_served(lambda s: s.at("unary", 64).core_ms),
+        _all(SMALL[:1], 0.42),
+        True,
+        " ms",
+    ),
+    Mark("beam of 4, calls of 2, 8, 32: tokens/s over CTranslate2's", beams, _all(SMALL, 1.0) | _all(BASE, 1.5)),
+    Mark(
+        "random arrivals, 70 % of the peak: p99 over the median",
+        of_served(lambda s: s.arrivals.p99 / s.arrivals.p50),
+        _all(LABELS, 2.0),
+        at_most=True,
+    ),
+    Mark("random arrivals, as many on both: p99 over Triton's", tail_over("triton"), _all(INT8, 0.5), True),
+    Mark("random arrivals, as many on both: p99 over asyncio's", tail_over("batching"), _all(INT8, 0.5), True),
+    Mark("8 calls beside batches: p99 over that alone", of_served(lambda s: s.bulk.slower), _all(SMALL, 3.0), True),
+    Mark("batches beside 8 calls: tokens/s kept", of_served(lambda s: s.bulk.kept), _all(SMALL, 0.6), unit="%"),
+    Mark("an engine's time outside the graphs, 32 rows", loop_share, _all(SMALL[:1], 0.1), True, "%"),
+    Mark(
+        "most memory held, over CTranslate2's",
+        of_served(lambda s: s.peak_mb["server"] / s.peak_mb["CTranslate2"]),
+        _all(BASE[:1], 1.3),
+        at_most=True,
+    ),
+    Mark("most memory held", of_served(lambda s: s.peak_mb["server"]), _all(SMALL[:1], 200), True, " MB"),
+    Mark(
+        "from the start of the process to ready",
+        of_served(lambda s: s.start_seconds),
+        _all(SMALL, 0.5) | _all(BASE, 1.5),
+        at_most=True,
+        unit=" s",
+    ),
+)

@@ -1,93 +1,236 @@
-"""`python -m tests.benchmark.page`: what was measured, as one page with its pictures, beside the code that did it."""
+"""`python -m tests.benchmark.page`: all that was measured, as one page with its pictures, from the JSON files."""
 
-import re
-import shutil
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from statistics import median
+from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
 
-from tests.benchmark.cli import BUILD
-from tests.benchmark.summary import tables
-from tests.benchmark.summary_pictures import draw
+from tests.benchmark.marks import LABELS, MARKS, Measured
+from tests.benchmark.pictures import draw
+from tests.benchmark.results import RESULTS, Row, read
+from tests.benchmark.tables import measured_on, table
 
 PAGE = Path(__file__).parent / "README.md"
-PICTURES = "pictures"
-PARTS = {
-    "benchmark-int8.md": "python -m tests.benchmark --precision int8",
-    "benchmark-fp32.md": "python -m tests.benchmark --precision fp32",
-    "loop.md": "python -m tests.benchmark.loop",
-    "health.md": "python -m tests.benchmark.health",
-    "servers.md": "python -m tests.benchmark.servers",
-    "growth-shipped-int8.md": "python -m tests.benchmark.growth --model shipped",
-    "growth-base-int8.md": "python -m tests.benchmark.growth --model base",
-    "training.md": "python -m tests.benchmark.training",
-    "gpu.md": "python -m tests.benchmark.gpu --output build/bench",
+SERVERS = {"dragoman": "Dragoman", "triton": "Triton", "batching": "asyncio, batching"}
+SHOWN_CALLERS = (1, 8, 64)
+TRAINING_MARK, HEALTH_MARK = 1.5, 0.05  # times the better of the others, at least; seconds of the p99, at most
+NAMES = {
+    "raw": "step loop, rows: {}",
+    "unary": "served, `Generate` calls: {}",
+    "batch": "served, one `GenerateBatch` of {}",
+    "ctranslate2": "CTranslate2, inputs: {}",
 }
-"""What the commands write, in the order of the page; those that were not run are left out, which the page says."""
+"""Of systems, for so many inputs at a time."""
 
 HEAD = """# What was measured
 
-Written by `python -m tests.benchmark.page` from what these two commands measured. Nothing here is typed by hand, and
-each part tells its machine, its date, its commit, its versions and its own command:
+Written by `python -m tests.benchmark.page` from the JSON files in [`results/`](results), each of which holds the latest
+run of one benchmark. Nothing here is typed by hand.
 
 ```sh
-make bench           # the server beside its step loop and CTranslate2, the loop, health checks, growth, training
-make bench-servers   # beside Triton and plain asyncio servers
+make bench                            # the server beside its step loop and CTranslate2, and the loop: ten minutes
+make bench-servers                    # beside Triton and a plain asyncio server: ten minutes
+python -m tests.benchmark.health      # how long a busy server takes to say how it is
+python -m tests.benchmark.growth      # how time grows with rows, lengths and vocabulary
+python -m tests.benchmark.training    # training beside nn.Transformer and Marian
+python -m tests.benchmark.gpu         # steps on a GPU
 ```
 
-## In short
-
-Two models are measured: **g2p-en**, the small one that ships, on real words, and **base**, the shape of "Attention Is
-All You Need" with a vocabulary of 32,000 and random weights. Beside Dragoman stand
-[CTranslate2](https://github.com/OpenNMT/CTranslate2), a library for such models on CPUs, with the same weights and in
-its best setting, called in-process, so that it has nobody to serve;
-[Triton](https://github.com/triton-inference-server), a server, with CTranslate2 in it; and plain asyncio servers over
-CTranslate2. ✓ marks what was wanted and reached, ✗ what was wanted and missed; a number without either was given no
-mark, and – was not measured.
-"""
+**g2p-en** is the small model that ships (d 256, 4+2 layers, V 43), asked for real words; **base** is the shape of
+"Attention Is All You Need" (d 512, 6+6 layers, V 32,000) with random weights. The *step loop* is the bundle's graphs
+stepped with nobody to serve. CTranslate2 runs in-process with the same weights in the same precision, its fastest
+kernels and its best thread setting, inputs tokenized beforehand. Tokens are generated ones, an end token included. All
+take turns, round after round, each in its own process; ratios are taken within a round. The load generator shares the
+cores with the server."""
+SERVING = """Of {} marks that were set and measured {} are reached (✓), the others missed (✗). A number without either
+has no mark; – was not measured."""
+SAME = """Answers with the same tokens as CTranslate2's: {}. Where two tokens are almost equally likely, rounding
+decides, and with random weights in int8 that is soon."""
+BESIDE = """The same texts over gRPC, from the same load generator; all tokenize, generate greedily and join the text.
+Triton runs CTranslate2 in its Python backend with dynamic batching; the asyncio server makes a batch of what came while
+the last one ran; both in the setting with the most tokens for 64 callers. Callers wait for their answers, but for
+random arrivals."""
+LOOP = """An engine of one thread on g2p-en in int8 whose rows are always busy; microseconds of a turn. *Rest* is what
+is not spent in ONNX Runtime: scheduler, searches, rows that move, metrics; *steady* is that of a turn in which no
+request begins or ends."""
+HEALTH = """Milliseconds until a health check is answered, p50 / p99, while so many calls of `Generate` are in flight;
+each kind is asked every 50 ms. `--health-port` and `--port` are `grpc.health.v1.Health/Check`, `/livez` and `/readyz`
+HTTP with a connection each; *echo* is a byte to a process that does nothing else, and back: what this machine's
+scheduler takes. Of `--health-port`, `/livez` and `/readyz`, which threads of their own answer, a p99 of at most
+{:.0f} ms is wanted: ✓ or ✗."""
+GROWTH = """In int8 on one thread; 8 rows, 16 source tokens and 16 target tokens where they do not grow. An exponent e
+says that time grows as size^e between the ends; 1 is linear."""
+TRAINING = f"""A step: making a batch, forward, backward, clipping, AdamW. All trainers get the same batches, shapes,
+optimiser, label smoothing, dropout and threads; of nn.Transformer and Marian the faster of PyTorch's two ways to
+compute attention counts. Wanted: at least {TRAINING_MARK} times the better of the two. Memory is what a process took
+beyond its imports and data."""
+GPU = """{}, {}, random weights; milliseconds of a step. The floor is the time to read weights and valid cache at the
+bandwidth of a copy ({:,.0f} GB/s); launch gaps are the share of a step in which the device waits for the host;
+CTranslate2's time is its whole translation by steps."""
 
 
 def main(
-    results: Annotated[Path, typer.Option(help="Where the commands wrote their pages.")] = BUILD,
+    results: Annotated[Path, typer.Option(help="Folder of the JSON files.")] = RESULTS,
     page: Annotated[Path, typer.Option(help="The page to write; pictures go into a folder beside it.")] = PAGE,
 ) -> None:
-    """Puts the pages of all measurements together, a summary before them."""
-    found = [results / name for name in PARTS if (results / name).is_file()]
-    if not found:
-        typer.echo(f"page: nothing was measured yet: {results} has none of {', '.join(PARTS)}", err=True)
-        raise typer.Exit(1)
-    pictures = page.parent / PICTURES
-    shutil.rmtree(pictures, ignore_errors=True)
-    pictures.mkdir(parents=True)
-    try:
-        summary = [*tables(results), *draw(results, pictures), *_missing(results)]
-    except (KeyError, ValidationError) as error:
-        typer.echo(f"page: {results} has what another version wrote, measure anew: {error}", err=True)
-        raise typer.Exit(1) from None
-    parts = [HEAD, "\n\n".join(summary) + "\n", *(_part(path, pictures) for path in found)]
-    page.write_text("\n".join(parts), encoding="utf-8")
-    typer.echo(f"Written to {page}: {', '.join(path.name for path in found)}.")
+    """Writes the page and its pictures."""
+    drawn = draw(results, page.parent / "pictures")
+    parts = [HEAD]
+    for title, name, section in (
+        ("Serving", "serving", _serving),
+        ("Beside other servers", "servers", _servers),
+        ("The loop around the graphs", "loop", _loop),
+        ("Health checks of a busy server", "health", _health),
+        ("How time grows", "growth", _growth),
+        ("Training", "training", _training),
+        ("On a GPU", "gpu", gpu_section),
+    ):
+        document = read(name, results)
+        parts += [f"## {title}", *(section(document, Measured.of(results)) if document else ["Not measured yet."])]
+        if name in drawn:
+            parts.append(f"![{title}](pictures/{name}.png)")
+    page.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    typer.echo(f"Written to {page}.")
 
 
-def _missing(results: Path) -> Iterator[str]:
-    """What is yet to be measured."""
-    missing = [f"`{command}`" for name, command in PARTS.items() if not (results / name).is_file()]
-    if missing:
-        yield f"Not measured yet: {', '.join(missing)}."
+def _serving(document: dict[str, Any], measured: Measured) -> Iterator[str]:
+    marks = [mark.reached(measured, label) for mark in MARKS for label in LABELS]
+    yield SERVING.format(len(marks) - marks.count(None), marks.count(True))
+    yield marks_table(measured)
+    yield "Tokens a second, each system in its best setting (lowest–highest of the rounds):"
+    yield table(["", *LABELS], list(_rates(measured)))
+    same = [f"{label} {each.same_answers[0]:,} of {each.same_answers[1]:,}" for label, each in measured.served.items()]
+    yield SAME.format(", ".join(same))
+    yield "\n".join(_machines(document))
 
 
-def _part(path: Path, pictures: Path) -> str:
-    """A page as a part of a larger one, its pictures copied."""
+def marks_table(measured: Measured) -> str:
+    """All marks of the server."""
+    rows = [[mark.name, mark.goal(), *(mark.cell(measured, label) for label in LABELS)] for mark in MARKS]
+    return table(["", "wanted", *LABELS], rows)
 
-    def picture(match: re.Match[str]) -> str:
-        shutil.copyfile(path.parent / match[2], pictures / match[2])
-        return f"![{match[1]}]({PICTURES}/{match[2]})"
 
-    text = re.sub(r"^(?=#)", "#", path.read_text(encoding="utf-8"), flags=re.MULTILINE)  # headings, a level down
-    return re.sub(r"!\[(.*?)\]\(([^/)]+)\)", picture, text)
+def _rates(measured: Measured) -> Iterator[list[str]]:
+    for beam in (False, True):
+        found = {
+            label: {(row.system, row.load): row for row in (served.beam if beam else served.greedy)}
+            for label, served in measured.served.items()
+        }
+        for system, name in NAMES.items():
+            loads = {load for rows in found.values() for each, load in rows if each == system}
+            for load in sorted(loads, key=lambda load: load or math.inf):
+                cells = [_rate(found.get(label, {}).get((system, load))) for label in LABELS]
+                yield [("beam of 4, " if beam else "") + name.format(load or "all, sorted"), *cells]
+
+
+def _rate(row: Row | None) -> str:
+    return f"{row.rate:,.0f} ({min(row.rates):,.0f}–{max(row.rates):,.0f})" if row else "–"
+
+
+def _servers(document: dict[str, Any], _: Measured) -> Iterator[str]:
+    yield BESIDE
+    rows = []
+    for label, found in document.items():
+        for system, each in found["systems"].items():
+            points = {point["callers"]: point for point in each["closed"]}
+            rates = [f"{points[n]['rate']:,.0f}" for n in SHOWN_CALLERS]
+            tails = " / ".join(_ms(points[n]["p99"]) for n in SHOWN_CALLERS)
+            arrivals = each["open"]
+            at_random = f"{arrivals['calls']:,.0f}/s: {_ms(arrivals['p50'])} / {_ms(arrivals['p99'])}"
+            rows.append([label, SERVERS[system], *rates, tails, at_random, each["setting"]])
+    callers = " / ".join(map(str, SHOWN_CALLERS))
+    rates = [f"tokens/s, {n} caller{'s' * (n > 1)}" for n in SHOWN_CALLERS]
+    yield table(["", "", *rates, f"p99 ms, {callers}", "random arrivals: p50 / p99 ms", "setting"], rows)
+    yield "\n".join(_machines(document))
+
+
+def _loop(document: dict[str, Any], _: Measured) -> Iterator[str]:
+    yield LOOP
+    rows = []
+    for turn in document["turns"]:
+        micro = [1e6 * turn[part] for part in ("decoder", "encoder", "rest")]
+        steady = "–" if turn["steady"] is None else f"{1e6 * turn['steady']:.0f}"
+        per_row = f"{micro[2] / turn['rows']:.1f}"
+        rows.append([str(turn["rows"]), *(f"{x:,.0f}" for x in micro), f"{turn['share']:.1%}", per_row, steady])
+    yield table(["rows", "decoder", "encoder", "rest", "of the turn", "rest for each row", "steady rest"], rows)
+    yield measured_on(document["machine"])
+
+
+def _health(document: dict[str, Any], _: Measured) -> Iterator[str]:
+    yield HEALTH.format(1000 * HEALTH_MARK)
+    rows, kinds = [], list(document["asked"][0]["seconds"])
+    for each in document["asked"]:
+        cells = [f"{_ms(p50)} / {_ms(p99)}" for p50, p99, _ in each["seconds"].values()]
+        worst = max(each["seconds"][kind][1] for kind in ("--health-port", "/livez", "/readyz"))
+        where = f"{each['workers']} workers" if each["workers"] else "the server"
+        rows.append([where, f"{each['in_flight']:,}", *cells, "✓" if worst <= HEALTH_MARK else "✗"])
+    yield table(["computes", "calls in flight", *(f"`{kind}`" for kind in kinds), ""], rows)
+    yield measured_on(document["machine"])
+
+
+def _growth(document: dict[str, Any], _: Measured) -> Iterator[str]:
+    yield GROWTH
+    rows = []
+    for model, curves in document["models"].items():
+        for curve in curves:
+            (first, *_, last), (low, *_, high) = curve["sizes"], curve["ms"]
+            exponent = math.log(high / low) / math.log(last / first)
+            ends = [f"{low:.3g}–{high:.3g}", f"{high / low:.1f}", f"{exponent:.2f}"]
+            rows.append([model, curve["work"], curve["over"], f"{first:,}–{last:,}", *ends])
+    yield table(["", "time of", "over", "from–to", "ms", "times as long", "exponent"], rows)
+    yield measured_on(document["machine"])
+
+
+def _training(document: dict[str, Any], _: Measured) -> Iterator[str]:
+    yield TRAINING
+    others, rows = ("nn.Transformer", "Marian"), []
+    for title, found in document.items():
+        ours = next(each for each in found["series"] if each["trainer"] == "dragoman")
+        ratios, peaks = [], [f"{ours['peak_mb']:,.0f}"]
+        for other in others:
+            ways = [each for each in found["series"] if each["trainer"] == other]
+            best = max(ways, key=lambda each: median(each["rates"]))
+            ratios.append(median(a / b for a, b in zip(ours["rates"], best["rates"], strict=True)))
+            peaks.append(f"{best['peak_mb']:,.0f}")
+        sign = "✓" if min(ratios) >= TRAINING_MARK else "✗"
+        speed = [f"{median(ours['rates']):,.0f}", *(f"{ratio:.2f}×" for ratio in ratios)]
+        rows.append([title, *speed, sign, " / ".join(peaks)])
+    yield table(
+        ["", "tokens/s", *(f"over {other}'s" for other in others), "", f"MB: ours / {' / '.join(others)}"], rows
+    )
+    yield "\n".join(_machines(document))
+
+
+def gpu_section(document: dict[str, Any], _: Measured | None = None) -> Iterator[str]:
+    """Its part of the page."""
+    yield GPU.format(document["device"], document["precision"], document["bandwidth"] / 1e9)
+    rows = []
+    for step in document["steps"]:
+        gaps = "–" if step["busy"] is None else f"{max(0.0, 1 - step['busy'] / step['seconds']):.0%}"
+        over = f"{step['seconds'] / step['floor']:.1f}×"
+        others = [_ms(other["seconds"].get(str(step["rows"]))) for other in document["others"]]
+        rows.append([str(step["rows"]), _ms(step["seconds"]), over, _ms(step["unrecorded"]), gaps, *others])
+    names = [other["name"] for other in document["others"]]
+    yield table(["rows", "step", "over the floor", "not recorded", "launch gaps", *names], rows)
+    yield from (f"{o['name']} did not run to the end: {o['problem']}" for o in document["others"] if o["problem"])
+    used = [f"{used / 2**20:,.0f} MiB after {answered:,}" for answered, used in document["memory"]]
+    yield f"Memory in use over requests of all kinds: {used[0]}, {used[-1]}."
+    yield measured_on(document["machine"])
+
+
+def _machines(document: Mapping[str, Any]) -> list[str]:
+    """What each part was measured on; parts of one run together."""
+    labels: dict[str, list[str]] = {}
+    for label, found in document.items():
+        labels.setdefault(measured_on(found["machine"]), []).append(label)
+    return [f"- {', '.join(of)}: {line[0].lower()}{line[1:]}" for line, of in labels.items()]
+
+
+def _ms(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{1000 * seconds:.3g}" if seconds < 1 else f"{1000 * seconds:,.0f}"
 
 
 if __name__ == "__main__":

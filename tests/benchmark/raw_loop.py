@@ -12,7 +12,7 @@ from pathlib import Path
 from server.bundle.load import load_bundle
 from server.runtime.device import CPU
 from server.runtime.model import Runtime, Sessions
-from tests.benchmark.samples import Sample
+from tests.support.load import Sample
 
 
 class RawLoop:
@@ -24,18 +24,13 @@ class RawLoop:
         engines: how many; rows are shared out among them.
         threads: that compute one operator together, in each engine.
         rows: in all, at most.
-        max_new_tokens: steps at most.
     """
 
-    def __init__(
-        self, bundle: Path, sources: Sequence[Sequence[int]], engines: int, threads: int, rows: int, max_new_tokens: int
-    ) -> None:
+    def __init__(self, bundle: Path, sources: Sequence[Sequence[int]], engines: int, threads: int, rows: int) -> None:
         opened = load_bundle(bundle)
         sessions = [Sessions(opened, CPU, threads) for _ in range(1 if threads == 1 else engines)]
         self.runtimes = [Runtime(sessions[i % len(sessions)], -(-rows // engines)) for i in range(engines)]
         self.sources = sources
-        self.end = opened.manifest.tokens.end
-        self.max_new_tokens = max_new_tokens
         self._batch_seconds: dict[int, float] = {}
 
     def measure(self, seconds: float, rows: int, steps: int) -> Sample:
@@ -55,22 +50,6 @@ class RawLoop:
         sequences = batches * rows
         return Sample(wall, sequences * steps, sequences, [wall / batches], cpu_seconds=cpu_seconds)
 
-    def answers(self) -> list[list[int]]:
-        """Greedy token ids of every source, without the end token."""
-        runtime, answers = self.runtimes[0], []
-        for start in range(0, len(self.sources), runtime.slots):
-            batch = self.sources[start : start + runtime.slots]
-            runtime.encode(batch, 0)
-            generated: list[list[int]] = [[] for _ in batch]
-            for _ in range(self.max_new_tokens):
-                self._step(runtime, len(batch))
-                for ids, token in zip(generated, runtime.tokens[:, 0].tolist(), strict=False):
-                    ids.append(token)
-                if all(self.end in ids for ids in generated):
-                    break
-            answers += [ids[: ids.index(self.end)] if self.end in ids else ids for ids in generated]
-        return answers
-
     def _run(self, batches: int, rows: int, steps: int) -> float:
         """The same work in every engine at the same time; seconds until all are done."""
         runtimes = self.runtimes[:rows]
@@ -84,7 +63,8 @@ class RawLoop:
                 first = batch * rows + before
                 runtime.encode([self.sources[(first + i) % len(self.sources)] for i in range(share)], 0)
                 for _ in range(steps):
-                    self._step(runtime, share)
+                    runtime.tokens[:share, 0] = runtime.top(share, 1).ids[:, 0]
+                    runtime.positions[:share] += 1
 
         threads = [threading.Thread(target=work, args=item, daemon=True) for item in enumerate(runtimes)]
         for thread in threads:
@@ -94,9 +74,3 @@ class RawLoop:
         for thread in threads:
             thread.join()
         return time.perf_counter() - started
-
-    @staticmethod
-    def _step(runtime: Runtime, rows: int) -> None:
-        ids = runtime.top(rows, 1).ids
-        runtime.tokens[:rows, 0] = ids[:, 0]
-        runtime.positions[:rows] += 1

@@ -1,154 +1,140 @@
 """`python -m tests.benchmark.readme`: the main numbers of what `make bench` measured, into README.md and the like."""
 
-import json
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import median
-from typing import Annotated, Any
+from typing import Annotated, NamedTuple
 
 import typer
 
-from tests.benchmark.cli import BUILD
-from tests.benchmark.marks import TAIL_SHARE
+from tests.benchmark.results import RESULTS, Served, serving
 from tests.benchmark.tables import table
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END = "<!-- measured: written by python -m tests.benchmark.readme -->", "<!-- end of measured -->"
-KINDS = ("shipped", "base")
+MODELS = ("g2p-en", "base")
 CALLERS = 64
 LACKING = "–"
+INT8, FP32 = "int8", "fp32"
 
-Model = dict[str, Any]
-"""What the benchmark wrote of a model; of one that it did not measure, nothing."""
+Found = Mapping[str, Served]
+"""Of one model, by precision."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """Of the table: its name in English and in Chinese, and what it says of a model in int8 and in fp32."""
+class Line(NamedTuple):
+    """Of the table: its name in English and in Chinese, and what it says of a model."""
 
     english: str
     chinese: str
-    tell: Callable[[Model, Model], str]
+    tell: Callable[[Found], str]
 
 
-def rate(system: str, load: int | None, search: str = "greedy", *, fp32: bool = False) -> Callable[[Model, Model], str]:
-    """Tokens/s of the best setting at a load."""
-
-    def tell(int8: Model, exact: Model) -> str:
-        value = _rate(exact if fp32 else int8, search, system, load)
-        return LACKING if value is None else _rounded(value)
-
-    return tell
+def rate(system: str, load: int | None) -> Callable[[Found], str]:
+    """Tokens/s in int8."""
+    return lambda found: _rate(found, INT8, system, load)
 
 
-def beside(system: str, load: int, search: str, *, fp32: bool = False) -> Callable[[Model, Model], str]:
+def beside(system: str, load: int, precision: str, *, beam: bool = False) -> Callable[[Found], str]:
     """Tokens/s beside those of CTranslate2 at the same load."""
-
-    def tell(int8: Model, exact: Model) -> str:
-        return " / ".join(rate(each, load, search, fp32=fp32)(int8, exact) for each in (system, "ctranslate2"))
-
-    return tell
+    return lambda found: " / ".join(_rate(found, precision, each, load, beam=beam) for each in (system, "ctranslate2"))
 
 
-def alone(int8: Model, _: Model) -> str:
-    """Median latency of a call at a time, beside that of CTranslate2."""
-    seconds = [_latency(int8, system) for system in ("unary", "ctranslate2")]
-    return " / ".join(LACKING if each is None else _milliseconds(each) for each in seconds)
+def alone(found: Found) -> str:
+    """Median latency of one call at a time, beside that of CTranslate2."""
+    rows = [INT8 in found and found[INT8].at(system, 1) for system in ("unary", "ctranslate2")]
+    return " / ".join(_milliseconds(row.p50) if row and row.p50 else LACKING for row in rows)
 
 
-def arrivals(int8: Model, _: Model) -> str:
-    """Calls a second, median and p99 of random arrivals at a share of the peak."""
-    greedy = int8.get("greedy", {})
-    busiest = [s for s in greedy.get("series", []) if (s["system"], s["in_flight"]) == ("unary", 64)]
-    loads = greedy.get("open_loop", [])
-    if not busiest or not loads:
+def arrivals(found: Found) -> str:
+    """Calls a second, median and p99 of calls at random moments."""
+    if INT8 not in found or not (calls := found[INT8].arrivals):
         return LACKING
-    peak = sum(s["sequences"] for s in busiest[0]["samples"]) / sum(s["seconds"] for s in busiest[0]["samples"])
-    load = min(loads, key=lambda each: abs(each["calls_per_second"] / peak - TAIL_SHARE))
-    calls, times = _rounded(load["calls_per_second"]), (load["p50_seconds"], load["p99_seconds"])
-    return f"{calls}/s: {' / '.join(map(_milliseconds, times))}"
+    return f"{_rounded(calls.calls_per_second)}/s: {' / '.join(map(_milliseconds, (calls.p50, calls.p99)))}"
 
 
-def memory(int8: Model, _: Model) -> str:
+def memory(found: Found) -> str:
     """The most that the server held, and CTranslate2."""
-    peaks = int8.get("greedy", {}).get("peak_megabytes", {})
+    peaks = found[INT8].peak_mb if INT8 in found else {}
     return " / ".join(f"{peaks[name]:.0f} MB" if name in peaks else LACKING for name in ("server", "CTranslate2"))
 
 
-ROWS = (
-    Row("the graphs alone, stepped in a loop, 64 rows", "只有计算图，循环执行解码步，64 行", rate("raw", 64)),
-    Row("served, 64 inputs in one `GenerateBatch`", "服务，一次 `GenerateBatch` 含 64 个输入", rate("batch", 64)),
-    Row("served, 64 `Generate` calls in flight", "服务，64 个 `Generate` 调用同时进行", rate("unary", 64)),
-    Row("served, 8 `Generate` calls in flight", "服务，8 个 `Generate` 调用同时进行", rate("unary", 8)),
-    Row("CTranslate2, batches of 64", "CTranslate2，每批 64 个", rate("ctranslate2", 64)),
-    Row("CTranslate2, batches of 8", "CTranslate2，每批 8 个", rate("ctranslate2", 8)),
-    Row(
+LINES = (
+    Line("the graphs alone, stepped in a loop, 64 rows", "只有计算图，循环执行解码步，64 行", rate("raw", 64)),
+    Line("served, 64 inputs in one `GenerateBatch`", "服务，一次 `GenerateBatch` 含 64 个输入", rate("batch", 64)),
+    Line("served, 64 `Generate` calls in flight", "服务，64 个 `Generate` 调用同时进行", rate("unary", 64)),
+    Line("served, 8 `Generate` calls in flight", "服务，8 个 `Generate` 调用同时进行", rate("unary", 8)),
+    Line("CTranslate2, batches of 64", "CTranslate2，每批 64 个", rate("ctranslate2", 64)),
+    Line("CTranslate2, batches of 8", "CTranslate2，每批 8 个", rate("ctranslate2", 8)),
+    Line(
         "CTranslate2, all inputs at once, sorted",
         "CTranslate2，一次给出全部输入，按长度排序",
         rate("ctranslate2", None),
     ),
-    Row("one call at a time, median: served / CTranslate2", "每次只有一个调用，中位数：服务 / CTranslate2", alone),
-    Row("calls at random moments: median / 99th percentile", "调用时刻随机：中位数 / 第 99 百分位", arrivals),
-    Row(
+    Line("one call at a time, median: served / CTranslate2", "每次只有一个调用，中位数：服务 / CTranslate2", alone),
+    Line("calls at random moments: median / 99th percentile", "调用时刻随机：中位数 / 第 99 百分位", arrivals),
+    Line(
         "beam of 4, one `GenerateBatch` of 8: served / CTranslate2",
         "束宽为 4，一次 `GenerateBatch` 含 8 个输入：服务 / CTranslate2",
-        beside("batch", 8, "beam"),
+        beside("batch", 8, INT8, beam=True),
     ),
-    Row(
+    Line(
         "in fp32, one `GenerateBatch` of 64: served / CTranslate2",
         "fp32，一次 `GenerateBatch` 含 64 个输入：服务 / CTranslate2",
-        beside("batch", 64, "greedy", fp32=True),
+        beside("batch", 64, FP32),
     ),
-    Row(
+    Line(
         "in fp32, 64 `Generate` calls: served / CTranslate2",
         "fp32，64 个 `Generate` 调用：服务 / CTranslate2",
-        beside("unary", 64, "greedy", fp32=True),
+        beside("unary", 64, FP32),
     ),
-    Row("most memory held: server / CTranslate2", "内存峰值：服务器 / CTranslate2", memory),
+    Line("most memory held: server / CTranslate2", "内存峰值：服务器 / CTranslate2", memory),
 )
 
 
 def main(
-    results: Annotated[Path, typer.Option(help="Where the benchmark wrote.")] = BUILD,
+    results: Annotated[Path, typer.Option(help="Folder of serving.json.")] = RESULTS,
     folder: Annotated[Path, typer.Option(help="Where README.md, README.zh-CN.md and deploy/README.md are.")] = ROOT,
 ) -> None:
-    """Puts the main numbers into the pages that tell of them."""
-    documents = {precision: _document(results / f"benchmark-{precision}.json") for precision in ("int8", "fp32")}
-    if not documents["int8"]:
-        typer.echo(f"readme: {results / 'benchmark-int8.json'} is not there: run make bench", err=True)
+    """Puts the main numbers into the pages that show them."""
+    served = serving(results)
+    if f"{MODELS[0]} {INT8}" not in served:
+        typer.echo(f"readme: {results / 'serving.json'} has no {MODELS[0]} in {INT8}: run make bench", err=True)
         raise typer.Exit(1)
     for name, chinese in (("README.md", False), ("README.zh-CN.md", True)):
-        _replace(folder / name, list(lines(documents["int8"], documents["fp32"], chinese)))
-    _replace(folder / "deploy" / "README.md", [calls(documents["int8"])])
+        _replace(folder / name, list(lines(served, chinese)))
+    _replace(folder / "deploy" / "README.md", [calls(served)])
 
 
-def lines(int8: dict[str, Any], exact: dict[str, Any], chinese: bool) -> Iterator[str]:
+def lines(served: Mapping[str, Served], chinese: bool) -> Iterator[str]:
     """What stands between the marks."""
-    models = [(_of_kind(int8, kind), _of_kind(exact, kind)) for kind in KINDS]
-    titles = [one["model"].partition(", attention")[0] if one else LACKING for one, _ in models]
-    rows = [[row.chinese if chinese else row.english, *(row.tell(*pair) for pair in models)] for row in ROWS]
+    models = [_of(served, model) for model in MODELS]
+    titles = [found[INT8].model if INT8 in found else LACKING for found in models]
+    rows = [[line.chinese if chinese else line.english, *map(line.tell, models)] for line in LINES]
     yield table(["tokens/s", *titles], rows)
     yield ""
-    machine = int8["machine"]
+    machine = served[f"{MODELS[0]} {INT8}"].machine
     packages = ", ".join(f"{name} {machine['packages'][name]}" for name in ("onnxruntime", "ctranslate2"))
     cores, date = machine["cores"], machine["date"].split()[0]
     yield f"{machine['cpu']}, {cores} {'个核心' if chinese else 'cores'}; {packages}; {date}."
 
 
-def calls(int8: dict[str, Any]) -> str:
+def calls(served: Mapping[str, Served]) -> str:
     """What a server answers of single calls, as a table."""
     header = ["model", "calls in flight", "tokens per second", "tokens of an answer", "calls per second"]
     rows = []
-    for model in (_of_kind(int8, kind) for kind in KINDS):
-        rate = _rate(model, "greedy", "unary", CALLERS)
-        if rate is not None:
-            length = model["greedy"]["tokens_per_answer"]
-            title = model["model"].partition(":")[0]
-            rows.append([title, str(CALLERS), _rounded(rate), f"{length:.1f}", _rounded(rate / length)])
+    for model in MODELS:
+        found = served.get(f"{model} {INT8}")
+        row = found and found.at("unary", CALLERS)
+        if found and row:
+            length = found.tokens_per_answer
+            rows.append([model, str(CALLERS), _rounded(row.rate), f"{length:.1f}", _rounded(row.rate / length)])
     return table(header, rows)
+
+
+def _of(served: Mapping[str, Served], model: str) -> Found:
+    found = {precision: served.get(f"{model} {precision}") for precision in (INT8, FP32)}
+    return {precision: each for precision, each in found.items() if each}
 
 
 def _replace(path: Path, content: Sequence[str]) -> None:
@@ -160,23 +146,9 @@ def _replace(path: Path, content: Sequence[str]) -> None:
     path.write_text(re.sub(f"{re.escape(BEGIN)}.*?{re.escape(END)}", lambda _: block, text, flags=re.DOTALL), "utf-8")
 
 
-def _document(path: Path) -> dict[str, Any]:
-    parse: Callable[[str], dict[str, Any]] = json.loads
-    return parse(path.read_text(encoding="utf-8")) if path.is_file() else {}
-
-
-def _of_kind(document: dict[str, Any], kind: str) -> Model:
-    return next((model for model in document.get("models", []) if model["kind"] == kind), {})
-
-
-def _rate(model: Model, search: str, system: str, load: int | None) -> float | None:
-    found = [s for s in model.get(search, {}).get("series", []) if (s["system"], s["in_flight"]) == (system, load)]
-    return max((s["tokens_per_second"] for s in found), default=None)
-
-
-def _latency(model: Model, system: str) -> float | None:
-    found = [s for s in model.get("greedy", {}).get("series", []) if (s["system"], s["in_flight"]) == (system, 1)]
-    return min((median(sample["p50_seconds"] for sample in s["samples"]) for s in found), default=None)
+def _rate(found: Found, precision: str, system: str, load: int | None, *, beam: bool = False) -> str:
+    row = found[precision].at(system, load, beam=beam) if precision in found else None
+    return _rounded(row.rate) if row else LACKING
 
 
 def _rounded(value: float) -> str:

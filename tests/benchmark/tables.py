@@ -1,23 +1,9 @@
-"""Tables, and what stands in their cells."""
+"""Tables in Markdown, and the line that says what they were measured on."""
 
-from collections.abc import Iterable, Sequence
-from statistics import median
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from tests.benchmark.outcome import Agreement
-from tests.benchmark.samples import Sample, Series, ratios
-
-NAMES = {
-    "raw": "raw step loop",
-    "engines": "engines in a loop",
-    "engines exact": "engines in a loop, exact stopping",
-    "unary": "server, Generate",
-    "batch": "server, GenerateBatch",
-    "ctranslate2": "CTranslate2 in-process",
-    "whole": "whole vocabulary",
-    "shared": "one list for all",
-    "own": "a list for each, drawn at random",
-}
-"""Of systems."""
+from tests.benchmark.machine import QUIET_CORES
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -29,38 +15,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in padded)
 
 
-def agreement(agreements: Iterable[Agreement]) -> str:
-    """Who gave the same tokens as whom."""
-    return table(
-        ["", "identical answers"],
-        [[f"{a.one} and {a.other}", f"{a.same:,} of {a.inputs:,}"] for a in agreements],
+def measured_on(machine: Mapping[str, Any]) -> str:
+    """When and on what, of which commit, by which command; with a warning where others used the machine."""
+    packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
+    line = (
+        f"Measured {machine['date']}: {machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB; Python "
+        f"{machine['python']}, {packages}; commit {machine['commit']}; `{machine['command']}`."
     )
-
-
-def rate(series: Series) -> str:
-    """Tokens per second: median, lowest and highest."""
-    return f"{series.rate:,.0f} ({min(series.rates):,.0f}–{max(series.rates):,.0f})"
-
-
-def ratio(series: Series, other: Series | None) -> str:
-    """Of tokens per second: median, lowest and highest of the rounds."""
-    if other is None or other is series:
-        return "" if other is None else "1"
-    values = ratios(series, other)
-    return f"{median(values):.2f} ({min(values):.2f}–{max(values):.2f})"
-
-
-def cores(samples: Sequence[Sample]) -> str:
-    """Cores kept busy, by process."""
-    seconds = sum(sample.seconds for sample in samples)
-    return " + ".join(f"{cpu / seconds:.2f}" for cpu in _cpu(samples))
-
-
-def cost(samples: Sequence[Sample]) -> str:
-    """Milliseconds of a core that an answer took, by process."""
-    sequences = sum(sample.sequences for sample in samples)
-    return " + ".join(f"{1000 * cpu / sequences:.2f}" for cpu in _cpu(samples)) if sequences else ""
-
-
-def _cpu(samples: Sequence[Sample]) -> list[float]:
-    return [sum(sample.cpu_seconds[who] for sample in samples) for who in samples[0].cpu_seconds]
+    busy = machine["busy_cores_before"]
+    return line if busy <= QUIET_CORES else f"{line} **Others kept {busy:g} cores busy: take no timing from it.**"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import ctranslate2
 
-from tests.benchmark.beam import Beam
-from tests.benchmark.samples import Sample
+from tests.support.load import Sample
 
-END = "</s>"  # the end token of a model that does not tell another
+END = "</s>"  # the end token of a model that does not name another
+LARGEST_BATCH = 32  # of inputs that come all at once
 
 
 class CTranslate2:
@@ -34,57 +34,49 @@ class CTranslate2:
         inter_threads: int,
         intra_threads: int,
     ) -> None:
-        self.translator = ctranslate2.Translator(
-            str(model),
-            device="cpu",
-            compute_type=compute_type,
-            inter_threads=inter_threads,
-            intra_threads=intra_threads,
-        )
+        threads = {"inter_threads": inter_threads, "intra_threads": intra_threads}
+        self.translator = ctranslate2.Translator(str(model), device="cpu", compute_type=compute_type, **threads)
         self.workers = inter_threads
         self.sources = [list(source) for source in sources]
         self.max_new_tokens = max_new_tokens
         self._translate(self.sources[: 8 * inter_threads], 8)  # warm-up
 
-    def measure(self, seconds: float, size: int | None, batch: int, beam: Beam | None = None) -> Sample:
-        """Translates for at least `seconds`, `size` inputs at a call.
+    def measure(self, seconds: float, size: int | None, beam: int = 1) -> Sample:
+        """Translates for at least `seconds`, `size` inputs at a call, shared out among the workers.
 
         Args:
             size: None for all inputs in one call, which CTranslate2 then sorts by length.
-            batch: inputs in one of its batches at most; it is lowered where a call would not give every worker one.
-            beam: greedy without.
+            beam: 1 for greedy search.
         """
+        everything = size is None
         size = size or len(self.sources)
         slices = cycle([self.sources[i : i + size] for i in range(0, len(self.sources) - size + 1, size)])
-        batch = min(batch, -(-size // self.workers))
+        batch = min(LARGEST_BATCH if everything else size, -(-size // self.workers))
         tokens = sequences = 0
         latencies: list[float] = []
         cpu = time.process_time()
         started = now = time.perf_counter()
         while now - started < seconds:
             results = self._translate(next(slices), batch, beam)
-            tokens += sum(map(self._count, results))
+            tokens += sum(len(answer) + (len(answer) < self.max_new_tokens) for answer in results)  # the end token too
             sequences += len(results)
             latencies.append(time.perf_counter() - now)
             now += latencies[-1]
         return Sample(now - started, tokens, sequences, latencies, cpu_seconds={"own": time.process_time() - cpu})
 
-    def answers(self, beam: Beam | None = None) -> list[list[str]]:
-        """Tokens of every source's best hypothesis, without the end token."""
-        return self._translate(self.sources, 32, beam)
+    def answers(self) -> list[list[str]]:
+        """Tokens of every source's greedy answer, without the end token."""
+        return self._translate(self.sources, LARGEST_BATCH)
 
-    def _translate(self, sources: list[list[str]], batch: int, beam: Beam | None = None) -> list[list[str]]:
+    def _translate(self, sources: list[list[str]], batch: int, beam: int = 1) -> list[list[str]]:
         results = self.translator.translate_batch(
             sources,
             max_batch_size=batch,
             max_decoding_length=self.max_new_tokens,
             min_decoding_length=0,  # by default it forbids the empty answer
             max_input_length=0,
-            **(beam.arguments() if beam else {"beam_size": 1}),
+            beam_size=beam,
+            return_end_token=beam > 1,  # then it counts for the length, as with us
         )
         answers = [result.hypotheses[0] for result in results]
         return [answer[:-1] if answer[-1:] == [END] else answer for answer in answers]
-
-    def _count(self, answer: list[str]) -> int:
-        """Tokens, the end token included where the model produced it."""
-        return len(answer) + (len(answer) < self.max_new_tokens)

@@ -2,12 +2,11 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from dragoman.v1 import generation_pb2 as pb
 from server.bundle.load import Bundle, BundleError
-from tests.benchmark.beam import Beam
 
 ROOT = Path(__file__).resolve().parents[2]
 TEST_WORDS = ROOT.parent / "shared" / "data" / "g2p-cmudict" / "g014b2b.test"
@@ -23,7 +22,6 @@ class Workload:
         texts: distinct where there are enough of them; all within the model's limits.
         source_ids, source_tokens: the texts as the bundle's tokenizer encodes them, the end token included.
         max_new_tokens: generated at most.
-        references: right answers, any of them, by text; empty where they are not known.
     """
 
     title: str
@@ -31,25 +29,20 @@ class Workload:
     source_ids: list[list[int]]
     source_tokens: list[list[str]]
     max_new_tokens: int
-    references: dict[str, list[str]] = field(default_factory=dict)
-
-    @property
-    def mean_source_tokens(self) -> float:
-        return sum(map(len, self.source_ids)) / len(self.source_ids)
 
     def mean_steps(self, answers: Sequence[Sequence[int]]) -> float:
         """Mean tokens of answers whose end token is not among them, but counted where the model produced it."""
         return sum(min(len(ids) + 1, self.max_new_tokens) for ids in answers) / len(answers)
 
-    def unary(self, beam: Beam | None = None, *, tokens: bool = False) -> list[bytes]:
-        """Serialised GenerateRequests, one a text; greedy without a beam; with `tokens` the answers hold token ids."""
-        options, details = self._options(beam), pb.Details(tokens=True) if tokens else None
+    def unary(self, *, tokens: bool = False) -> list[bytes]:
+        """Serialised GenerateRequests, one a text; with `tokens` the answers hold token ids."""
+        options, details = self._options(1), pb.Details(tokens=True) if tokens else None
         return [
             pb.GenerateRequest(input=pb.Input(text=text), options=options, details=details).SerializeToString()
             for text in self.texts
         ]
 
-    def batches(self, size: int, beam: Beam | None = None) -> list[bytes]:
+    def batches(self, size: int, beam: int = 1) -> list[bytes]:
         """Serialised GenerateBatchRequests of `size` texts each."""
         options = self._options(beam)
         whole = len(self.texts) - len(self.texts) % size
@@ -60,25 +53,23 @@ class Workload:
             for i in range(0, whole, size)
         ]
 
-    def _options(self, beam: Beam | None) -> pb.GenerationOptions:
-        if beam is not None:
-            return beam.message(self.max_new_tokens)
-        return pb.GenerationOptions(max_new_tokens=self.max_new_tokens)
+    def _options(self, beam: int) -> pb.GenerationOptions:
+        """With CTranslate2's rule of when a beam search ends, which is our early stopping."""
+        if beam == 1:
+            return pb.GenerationOptions(max_new_tokens=self.max_new_tokens)
+        return pb.GenerationOptions(
+            max_new_tokens=self.max_new_tokens, beam_size=beam, length_penalty=1.0, early_stopping=True
+        )
 
 
 def real_words(bundle: Bundle, count: int) -> Workload:
     """Words of the CMU dictionary's test set where that is at hand, else the bundle's examples over and over."""
     limit = bundle.manifest.limits.max_target_tokens
     if TEST_WORDS.exists():
-        references: dict[str, list[str]] = {}
-        for line in TEST_WORDS.read_text(encoding="utf-8").splitlines():
-            if line.strip():
-                word, phones = line.split(maxsplit=1)
-                references.setdefault(word, []).append(" ".join(phones.split()))
-        words = sorted(references)
+        lines = TEST_WORDS.read_text(encoding="utf-8").splitlines()
+        words = sorted({line.split()[0] for line in lines if line.strip()})
         random.Random(SEED).shuffle(words)
-        workload = encoded(bundle, "words of the CMU dictionary's test set", words[:count], limit)
-        return replace(workload, references={text: references[text] for text in workload.texts})
+        return encoded(bundle, "words of the CMU dictionary's test set", words[:count], limit)
     examples = bundle.manifest.examples
     if not examples:
         raise BundleError(

@@ -7,9 +7,11 @@ import pytest
 from server.bundle.load import Bundle, load_bundle
 from server.runtime.device import CPU
 from tests.benchmark.gpu.memory import memory_over_requests
-from tests.benchmark.gpu.report import markdown
 from tests.benchmark.gpu.steps import Load, StepTime, cache_bytes, step_times, weight_bytes
-from tests.described_machine import MACHINE
+from tests.benchmark.page import gpu_section
+
+MACHINE = {"busy_cores_before": 0.03, "date": "2026-01-02 03:04 UTC", "cpu": "a processor", "cores": 2}
+MACHINE |= {"memory_gib": 1.0, "python": "3.11", "packages": {"numpy": "2"}, "commit": "abc", "command": "python"}
 
 
 @pytest.fixture(scope="module")
@@ -38,19 +40,17 @@ def test_requests_of_all_kinds_are_answered(bundle: Bundle) -> None:
 
 
 def test_the_page_has_what_was_measured() -> None:
-    page = markdown(
-        {
-            "machine": MACHINE,
-            "device": "cuda:0",
-            "precision": "fp16",
-            "load": vars(Load(16, 32, 7)),
-            "bandwidth": 2.5e12,
-            "steps": [vars(StepTime(64, 2e-3, 3e-3, 1.5e-3, 1e-3))],
-            "memory": [(1000, 3 << 20)],
-            "others": [{"name": "CTranslate2", "seconds": {64: 4e-3}, "problem": "it ended"}],
-        }
-    )
-    assert "| 64 | 2.000 | 1.000 | 2.0 | 32,000 | 3.000 | 25% | 4.000 |" in page
-    assert "| 1,000 | 3 |" in page
-    assert "CTranslate2 did not run to the end: it ended" in page
-    assert "2,500 GB/s" in page
+    document = {
+        "machine": MACHINE,
+        "device": "cuda:0",
+        "precision": "fp16",
+        "bandwidth": 2.5e12,
+        "steps": [vars(StepTime(64, 2e-3, 3e-3, 1.5e-3, 1e-3))],
+        "memory": [(100, 2 << 20), (1000, 3 << 20)],
+        "others": [{"name": "CTranslate2", "seconds": {"64": 4e-3}, "problem": "it ended"}],
+    }
+    text = "\n".join(gpu_section(document))
+    assert "| 64   | 2    | 2.0×           | 3            | 25%         | 4           |" in text
+    assert "3 MiB after 1,000" in text
+    assert "CTranslate2 did not run to the end: it ended" in text
+    assert "2,500 GB/s" in text

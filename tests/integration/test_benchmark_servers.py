@@ -8,10 +8,9 @@ import pytest
 from dragoman import Client
 from dragoman.local import LOOPBACK, ServerStartError
 from server.bundle.load import load_bundle, shipped_bundle
-from tests.benchmark.servers.conversion import convert_with_tokenizers
-from tests.benchmark.servers.load import ServerLoad
-from tests.benchmark.servers.settings import Setting
-from tests.benchmark.servers.starting import Running, start_asyncio
+from tests.benchmark.servers.cli import convert_with_tokenizers
+from tests.benchmark.servers.load import PROTOCOLS, ServerLoad
+from tests.benchmark.servers.running import Running, Setting, start_asyncio
 from tests.benchmark.servers.translation import TARGET_TOKENIZER
 
 WORDS = ["court", "between", "two", "dragoman", "serendipity", "transformer", "a", "read", "interpreter", "stood"]
@@ -28,7 +27,7 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(converted: Path) -> Iterator[Running]:
-    with start_asyncio(converted, "float32", Setting(1, 1, batch=16, delay=0.05)) as running:
+    with start_asyncio(converted, "float32", Setting(1, 1, batch=16)) as running:
         yield running
 
 
@@ -40,7 +39,8 @@ def load(plain: Running, converted: Path, limits: list[int]) -> ServerLoad:
 
 def test_it_gives_our_answers(plain: Running, converted: Path, shipped_client: Client) -> None:
     expected = [shipped_client.generate(word, max_new_tokens=limit).text for word, limit in ASKED]
-    assert load(plain, converted, LIMITS).texts(concurrency=len(WORDS)) == expected
+    answers = load(plain, converted, LIMITS).answers(concurrency=len(WORDS))
+    assert [PROTOCOLS["generate"].text(answer or b"") for answer in answers] == expected
     assert [len(text.split()) for text in expected[::2]] == LIMITS[::2]
 
 
@@ -52,5 +52,6 @@ def test_what_it_gives_is_counted_with_the_end_token(plain: Running, converted: 
 
 
 def test_a_server_that_does_not_come_up_says_why(tmp_path: Path) -> None:
-    with pytest.raises(ServerStartError, match="No such file or directory"):
-        start_asyncio(tmp_path / "missing", "float32", Setting(1, 1, 1))
+    missing = start_asyncio(tmp_path / "missing", "float32", Setting(1, 1, 1))
+    with pytest.raises(ServerStartError, match="No such file or directory"), missing:
+        pass

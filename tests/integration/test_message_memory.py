@@ -12,7 +12,7 @@ from dragoman.inference import open_inference_pb2 as oip
 from dragoman.local import LocalServer
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
-from tests.benchmark.memory import peak_megabytes
+from tests.support.memory import peak_megabytes
 
 MEBIBYTE = 2**20
 # How many zeros each method gets; 64 MiB are 65 kB as gzip.

@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from dragoman.local import LocalServer
-from tests.benchmark.samples import percentile
 from tests.conftest import ROOT
 from tests.ramp.course import load_generator
 from tests.ramp.lead import SLOW
 from tests.ramp.watch import total, watched
+from tests.support.load import percentile
 
 CHART_VALUES = ROOT / "deploy" / "helm" / "dragoman" / "values.yaml"
 SECONDS, ROUNDS = 0.8, 3

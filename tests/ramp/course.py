@@ -6,11 +6,10 @@ from statistics import fmean, median
 
 from dragoman.local import LOOPBACK, LocalServer
 from server.bundle.load import load_bundle, shipped_bundle
-from tests.benchmark.samples import percentile
 from tests.benchmark.workload import real_words
 from tests.ramp.lead import Moment, Ramp
 from tests.ramp.watch import Look, total, watched
-from tests.support.load import Call, LoadGenerator
+from tests.support.load import Call, LoadGenerator, percentile
 
 WORDS = 2048
 FIRST_SHARE, LAST_SHARE = 0.2, 1.4  # of the rate that the server can do

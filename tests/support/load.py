@@ -4,18 +4,44 @@ import random
 import select
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import cycle, islice
 
 import psutil
 
 from dragoman.v1 import generation_pb2 as pb
-from tests.benchmark.samples import Sample
 from tests.support.http2 import Http2Connection
 
 SERVICE = "/dragoman.v1.GenerationService/"
 CONNECTIONS = 4  # calls are spread over this many, at most
 PATIENCE = 60.0  # seconds to wait for an answer before giving up
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One measurement.
+
+    Attributes:
+        seconds: wall clock.
+        tokens: generated, an end token that the model produced included: the decode steps that somebody needed.
+        sequences: inputs answered.
+        latencies: seconds, one for each call.
+        failed: calls without an answer.
+        cpu_seconds: processor time over the measurement by process: "server" and "load", or "own" in-process.
+    """
+
+    seconds: float
+    tokens: int
+    sequences: int
+    latencies: list[float] = field(default_factory=list)
+    failed: int = 0
+    cpu_seconds: dict[str, float] = field(default_factory=dict)
+
+
+def percentile(values: Sequence[float], quantile: float) -> float:
+    """The value at that rank (nearest), NaN where there is none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(quantile * len(ordered)))] if ordered else float("nan")
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,9 @@
 """The same model in PyTorch, eager and compiled, and in CTranslate2."""
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import ctranslate2
@@ -16,7 +14,7 @@ from torch.nn import functional
 from server.bundle.load import Bundle
 from server.runtime.device import Device
 from server.runtime.failures import first_line
-from tests.benchmark.gpu.steps import Load
+from tests.benchmark.gpu.steps import Load, median_seconds
 from tests.support.ctranslate2_model import convert
 from tests.support.parts import decoder_layers
 from training.model import Transformer
@@ -110,28 +108,25 @@ def _torch(model: Transformer, device: Device, load: Load, rows: int, *, compile
     step: Any = TorchStep(model, rows, load.source)
     if compiled:
         step = torch.compile(step, mode="reduce-overhead")
-    samples = []
-    for _ in range(load.rounds + 1):
+
+    def steps() -> None:
         ids = torch.full((rows,), 1, device=str(device))
         positions = torch.zeros(rows, dtype=torch.long, device=str(device))
-        started = time.perf_counter()
         for _ in range(load.steps):
             ids = step(ids, positions).clone()
             ids.tolist()  # as whoever decides what becomes of a row has to
             positions += 1
-        samples.append(time.perf_counter() - started)
-    return median(samples[1:]) / load.steps
+
+    return median_seconds(steps, load.rounds) / load.steps
 
 
 def _ctranslate2(path: Path, bundle: Bundle, device: Device, load: Load, rows: int) -> float:
     kind = "float32" if device.kind == "cpu" else "float16"
     translator = ctranslate2.Translator(str(path), device=device.kind, device_index=device.index, compute_type=kind)
-    text = [bundle.source_tokenizer.id_to_token(4 + i) for i in range(load.source)]
-    samples = []
-    for _ in range(load.rounds + 1):
-        started = time.perf_counter()
-        translator.translate_batch(
-            [text] * rows, beam_size=1, max_decoding_length=load.steps, min_decoding_length=load.steps
-        )
-        samples.append(time.perf_counter() - started)
-    return median(samples[1:]) / load.steps
+    texts = [[bundle.source_tokenizer.id_to_token(4 + i) for i in range(load.source)]] * rows
+    lengths = {"max_decoding_length": load.steps, "min_decoding_length": load.steps}
+
+    def translate() -> None:
+        translator.translate_batch(texts, beam_size=1, **lengths)
+
+    return median_seconds(translate, load.rounds) / load.steps

@@ -61,7 +61,7 @@ def copy_bandwidth(device: Device) -> float:
         if device.kind == "cuda":
             torch.cuda.synchronize()
 
-    return 2 * COPIED / _median(copy, 7)
+    return 2 * COPIED / median_seconds(copy, 7)
 
 
 def step_times(bundle: Bundle, device: Device, counts: Sequence[int], load: Load, bandwidth: float) -> list[StepTime]:
@@ -98,7 +98,7 @@ def decode(runtime: Runtime, rows: int, load: Load) -> float:
             runtime.positions[:rows] += 1
 
     runtime.encode(sources, 0)
-    return _median(steps, load.rounds) / load.steps
+    return median_seconds(steps, load.rounds) / load.steps
 
 
 def busy_seconds(runtime: Runtime, rows: int) -> float:
@@ -138,7 +138,7 @@ def cache_bytes(manifest: Manifest, load: Load, itemsize: int) -> int:
     return int(2 * shape.decoder_layers * shape.heads * shape.d_head * positions * itemsize)
 
 
-def _median(work: Callable[[], None], rounds: int) -> float:
+def median_seconds(work: Callable[[], None], rounds: int) -> float:
     """Seconds, the first time left out."""
     work()
     samples = []

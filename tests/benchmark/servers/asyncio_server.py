@@ -1,15 +1,14 @@
 """A plain asyncio gRPC server over CTranslate2, as one would write it in an afternoon: no more than it takes to serve.
 
-Started as `python -m tests.benchmark.servers.asyncio_server`, see --help. It answers Generate with the best text, and
-knows no option but max_new_tokens.
+Started as `python -m tests.benchmark.servers.asyncio_server JSON`, with the arguments of `serve`. It answers Generate
+with the best text, and knows no option but max_new_tokens.
 """
 
-import argparse
 import asyncio
-from collections.abc import Sequence
+import json
+import sys
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Protocol
 
 import grpc
 import uvloop
@@ -19,71 +18,49 @@ from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
 from tests.benchmark.servers.translation import TextTranslator
 
-
-@dataclass(frozen=True)
-class _Waiting:
-    text: str
-    limit: int
-    answer: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-
-
-class Translator(Protocol):
-    """What translates whole batches; see TextTranslator."""
-
-    def translate(self, texts: Sequence[str], limits: Sequence[int]) -> list[str]: ...
+Waiting = tuple[str, int, "asyncio.Future[str]"]
+"""A text, the most tokens of its answer, and where that goes."""
 
 
 class MicroBatcher:
     """Gathers what waits into batches; one that is being translated takes nobody in.
 
     Args:
-        translator: of whole batches.
+        translate: the texts of a batch, within the limits of their answers; runs in a thread.
         workers: batches translated at the same time.
-        most: texts in a batch at most; 1 for no batching.
-        delay: seconds that the first text of a batch waits for others, where there are not enough.
+        most: texts in a batch at most; a batch is what came while the last one ran.
     """
 
-    def __init__(self, translator: Translator, workers: int, most: int, delay: float) -> None:
-        self._translator, self._most, self._delay = translator, most, delay
-        self._queue: asyncio.Queue[_Waiting] = asyncio.Queue()
+    def __init__(self, translate: Callable[[Sequence[str], Sequence[int]], list[str]], workers: int, most: int) -> None:
+        self._translate, self._most = translate, most
+        self._queue: asyncio.Queue[Waiting] = asyncio.Queue()
         self._pool = ThreadPoolExecutor(workers)
         self._tasks = [asyncio.create_task(self._work()) for _ in range(workers)]
 
     async def answer(self, text: str, limit: int) -> str:
-        waiting = _Waiting(text, limit)
-        self._queue.put_nowait(waiting)
-        return await waiting.answer
+        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._queue.put_nowait((text, limit, answer))
+        return await answer
 
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            batch = await self._gather()
-            texts, limits = [one.text for one in batch], [one.limit for one in batch]
+            texts, limits, waiting = zip(*await self._gather(), strict=True)
             try:
-                answers = await loop.run_in_executor(self._pool, self._translator.translate, texts, limits)
+                answers = await loop.run_in_executor(self._pool, self._translate, texts, limits)
             except Exception as error:
-                for one in batch:
-                    if not one.answer.done():
-                        one.answer.set_exception(error)
+                for one in waiting:
+                    if not one.done():
+                        one.set_exception(error)
                 continue
-            for one, answer in zip(batch, answers, strict=True):
-                if not one.answer.done():  # its caller may have gone
-                    one.answer.set_result(answer)
+            for one, answer in zip(waiting, answers, strict=True):
+                if not one.done():  # its caller may have gone
+                    one.set_result(answer)
 
-    async def _gather(self) -> list[_Waiting]:
+    async def _gather(self) -> list[Waiting]:
         batch = [await self._queue.get()]
-        end = asyncio.get_running_loop().time() + self._delay
-        while len(batch) < self._most:
-            if not self._queue.empty():
-                batch.append(self._queue.get_nowait())
-                continue
-            left = end - asyncio.get_running_loop().time()
-            if left <= 0:
-                break
-            try:
-                batch.append(await asyncio.wait_for(self._queue.get(), left))
-            except TimeoutError:
-                break
+        while len(batch) < self._most and not self._queue.empty():
+            batch.append(self._queue.get_nowait())
         return batch
 
 
@@ -98,28 +75,21 @@ class Service(generation_pb2_grpc.GenerationServiceServicer):
         return pb.GenerateResponse(hypotheses=[pb.Hypothesis(text=text)])
 
 
-async def serve(arguments: argparse.Namespace) -> None:
-    """Until the process is ended."""
-    translator = TextTranslator(arguments.model, arguments.compute_type, arguments.workers, arguments.threads)
-    batcher = MicroBatcher(translator, arguments.workers, arguments.batch, arguments.delay)
+async def serve(port: int, model: str, compute_type: str, workers: int, threads: int, batch: int) -> None:
+    """Until the process is ended.
+
+    Args:
+        port: of the loopback interface.
+        model: directory of the converted model, with its tokenizers.
+        workers: batches at the same time, each on so many threads, with so many texts at most.
+    """
+    batcher = MicroBatcher(TextTranslator(model, compute_type, workers, threads).translate, workers, batch)
     server = grpc.aio.server()
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(Service(batcher), server)
-    server.add_insecure_port(f"{LOOPBACK}:{arguments.port}")
+    server.add_insecure_port(f"{LOOPBACK}:{port}")
     await server.start()
     await server.wait_for_termination()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--port", type=int, required=True, help="of the loopback interface")
-    parser.add_argument("--model", required=True, help="directory of the converted model, with its tokenizers")
-    parser.add_argument("--compute-type", default="float32")
-    parser.add_argument("--workers", type=int, default=1, help="batches at the same time")
-    parser.add_argument("--threads", type=int, default=1, help="of each worker")
-    parser.add_argument("--batch", type=int, default=1, help="texts in a batch at most")
-    parser.add_argument("--delay", type=float, default=0.0, help="seconds that a batch waits for more")
-    uvloop.run(serve(parser.parse_args()))
-
-
 if __name__ == "__main__":
-    main()
+    uvloop.run(serve(**json.loads(sys.argv[1])))

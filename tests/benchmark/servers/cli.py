@@ -1,162 +1,157 @@
-"""`python -m tests.benchmark.servers`: measures the server beside Triton and a plain asyncio server."""
+"""`python -m tests.benchmark.servers`: the server beside Triton and a plain asyncio server, over the same model."""
 
 import signal
 import sys
-import time
-from enum import StrEnum
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from statistics import median
+from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
-from rich.console import Console
 
-from dragoman.local import ServerStartError
+from dragoman.local import LOOPBACK, LocalServer, ServerStartError
 from export.errors import ExportError
-from server.bundle.load import Bundle, BundleError, load_bundle
-from tests.benchmark.actor import ActorError
-from tests.benchmark.campaign import describe_model
-from tests.benchmark.cli import BUILD, UNFINISHED, Arithmetic, Model, of_precision
+from server.bundle.load import Bundle, BundleError
+from server.cpu import usable_cpus
+from tests.benchmark import results
+from tests.benchmark.actor import Actor, ActorError
+from tests.benchmark.cli import Arithmetic, Model, bundle_of
 from tests.benchmark.machine import describe
-from tests.benchmark.servers.campaign import Campaign, Effort
-from tests.benchmark.servers.conversion import convert_with_tokenizers
+from tests.benchmark.random_bundle import BUILD
 from tests.benchmark.servers.inputs import Inputs, sentence_inputs, word_inputs
-from tests.benchmark.servers.kernels import fastest_kernels
-from tests.benchmark.servers.plot import draw
-from tests.benchmark.servers.report import markdown
-from tests.benchmark.servers.results import ModelResults, Results
-from tests.benchmark.servers.settings import BATCHES, DELAY
-from tests.benchmark.servers.systems import NAMES, systems
-from tests.benchmark.servers.triton_setup import PINNED, TritonSetupError, set_up_triton
-from tests.benchmark.translators import COMPUTE_TYPES
-from tests.support.bundle_weights import UnreadableGraphError
+from tests.benchmark.servers.load import ServerLoad
+from tests.benchmark.servers.running import Running, Setting, start_asyncio
+from tests.benchmark.servers.translation import SOURCE_TOKENIZER, TARGET_TOKENIZER
+from tests.benchmark.servers.triton import MODEL, Triton, TritonSetupError
+from tests.benchmark.serving import describe_model
+from tests.benchmark.translators import COMPUTE_TYPES, KERNELS, Translators, thread_settings
+from tests.support.bundle_weights import UnreadableGraphError, load_model
+from tests.support.ctranslate2_model import convert
+from tests.support.load import Sample, percentile
 
-MODULE = "tests.benchmark.servers"
-WORDS = 1024
+CALLERS = (1, 2, 4, 8, 16, 32, 64, 128)
+TRIED_CALLERS, TRIED_BATCHES = 64, (32, 64)
+SHARE = 0.7  # of the calls a second that 64 callers get of the slowest server: the rate at which all are compared
+WARM_UP_SECONDS = 0.3
+OPEN_SECONDS = 4.0
+PROTOCOLS = {"dragoman": "generate", "triton": "infer", "batching": "generate"}
+Start = Callable[[], AbstractContextManager[Running | LocalServer]]
 
 
-class Server(StrEnum):
-    """Which server to measure; see NAMES."""
+class Comparison:
+    """The servers on one model.
 
-    dragoman = "dragoman"
-    dragoman_infer = "dragoman-infer"
-    triton = "triton"
-    batching = "batching"
-    single = "single"
+    Args:
+        converted: the model as CTranslate2 loads it, its tokenizers beside it.
+        inputs: what is asked.
+        seconds: of a sample, about.
+    """
+
+    def __init__(self, bundle: Bundle, converted: Path, inputs: Inputs, seconds: float) -> None:
+        self.bundle, self.converted, self.inputs, self.seconds = bundle, converted, inputs, seconds
+        with ExitStack() as stack:
+            translators = Translators(stack, bundle, converted, inputs.workload, seconds)
+        kernels = KERNELS[translators.kernels]
+        threads = thread_settings(usable_cpus())
+        self.settings = [Setting(*each, batch, kernels) for each in threads for batch in TRIED_BATCHES]
+
+    def measure(self, names: list[str], serve: list[str], rounds: int) -> dict[str, Any]:
+        """By server: its setting, what 1 to 128 callers see who wait for their answers, and what callers at random
+        moments see, as many a second for all servers."""
+        compute_type = COMPUTE_TYPES[self.bundle.manifest.precision]
+        kinds: dict[str, Callable[[Setting], AbstractContextManager[Running]]] = {
+            "batching": partial(start_asyncio, self.converted, compute_type)
+        }
+        if "triton" in names:
+            kinds["triton"] = partial(Triton(BUILD / "triton").start, self.converted, compute_type)
+        starts: dict[str, tuple[str, Start]] = {}
+        for name in names:
+            print(f"  {name}: choosing its setting", flush=True)
+            if name in kinds:
+                setting = max(self.settings, key=partial(self._try, name, kinds[name]))
+                starts[name] = str(setting), partial(kinds[name], setting)
+            else:
+                arguments = ("--bundle", str(self.bundle.path), "--log-requests", "failed", *serve)
+                starts[name] = "its defaults", partial(LocalServer, *arguments)
+        closed: dict[str, list[list[Sample]]] = {name: [[] for _ in CALLERS] for name in starts}
+        for number in range(rounds):
+            for name, (_, start) in starts.items() if number % 2 == 0 else reversed(starts.items()):
+                print(f"  round {number + 1}: {name}", flush=True)
+                with self._load(name, start) as load:
+                    for callers, samples in zip(CALLERS, closed[name], strict=True):
+                        samples.append(load.call("closed", callers, self.seconds))
+        at = CALLERS.index(TRIED_CALLERS)
+        rate = SHARE * min(median(s.sequences / s.seconds for s in samples[at]) for samples in closed.values())
+        found: dict[str, Any] = {}
+        for name, (setting_name, start) in starts.items():
+            print(f"  {rate:.0f} calls a second: {name}", flush=True)
+            with self._load(name, start) as load:
+                arrivals = load.call("open", rate, OPEN_SECONDS, 0)
+            points = [{"callers": callers, **_point(s)} for callers, s in zip(CALLERS, closed[name], strict=True)]
+            found[name] = {"setting": setting_name, "closed": points, "open": _point([arrivals]) | {"calls": rate}}
+        return found
+
+    def _try(self, name: str, start: Callable[[Setting], AbstractContextManager[Running]], setting: Setting) -> float:
+        with self._load(name, partial(start, setting)) as load:
+            sample: Sample = load.call("closed", TRIED_CALLERS, self.seconds)
+        return sample.tokens / sample.seconds
+
+    @contextmanager
+    def _load(self, name: str, start: Start) -> Iterator[Actor]:
+        """A load generator on a server, started and warm."""
+        model = self.bundle.manifest.name if name == "dragoman" else MODEL
+        inputs = self.inputs
+        asked = PROTOCOLS[name], model, inputs.workload.texts, inputs.limits, self.converted / TARGET_TOKENIZER
+        with start() as served:
+            address = LOOPBACK, served.port
+            with closing(Actor(ServerLoad, address, served.process.pid, *asked, inputs.ends)) as load:
+                load.call("closed", 16, WARM_UP_SECONDS)
+                yield load
+
+
+def _point(samples: list[Sample]) -> dict[str, float]:
+    """Medians over rounds."""
+    return {
+        "rate": median(sample.tokens / sample.seconds for sample in samples),
+        **{f"p{round(100 * q)}": median(percentile(sample.latencies, q) for sample in samples) for q in (0.5, 0.99)},
+        "failed": sum(sample.failed for sample in samples),
+    }
+
+
+def convert_with_tokenizers(bundle: Bundle, folder: Path) -> None:
+    """A bundle as a server over CTranslate2 takes it."""
+    convert(load_model(bundle), bundle.source_tokenizer, bundle.target_tokenizer, folder)
+    bundle.source_tokenizer.save(str(folder / SOURCE_TOKENIZER))
+    bundle.target_tokenizer.save(str(folder / TARGET_TOKENIZER))
 
 
 def main(
-    model: Annotated[
-        Model, typer.Option(help="The shipped bundle, the base shape with random weights, or both.")
-    ] = Model.both,
-    precision: Annotated[Arithmetic, typer.Option(help="Of both models, and of CTranslate2.")] = Arithmetic.int8,
-    server: Annotated[list[Server] | None, typer.Option(help="Only this one; may be repeated.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="One round of short samples.")] = False,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Samples of each point.")] = None,
-    open_rounds: Annotated[int, typer.Option(min=0, help="Samples of each point with random arrivals.")] = 1,
-    seconds: Annotated[float | None, typer.Option(min=0.05, help="Length of a sample, about.")] = None,
-    add: Annotated[bool, typer.Option("--add", help="Go on from what was measured before.")] = False,
-    stop_after: Annotated[
-        float | None, typer.Option(help=f"Begin nothing new after so many seconds, and exit with {UNFINISHED}.")
-    ] = None,
-    batch: Annotated[
-        list[int] | None, typer.Option(min=2, help="A batch size to try; may be repeated. By default 8, 32 and 64.")
-    ] = None,
-    delay: Annotated[
-        float, typer.Option(min=0, help="Milliseconds for which batches of the largest size wait; 0 for none.")
-    ] = 1000 * DELAY,
+    model: Annotated[list[Model] | None, typer.Option(help="Only this one.")] = None,
+    precision: Annotated[Arithmetic, typer.Option(help="Of all models.")] = Arithmetic.int8,
+    triton: Annotated[bool, typer.Option(help="Whether Triton takes part; it is installed the first time.")] = True,
+    rounds: Annotated[int, typer.Option(min=1, help="Samples of each point.")] = 2,
+    seconds: Annotated[float, typer.Option(min=0.05, help="Length of a sample, about.")] = 1.0,
     serve: Annotated[str, typer.Option(help="More arguments of dragoman-serve, in one string.")] = "",
-    output: Annotated[Path, typer.Option(help="Where servers.md, servers.json and the pictures go.")] = BUILD,
+    output: Annotated[Path, typer.Option(help="Folder of servers.json, to which this adds.")] = results.RESULTS,
 ) -> None:
-    """Measures Dragoman beside Triton and plain asyncio servers, over the same model, with 1 to 128 callers."""
-    started = time.monotonic()
+    """Measures Dragoman beside Triton and a plain asyncio server that makes batches, both over CTranslate2."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # or the servers would live on
-    console = Console()
-    effort = Effort(
-        seconds=seconds or (0.5 if quick else 1.0),
-        open_seconds=1.5 if quick else 4.0,
-        rounds=rounds or (1 if quick else 3),
-        open_rounds=open_rounds,
-    )
-    output.mkdir(parents=True, exist_ok=True)
-    kept = output / "servers.json"
+    machine, document = describe("tests.benchmark.servers"), results.read("servers", output)
+    names = [name for name in PROTOCOLS if triton or name != "triton"]
     try:
-        before = add and kept.exists()
-        results = Results.model_validate_json(kept.read_text(encoding="utf-8")) if before else Results()
-    except ValidationError:
-        console.print(f"benchmark: {kept} is not what this version writes; without --add it is written anew")
-        raise typer.Exit(1) from None
-    machine = describe(MODULE)
-    names = [s.value for s in server] if server else list(NAMES)
-
-    def notify(what: str) -> None:
-        console.print(what, markup=False, highlight=False)
-
-    finished = True
-    try:
-        if "triton" in names:
-            notify(f"setting up {PINNED[0]}")
-            wheel, _, release = PINNED[0].partition("==")
-            machine["packages"][wheel] = release
-        triton = set_up_triton(BUILD.resolve() / "triton") if "triton" in names else None
-        for label in [Model.shipped, Model.base] if model is Model.both else [model]:
-            if not finished:
-                break
-            bundle, converted, inputs = _prepare(label, precision)
-            found = results.models.setdefault(f"{label.value}-{precision.value}", _nothing(bundle, inputs))
-            found.measured_on(machine)
-            if found.kernels is None:
-                found.kernels = fastest_kernels(bundle, converted, inputs.workload, effort.seconds / 2, notify)
-                results.write(kept)
-            compute_type = COMPUTE_TYPES[bundle.manifest.precision]
-            measured = systems(
-                names,
-                bundle,
-                converted,
-                found.kernels,
-                compute_type,
-                triton,
-                serve.split(),
-                batch or BATCHES,
-                delay / 1000,
-            )
-            campaign = Campaign(bundle, converted, inputs, measured, effort, found, notify)
-            for piece in campaign.pieces():
-                if stop_after is not None and time.monotonic() - started > stop_after:
-                    finished = False
-                    break
-                notify(f"{label.value}: {piece.what}")
-                piece.work()
-                results.write(kept)
+        for kind in model or Model:
+            label = f"{kind.value} {precision.value}"
+            print(label, flush=True)
+            bundle, converted = bundle_of(kind, precision), BUILD / f"ctranslate2-{kind.value}-text"
+            convert_with_tokenizers(bundle, converted)
+            inputs = word_inputs(bundle) if kind is Model.small else sentence_inputs(bundle)
+            found = Comparison(bundle, converted, inputs, seconds).measure(names, serve.split(), rounds)
+            about = {"machine": machine, "model": describe_model(bundle), "inputs": inputs.workload.title}
+            document[label] = {**about, "systems": found}
+            results.write("servers", document, output)
     except (ActorError, BundleError, ExportError, ServerStartError, TritonSetupError, UnreadableGraphError) as error:
-        console.print(f"benchmark: {error}", style="red", markup=False)
-        if isinstance(error, TritonSetupError):
-            console.print("The others can be measured without it: --server dragoman --server batching --server single")
+        hint = "; the others can be measured without it: --no-triton" if isinstance(error, TritonSetupError) else ""
+        typer.echo(f"benchmark: {error}{hint}", err=True)
         raise typer.Exit(1) from None
-    report(results, output)
-    if not finished:
-        notify(f"Not finished, but {output / 'servers.md'} has what there is; --add goes on from {kept}.")
-        raise typer.Exit(UNFINISHED)
-    console.print((output / "servers.md").read_text(encoding="utf-8"), markup=False, highlight=False, soft_wrap=True)
-    console.print(f"Written to {output / 'servers.md'} and {kept}, with pictures beside them.")
-
-
-def report(results: Results, output: Path) -> None:
-    """Writes the page and the pictures."""
-    pictures = {label: f"servers-{label}.png" for label in results.models}
-    for label, found in results.models.items():
-        draw(found, output / pictures[label])
-    (output / "servers.md").write_text(markdown(results, pictures), encoding="utf-8")
-
-
-def _prepare(label: Model, precision: Arithmetic) -> tuple[Bundle, Path, Inputs]:
-    """The bundle, the same for CTranslate2 with its tokenizers, and what is asked."""
-    bundle = load_bundle(of_precision(label, precision))
-    converted = BUILD.resolve() / f"ctranslate2-{label.value}-{precision.value}-text"
-    convert_with_tokenizers(bundle, converted)
-    inputs = word_inputs(bundle, WORDS) if label is Model.shipped else sentence_inputs(bundle)
-    return bundle, converted, inputs
-
-
-def _nothing(bundle: Bundle, inputs: Inputs) -> ModelResults:
-    return ModelResults(model=describe_model(bundle), inputs=inputs.workload.title)

@@ -1,12 +1,59 @@
 """The load generator for servers of either protocol."""
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
-from tests.benchmark.servers.protocols import PROTOCOLS
-from tests.support.load import LoadGenerator
+from dragoman.inference import open_inference_pb2 as oip
+from dragoman.v1 import generation_pb2 as pb
+from tests.support.load import SERVICE, LoadGenerator
+
+_LENGTH = struct.Struct("<I")  # before each element of a tensor of BYTES
+
+
+def _generate(model: str, text: str, limit: int) -> bytes:
+    options = pb.GenerationOptions(max_new_tokens=limit)
+    return pb.GenerateRequest(input=pb.Input(text=text), options=options).SerializeToString()
+
+
+def _generated(answer: bytes) -> str:
+    return pb.GenerateResponse.FromString(answer).hypotheses[0].text
+
+
+def _infer(model: str, text: str, limit: int) -> bytes:
+    element = text.encode()
+    request = oip.ModelInferRequest(
+        model_name=model,
+        parameters={"max_new_tokens": oip.InferParameter(int64_param=limit)},
+        inputs=[oip.ModelInferRequest.InferInputTensor(name="text", datatype="BYTES", shape=[1, 1])],
+        outputs=[oip.ModelInferRequest.InferRequestedOutputTensor(name="text")],
+        raw_input_contents=[_LENGTH.pack(len(element)) + element],
+    )
+    return request.SerializeToString()
+
+
+def _inferred(answer: bytes) -> str:
+    (contents,) = oip.ModelInferResponse.FromString(answer).raw_output_contents
+    (size,) = _LENGTH.unpack_from(contents)
+    return contents[_LENGTH.size : _LENGTH.size + size].decode()
+
+
+class Protocol(NamedTuple):
+    """The path of a gRPC method, its request (from model, text and limit) and the text of its answer."""
+
+    path: str
+    request: Callable[[str, str, int], bytes]
+    text: Callable[[bytes], str]
+
+
+PROTOCOLS = {
+    "generate": Protocol(f"{SERVICE}Generate", _generate, _generated),
+    "infer": Protocol("/inference.GRPCInferenceService/ModelInfer", _infer, _inferred),
+}
+"""Dragoman's own, which the asyncio server speaks as well, and the Open Inference Protocol, which is Triton's."""
 
 
 class ServerLoad(LoadGenerator):
@@ -37,11 +84,8 @@ class ServerLoad(LoadGenerator):
         self._tokenizer = Tokenizer.from_file(str(tokenizer))
         self._ends = ends
         self._lengths: dict[str, int] = {}
-        super().__init__(address, server_pid, self._protocol.path, self._protocol.requests(model, texts, limits))
-
-    def texts(self, concurrency: int) -> list[str | None]:
-        """The answer to each text; None where there was none."""
-        return [None if answer is None else self._protocol.text(answer) for answer in self.answers(concurrency)]
+        requests = [self._protocol.request(model, *asked) for asked in zip(texts, limits, strict=True)]
+        super().__init__(address, server_pid, self._protocol.path, requests)
 
     def count(self, answer: bytes) -> tuple[int, int]:
         text = self._protocol.text(answer)

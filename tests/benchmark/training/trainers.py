@@ -3,7 +3,7 @@
 The two others get what we get: the same batches in the same order from the same sampler, AdamW with the same settings
 (PyTorch's fused one), the same learning rates, label smoothing, clipping of gradients, dropout in the same places, and
 bfloat16 by the same autocast. Attention is computed by PyTorch's fused kernel or by plain products, whichever is asked
-for; the report takes the faster one. Ours has no such choice.
+for. Ours has no such choice.
 """
 
 import tempfile
@@ -33,23 +33,15 @@ CPU = torch.device("cpu")
 
 
 class Steps(NamedTuple):
-    """So many steps of one trainer.
-
-    Attributes:
-        steps: how many.
-        source_tokens, target_tokens: without padding.
-        loss: of the last step, a mean over its target tokens, in nats.
-    """
+    """Some steps of one trainer: target tokens without padding, and the mean loss of the last step, in nats."""
 
     seconds: float
-    steps: int
-    source_tokens: int
     target_tokens: int
     loss: float
 
 
 class Contender(ABC):
-    """Steps from the first batch of the first epoch on; data loading is part of a step.
+    """Makes steps; data loading is part of a step.
 
     Args:
         threads: of PyTorch.
@@ -59,31 +51,21 @@ class Contender(ABC):
         torch.set_num_threads(threads)
         self.work = work
         self.before = memory("VmRSS")
-        self.batches = BatchSampler(work.pairs, work.training.batch_tokens, seed=1).stream(0, 0)
 
     @abstractmethod
     def update(self, batch: Batch, attention: Attention) -> float:
         """One step of the optimiser; the loss."""
 
-    def measure(self, steps: int, attention: Attention) -> Steps:
-        """The next so many steps."""
-        source = target = 0
-        loss = 0.0
+    def measure(self, first: int, attention: Attention) -> Steps:
+        """So many steps as a sample has, from that batch of the first epoch on; the weights stay."""
+        batches = BatchSampler(self.work.pairs, self.work.training.batch_tokens, seed=1).stream(0, first)
+        target, loss = 0, 0.0
         started = time.perf_counter()
-        for _ in range(steps):
-            batch = self.load()
+        for _ in range(self.work.steps):
+            batch = next(batches)[2]
             loss = self.update(batch, attention)
-            source += int((batch.source != PAD_ID).sum())
             target += batch.target_tokens
-        return Steps(time.perf_counter() - started, steps, source, target, loss)
-
-    def load(self) -> Batch:
-        """The next batch."""
-        return next(self.batches)[2]
-
-    def go_to(self, position: int) -> None:
-        """Goes on with that batch of the first epoch; the weights stay."""
-        self.batches = BatchSampler(self.work.pairs, self.work.training.batch_tokens, seed=1).stream(0, position)
+        return Steps(time.perf_counter() - started, target, loss)
 
     def peak_bytes(self) -> int:
         """Most memory that this process ever held, above what it held before there was a model."""

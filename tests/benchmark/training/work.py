@@ -1,27 +1,22 @@
 """What all trainers are given: a shape, an optimiser's settings, and pairs of tokens as long as those of a corpus.
 
-How long a step takes depends on lengths and shapes, not on which tokens there are; so tokens are drawn at random, the
-more often the smaller their number (as Zipf's law has it), and nothing of the corpus but its lengths is used.
+How long a step takes depends on lengths and shapes, not on which tokens there are; so both are drawn at random, lengths
+around the corpus's means, tokens the more often the smaller their number (as Zipf's law has it).
 """
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 
-from tests.benchmark.base_model import BASE, VOCABULARY
+from tests.benchmark.random_bundle import BASE, VOCABULARY
 from training.data.batches import EncodedPair
 from training.data.tokenizers import END_ID, PAD_ID, SPECIAL_TOKENS
 from training.model import ModelConfig, Transformer
 from training.recipe import SHIPPED, Recipe, TrainingConfig, load_recipe
 
-DATA = Path(__file__).resolve().parents[4] / "shared" / "data"
-WORDS = DATA / "g2p-cmudict" / "g014b2b.train"
-SENTENCES = DATA / "multi30k"
 PAIRS = 20_000
 SEED = 1
 
@@ -33,13 +28,11 @@ class Work:
     """One comparison.
 
     Attributes:
-        lengths: where they come from, in words.
         vocabularies: tokens of source and target.
         steps: of one sample.
     """
 
     name: str
-    lengths: str
     model: ModelConfig
     vocabularies: tuple[int, int]
     training: TrainingConfig
@@ -64,36 +57,24 @@ class Work:
 
 
 def small_work(precision: Precision) -> Work:
-    """The shape and the settings of the model that ships; words and their phones.
+    """The shape and the settings of the model that ships; lengths as in the CMU dictionary.
 
     With the norm after each sub-layer, as the only place that all trainers know; that costs the same.
     """
     recipe = load_recipe(SHIPPED / "g2p-en.yaml")
-    if WORDS.exists():
-        lines = [line.split(maxsplit=1) for line in WORDS.read_text(encoding="utf-8").splitlines() if line.strip()]
-        lengths = np.array([(len(word) + 1, len(phones.split()) + 1) for word, phones in lines])
-        origin = "words of the CMU dictionary and their phones"
-    else:
-        lengths, origin = drawn_lengths(8.5, 7.3, 2.4, 64), "drawn as in the CMU dictionary"
     vocabularies = 31, 43
     training = recipe.training.model_copy(update={"precision": precision})
     model = recipe.model.model_copy(update={"norm": "post"})
-    return Work("small", origin, model, vocabularies, training, pairs_of(lengths, *vocabularies), steps=4)
+    pairs = pairs_of(drawn_lengths(8.5, 7.3, 2.4, 64), *vocabularies)
+    return Work("small", model, vocabularies, training, pairs, steps=4)
 
 
 def base_work(precision: Precision) -> Work:
-    """The base shape of "Attention Is All You Need"; sentences and their translations."""
-    files = [SENTENCES / f"train.{language}" for language in ("en", "de")]
-    if all(file.exists() for file in files):
-        texts = (file.read_text(encoding="utf-8").splitlines() for file in files)
-        lengths = np.array([[len(re.findall(r"\w+|[^\w\s]", line)) + 1 for line in side] for side in texts]).T
-        origin = "words of Multi30k's sentences, English and German"
-    else:
-        lengths, origin = drawn_lengths(14.1, 13.6, 4.1, 46), "drawn as in Multi30k"
+    """The base shape of "Attention Is All You Need"; lengths as in Multi30k, English and German."""
     training = TrainingConfig(steps=100_000, batch_tokens=3072, learning_rate=3e-4, precision=precision)
     model = BASE.model_copy(update={"norm": "post"})
-    pairs = pairs_of(lengths, VOCABULARY, VOCABULARY)
-    return Work("base", origin, model, (VOCABULARY, VOCABULARY), training, pairs, steps=1)
+    pairs = pairs_of(drawn_lengths(14.1, 13.6, 4.1, 46), VOCABULARY, VOCABULARY)
+    return Work("base", model, (VOCABULARY, VOCABULARY), training, pairs, steps=1)
 
 
 def drawn_lengths(source: float, target: float, deviation: float, longest: int) -> np.ndarray:
@@ -105,10 +86,8 @@ def drawn_lengths(source: float, target: float, deviation: float, longest: int) 
 
 
 def pairs_of(lengths: np.ndarray, source_vocabulary: int, target_vocabulary: int) -> list[EncodedPair]:
-    """Pairs of random tokens with so many tokens each, the end token included; at most PAIRS of them."""
+    """Pairs of random tokens with so many tokens each, the end token included."""
     rng = np.random.default_rng(SEED)
-    if len(lengths) > PAIRS:
-        lengths = rng.permutation(lengths)[:PAIRS]
     draws = (_symbols(rng, lengths[:, 0], source_vocabulary), _symbols(rng, lengths[:, 1], target_vocabulary))
     return [EncodedPair(source, target) for source, target in zip(*draws, strict=True)]
 

@@ -1,0 +1,98 @@
+"""Bundles of random weights: the base shape of "Attention Is All You Need", and others.
+
+Speed does not depend on what the weights say, only on how many tokens are decoded; so answers get a fixed length, see
+tests.support.random_model. The bundles are made as an export makes them but for its check, which compares every step
+with the model and takes minutes for the base shape; the graphs are those that are checked elsewhere.
+"""
+
+import hashlib
+import math
+import shutil
+import tempfile
+from pathlib import Path
+
+from export.assemble import CacheChoice, Options, write_files, write_manifest
+from export.data import evaluation_data
+from export.precision.search import search
+from export.quality import decode
+from server.bundle.load import Bundle, BundleError, load_bundle
+from server.bundle.manifest import INTEGERS, Precision
+from server.runtime.device import CPU
+from tests.support.random_model import write_run
+from training.model import ModelConfig
+from training.run import load_run
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build" / "bench"
+CODE = (
+    "export",
+    "training/model",
+    "server/bundle",
+    "tests/support/random_model.py",
+    "tests/benchmark/random_bundle.py",
+)
+VOCABULARY = 32_000
+BASE = ModelConfig(
+    d_model=512,
+    heads=8,
+    d_ff=2048,
+    encoder_layers=6,
+    decoder_layers=6,
+    activation="relu",
+    norm="pre",
+    positions="sinusoidal",
+    share_embeddings="output",
+    dropout=0.1,
+    max_source_length=64,
+    max_target_length=64,
+)
+
+
+def random_bundle(
+    name: str, config: ModelConfig, vocabulary: int, precision: Precision = "fp32", cache: CacheChoice = "auto"
+) -> Bundle:
+    """A bundle with random weights, made in BUILD unless it stands there from the same code.
+
+    Args:
+        name: of the model, and the start of the folder's name.
+        vocabulary: tokens of each side, the special ones included.
+    """
+    digest = hashlib.sha256(f"{config} {vocabulary} {cache} {_fingerprint()}".encode()).hexdigest()[:12]
+    place = BUILD / f"{name}-{precision}-{digest}"
+    try:
+        return load_bundle(place)
+    except BundleError:
+        BUILD.mkdir(parents=True, exist_ok=True)
+        for stale in BUILD.glob(f"{name}-{precision}-*"):
+            shutil.rmtree(stale)
+        with tempfile.TemporaryDirectory(dir=BUILD) as scratch:
+            run = Path(scratch) / "run"
+            write_run(run, config, vocabulary)
+            _unchecked(run, Path(scratch), name, precision, cache).rename(place)
+        return load_bundle(place)
+
+
+def _unchecked(run: Path, scratch: Path, name: str, precision: Precision, cache: CacheChoice) -> Path:
+    """Exports a run; the bundle's directory within `scratch`."""
+    loaded = load_run(run)
+    place = scratch / "traced"
+    place.mkdir()
+    write_manifest(write_files(loaded, place, Options(name, description="random weights"), ()), place)
+    for integers in INTEGERS:
+        if precision == integers:
+            exact = load_bundle(place)
+            pairs = next(iter(evaluation_data(loaded, lambda line: None).values()))
+            before = decode(exact, CPU, pairs, loaded.recipe.evaluation.metrics)
+            folder = scratch / integers
+            return search(exact, folder, integers, pairs, [], before, math.inf, cache, lambda line: None).bundle.path
+    return place
+
+
+def _fingerprint() -> str:
+    """Of the code that makes bundles."""
+    digest = hashlib.sha256()
+    for name in CODE:
+        path = ROOT / name
+        for file in [path] if path.is_file() else sorted(path.rglob("*.py")):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()

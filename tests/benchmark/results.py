@@ -1,0 +1,119 @@
+"""The results of the latest run of each benchmark, as JSON files in the folder `results`."""
+
+import json
+import re
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+RESULTS = Path(__file__).parent / "results"
+ROW = re.compile(r"[\[{](?:[^\[\]{}]|\[[^\[\]{}]*\])*[\]}]")  # what holds no more than lists of values
+
+
+class Row(BaseModel):
+    """One system at one load, in its best setting.
+
+    Attributes:
+        system: "raw", "unary", "batch" or "ctranslate2".
+        load: inputs worked on at a time; None for all of them at once.
+        rates: tokens a second, one a round.
+        p50, p99: seconds of a call.
+        core_ms: milliseconds of a core for each input.
+    """
+
+    system: str
+    load: int | None
+    setting: str
+    rates: list[float]
+    p50: float | None = None
+    p99: float | None = None
+    core_ms: float | None = None
+
+    @property
+    def rate(self) -> float:
+        return median(self.rates)
+
+
+class Arrivals(BaseModel):
+    """Calls at random moments: so many a second, and seconds of a call."""
+
+    calls_per_second: float
+    p50: float
+    p99: float
+    failed: int
+
+
+class Bulk(BaseModel):
+    """Interactive calls beside batches.
+
+    Attributes:
+        slower: p99 of the calls over that without batches.
+        kept: of the batches' tokens a second without the calls.
+    """
+
+    slower: float
+    kept: float
+
+
+class Served(BaseModel):
+    """The server on one model in one precision, beside its raw step loop and CTranslate2.
+
+    Attributes:
+        machine: what it was measured on and when, see tests.benchmark.machine.
+        model, inputs: in words.
+        tokens_per_answer: a mean, end tokens included.
+        same_answers: inputs that the server answers with CTranslate2's tokens, and inputs.
+        greedy, beam: rows by system and load.
+        peak_mb: that a process ever held after greedy search, by system; CTranslate2's in its best setting at 64.
+        start_seconds: from the start of the server's process until it serves.
+    """
+
+    machine: dict[str, Any]
+    model: str
+    inputs: str
+    tokens_per_answer: float
+    same_answers: tuple[int, int]
+    greedy: list[Row]
+    beam: list[Row]
+    arrivals: Arrivals | None = None
+    bulk: Bulk | None = None
+    peak_mb: dict[str, float]
+    start_seconds: float
+
+    def at(self, system: str, load: int | None, *, beam: bool = False) -> Row | None:
+        rows = self.beam if beam else self.greedy
+        return next((row for row in rows if (row.system, row.load) == (system, load)), None)
+
+
+def read(name: str, folder: Path = RESULTS) -> dict[str, Any]:
+    """What the benchmark of that name wrote; nothing where it was never run."""
+    path = folder / f"{name}.json"
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return document
+
+
+def serving(folder: Path = RESULTS) -> dict[str, Served]:
+    """By model and precision, such as "g2p-en int8"."""
+    try:
+        return {label: Served.model_validate(each) for label, each in read("serving", folder).items()}
+    except ValidationError:
+        raise SystemExit(
+            f"{folder / 'serving.json'} is not what this version writes; remove it, and measure anew"
+        ) from None
+
+
+def write(name: str, document: dict[str, Any], folder: Path = RESULTS) -> None:
+    """Numbers are kept to five digits, a row of a table on a line."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = ROW.sub(lambda row: re.sub(r"\n\s*", " ", row[0]), json.dumps(_rounded(document), indent=1))
+    (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,67 @@
+"""Contenders that are measured in turn, round after round, and what is kept of it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from tests.benchmark.results import Row
+from tests.support.load import Sample, percentile
+
+Notify = Callable[[str], None]
+"""Told what is going on, before each measurement."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured: so many rounds, in each of which a sample of everybody takes about so many seconds."""
+
+    rounds: int
+    seconds: float
+
+
+@dataclass
+class Contender:
+    """One system in one setting at one load.
+
+    Attributes:
+        load: inputs worked on at a time; None for all of them at once.
+        setting: threads and the like, in words.
+        measure: takes a sample of about so many seconds.
+        samples: one a round.
+    """
+
+    system: str
+    load: int | None
+    setting: str
+    measure: Callable[[float], Sample]
+    samples: list[Sample] = field(default_factory=list)
+
+    def row(self) -> Row:
+        latencies = [x for sample in self.samples for x in sample.latencies]
+        cpu = sum(sample.cpu_seconds.get("server", sample.cpu_seconds.get("own", 0.0)) for sample in self.samples)
+        return Row(
+            system=self.system,
+            load=self.load,
+            setting=self.setting,
+            rates=[sample.tokens / sample.seconds for sample in self.samples],
+            p50=percentile(latencies, 0.5),
+            p99=percentile(latencies, 0.99),
+            core_ms=1000 * cpu / sum(sample.sequences for sample in self.samples),
+        )
+
+
+def take_turns(contenders: Sequence[Contender], effort: Effort, notify: Notify) -> list[Row]:
+    """Measures all in turn; of each system at each load the setting with the most tokens a second.
+
+    Every other round goes backwards, so that a machine that warms up or gets busy favours nobody.
+    """
+    for number in range(effort.rounds):
+        notify(f"round {number + 1} of {effort.rounds}")
+        for contender in contenders if number % 2 == 0 else reversed(contenders):
+            contender.samples.append(contender.measure(effort.seconds))
+    best: dict[tuple[str, int | None], Row] = {}
+    for row in (contender.row() for contender in contenders):
+        known = best.get((row.system, row.load))
+        if known is None or median(row.rates) > median(known.rates):
+            best[row.system, row.load] = row
+    return list(best.values())

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from deploy.tools import NoTools, kubernetes_tools
-from server.config.options import ServerConfig
+from dragoman_server.config.options import ServerConfig
 
 DEPLOY = Path(__file__).parent
 CHART = DEPLOY / "helm" / "dragoman"

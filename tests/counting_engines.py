@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from server.engine.layout import EngineOptions
-from server.engine.pool import EnginePool
-from server.engine.requests import FinishReason, GenerationRequest
-from server.runtime.device import Device
-from server.runtime.failures import WorkerLostError
-from server.runtime.scores import PlainScores
-from server.search.base import Demand
-from server.search.options import SearchOptions
+from dragoman_server.engine.layout import EngineOptions
+from dragoman_server.engine.pool import EnginePool
+from dragoman_server.engine.requests import FinishReason, GenerationRequest
+from dragoman_server.runtime.device import Device
+from dragoman_server.runtime.failures import WorkerLostError
+from dragoman_server.runtime.scores import PlainScores
+from dragoman_server.search.base import Demand
+from dragoman_server.search.options import SearchOptions
 from tests.fake_engines import letters_bundle
 
 END = 3

@@ -16,16 +16,16 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from dragoman.inference import open_inference_pb2_grpc
 from dragoman.v1 import generation_pb2_grpc
-from server.api.health import Health
-from server.api.inference.service import Administration, InferenceService
-from server.api.interceptor import CallInterceptor
-from server.api.limits import request_limits
-from server.api.model import ServedModel
-from server.api.service import SERVICE, GenerationService
-from server.bundle.load import Bundle
-from server.bundle.manifest import Graph, Graphs, Limits, Manifest, Shape, SpecialTokens, Tokenizers
-from server.config import ServerConfig
-from server.engine.requests import (
+from dragoman_server.api.health import Health
+from dragoman_server.api.inference.service import Administration, InferenceService
+from dragoman_server.api.interceptor import CallInterceptor
+from dragoman_server.api.limits import request_limits
+from dragoman_server.api.model import ServedModel
+from dragoman_server.api.service import SERVICE, GenerationService
+from dragoman_server.bundle.load import Bundle
+from dragoman_server.bundle.manifest import Graph, Graphs, Limits, Manifest, Shape, SpecialTokens, Tokenizers
+from dragoman_server.config import ServerConfig
+from dragoman_server.engine.requests import (
     BeamProgress,
     EngineUnavailableError,
     Finished,
@@ -36,13 +36,13 @@ from server.engine.requests import (
     QueueFullError,
     TokenChoice,
 )
-from server.engine.scorer import Scorer
-from server.metrics import ServerMetrics
-from server.models.registry import ModelRegistry
-from server.observe.observer import Observer
-from server.runtime.scorer import Scores
-from server.search.stopping import StopTracker
-from server.text.stream import TargetDecoder
+from dragoman_server.engine.scorer import Scorer
+from dragoman_server.metrics import ServerMetrics
+from dragoman_server.models.registry import ModelRegistry
+from dragoman_server.observe.observer import Observer
+from dragoman_server.runtime.scorer import Scores
+from dragoman_server.search.stopping import StopTracker
+from dragoman_server.text.stream import TargetDecoder
 from tests.waiting import until_async
 
 SPECIAL = ["<pad>", "<unk>", "<s>", "</s>"]

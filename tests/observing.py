@@ -5,11 +5,11 @@ import io
 import json
 from typing import Any
 
-from server.engine.requests import Stages
-from server.logs import line_renderer
-from server.observe.lines import LineWriter
-from server.observe.observer import Observer
-from server.observe.record import CallRecord
+from dragoman_server.engine.requests import Stages
+from dragoman_server.logs import line_renderer
+from dragoman_server.observe.lines import LineWriter
+from dragoman_server.observe.observer import Observer
+from dragoman_server.observe.record import CallRecord
 
 
 class Log:

@@ -15,16 +15,16 @@ import torch
 from tokenizers import Tokenizer
 
 from dragoman import Client, Result
-from server.bundle.load import Bundle, load_bundle
-from server.search.options import SearchOptions
+from dragoman_server.bundle.load import Bundle, load_bundle
+from dragoman_server.search.options import SearchOptions
+from dragoman_training.data.batches import pad
+from dragoman_training.model import Transformer
 from tests import transformers_model
 from tests.full_precision import IN_FULL
 from tests.reference.decoding import decode
 from tests.reference.model import ReferenceModel
 from tests.support import ctranslate2_model
 from tests.support.bundle_weights import load_model
-from training.data.batches import pad
-from training.model import Transformer
 
 ROOT = Path(__file__).resolve().parents[1]
 # English words of all kinds, for a model that says how words are spoken: those of a text that will not change.

@@ -7,8 +7,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from server.engine.requests import BeamProgress, FinishReason, HypothesisResult, Progress
-from server.search.base import Continuation, Demand, Search
+from dragoman_server.engine.requests import BeamProgress, FinishReason, HypothesisResult, Progress
+from dragoman_server.search.base import Continuation, Demand, Search
 
 Script = Callable[[tuple[int, ...]], ArrayLike]
 """Tokens so far, without the begin token, to the probabilities of the next one, [vocabulary]: above 0, any sum."""

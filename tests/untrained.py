@@ -4,12 +4,12 @@ import random
 from pathlib import Path
 from typing import Any
 
+from dragoman_training.checkpoint import save_state
+from dragoman_training.data.prepare import SOURCE_TOKENIZER, TARGET_TOKENIZER
+from dragoman_training.data.tokenizers import SPECIAL_TOKENS
+from dragoman_training.model import ModelConfig
+from dragoman_training.recipe import Recipe, save_recipe
 from tests.support.random_model import random_model, symbol, symbol_tokenizer
-from training.checkpoint import save_state
-from training.data.prepare import SOURCE_TOKENIZER, TARGET_TOKENIZER
-from training.data.tokenizers import SPECIAL_TOKENS
-from training.model import ModelConfig
-from training.recipe import Recipe, save_recipe
 
 VOCABULARY = 40
 SMALL: dict[str, Any] = {

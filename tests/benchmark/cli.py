@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from dragoman.local import ServerStartError
-from export.errors import ExportError
-from server.bundle.load import Bundle, BundleError, load_bundle, shipped_bundle
+from dragoman_export.errors import ExportError
+from dragoman_server.bundle.load import Bundle, BundleError, load_bundle, shipped_bundle
 from tests.benchmark import results
 from tests.benchmark.actor import ActorError
 from tests.benchmark.loop import measure_loop

@@ -11,14 +11,14 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from server.bundle.load import Bundle
-from server.runtime.device import CPU
-from server.runtime.model import Runtime, Sessions
+from dragoman_server.bundle.load import Bundle
+from dragoman_server.runtime.device import CPU
+from dragoman_server.runtime.model import Runtime, Sessions
+from dragoman_training.model import ModelConfig
+from dragoman_training.recipe import SHIPPED, load_recipe
 from tests.benchmark import results
 from tests.benchmark.machine import describe
 from tests.benchmark.random_bundle import BASE, random_bundle
-from training.model import ModelConfig
-from training.recipe import SHIPPED, load_recipe
 
 ROWS = tuple(2**power for power in range(9))  # 1 to 256
 LENGTHS = tuple(8 << power for power in range(6))  # 8 to 256

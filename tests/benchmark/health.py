@@ -15,7 +15,7 @@ import typer
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dragoman.local import LOOPBACK, LocalServer, ServerStartError, free_port
-from server.bundle.load import load_bundle, shipped_bundle
+from dragoman_server.bundle.load import load_bundle, shipped_bundle
 from tests.benchmark import results
 from tests.benchmark.actor import Actor, ActorError
 from tests.benchmark.machine import describe

@@ -11,23 +11,23 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from export.assemble import CacheChoice, Options, write_files, write_manifest
-from export.data import evaluation_data
-from export.precision.search import search
-from export.quality import decode
-from server.bundle.load import Bundle, BundleError, load_bundle
-from server.bundle.manifest import INTEGERS, Precision
-from server.runtime.device import CPU
+from dragoman_export.assemble import CacheChoice, Options, write_files, write_manifest
+from dragoman_export.data import evaluation_data
+from dragoman_export.precision.search import search
+from dragoman_export.quality import decode
+from dragoman_server.bundle.load import Bundle, BundleError, load_bundle
+from dragoman_server.bundle.manifest import INTEGERS, Precision
+from dragoman_server.runtime.device import CPU
+from dragoman_training.model import ModelConfig
+from dragoman_training.run import load_run
 from tests.support.random_model import write_run
-from training.model import ModelConfig
-from training.run import load_run
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "bench"
 CODE = (
     "export",
-    "training/model",
-    "server/bundle",
+    "training/dragoman_training/model",
+    "server/dragoman_server/bundle",
     "tests/support/random_model.py",
     "tests/benchmark/random_bundle.py",
 )

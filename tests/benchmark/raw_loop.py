@@ -9,9 +9,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from server.bundle.load import load_bundle
-from server.runtime.device import CPU
-from server.runtime.model import Runtime, Sessions
+from dragoman_server.bundle.load import load_bundle
+from dragoman_server.runtime.device import CPU
+from dragoman_server.runtime.model import Runtime, Sessions
 from tests.support.load import Sample
 
 

@@ -5,8 +5,8 @@ from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 
-from server.bundle.load import Bundle
-from server.cpu import usable_cpus
+from dragoman_server.bundle.load import Bundle
+from dragoman_server.cpu import usable_cpus
 from tests.benchmark.actor import Actor, ActorError
 from tests.benchmark.translator import CTranslate2
 from tests.benchmark.turns import Contender

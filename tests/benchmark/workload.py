@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dragoman.v1 import generation_pb2 as pb
-from server.bundle.load import Bundle, BundleError
+from dragoman_server.bundle.load import Bundle, BundleError
 
 ROOT = Path(__file__).resolve().parents[2]
 TEST_WORDS = ROOT.parent / "shared" / "data" / "g2p-cmudict" / "g014b2b.test"

@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from deploy.generate import CHART, DEPLOY
-from server.config.options import ServerConfig
-from server.config.sources import configure
-from server.metrics import ServerMetrics
+from dragoman_server.config.options import ServerConfig
+from dragoman_server.config.sources import configure
+from dragoman_server.metrics import ServerMetrics
 from tests.deploy.conftest import Render
 from tests.deploy.objects import Document, only
 from tests.deploy.test_chart_objects import VALUES

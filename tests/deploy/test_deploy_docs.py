@@ -14,10 +14,10 @@ import pytest
 import yaml
 
 from deploy.generate import CHART, DEPLOY
-from server.bundle.load import load_bundle, shipped_bundle
-from server.bundle.manifest import INTEGERS, Manifest, Shape
-from server.config import ServerConfig
-from server.runtime.precision import unfit_for_gpus
+from dragoman_server.bundle.load import load_bundle, shipped_bundle
+from dragoman_server.bundle.manifest import INTEGERS, Manifest, Shape
+from dragoman_server.config import ServerConfig
+from dragoman_server.runtime.precision import unfit_for_gpus
 from tests.certificates import Authority
 from tests.conftest import ROOT
 from tests.deploy.conftest import Render

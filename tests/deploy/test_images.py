@@ -19,7 +19,7 @@ import yaml
 
 from deploy.generate import CHART, DEPLOY
 from deploy.tools import NoTools, hadolint
-from server.bundle.load import shipped_bundle
+from dragoman_server.bundle.load import shipped_bundle
 from tests.conftest import ROOT
 from tests.deploy.conftest import Render
 from tests.deploy.images import BASE, Docker, lacking
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.timeout(900)
 
 INSTALLED = """
 import importlib.metadata as metadata, json, os, pathlib, sys
-import server.app, server.cli, server.workers.process
+import dragoman_server.app, dragoman_server.cli, dragoman_server.workers.process
 modules = [module.__spec__ for module in sys.modules.values() if module.__spec__ and module.__spec__.cached]
 print(json.dumps({
     "packages": {each.name: each.version for each in metadata.distributions()},
@@ -141,7 +141,7 @@ def test_nothing_is_in_it_that_the_server_does_not_need(installed: dict[str, Any
     packages = {name.lower() for name in installed["packages"]}
     assert packages.isdisjoint({"torch", "onnx", "pip", "setuptools", "hatchling", "cyclonedx-bom", "onnxruntime-gpu"})
     assert {"dragoman", "onnxruntime", "opentelemetry-sdk"} <= packages
-    assert installed["application"] == ["dragoman", f"dragoman-{VERSION}.dist-info", "server"]
+    assert installed["application"] == ["dragoman", f"dragoman-{VERSION}.dist-info", "dragoman_server"]
     assert installed["shells"] == []
 
 
@@ -234,7 +234,7 @@ def test_a_model_can_be_in_an_image(docker: Docker, tmp_path: Path) -> None:
     (tmp_path / "my.Dockerfile").write_text(block, encoding="utf-8")
     shutil.copytree(shipped_bundle(), tmp_path / "runs" / "my-bundle")
     docker.run(block_with(r"my\.Dockerfile"), tmp_path)
-    look = "from server.bundle.load import load_bundle; import pathlib; load_bundle(pathlib.Path('/models'))"
+    look = "from dragoman_server.bundle.load import load_bundle; import pathlib; load_bundle(pathlib.Path('/models'))"
     docker.run(f'docker run --rm --entrypoint python3 my-dragoman:1 -c "{look}"')
 
 

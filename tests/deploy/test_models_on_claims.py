@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from deploy.generate import DEPLOY
-from server.bundle.load import shipped_bundle
-from server.config import ServerConfig
-from server.models.repository import Repository
+from dragoman_server.bundle.load import shipped_bundle
+from dragoman_server.config import ServerConfig
+from dragoman_server.models.repository import Repository
 from tests.deploy.conftest import Render
 from tests.deploy.kube_schemas import MINORS, faults, unrestricted
 from tests.deploy.objects import only

@@ -8,11 +8,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from server.runtime.model import Sessions
+from dragoman_server.runtime.model import Sessions
 
 
 class HostStream:
-    """See server.runtime.memory.Stream.
+    """See dragoman_server.runtime.memory.Stream.
 
     Copies are put off until somebody waits, or a graph is about to run: so whoever changes memory too early, or looks
     at it too early, sees what he should not, as on a GPU.

@@ -10,11 +10,11 @@ import onnx
 import pytest
 from structlog.testing import capture_logs
 
-from server.bundle.load import Bundle, load_bundle
-from server.runtime.device import CPU
-from server.runtime.fixed import MOST_CANDIDATES, NOT_RECORDED, sizes
-from server.runtime.model import Runtime, Sessions
-from server.search.base import Demand, Edits
+from dragoman_server.bundle.load import Bundle, load_bundle
+from dragoman_server.runtime.device import CPU
+from dragoman_server.runtime.fixed import MOST_CANDIDATES, NOT_RECORDED, sizes
+from dragoman_server.runtime.model import Runtime, Sessions
+from dragoman_server.search.base import Demand, Edits
 from tests.gpu.host_stream import HostStream, run_on
 
 SLOTS = 13

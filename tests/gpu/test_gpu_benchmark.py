@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from server.bundle.load import Bundle, load_bundle
-from server.runtime.device import CPU
+from dragoman_server.bundle.load import Bundle, load_bundle
+from dragoman_server.runtime.device import CPU
 from tests.benchmark.gpu.memory import memory_over_requests
 from tests.benchmark.gpu.steps import Load, StepTime, cache_bytes, step_times, weight_bytes
 from tests.benchmark.page import gpu_section

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.bundle.load import Bundle, load_bundle
-from server.bundle.manifest import Precision
-from server.runtime.device import CPU, DeviceError, choose_device
-from server.runtime.model import Runtime, Sessions
+from dragoman_server.bundle.load import Bundle, load_bundle
+from dragoman_server.bundle.manifest import Precision
+from dragoman_server.runtime.device import CPU, DeviceError, choose_device
+from dragoman_server.runtime.model import Runtime, Sessions
+from dragoman_training.run import load_run
 from tests.gpu.host_stream import HostStream, run_on
-from training.run import load_run
 
 SLOTS = 12
 Answer = tuple[list[int], list[float]]
@@ -82,7 +82,7 @@ def cuda_setting(bundle: Bundle, tiny_run: Path, folder: Path, name: str) -> Set
         device = choose_device("cuda", bundle.encoder)
     except DeviceError as error:
         pytest.skip(f"no GPU to test on: {error}")
-    from export.bundle import Options, export_run
+    from dragoman_export.bundle import Options, export_run
 
     precision: Precision = "bf16" if name == "cuda-bf16" else "fp16"
     records = name != "cuda-unrecorded"
@@ -194,8 +194,8 @@ def test_candidates_are_the_best_in_order(setting: Setting, sources: list[list[i
 
 
 def test_rows_choose_in_every_way(setting: Setting, tiny_run: Path) -> None:
-    from export.choices import check_choices
-    from export.references import TorchReference
+    from dragoman_export.choices import check_choices
+    from dragoman_export.references import TorchReference
 
     runtime = setting.new_runtime(SLOTS)
     found, _ = check_choices(runtime, TorchReference(load_run(tiny_run).model, runtime.manifest.tokens))

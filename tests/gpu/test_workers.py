@@ -6,7 +6,7 @@ import pytest
 
 from dragoman import Client
 from dragoman.local import LocalServer
-from server.runtime.device import DeviceError, choose_device
+from dragoman_server.runtime.device import DeviceError, choose_device
 
 NUMBERS = ["7", "42", "365", "9801"]
 
@@ -20,7 +20,7 @@ def served(request: pytest.FixtureRequest, tiny_bundle: Path, tiny_run: Path, tm
         choose_device(request.param, tiny_bundle / "encoder.onnx")
     except DeviceError as error:
         pytest.skip(f"no GPU to test on: {error}")
-    from export.bundle import Options, export_run
+    from dragoman_export.bundle import Options, export_run
 
     export_run(tiny_run, tmp_path / "fp16", Options(name="tiny", precision="fp16", device="cuda"))
     return request.param, tmp_path / "fp16"

@@ -7,7 +7,7 @@ import pytest
 
 from dragoman import Client
 from dragoman.local import LOOPBACK, ServerStartError
-from server.bundle.load import load_bundle, shipped_bundle
+from dragoman_server.bundle.load import load_bundle, shipped_bundle
 from tests.benchmark.servers.cli import convert_with_tokenizers
 from tests.benchmark.servers.load import PROTOCOLS, ServerLoad
 from tests.benchmark.servers.running import Running, Setting, start_asyncio

@@ -6,18 +6,18 @@ from typing import Any
 import pytest
 import torch
 
-from export.graphs import DecoderStep, SourceEncoder, folded
-from export.graphs.interface import decoder_interface, encoder_interface
-from export.onnx_files import trace
-from server.bundle.load import load_bundle, shipped_bundle
-from server.bundle.manifest import Shape
+from dragoman_export.graphs import DecoderStep, SourceEncoder, folded
+from dragoman_export.graphs.interface import decoder_interface, encoder_interface
+from dragoman_export.onnx_files import trace
+from dragoman_server.bundle.load import load_bundle, shipped_bundle
+from dragoman_server.bundle.manifest import Shape
+from dragoman_training.evaluation.greedy import greedy
+from dragoman_training.model import ModelConfig, Transformer
 from tests.benchmark.translator import CTranslate2
 from tests.full_precision import IN_FULL
 from tests.support.bundle_weights import fill, load_model, read_holders
 from tests.support.ctranslate2_model import convert
 from tests.support.random_model import symbol_tokenizer, vary_answers
-from training.evaluation.greedy import greedy
-from training.model import ModelConfig, Transformer
 
 SOURCE_TOKENS, TARGET_TOKENS, ROWS = 11, 12, 24
 SHAPE: dict[str, Any] = {

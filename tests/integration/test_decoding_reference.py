@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from export.bundle import Options, export_run
-from server.engine.requests import GenerationRequest, HypothesisResult
+from dragoman_export.bundle import Options, export_run
+from dragoman_server.engine.requests import GenerationRequest, HypothesisResult
 from tests.reference.decoding import Decoded
 from tests.reference.models import NARROW, WIDE, clear_run
 from tests.reference.serving import Served

@@ -3,15 +3,15 @@
 import subprocess
 import sys
 
-from server.bundle.load import shipped_bundle
+from dragoman_server.bundle.load import shipped_bundle
 
 ROWS = 4
 SCRIPT = """
 import sys
-from server.bundle.load import load_bundle, shipped_bundle
-from server.engine.hosted import LocalModel
-from server.engine.layout import EngineOptions
-from server.memory import resident_memory
+from dragoman_server.bundle.load import load_bundle, shipped_bundle
+from dragoman_server.engine.hosted import LocalModel
+from dragoman_server.engine.layout import EngineOptions
+from dragoman_server.memory import resident_memory
 engines = int(sys.argv[1])
 model = LocalModel(load_bundle(shipped_bundle()), EngineOptions(device="cpu", engines=engines, threads_per_engine=1))
 runtimes = [model.runtime(index, int(sys.argv[2])) for index in range(engines)]

@@ -19,27 +19,27 @@ import torch
 from onnx import numpy_helper
 from typer.testing import CliRunner
 
-from export.assemble import write_files, write_manifest
-from export.bundle import Options, check, export_run
-from export.check import BATCHES, Report, _check_scorer, _tie, check_bundle
-from export.cli import app
-from export.errors import CheckFailedError, ExportError
-from export.generate import greedy
-from export.graphs import folded
-from export.graphs.folding import Folded
-from export.onnx_files import WEIGHTS_FILE
-from export.references import DISTURBANCES, ScorerGraph, TorchReference, largest_difference
-from export.walk import limit
-from server.bundle.load import load_bundle
-from server.bundle.manifest import MANIFEST_FILE, SpecialTokens
-from server.runtime.device import CPU
-from server.runtime.model import Runtime, Sessions
+from dragoman_export.assemble import write_files, write_manifest
+from dragoman_export.bundle import Options, check, export_run
+from dragoman_export.check import BATCHES, Report, _check_scorer, _tie, check_bundle
+from dragoman_export.cli import app
+from dragoman_export.errors import CheckFailedError, ExportError
+from dragoman_export.generate import greedy
+from dragoman_export.graphs import folded
+from dragoman_export.graphs.folding import Folded
+from dragoman_export.onnx_files import WEIGHTS_FILE
+from dragoman_export.references import DISTURBANCES, ScorerGraph, TorchReference, largest_difference
+from dragoman_export.walk import limit
+from dragoman_server.bundle.load import load_bundle
+from dragoman_server.bundle.manifest import MANIFEST_FILE, SpecialTokens
+from dragoman_server.runtime.device import CPU
+from dragoman_server.runtime.model import Runtime, Sessions
+from dragoman_training.checkpoint import load_state, save_state
+from dragoman_training.evaluation.evaluate import measure
+from dragoman_training.evaluation.greedy import answer
+from dragoman_training.model import Transformer
+from dragoman_training.run import load_run
 from tests.untrained import small_run
-from training.checkpoint import load_state, save_state
-from training.evaluation.evaluate import measure
-from training.evaluation.greedy import answer
-from training.model import Transformer
-from training.run import load_run
 
 # As in T5 1.1: no bias, no scale but at the end, heads of a width of their own, and positions that are distances.
 T5 = {
@@ -619,7 +619,7 @@ def test_failed_export_leaves_nothing_and_an_older_bundle_as_it_was(
             next(copy.decoder.norm.parameters()).mul_(1.01)
         return copy
 
-    monkeypatch.setattr("export.assemble.folded", wrongly_folded)
+    monkeypatch.setattr("dragoman_export.assemble.folded", wrongly_folded)
     with pytest.raises(CheckFailedError, match="so no bundle was made: cached step and PyTorch") as raised:
         export_run(run, place, Options(name="small", overwrite=True, device="cpu"))
     assert isinstance(raised.value.report, Report)
@@ -650,7 +650,7 @@ def test_terminated_export_leaves_nothing_behind(run: Path, tmp_path: Path) -> N
 
 DEAF = """
 import os, signal
-from export import bundle, cli
+from dragoman_export import bundle, cli
 
 def deaf(*arguments, load_run=bundle.load_run):
     try:

@@ -23,7 +23,7 @@ from dragoman.inference import open_inference_pb2 as oip
 from dragoman.local import LocalServer
 from dragoman.v1 import admin_pb2
 from dragoman.v1 import generation_pb2 as pb
-from server.bundle.load import shipped_bundle
+from dragoman_server.bundle.load import shipped_bundle
 from tests.fuzzing import payloads
 from tests.soak.verdict import wrong_lines
 

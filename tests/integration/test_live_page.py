@@ -19,7 +19,7 @@ from dragoman import Client
 from dragoman.errors import DragomanError
 from dragoman.local import LocalServer
 from dragoman.retry import NO_RETRY
-from server.bundle.load import shipped_bundle
+from dragoman_server.bundle.load import shipped_bundle
 from tests.browser import Page, browsing, need_chromium
 from tests.samples import sum_of
 from tests.waiting import until

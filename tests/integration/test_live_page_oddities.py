@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.live import history
-from server.live.history import History
-from server.metrics import ModelMetrics, ServerMetrics
-from server.probes import Probes
-from server.web import serve_http
+from dragoman_server.live import history
+from dragoman_server.live.history import History
+from dragoman_server.metrics import ModelMetrics, ServerMetrics
+from dragoman_server.probes import Probes
+from dragoman_server.web import serve_http
 from tests.browser import Page, browsing, need_chromium
 
 NAME = "<img src=x onerror=alert(1)>"  # no repository would give a model such a name

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from server.bundle.load import Bundle, load_bundle
-from server.runtime.device import CPU
-from server.runtime.model import BLOCKWISE, Runtime, Sessions, lone_rows_differ
-from server.runtime.scores import PlainScores
-from server.search.base import Demand, Edits
+from dragoman_server.bundle.load import Bundle, load_bundle
+from dragoman_server.runtime.device import CPU
+from dragoman_server.runtime.model import BLOCKWISE, Runtime, Sessions, lone_rows_differ
+from dragoman_server.runtime.scores import PlainScores
+from dragoman_server.search.base import Demand, Edits
 from tests.full_precision import IN_FULL
 
 ANSWER = [23, 14, 9, 30]  # decoded, whatever the model would say
@@ -113,7 +113,7 @@ def test_a_source_of_one_token_is_encoded_beside_itself(bundle: Bundle) -> None:
 def test_every_product_of_the_shipped_model_fits_into_16_bits() -> None:
     """Whatever the activations: two products of a byte and a weight are added in 16 bits on x86 without VNNI."""
     onnx: Any = pytest.importorskip("onnx")
-    from server.bundle.load import shipped_bundle
+    from dragoman_server.bundle.load import shipped_bundle
 
     multiplied = 0
     shipped = load_bundle(shipped_bundle())

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from server.bundle.load import load_bundle
-from server.runtime.device import CPU
-from server.runtime.model import WARM_UP_ENCODED, Runtime, Sessions
-from server.runtime.scores import PlainScores
+from dragoman_server.bundle.load import load_bundle
+from dragoman_server.runtime.device import CPU
+from dragoman_server.runtime.model import WARM_UP_ENCODED, Runtime, Sessions
+from dragoman_server.runtime.scores import PlainScores
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ SIOCSIFADDR, SIOCSIFFLAGS, UP = 0x8916, 0x8914, 1
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
     fcntl.ioctl(control, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", UP))
     fcntl.ioctl(control, SIOCSIFADDR, struct.pack("16sHH4s8x", b"lo", socket.AF_INET, 0, bytes(4)))
-os.execv(sys.executable, [sys.executable, "-m", "server", "--port", "0", "--metrics-port", "0", *sys.argv[1:]])
+os.execv(sys.executable, [sys.executable, "-m", "dragoman_server", "--port", "0", "--metrics-port", "0", *sys.argv[1:]])
 """
 LISTEN = "0A"  # in /proc
 NAMESPACE = ["unshare", "--net", *(["--user", "--map-root-user"] if os.geteuid() else [])]

@@ -9,7 +9,7 @@ import pytest
 
 from dragoman import Client
 from dragoman.local import ServerStartError
-from server.bundle.load import shipped_bundle
+from dragoman_server.bundle.load import shipped_bundle
 from tests.conftest import StartServer
 from tests.full_precision import IN_FULL
 

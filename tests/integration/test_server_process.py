@@ -20,7 +20,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from dragoman.local import LocalServer, serve_command
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
-from server.bundle.load import shipped_bundle
+from dragoman_server.bundle.load import shipped_bundle
 from tests.altered_bundles import lengthened
 from tests.conftest import StartServer
 from tests.samples import sum_of
@@ -79,11 +79,19 @@ def test_it_starts_fast_in_little_memory_and_without_torch(start_server: StartSe
 
 
 def test_it_imports_nothing_of_training() -> None:
-    code = "import server.cli, server.app, sys; print(*sys.modules)"
+    code = "import dragoman_server.cli, dragoman_server.app, sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     imported = {name.partition(".")[0] for name in done.stdout.split()}
-    assert "server" in imported
-    assert not imported & {"torch", "onnx", "onnxscript", "training", "export", "sacrebleu", "matplotlib"}
+    assert "dragoman_server" in imported
+    assert not imported & {
+        "torch",
+        "onnx",
+        "onnxscript",
+        "dragoman_training",
+        "dragoman_export",
+        "sacrebleu",
+        "matplotlib",
+    }
 
 
 def test_a_port_in_use_is_told_in_one_sentence(tiny_bundle: Path, taken_port: int) -> None:

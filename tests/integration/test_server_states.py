@@ -20,7 +20,7 @@ from dragoman.inference import open_inference_pb2_grpc
 from dragoman.local import LOOPBACK, free_port, serve_command
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
-from server.bundle.load import shipped_bundle
+from dragoman_server.bundle.load import shipped_bundle
 from tests.altered_bundles import failing
 from tests.certificates import Authority
 from tests.waiting import PATIENCE, until

@@ -10,7 +10,7 @@ import pytest
 from dragoman.local import LocalServer
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
-from server.bundle.load import load_bundle, shipped_bundle
+from dragoman_server.bundle.load import load_bundle, shipped_bundle
 
 SOURCE_LETTERS = "etaoinshrdlu"
 IDS = load_bundle(shipped_bundle()).target_tokenizer.get_vocab()

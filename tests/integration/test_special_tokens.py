@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 
-from server.bundle.load import load_bundle, shipped_bundle
-from server.runtime.device import CPU
-from server.runtime.model import Runtime, Sessions
-from server.search.base import Demand
-from training.run import load_run
+from dragoman_server.bundle.load import load_bundle, shipped_bundle
+from dragoman_server.runtime.device import CPU
+from dragoman_server.runtime.model import Runtime, Sessions
+from dragoman_server.search.base import Demand
+from dragoman_training.run import load_run
 
 
 def test_special_tokens_have_no_probability_and_the_others_all_of_it() -> None:

@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from export.bundle import Options, export_run
-from server.bundle.load import Bundle, load_bundle
-from server.bundle.manifest import Attention
-from server.runtime.device import CPU
-from server.runtime.model import Runtime, Sessions
-from server.search.base import Demand, Edits
+from dragoman_export.bundle import Options, export_run
+from dragoman_server.bundle.load import Bundle, load_bundle
+from dragoman_server.bundle.manifest import Attention
+from dragoman_server.runtime.device import CPU
+from dragoman_server.runtime.model import Runtime, Sessions
+from dragoman_server.search.base import Demand, Edits
 from tests.untrained import small_run
 
 ROWS, STEPS, SLOTS = 24, 5, 26

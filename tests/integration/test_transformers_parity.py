@@ -18,8 +18,10 @@ from transformers import (
 )
 
 from dragoman import Client
-from server.search.options import SamplingOptions
-from server.search.sampling import Sampler
+from dragoman_server.search.options import SamplingOptions
+from dragoman_server.search.sampling import Sampler
+from dragoman_training.data.batches import pad
+from dragoman_training.model import ModelConfig
 from tests import transformers_model
 from tests.integration.test_ctranslate2_parity import CHOICES, SHAPE, name, random_model, random_sources, vocabularies
 from tests.parity import (
@@ -31,8 +33,6 @@ from tests.parity import (
     from_server,
     one_thread,
 )
-from training.data.batches import pad
-from training.model import ModelConfig
 
 SAME_LOGITS = 1e-5
 BEAM: dict[str, Any] = {"beam_size": 4, "num_hypotheses": 4}

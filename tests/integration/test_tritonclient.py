@@ -21,8 +21,8 @@ from dragoman import Client
 from dragoman.inference import open_inference_pb2 as oip
 from dragoman.inference import open_inference_pb2_grpc
 from dragoman.local import LocalServer
-from server.bundle.load import shipped_bundle
-from server.keys import add
+from dragoman_server.bundle.load import shipped_bundle
+from dragoman_server.keys import add
 from tests.certificates import Authority
 from tests.conftest import StartServer
 

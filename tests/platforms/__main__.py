@@ -21,7 +21,7 @@ import typer
 
 from dragoman import Client, DragomanError
 from dragoman.local import LocalServer, ServerStartError
-from export.errors import ExportError
+from dragoman_export.errors import ExportError
 from tests.platforms import arm64
 from tests.platforms.answers import Answers, Comparison, ask, compare
 from tests.platforms.models import MODELS, Model, make_repository

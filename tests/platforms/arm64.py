@@ -26,7 +26,7 @@ PACKAGES = ("base-files", "libstdc++6", f"python{PYTHON}", "qemu-user:amd64")
 WHEELS_FOR = ("manylinux_2_28_aarch64", "manylinux_2_27_aarch64", "manylinux_2_17_aarch64", "manylinux2014_aarch64")
 # By what ONNX Runtime multiplies integers with: plain NEON, its products of four bytes, and matrices of them (I8MM).
 PROCESSORS = ("cortex-a72", "neoverse-n1", "neoverse-v1")
-IMPORTS = "import server.app, server.cli, onnxruntime"
+IMPORTS = "import dragoman_server.app, server.cli, onnxruntime"
 
 
 class NoMachineError(Exception):
@@ -51,7 +51,7 @@ class Machine:
 
     def command(self, processor: str = "neoverse-n1") -> list[str]:
         """The command that serves the checkout's bundle, to be followed by options of `dragoman-serve`."""
-        return [*self.python(processor), "-m", "server"]
+        return [*self.python(processor), "-m", "dragoman_server"]
 
     def environment(self) -> dict[str, str]:
         """The environment of both. Bytecode is kept in the folder, since an emulated Python compiles for seconds."""

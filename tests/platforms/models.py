@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from export.bundle import Options, export_run
-from server.bundle.load import shipped_bundle
+from dragoman_export.bundle import Options, export_run
+from dragoman_server.bundle.load import shipped_bundle
 from tests.parity import WORDS
 
 INPUTS = 200

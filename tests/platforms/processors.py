@@ -39,7 +39,7 @@ def unknown(processors: Sequence[str]) -> str | None:
 
 def command(processor: str) -> list[str]:
     """What runs a server on a processor, one of `qemu-x86_64 -cpu help`."""
-    return [EMULATOR, "-cpu", processor, sys.executable, "-m", "server"]
+    return [EMULATOR, "-cpu", processor, sys.executable, "-m", "dragoman_server"]
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import time
 from statistics import fmean, median
 
 from dragoman.local import LOOPBACK, LocalServer
-from server.bundle.load import load_bundle, shipped_bundle
+from dragoman_server.bundle.load import load_bundle, shipped_bundle
 from tests.benchmark.workload import real_words
 from tests.ramp.lead import Moment, Ramp
 from tests.ramp.watch import Look, total, watched

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from training.model import Transformer
+from dragoman_training.model import Transformer
 
 Matrix = NDArray[np.float64]
 # Ids of hypotheses, all of one length -> logits of what follows each, [rows, vocabulary], and where the model looks

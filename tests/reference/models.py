@@ -4,11 +4,11 @@ from pathlib import Path
 
 import torch
 
+from dragoman_training.checkpoint import save_state
+from dragoman_training.data.tokenizers import END_ID, PAD_ID
+from dragoman_training.model import ModelConfig, Transformer
 from tests.support.parts import decoder_layers, last_norm
 from tests.support.random_model import write_run
-from training.checkpoint import save_state
-from training.data.tokenizers import END_ID, PAD_ID
-from training.model import ModelConfig, Transformer
 
 MAX_SOURCE, MAX_TARGET = 9, 16
 CONFIG = ModelConfig(

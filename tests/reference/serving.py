@@ -7,11 +7,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from server.bundle.load import load_bundle
-from server.engine.layout import EngineOptions
-from server.engine.pool import EnginePool
-from server.engine.requests import Finished, GenerationRequest, HypothesisResult, Progress
-from server.metrics import ServerMetrics
+from dragoman_server.bundle.load import load_bundle
+from dragoman_server.engine.layout import EngineOptions
+from dragoman_server.engine.pool import EnginePool
+from dragoman_server.engine.requests import Finished, GenerationRequest, HypothesisResult, Progress
+from dragoman_server.metrics import ServerMetrics
 
 Result = TypeVar("Result")
 

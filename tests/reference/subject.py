@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
-from server.search.options import SearchOptions
+from dragoman_server.search.options import SearchOptions
+from dragoman_training.data.tokenizers import BEGIN_ID, END_ID
+from dragoman_training.run import Run, load_run
 from tests.reference.decoding import Decoded, decode
 from tests.reference.model import Forward, ReferenceModel
-from training.data.tokenizers import BEGIN_ID, END_ID
-from training.run import Run, load_run
 
 
 class Subject:

@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from torch import Tensor, nn
 
-from server.bundle.load import Bundle
+from dragoman_server.bundle.load import Bundle
+from dragoman_training.data.tokenizers import NEVER_WRITTEN
+from dragoman_training.model import ModelConfig, Transformer
+from dragoman_training.model.layers import DecoderLayer, EncoderLayer
 from tests.support.parts import decoder_layers, encoder_layers, last_norm, norms, position_table
-from training.data.tokenizers import NEVER_WRITTEN
-from training.model import ModelConfig, Transformer
-from training.model.layers import DecoderLayer, EncoderLayer
 
 Array = NDArray[np.float32]
 INTEGERS, ROW_SCALES = ".int8", ".scale.column"  # how the names of a table's parts end
@@ -180,7 +180,7 @@ def read_holders(graph: onnx.GraphProto) -> Holders:
             consumers.setdefault(name, []).append(node)
 
     def array(name: str) -> Array:
-        """With a scale for each row where it is of integers that can be looked up, see export/precision."""
+        """With a scale for each row where it is of integers that can be looked up, see dragoman_export.precision."""
         values = numpy_helper.to_array(tensors[name]).astype(np.float32)
         scales = tensors.get(name.removesuffix(INTEGERS) + ROW_SCALES) if name.endswith(INTEGERS) else None
         return values if scales is None else values * numpy_helper.to_array(scales)

@@ -13,12 +13,12 @@ from ctranslate2.specs import common_spec, transformer_spec
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from dragoman_training.model import Transformer
+from dragoman_training.model.attention import MultiHeadAttention
+from dragoman_training.model.feed_forward import FeedForward
+from dragoman_training.model.layers import DecoderLayer, EncoderLayer
+from dragoman_training.model.positions import Embedding
 from tests.support.parts import decoder_layers, encoder_layers, last_norm, norms, position_table
-from training.model import Transformer
-from training.model.attention import MultiHeadAttention
-from training.model.feed_forward import FeedForward
-from training.model.layers import DecoderLayer, EncoderLayer
-from training.model.positions import Embedding
 
 ACTIVATIONS = {
     "relu": common_spec.Activation.RELU,

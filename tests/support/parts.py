@@ -4,9 +4,9 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from training.model import Transformer
-from training.model.layers import DecoderLayer, EncoderLayer, Residual
-from training.model.positions import Embedding
+from dragoman_training.model import Transformer
+from dragoman_training.model.layers import DecoderLayer, EncoderLayer, Residual
+from dragoman_training.model.positions import Embedding
 
 
 def encoder_layers(model: Transformer) -> list[EncoderLayer]:

@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
+from dragoman_training.checkpoint import save_state
+from dragoman_training.data.prepare import SOURCE_TOKENIZER, TARGET_TOKENIZER
+from dragoman_training.data.tokenizers import END, END_ID, PAD_ID, SPECIAL_TOKENS, UNKNOWN
+from dragoman_training.model import ModelConfig, Transformer
+from dragoman_training.recipe import Recipe, save_recipe
 from tests.support.parts import last_norm
-from training.checkpoint import save_state
-from training.data.prepare import SOURCE_TOKENIZER, TARGET_TOKENIZER
-from training.data.tokenizers import END, END_ID, PAD_ID, SPECIAL_TOKENS, UNKNOWN
-from training.model import ModelConfig, Transformer
-from training.recipe import Recipe, save_recipe
 
 LENGTHS = (15, 31)  # of sources and targets of dev, without the end token
 

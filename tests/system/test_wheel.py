@@ -37,16 +37,20 @@ def run_installed(installed: Path, code: str) -> str:
 
 def test_wheel_holds_packages_data_and_licences(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    packages = ("training", "export", "server", "dragoman")
+    packages = ("dragoman_training", "dragoman_export", "dragoman_server", "dragoman")
     expected = {f"{package}/{name}" for package in packages for name in ("__init__.py", "py.typed")}
     expected |= {
-        str(path.relative_to(ROOT))
-        for folder in ("server/bundles", "server/live/page", "training/recipes")
-        for path in (ROOT / folder).rglob("*")
+        str(path.relative_to(ROOT / room))
+        for room, folder in (
+            ("server", "dragoman_server/bundles"),
+            ("server", "dragoman_server/live/page"),
+            ("training", "dragoman_training/recipes"),
+        )
+        for path in (ROOT / room / folder).rglob("*")
         if path.is_file()
     }
-    expected |= {"dragoman/v1/generation.proto", "dragoman/v1/generation_pb2_grpc.py", "server/server.yaml"}
-    assert "server/bundles/g2p-en/manifest.json" in expected
+    expected |= {"dragoman/v1/generation.proto", "dragoman/v1/generation_pb2_grpc.py", "dragoman_server/server.yaml"}
+    assert "dragoman_server/bundles/g2p-en/manifest.json" in expected
     assert expected <= names
     assert {"LICENSE", "NOTICE"} <= {Path(name).name for name in names if ".dist-info/" in name}
     top = {name.split("/")[0] for name in names}
@@ -54,11 +58,14 @@ def test_wheel_holds_packages_data_and_licences(wheel: Path) -> None:
 
 
 def test_client_imports_nothing_of_the_server(installed: Path) -> None:
-    heavy = "{'torch', 'onnx', 'onnxruntime', 'tokenizers', 'numpy', 'pydantic', 'server', 'training', 'export'}"
+    libraries = {"torch", "onnx", "onnxruntime", "tokenizers", "numpy", "pydantic"}
+    heavy = libraries | {"dragoman_server", "dragoman_training", "dragoman_export"}
     code = f"import dragoman, dragoman.cli; print(dragoman.__file__, {heavy} & set(sys.modules))"
     assert run_installed(installed, code) == f"{installed / 'dragoman' / '__init__.py'} set()"
 
 
 def test_installed_server_finds_its_bundle(installed: Path) -> None:
-    code = "from server.bundle.load import load_bundle, shipped_bundle; print(load_bundle(shipped_bundle()).path)"
-    assert Path(run_installed(installed, code)) == installed / "server" / "bundles" / "g2p-en"
+    code = (
+        "from dragoman_server.bundle.load import load_bundle, shipped_bundle; print(load_bundle(shipped_bundle()).path)"
+    )
+    assert Path(run_installed(installed, code)) == installed / "dragoman_server" / "bundles" / "g2p-en"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import typer
 
-from server.bundle.load import load_bundle, shipped_bundle
+from dragoman_server.bundle.load import load_bundle, shipped_bundle
 from tests.benchmark import page, readme, results
 from tests.benchmark.loop import LEAST_TURNS, Loop, Turn, summed_up
 from tests.benchmark.machine import busy_cores

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from dragoman_training.data.tokenizers import END_ID, SPECIAL_TOKENS
 from tests.benchmark.training.trainers import Contender, Marian, OfTorch, Other, Ours
 from tests.benchmark.training.work import base_work, drawn_lengths, pairs_of, small_work
-from training.data.tokenizers import END_ID, SPECIAL_TOKENS
 
 
 @pytest.fixture(scope="module")

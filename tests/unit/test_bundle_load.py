@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models
 
-from server.bundle.load import BundleError, load_bundle
-from server.bundle.manifest import Manifest
+from dragoman_server.bundle.load import BundleError, load_bundle
+from dragoman_server.bundle.manifest import Manifest
 
 Document = dict[str, Any]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from server.bundle.load import BundleError, load_bundle
+from dragoman_server.bundle.load import BundleError, load_bundle
 
 
 def refused(bundle: Path) -> str:

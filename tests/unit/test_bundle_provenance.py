@@ -8,10 +8,10 @@ import pytest
 from packaging.version import Version
 from structlog.testing import capture_logs
 
-from export.assemble import OLDEST_ONNXRUNTIME
-from server.bundle.load import load_manifest, shipped_bundle
-from server.models import loading
-from server.runtime.device import CPU, Device
+from dragoman_export.assemble import OLDEST_ONNXRUNTIME
+from dragoman_server.bundle.load import load_manifest, shipped_bundle
+from dragoman_server.models import loading
+from dragoman_server.runtime.device import CPU, Device
 from tests.full_precision import IN_FULL
 
 ROOT = Path(__file__).parents[2]

@@ -6,12 +6,12 @@ import time
 import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
-from server.bundle.load import load_bundle, shipped_bundle
-from server.engine.ending import Event
-from server.engine.engine import Engine
-from server.engine.layout import EngineOptions, groups, layout, weights_of
-from server.engine.queue import Queue
-from server.engine.requests import (
+from dragoman_server.bundle.load import load_bundle, shipped_bundle
+from dragoman_server.engine.ending import Event
+from dragoman_server.engine.engine import Engine
+from dragoman_server.engine.layout import EngineOptions, groups, layout, weights_of
+from dragoman_server.engine.queue import Queue
+from dragoman_server.engine.requests import (
     DeadlineExpiredError,
     EngineUnavailableError,
     Finished,
@@ -20,11 +20,11 @@ from server.engine.requests import (
     Progress,
     QueueFullError,
 )
-from server.engine.scheduler import Job, Scheduler
-from server.runtime.device import Device
-from server.runtime.failures import is_out_of_memory
-from server.search.factory import make_search
-from server.text.stream import TargetDecoder
+from dragoman_server.engine.scheduler import Job, Scheduler
+from dragoman_server.runtime.device import Device
+from dragoman_server.runtime.failures import is_out_of_memory
+from dragoman_server.search.factory import make_search
+from dragoman_server.text.stream import TargetDecoder
 from tests.counting_engines import END, CountingRuntime, Metrics, at_rest, pool_of, request
 from tests.fake_engines import letters, letters_bundle
 from tests.waiting import PATIENCE, until_async

@@ -6,17 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.engine.greedy import FIRST_CAPACITY, GreedyRows
-from server.engine.requests import FinishReason
-from server.engine.rows import RowTable
-from server.engine.scheduler import Job
-from server.runtime.scores import HeadScores, MixedScores, PlainScores
-from server.search.base import StepScores
-from server.search.factory import make_search
-from server.search.greedy import GreedySearch
-from server.search.options import BeamOptions, Constraints, SamplingOptions, SearchOptions
-from server.search.sequence import SequenceSearch
-from server.text.stream import TargetDecoder
+from dragoman_server.engine.greedy import FIRST_CAPACITY, GreedyRows
+from dragoman_server.engine.requests import FinishReason
+from dragoman_server.engine.rows import RowTable
+from dragoman_server.engine.scheduler import Job
+from dragoman_server.runtime.scores import HeadScores, MixedScores, PlainScores
+from dragoman_server.search.base import StepScores
+from dragoman_server.search.factory import make_search
+from dragoman_server.search.greedy import GreedySearch
+from dragoman_server.search.options import BeamOptions, Constraints, SamplingOptions, SearchOptions
+from dragoman_server.search.sequence import SequenceSearch
+from dragoman_server.text.stream import TargetDecoder
 from tests.counting_engines import END, request
 from tests.fake_engines import letters_bundle
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.engine.queue import Queue
-from server.engine.requests import Priority
-from server.engine.scheduler import Job, Scheduler
+from dragoman_server.engine.queue import Queue
+from dragoman_server.engine.requests import Priority
+from dragoman_server.engine.scheduler import Job, Scheduler
 from tests.counting_engines import CountingRuntime, at_rest, pool_of, request
 from tests.unit.test_scheduler import job
 from tests.waiting import until_async

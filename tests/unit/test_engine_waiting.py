@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from server.engine.requests import (
+from dragoman_server.engine.requests import (
     BeamProgress,
     DeadlineExpiredError,
     Finished,
@@ -19,9 +19,9 @@ from server.engine.requests import (
     QueueFullError,
     TokenChoice,
 )
-from server.runtime.scores import PlainScores
-from server.search.base import Demand
-from server.search.options import SearchOptions
+from dragoman_server.runtime.scores import PlainScores
+from dragoman_server.search.base import Demand
+from dragoman_server.search.options import SearchOptions
 from tests.counting_engines import END, CountingRuntime, Metrics, at_rest, pool_of, request
 from tests.waiting import until_async
 

@@ -10,25 +10,25 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from export.assemble import ENCODER, Options, write_files, write_manifest
-from export.build import Work, _shortness, build
-from export.check import Report
-from export.errors import CheckFailedError
-from export.precision.cache import find_scales, pays
-from export.precision.calibration import Feed, feeds
-from export.precision.lower import Weights, load_graphs, lower
-from export.precision.products import Floats
-from server.bundle.load import Bundle, BundleError, load_bundle
-from server.bundle.manifest import INTEGERS, MANIFEST_FILE
-from server.runtime.capacity import row_bytes
-from server.runtime.device import CPU, Device
-from server.runtime.memory import HostMemory
-from server.runtime.model import Runtime, Sessions
-from server.runtime.names import check_caches
-from server.search.base import Demand
+from dragoman_export.assemble import ENCODER, Options, write_files, write_manifest
+from dragoman_export.build import Work, _shortness, build
+from dragoman_export.check import Report
+from dragoman_export.errors import CheckFailedError
+from dragoman_export.precision.cache import find_scales, pays
+from dragoman_export.precision.calibration import Feed, feeds
+from dragoman_export.precision.lower import Weights, load_graphs, lower
+from dragoman_export.precision.products import Floats
+from dragoman_server.bundle.load import Bundle, BundleError, load_bundle
+from dragoman_server.bundle.manifest import INTEGERS, MANIFEST_FILE
+from dragoman_server.runtime.capacity import row_bytes
+from dragoman_server.runtime.device import CPU, Device
+from dragoman_server.runtime.memory import HostMemory
+from dragoman_server.runtime.model import Runtime, Sessions
+from dragoman_server.runtime.names import check_caches
+from dragoman_server.search.base import Demand
+from dragoman_training.data.corpus import Pair
+from dragoman_training.run import load_run
 from tests.untrained import VOCABULARY, small_run
-from training.data.corpus import Pair
-from training.run import load_run
 
 ROWS, STEPS = 6, 5
 
@@ -211,8 +211,8 @@ def test_integers_that_fail_the_check_give_way_to_floats(
             raise CheckFailedError("the check failed", Report({}, []))
         return Report({"reference": "", "tolerance": 1, "largest_difference": 0, "scorer": {}, "choices": {}}, [])
 
-    monkeypatch.setattr("export.build._check", check)
-    monkeypatch.setattr("export.precision.search.pays", lambda *_: True)
+    monkeypatch.setattr("dragoman_export.build._check", check)
+    monkeypatch.setattr("dragoman_export.precision.search.pays", lambda *_: True)
     said: list[str] = []
     run = load_run(exact.path.parent / "run")
     options = Options("x", precision="int8", max_quality_loss=1000)
@@ -264,7 +264,7 @@ def test_scales_are_found_on_the_longest_of_training_too(
         shown.extend(feed["source_ids"].size for feed in feeds)
         return find_scales(bundle, feeds, threads)
 
-    monkeypatch.setattr("export.precision.search.find_scales", find)
+    monkeypatch.setattr("dragoman_export.precision.search.find_scales", find)
     run = load_run(exact.path.parent / "run")
     options = Options("x", precision="int8", cache="int8", max_quality_loss=1000)
     longest = [Pair("w5 w6 w7 w8 w9 w10 w11 w12", "w5", tmp_path, 1)]

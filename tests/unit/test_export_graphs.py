@@ -12,16 +12,16 @@ import torch
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from export.assemble import DECODER, ENCODER, SCORER, model_shape, trace_graphs
-from export.graphs import DecoderStep, SourceEncoder, folded
-from export.graphs.interface import DTYPES, decoder_interface, encoder_interface
-from export.graphs.packing import Packing
-from export.onnx_files import WEIGHTS_FILE, operators, save, trace
-from server.bundle.manifest import Attention, Precision, Shape
+from dragoman_export.assemble import DECODER, ENCODER, SCORER, model_shape, trace_graphs
+from dragoman_export.graphs import DecoderStep, SourceEncoder, folded
+from dragoman_export.graphs.interface import DTYPES, decoder_interface, encoder_interface
+from dragoman_export.graphs.packing import Packing
+from dragoman_export.onnx_files import WEIGHTS_FILE, operators, save, trace
+from dragoman_server.bundle.manifest import Attention, Precision, Shape
+from dragoman_training.model import ModelConfig, Transformer
+from dragoman_training.run import Run, load_run
 from tests.support.parts import position_table
 from tests.untrained import small_run
-from training.model import ModelConfig, Transformer
-from training.run import Run, load_run
 
 LAYERS = 2
 Models = dict[str, onnx.ModelProto]

@@ -11,14 +11,14 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from export.precision import blockwise, int8, scales
-from export.precision.calibration import Range, ranges
-from export.precision.comparison import agreement
-from export.precision.lower import Weights, rewrite
-from export.precision.products import LARGE, Graph
-from export.precision.rounded import widen
-from export.precision.sensitivity import most_sensitive
-from server.runtime.device import CPU, open_session
+from dragoman_export.precision import blockwise, int8, scales
+from dragoman_export.precision.calibration import Range, ranges
+from dragoman_export.precision.comparison import agreement
+from dragoman_export.precision.lower import Weights, rewrite
+from dragoman_export.precision.products import LARGE, Graph
+from dragoman_export.precision.rounded import widen
+from dragoman_export.precision.sensitivity import most_sensitive
+from dragoman_server.runtime.device import CPU, open_session
 
 Arrays = Mapping[str, NDArray[Any]]
 IN, OUT, ROWS = 64, 48, 9

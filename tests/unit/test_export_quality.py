@@ -4,20 +4,20 @@ from pathlib import Path
 
 import pytest
 
-from export.assemble import Options
-from export.build import Work, build
-from export.check import Report
-from export.errors import ExportError
-from export.precision.comparison import check_judgeable
-from export.quality import Decoded, decode
-from server.bundle.load import load_bundle, shipped_bundle
-from server.bundle.manifest import Precision
-from server.runtime.device import CPU
+from dragoman_export.assemble import Options
+from dragoman_export.build import Work, build
+from dragoman_export.check import Report
+from dragoman_export.errors import ExportError
+from dragoman_export.precision.comparison import check_judgeable
+from dragoman_export.quality import Decoded, decode
+from dragoman_server.bundle.load import load_bundle, shipped_bundle
+from dragoman_server.bundle.manifest import Precision
+from dragoman_server.runtime.device import CPU
+from dragoman_training.data.corpus import Pair
+from dragoman_training.evaluation.metrics import METRICS
+from dragoman_training.recipe import Metric
+from dragoman_training.run import load_run
 from tests.untrained import small_run
-from training.data.corpus import Pair
-from training.evaluation.metrics import METRICS
-from training.recipe import Metric
-from training.run import load_run
 
 ALL: list[Metric] = ["exact_match", "sequence_error_rate", "word_error_rate", "bleu", "chrf"]
 
@@ -37,7 +37,7 @@ def test_no_precision_of_a_model_that_knows_nothing_is_judged(
 ) -> None:
     bundle = load_bundle(shipped_bundle())
     for name, result in (("_trace", bundle), ("_check", Report({}, [])), ("runnable", (bundle, CPU))):
-        monkeypatch.setattr(f"export.build.{name}", lambda *_, result=result: result)
+        monkeypatch.setattr(f"dragoman_export.build.{name}", lambda *_, result=result: result)
     pairs = [Pair(word, "one two", tmp_path, 1) for word in ("hello", "cat", "dog")]
     run = load_run(small_run(tmp_path / "run"))
     with pytest.raises(ExportError, match=rf"--precision {precision} costs can't be judged: .* to dev are no better"):

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from export.bundle import Options, export_run
-from export.cli import app
-from export.data import evaluation_data, spread, unusable
-from export.errors import ExportError
-from server.bundle.manifest import MANIFEST_FILE
+from dragoman_export.bundle import Options, export_run
+from dragoman_export.cli import app
+from dragoman_export.data import evaluation_data, spread, unusable
+from dragoman_export.errors import ExportError
+from dragoman_server.bundle.manifest import MANIFEST_FILE
+from dragoman_training.checkpoint import checkpoint_path, load_state, save_state
+from dragoman_training.data.prepare import digest
+from dragoman_training.run import load_run
 from tests.support.random_model import symbol_tokenizer
 from tests.untrained import small_run
-from training.checkpoint import checkpoint_path, load_state, save_state
-from training.data.prepare import digest
-from training.run import load_run
 
 
 @pytest.fixture(scope="module")

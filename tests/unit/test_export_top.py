@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from export.graphs.top import block_width, split_top
+from dragoman_export.graphs.top import block_width, split_top
 
 VOCABULARY = 4200
 NUMBERS = np.random.default_rng(0)

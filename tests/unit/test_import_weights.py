@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.models.auto import AutoConfig, AutoModelForSeq2SeqLM
 
-from export.errors import ExportError
-from export.huggingface.model import read_config, read_model
+from dragoman_export.errors import ExportError
+from dragoman_export.huggingface.model import read_config, read_model
+from dragoman_training.model import Transformer
 from tests.support.parts import position_table
-from training.model import Transformer
 
 torch.set_num_threads(1)
 

@@ -16,9 +16,9 @@ from google.protobuf.message import Message
 from dragoman.inference import open_inference_pb2 as oip
 from dragoman.v1 import admin_pb2
 from dragoman.v1 import generation_pb2 as pb
-from server.api.errors import ApiError
-from server.api.inference.stream import MOST_REQUESTS
-from server.engine.requests import EngineUnavailableError, FinishReason, Priority
+from dragoman_server.api.errors import ApiError
+from dragoman_server.api.inference.stream import MOST_REQUESTS
+from dragoman_server.engine.requests import EngineUnavailableError, FinishReason, Priority
 from tests.fake_engines import MODEL, Face, FakeEngines, backwards, serve_fake
 
 SERVICE = "inference.GRPCInferenceService"
@@ -150,7 +150,7 @@ async def test_large_responses_are_written_in_a_thread(face: Face, monkeypatch: 
 
     request = ask(*["drawer"] * 20, top_tokens=9)
     small = await face.inference_stub.ModelInfer(ask("drawer", top_tokens=9))
-    monkeypatch.setattr("server.api.inference.outputs.asyncio.to_thread", to_thread)
+    monkeypatch.setattr("dragoman_server.api.inference.outputs.asyncio.to_thread", to_thread)
     large = await face.inference_stub.ModelInfer(request)
     assert output(large, "tokens") == output(small, "tokens") * 20
     assert sent

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from server.engine.requests import FinishReason
-from server.live.history import EVERY_SECONDS, KEPT, WINDOW, History, UnknownModelError
-from server.live.quantiles import quantile
-from server.metrics import REQUEST_SECONDS, Histogram, ModelMetrics, ServerMetrics
+from dragoman_server.engine.requests import FinishReason
+from dragoman_server.live.history import EVERY_SECONDS, KEPT, WINDOW, History, UnknownModelError
+from dragoman_server.live.quantiles import quantile
+from dragoman_server.metrics import REQUEST_SECONDS, Histogram, ModelMetrics, ServerMetrics
 
 GENERATE = "dragoman.v1.GenerationService/Generate"
 

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
-from server.bundle.load import BundleError, load_bundle, shipped_bundle
-from server.config import ServerConfig
-from server.engine.hosted import LocalHost
-from server.engine.layout import EngineOptions
-from server.models.loading import LoadError, load_version
-from server.runtime.device import DeviceError
-from server.runtime.model import Runtime
+from dragoman_server.bundle.load import BundleError, load_bundle, shipped_bundle
+from dragoman_server.config import ServerConfig
+from dragoman_server.engine.hosted import LocalHost
+from dragoman_server.engine.layout import EngineOptions
+from dragoman_server.models.loading import LoadError, load_version
+from dragoman_server.runtime.device import DeviceError
+from dragoman_server.runtime.model import Runtime
 
 # As ONNX Runtime puts it, which has no exception of its own for that.
 WITHOUT_MEMORY = [
@@ -53,13 +53,13 @@ def test_another_error_of_the_first_run_is(monkeypatch: pytest.MonkeyPatch) -> N
 async def test_what_helps_is_said_where_there_is_not_the_memory_to_load(
     monkeypatch: pytest.MonkeyPatch, error: Exception, rows: int | None, remedy: str
 ) -> None:
-    monkeypatch.setattr("server.models.loading.load_bundle", failing(error))
+    monkeypatch.setattr("dragoman_server.models.loading.load_bundle", failing(error))
     with pytest.raises(LoadError) as refused:
         await load_version(Path("nowhere"), "a", "1", ServerConfig(max_rows=rows), lambda: None)
     assert str(refused.value) == f"there is not enough memory to load it; {remedy}give it more memory"
 
 
 async def test_a_fault_of_ours_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.models.loading.load_bundle", failing(RuntimeError("a bug")))
+    monkeypatch.setattr("dragoman_server.models.loading.load_bundle", failing(RuntimeError("a bug")))
     with pytest.raises(RuntimeError, match="a bug"):
         await load_version(Path("nowhere"), "a", "1", ServerConfig(), lambda: None)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from server.memory import free_memory
-from server.metrics import ServerMetrics
-from server.metrics.gpus import GpuMetrics
+from dragoman_server.memory import free_memory
+from dragoman_server.metrics import ServerMetrics
+from dragoman_server.metrics.gpus import GpuMetrics
 from tests.metrics_table import documented, told
 
 

@@ -13,19 +13,19 @@ from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 
 from dragoman.v1 import generation_pb2 as pb
-from server.api.errors import ApiError
-from server.api.limits import request_limits
-from server.api.model import ServedModel
-from server.config import ServerConfig
-from server.engine.pool import EnginePool
-from server.engine.scorer import Scorer
-from server.metrics import ModelMetrics, ServerMetrics
-from server.models.loading import LoadedVersion, LoadError
-from server.models.manager import ModelManager, NotLoadedError, UnknownModelError
-from server.models.registry import ModelRegistry, ServedVersion
-from server.models.repository import Found, Repository, RepositoryError, Snapshot, Source
-from server.models.settings import Latest, ModelSettings, Pinned, RepositorySettings
-from server.runtime.device import CPU
+from dragoman_server.api.errors import ApiError
+from dragoman_server.api.limits import request_limits
+from dragoman_server.api.model import ServedModel
+from dragoman_server.config import ServerConfig
+from dragoman_server.engine.pool import EnginePool
+from dragoman_server.engine.scorer import Scorer
+from dragoman_server.metrics import ModelMetrics, ServerMetrics
+from dragoman_server.models.loading import LoadedVersion, LoadError
+from dragoman_server.models.manager import ModelManager, NotLoadedError, UnknownModelError
+from dragoman_server.models.registry import ModelRegistry, ServedVersion
+from dragoman_server.models.repository import Found, Repository, RepositoryError, Snapshot, Source
+from dragoman_server.models.settings import Latest, ModelSettings, Pinned, RepositorySettings
+from dragoman_server.runtime.device import CPU
 from tests.fake_engines import FakeEngines, FakeScoring, letters_bundle
 from tests.waiting import until_async
 
@@ -563,7 +563,7 @@ async def test_watching_goes_on_after_a_mistake(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_more_threads_than_cores_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.models.manager.usable_cpus", lambda: 2)
+    monkeypatch.setattr("dragoman_server.models.manager.usable_cpus", lambda: 2)
     source = FakeSource(m={"1": "a"}, n={"1": "a"})
     world = World(source)
     with capture_logs() as entries:

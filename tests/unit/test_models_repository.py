@@ -8,9 +8,9 @@ import pytest
 from pydantic import ValidationError
 from structlog.testing import capture_logs
 
-from server.config import ServerConfig
-from server.models.repository import Repository, RepositoryError
-from server.models.settings import (
+from dragoman_server.config import ServerConfig
+from dragoman_server.models.repository import Repository, RepositoryError
+from dragoman_server.models.settings import (
     OPTIONS,
     All,
     Latest,

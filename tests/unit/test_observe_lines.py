@@ -12,8 +12,8 @@ from functools import partial
 import pytest
 import structlog
 
-from server.logs import configure_logs, line_renderer
-from server.observe.lines import LineWriter
+from dragoman_server.logs import configure_logs, line_renderer
+from dragoman_server.observe.lines import LineWriter
 
 SECONDS = 20
 

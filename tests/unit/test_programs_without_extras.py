@@ -7,18 +7,18 @@ from types import ModuleType
 
 import pytest
 
-import export.cli
-import training.cli
-from training.errors import lacking
+import dragoman_export.cli
+import dragoman_training.cli
+from dragoman_training.errors import lacking
 
 
 @pytest.mark.parametrize(
     ("package", "program", "arguments", "extra"),
     [
-        ("yaml", "training.cli", ["tiny"], "training"),
-        ("torch", "training.cli", ["tiny"], "training"),
-        ("onnx", "export.cli", ["--check", "bundle"], "export"),
-        ("torch", "export.cli", ["run", "bundle"], "export"),
+        ("yaml", "dragoman_training.cli", ["tiny"], "training"),
+        ("torch", "dragoman_training.cli", ["tiny"], "training"),
+        ("onnx", "dragoman_export.cli", ["--check", "bundle"], "export"),
+        ("torch", "dragoman_export.cli", ["run", "bundle"], "export"),
     ],
 )
 def test_what_is_not_installed_is_named_with_its_extra(
@@ -44,10 +44,10 @@ def test_the_server_names_what_it_lacks(package: str) -> None:
 
 def test_a_missing_module_of_ours_is_a_defect() -> None:
     with pytest.raises(ModuleNotFoundError):
-        lacking(ModuleNotFoundError("No module named 'training.gone'", name="training.gone"), "training")
+        lacking(ModuleNotFoundError("it is missing", name="dragoman_training.gone"), "training")
 
 
-@pytest.mark.parametrize("program", [training.cli, export.cli], ids=["train", "export"])
+@pytest.mark.parametrize("program", [dragoman_training.cli, dragoman_export.cli], ids=["train", "export"])
 @pytest.mark.parametrize(("wish", "policy"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
 def test_threads_wait_without_spinning_unless_told_to(
     program: ModuleType, wish: str | None, policy: str, monkeypatch: pytest.MonkeyPatch

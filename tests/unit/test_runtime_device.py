@@ -5,9 +5,9 @@ from pathlib import Path
 import onnxruntime
 import pytest
 
-from server.runtime import device
-from server.runtime.device import CPU, DeviceError, choose_device
-from server.runtime.precision import warning
+from dragoman_server.runtime import device
+from dragoman_server.runtime.device import CPU, DeviceError, choose_device
+from dragoman_server.runtime.precision import warning
 
 
 @pytest.fixture(autouse=True)

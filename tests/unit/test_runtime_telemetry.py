@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from server.bundle.load import shipped_bundle
+from dragoman_server.bundle.load import shipped_bundle
 
 # What it keeps silent for by itself: the telemetry must be on wherever we don't turn it off.
 SILENCED_BY = ("CI", "ORT_DISABLE_TELEMETRY", "ORT_RUNNING_UNIT_TESTS")

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.requests import GenerationRequest, QueueFullError
-from server.engine.rows import RowTable
-from server.engine.scheduler import Job, Scheduler
-from server.search.factory import make_search
-from server.search.options import BeamOptions, SearchOptions
-from server.text.stream import TargetDecoder
+from dragoman_server.engine.requests import GenerationRequest, QueueFullError
+from dragoman_server.engine.rows import RowTable
+from dragoman_server.engine.scheduler import Job, Scheduler
+from dragoman_server.search.factory import make_search
+from dragoman_server.search.options import BeamOptions, SearchOptions
+from dragoman_server.text.stream import TargetDecoder
 from tests.fake_engines import letters, letters_bundle
 
 TEXT, TOKENS = TargetDecoder(letters()), letters_bundle().manifest.tokens

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.engine.requests import GenerationRequest, Priority, QueueFullError
-from server.engine.scheduler import BATCH_RESERVE, Job, Scheduler
-from server.search.base import Search
-from server.search.options import SearchOptions
+from dragoman_server.engine.requests import GenerationRequest, Priority, QueueFullError
+from dragoman_server.engine.scheduler import BATCH_RESERVE, Job, Scheduler
+from dragoman_server.search.base import Search
+from dragoman_server.search.options import SearchOptions
 
 INTERACTIVE, BATCH = Priority.INTERACTIVE, Priority.BATCH
 OPTIONS = SearchOptions(5)

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
-from server.engine.requests import BeamProgress, FinishReason, HypothesisResult, TokenChoice
-from server.search.beam import BeamSearch
-from server.search.constraints import TokenRules
-from server.search.options import BeamOptions, Constraints, LengthNormalization, SearchOptions
-from server.search.stopping import StopTracker
-from server.text.stream import TargetDecoder
+from dragoman_server.engine.requests import BeamProgress, FinishReason, HypothesisResult, TokenChoice
+from dragoman_server.search.beam import BeamSearch
+from dragoman_server.search.constraints import TokenRules
+from dragoman_server.search.options import BeamOptions, Constraints, LengthNormalization, SearchOptions
+from dragoman_server.search.stopping import StopTracker
+from dragoman_server.text.stream import TargetDecoder
 from tests.scripted_scores import Script, run
 
 PAD, END, A, B, C = range(5)

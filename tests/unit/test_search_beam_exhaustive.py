@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from server.engine.requests import FinishReason, HypothesisResult
-from server.search.base import Demand
-from server.search.beam import BeamSearch
-from server.search.constraints import TokenRules
-from server.search.options import BeamOptions, Constraints, LengthNormalization, SearchOptions
+from dragoman_server.engine.requests import FinishReason, HypothesisResult
+from dragoman_server.search.base import Demand
+from dragoman_server.search.beam import BeamSearch
+from dragoman_server.search.constraints import TokenRules
+from dragoman_server.search.options import BeamOptions, Constraints, LengthNormalization, SearchOptions
 from tests.scripted_scores import ScriptedRow, run
 
 END = 1

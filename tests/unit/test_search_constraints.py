@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.search.base import Demand, Edits
-from server.search.constraints import TokenRules
-from server.search.options import UNCONSTRAINED, Constraints
+from dragoman_server.search.base import Demand, Edits
+from dragoman_server.search.constraints import TokenRules
+from dragoman_server.search.options import UNCONSTRAINED, Constraints
 from tests.scripted_scores import ScriptedRow, ScriptedScores, edited_logits, log_softmax
 
 END, SIZE = 3, 12

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models
 
-from server.bundle.manifest import SpecialTokens
-from server.engine.requests import BeamProgress, FinishReason, HypothesisResult, Progress
-from server.search.base import Search
-from server.search.beam import BeamSearch
-from server.search.factory import make_search
-from server.search.fork import Fork
-from server.search.greedy import GreedySearch
-from server.search.options import BeamOptions, Constraints, SamplingOptions, SearchOptions
-from server.search.sequence import SequenceSearch
-from server.text.stream import TargetDecoder
+from dragoman_server.bundle.manifest import SpecialTokens
+from dragoman_server.engine.requests import BeamProgress, FinishReason, HypothesisResult, Progress
+from dragoman_server.search.base import Search
+from dragoman_server.search.beam import BeamSearch
+from dragoman_server.search.factory import make_search
+from dragoman_server.search.fork import Fork
+from dragoman_server.search.greedy import GreedySearch
+from dragoman_server.search.options import BeamOptions, Constraints, SamplingOptions, SearchOptions
+from dragoman_server.search.sequence import SequenceSearch
+from dragoman_server.text.stream import TargetDecoder
 from tests.scripted_scores import Run, Script, run
 
 END, SIZE = 0, 12

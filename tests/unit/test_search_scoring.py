@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from server.search.options import BeamOptions, LengthNormalization
-from server.search.scoring import Scoring
+from dragoman_server.search.options import BeamOptions, LengthNormalization
+from dragoman_server.search.scoring import Scoring
 
 NONE, LENGTH, GNMT = LengthNormalization.NONE, LengthNormalization.LENGTH, LengthNormalization.GNMT
 

@@ -10,12 +10,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from server.engine.requests import FinishReason, Progress, TokenChoice
-from server.search.constraints import TokenRules
-from server.search.options import Constraints, SamplingOptions, SearchOptions
-from server.search.sequence import SequenceSearch
-from server.search.stopping import StopTracker
-from server.text.stream import TargetDecoder
+from dragoman_server.engine.requests import FinishReason, Progress, TokenChoice
+from dragoman_server.search.constraints import TokenRules
+from dragoman_server.search.options import Constraints, SamplingOptions, SearchOptions
+from dragoman_server.search.sequence import SequenceSearch
+from dragoman_server.search.stopping import StopTracker
+from dragoman_server.text.stream import TargetDecoder
 from tests.reference.decoding import decode
 from tests.reference.model import Forward, Matrix
 from tests.scripted_scores import Run, Script, run

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from server import addresses
-from server.addresses import addresses_of, listen_on
-from server.errors import StartError
+from dragoman_server import addresses
+from dragoman_server.addresses import addresses_of, listen_on
+from dragoman_server.errors import StartError
 
 ABSENT = "192.0.2.1"  # which no machine has
 

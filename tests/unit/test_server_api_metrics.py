@@ -9,9 +9,9 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dragoman.v1 import generation_pb2 as pb
-from server.engine.metrics import EngineMetrics
-from server.engine.requests import EngineUnavailableError, FinishReason
-from server.metrics import REQUEST_SECONDS, STEP_SECONDS, Histogram, ModelMetrics, ServerMetrics, geometric
+from dragoman_server.engine.metrics import EngineMetrics
+from dragoman_server.engine.requests import EngineUnavailableError, FinishReason
+from dragoman_server.metrics import REQUEST_SECONDS, STEP_SECONDS, Histogram, ModelMetrics, ServerMetrics, geometric
 from tests.fake_engines import FakeEngines, serve_fake
 
 

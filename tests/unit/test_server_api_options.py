@@ -7,16 +7,16 @@ import pytest
 
 from dragoman.inference import open_inference_pb2 as oip
 from dragoman.v1 import generation_pb2 as pb
-from server.api.errors import ApiError
-from server.api.inference.parameters import Parameters
-from server.api.limits import request_limits
-from server.api.model import ServedModel
-from server.api.options import Wanted, read_details, read_options, reseeded
-from server.api.text import TargetEncoder
-from server.config import ServerConfig
-from server.engine.scorer import Scorer
-from server.metrics import ModelMetrics
-from server.search.options import BeamOptions, Constraints, LengthNormalization, SamplingOptions, SearchOptions
+from dragoman_server.api.errors import ApiError
+from dragoman_server.api.inference.parameters import Parameters
+from dragoman_server.api.limits import request_limits
+from dragoman_server.api.model import ServedModel
+from dragoman_server.api.options import Wanted, read_details, read_options, reseeded
+from dragoman_server.api.text import TargetEncoder
+from dragoman_server.config import ServerConfig
+from dragoman_server.engine.scorer import Scorer
+from dragoman_server.metrics import ModelMetrics
+from dragoman_server.search.options import BeamOptions, Constraints, LengthNormalization, SamplingOptions, SearchOptions
 from tests.fake_engines import MAX_TARGET, FakeEngines, FakeScoring, letters_bundle
 
 BUNDLE = letters_bundle()

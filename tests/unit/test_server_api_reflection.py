@@ -9,11 +9,11 @@ import pytest_asyncio
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_reflection.v1alpha import reflection_pb2
 
-from server.api.inference.service import SERVICE as INFERENCE
-from server.api.interceptor import CallInterceptor
-from server.api.reflection import enable_reflection
-from server.api.service import SERVICE
-from server.metrics import ServerMetrics
+from dragoman_server.api.inference.service import SERVICE as INFERENCE
+from dragoman_server.api.interceptor import CallInterceptor
+from dragoman_server.api.reflection import enable_reflection
+from dragoman_server.api.service import SERVICE
+from dragoman_server.metrics import ServerMetrics
 
 VERSIONS = ["v1alpha", "v1"]
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.api.streaming import HypothesisStream
-from server.search.options import Constraints
-from server.search.stopping import StopTracker
-from server.text.stream import TargetDecoder
+from dragoman_server.api.streaming import HypothesisStream
+from dragoman_server.search.options import Constraints
+from dragoman_server.search.stopping import StopTracker
+from dragoman_server.text.stream import TargetDecoder
 from tests.fake_engines import letters
 from tests.target_tokenizers import TOKENIZERS
 

@@ -10,15 +10,15 @@ from pydantic import ByteSize, Field, SecretStr, field_validator
 from typer.testing import CliRunner
 
 from dragoman.cli.app import app as client
-from server.bundle.load import shipped_bundle
-from server.cli import MANUAL, app
-from server.config import ServerConfig
-from server.config.devices import EXPECTED as DEVICES
-from server.config.fields import expectation, placeholder
-from server.config.options import PANELS
-from server.config.show import chosen, lines
-from server.config.sources import ConfigError, configure
-from server.connections import server_options
+from dragoman_server.bundle.load import shipped_bundle
+from dragoman_server.cli import MANUAL, app
+from dragoman_server.config import ServerConfig
+from dragoman_server.config.devices import EXPECTED as DEVICES
+from dragoman_server.config.fields import expectation, placeholder
+from dragoman_server.config.options import PANELS
+from dragoman_server.config.show import chosen, lines
+from dragoman_server.config.sources import ConfigError, configure
+from dragoman_server.connections import server_options
 
 DEFAULTS = ServerConfig()
 
@@ -320,7 +320,7 @@ def test_the_manual_has_every_option_with_its_default_and_explains_it() -> None:
     text = MANUAL.read_text(encoding="utf-8")
     document = yaml.safe_load(text)
     missing = [name for name in ServerConfig.model_fields if name not in document]
-    assert not missing, f"explain these in server/server.yaml: {missing}"
+    assert not missing, f"explain these in server/dragoman_server/server.yaml: {missing}"
     assert list(document) == [name for panel in PANELS for name in panel.model_fields], "in the order of --help"
     configuration = configure({}, {}, MANUAL)
     wrong = {name for name in document if getattr(configuration.config, name) != getattr(DEFAULTS, name)}

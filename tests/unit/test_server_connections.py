@@ -4,10 +4,10 @@ import resource
 
 import pytest
 
-from server import connections
-from server.config import ServerConfig
-from server.connections import allow_connections, server_options
-from server.errors import StartError
+from dragoman_server import connections
+from dragoman_server.config import ServerConfig
+from dragoman_server.connections import allow_connections, server_options
+from dragoman_server.errors import StartError
 
 
 class Limits:

@@ -9,7 +9,7 @@ import pytest
 # What takes its place imports nothing, and tells itself to stop.
 CODE = """
 import os, signal, sys, types
-cli = types.ModuleType("server.cli")
+cli = types.ModuleType("dragoman_server.cli")
 def app():
     assert os.getpid() == 1
     os.kill(1, signal.SIGTERM)
@@ -17,8 +17,8 @@ def app():
         pass
     os._exit(9)
 cli.app = app
-sys.modules["server.cli"] = cli
-from server.__main__ import main
+sys.modules["dragoman_server.cli"] = cli
+from dragoman_server.__main__ import main
 main()
 """
 NAMESPACE = ["unshare", "--pid", "--fork", *(["--user", "--map-root-user"] if os.geteuid() else [])]

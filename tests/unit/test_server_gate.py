@@ -10,10 +10,10 @@ import pytest
 
 from dragoman.inference import open_inference_pb2 as oip
 from dragoman.v1 import generation_pb2 as pb
-from server.api.errors import ApiError
-from server.api.gate import CALLER, Gate
-from server.keys import add
-from server.security.keys import ApiKeys
+from dragoman_server.api.errors import ApiError
+from dragoman_server.api.gate import CALLER, Gate
+from dragoman_server.keys import add
+from dragoman_server.security.keys import ApiKeys
 from tests.waiting import until_async
 
 GENERATE = "dragoman.v1.GenerationService/Generate"

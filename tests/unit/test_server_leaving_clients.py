@@ -7,8 +7,8 @@ from typing import Any, cast
 import grpc
 import pytest
 
-from server.api.interceptor import CallInterceptor
-from server.metrics import ServerMetrics
+from dragoman_server.api.interceptor import CallInterceptor
+from dragoman_server.metrics import ServerMetrics
 
 METHOD = "package.Service/Method"
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from server.logs import LogFormat, configure_logs
+from dragoman_server.logs import LogFormat, configure_logs
 
 
 @pytest.fixture(autouse=True)

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from server.live.history import History
-from server.metrics import ServerMetrics
-from server.probes import LEAST_HANG_SECONDS, Probes
-from server.web import MOST_CONNECTIONS, serve_http
+from dragoman_server.live.history import History
+from dragoman_server.metrics import ServerMetrics
+from dragoman_server.probes import LEAST_HANG_SECONDS, Probes
+from dragoman_server.web import MOST_CONNECTIONS, serve_http
 
 HANG_SECONDS = 10.0
 

@@ -10,14 +10,19 @@ import pytest
 import pytest_asyncio
 from structlog.testing import capture_logs
 
-from server.bundle.load import Bundle, BundleError, load_bundle, shipped_bundle
-from server.bundle.manifest import Shape
-from server.engine.requests import DeadlineExpiredError, EngineUnavailableError, OutOfMemoryError, QueueFullError
-from server.engine.scorer import RUN_NUMBERS, Scorer, Target
-from server.metrics import ModelMetrics
-from server.runtime.device import CPU
-from server.runtime.failures import WorkerLostError
-from server.runtime.scorer import ScorerRuntime
+from dragoman_server.bundle.load import Bundle, BundleError, load_bundle, shipped_bundle
+from dragoman_server.bundle.manifest import Shape
+from dragoman_server.engine.requests import (
+    DeadlineExpiredError,
+    EngineUnavailableError,
+    OutOfMemoryError,
+    QueueFullError,
+)
+from dragoman_server.engine.scorer import RUN_NUMBERS, Scorer, Target
+from dragoman_server.metrics import ModelMetrics
+from dragoman_server.runtime.device import CPU
+from dragoman_server.runtime.failures import WorkerLostError
+from dragoman_server.runtime.scorer import ScorerRuntime
 from tests.fake_engines import FakeScoring, letters_bundle
 from tests.waiting import until_async
 

@@ -12,10 +12,10 @@ from cryptography.hazmat.primitives import serialization
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from server.security.access import Access
-from server.security.expiry import ends_at
-from server.security.files import FileError
-from server.security.tls import Tls
+from dragoman_server.security.access import Access
+from dragoman_server.security.expiry import ends_at
+from dragoman_server.security.files import FileError
+from dragoman_server.security.tls import Tls
 from tests.certificates import Authority, Mount
 
 

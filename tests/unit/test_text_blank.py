@@ -6,12 +6,12 @@ import unicodedata
 import pytest
 from tokenizers import Tokenizer, normalizers
 
-from server.api.errors import ApiError
-from server.api.text import SourceEncoder
-from server.bundle.manifest import SpecialTokens
-from server.text.blank import is_blank, made_of
-from training.data.tokenizers import train_tokenizer
-from training.recipe import TokenizerConfig
+from dragoman_server.api.errors import ApiError
+from dragoman_server.api.text import SourceEncoder
+from dragoman_server.bundle.manifest import SpecialTokens
+from dragoman_server.text.blank import is_blank, made_of
+from dragoman_training.data.tokenizers import train_tokenizer
+from dragoman_training.recipe import TokenizerConfig
 
 TEXTS = [f"the {a} {b}s, café {b}ing" for a in ("cat", "dog") for b in ("walk", "sleep", "sing")]
 NOTHING = {

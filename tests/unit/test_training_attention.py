@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from training.model.attention import MultiHeadAttention, scaled_dot_product_attention
+from dragoman_training.model.attention import MultiHeadAttention, scaled_dot_product_attention
 
 torch.set_num_threads(1)
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.data.batches import IGNORED, BatchSampler, EncodedPair, collate
+from dragoman_training.data.batches import IGNORED, BatchSampler, EncodedPair, collate
 
 PAIRS = [
     EncodedPair([4] * random.Random(i).randint(1, 20), [5] * random.Random(-i - 1).randint(1, 20)) for i in range(500)

@@ -6,10 +6,10 @@ from typing import Literal
 
 import pytest
 
-from training.data import characters
-from training.data.corpus import BadLines, read_pairs
-from training.errors import DataError
-from training.recipe import ParallelFiles
+from dragoman_training.data import characters
+from dragoman_training.data.corpus import BadLines, read_pairs
+from dragoman_training.errors import DataError
+from dragoman_training.recipe import ParallelFiles
 
 PAIRS = "".join(f"{n}\tnumber {n}\n" for n in range(400))
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from training.checkpoint import (
+from dragoman_training.checkpoint import (
     average_checkpoints,
     checkpoint_path,
     checkpoint_steps,
@@ -14,7 +14,7 @@ from training.checkpoint import (
     load_state,
     save_state,
 )
-from training.errors import TrainingError
+from dragoman_training.errors import TrainingError
 
 
 def fill(run: Path, *steps: int) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from training.data import cmudict
+from dragoman_training.data import cmudict
 
 DICTIONARY = """'bout B AW1 T
 aalborg AO1 L B AO0 R G # place, danish

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from training.data.corpus import BadLines, Pair, read_pairs, references
-from training.data.prepare import prepare, read_splits
-from training.data.tokenizers import untrained
-from training.errors import DataError
-from training.recipe import SHIPPED, ParallelFiles, Recipe, TokenizerConfig, load_recipe
+from dragoman_training.data.corpus import BadLines, Pair, read_pairs, references
+from dragoman_training.data.prepare import prepare, read_splits
+from dragoman_training.data.tokenizers import untrained
+from dragoman_training.errors import DataError
+from dragoman_training.recipe import SHIPPED, ParallelFiles, Recipe, TokenizerConfig, load_recipe
 
 
 def sides(file: Path | ParallelFiles, bad: BadLines | None = None) -> list[tuple[str, str]]:

@@ -11,16 +11,16 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from training import cli, divergence, trainer
-from training.checkpoint import checkpoint_path, checkpoint_steps, load_state
-from training.data.batches import collate
-from training.data.prepare import prepare
-from training.errors import TrainingError
-from training.journal import read_journal
-from training.optimization import learning_rate
-from training.recipe import SHIPPED, TrainingConfig, load_recipe
-from training.run import load_run
-from training.trainer import Trainer, train
+from dragoman_training import cli, divergence, trainer
+from dragoman_training.checkpoint import checkpoint_path, checkpoint_steps, load_state
+from dragoman_training.data.batches import collate
+from dragoman_training.data.prepare import prepare
+from dragoman_training.errors import TrainingError
+from dragoman_training.journal import read_journal
+from dragoman_training.optimization import learning_rate
+from dragoman_training.recipe import SHIPPED, TrainingConfig, load_recipe
+from dragoman_training.run import load_run
+from dragoman_training.trainer import Trainer, train
 
 torch.set_num_threads(1)
 
@@ -44,7 +44,7 @@ SMALL = [
 
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setattr("training.cli.signal.signal", lambda *_: None)
+    monkeypatch.setattr("dragoman_training.cli.signal.signal", lambda *_: None)
     arguments = ["tiny", "--out", str(tmp_path / "run"), "--device", "cpu", "--threads", "1"]
     return arguments + [part for change in SMALL for part in ("--set", change)]
 

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from training.data.corpus import Pair
-from training.data.tokenizers import BEGIN_ID, END_ID, train_tokenizer
-from training.evaluation.evaluate import measure
-from training.evaluation.greedy import answer, greedy
-from training.model import ModelConfig, Transformer
-from training.recipe import TokenizerConfig
+from dragoman_training.data.corpus import Pair
+from dragoman_training.data.tokenizers import BEGIN_ID, END_ID, train_tokenizer
+from dragoman_training.evaluation.evaluate import measure
+from dragoman_training.evaluation.greedy import answer, greedy
+from dragoman_training.model import ModelConfig, Transformer
+from dragoman_training.recipe import TokenizerConfig
 
 torch.set_num_threads(1)
 
@@ -64,7 +64,7 @@ def test_answers_and_references_are_compared_as_the_tokenizer_reads_them(
     model: Transformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = {"ab": "d e", "abc": "f"}
-    monkeypatch.setattr("training.evaluation.evaluate.answer", lambda *_, between: answers)
+    monkeypatch.setattr("dragoman_training.evaluation.evaluate.answer", lambda *_, between: answers)
     tokenizer = train_tokenizer(TokenizerConfig(kind="characters", lowercase=True), ["abcdef h"])
     pairs = [Pair(source, f" \u200b{text.upper()} ".replace(" ", "  "), Path(), 1) for source, text in answers.items()]
     other = Pair("A\u00adB", "h", Path(), 2)  # another reference to a source in another spelling

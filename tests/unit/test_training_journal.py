@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from training.curves import draw_curves
-from training.journal import Journal, read_journal
+from dragoman_training.curves import draw_curves
+from dragoman_training.journal import Journal, read_journal
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from training.data.prepare import TrainingData, prepare
-from training.data.tokenizers import LONGEST_PIECE, load_tokenizer, train_tokenizer
-from training.data.written import read_written
-from training.errors import DataError, RecipeError
-from training.recipe import SHIPPED, ParallelFiles, Recipe, TokenizerConfig, load_recipe
+from dragoman_training.data.prepare import TrainingData, prepare
+from dragoman_training.data.tokenizers import LONGEST_PIECE, load_tokenizer, train_tokenizer
+from dragoman_training.data.written import read_written
+from dragoman_training.errors import DataError, RecipeError
+from dragoman_training.recipe import SHIPPED, ParallelFiles, Recipe, TokenizerConfig, load_recipe
 
 KINDS = ["characters", "symbols", "bpe", "unigram"]
 
@@ -64,7 +64,8 @@ def test_no_piece_is_longer_than_the_limits_count_with() -> None:
 def test_a_word_without_end_does_not_kill_the_learning() -> None:
     """In a process of its own: `tokenizers` overflowed its stack, which no exception tells."""
     learn = (
-        "import random; from training.data.tokenizers import train_tokenizer; from training.recipe import *\n"
+        "import random; from dragoman_training.data.tokenizers import train_tokenizer\n"
+        "from dragoman_training.recipe import *\n"
         "word = ''.join(chr(0x4e00 + random.randrange(3000)) for _ in range(100_000))\n"
         "train_tokenizer(TokenizerConfig(kind='unigram'), [word, 'a b c'])"
     )

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from training import loss as module
-from training.data.batches import IGNORED
-from training.loss import smoothed_cross_entropy
-from training.model.linear import Linear
+from dragoman_training import loss as module
+from dragoman_training.data.batches import IGNORED
+from dragoman_training.loss import smoothed_cross_entropy
+from dragoman_training.model.linear import Linear
 
 torch.set_num_threads(1)
 

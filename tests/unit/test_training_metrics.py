@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.evaluation.metrics import METRICS, Score, better, edit_distance
+from dragoman_training.evaluation.metrics import METRICS, Score, better, edit_distance
 
 REFERENCES = {
     "tomato": ["T AH M EY T OW", "T AH M AA T OW"],

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from training.model import ModelConfig, Transformer
-from training.model.dropout import Dropout
-from training.model.positions import sinusoids
+from dragoman_training.model import ModelConfig, Transformer
+from dragoman_training.model.dropout import Dropout
+from dragoman_training.model.positions import sinusoids
 
 torch.set_num_threads(1)
 

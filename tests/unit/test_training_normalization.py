@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from training.data.normalization import build_normalizer, comparable
-from training.data.tokenizers import train_tokenizer, untrained
-from training.recipe import TokenizerConfig
+from dragoman_training.data.normalization import build_normalizer, comparable
+from dragoman_training.data.tokenizers import train_tokenizer, untrained
+from dragoman_training.recipe import TokenizerConfig
 
 KINDS = ["characters", "symbols", "bpe", "unigram"]
 TEXTS = [f"the {a} {b}s, café {b}ing \u00ab{a}\u00bb" for a in ("cat", "dog") for b in ("walk", "sleep", "sing")]

@@ -5,8 +5,8 @@ import math
 import pytest
 from torch import nn
 
-from training.optimization import build_optimizer, learning_rate
-from training.recipe import TrainingConfig
+from dragoman_training.optimization import build_optimizer, learning_rate
+from dragoman_training.recipe import TrainingConfig
 
 
 def config(schedule: str, **changes: object) -> TrainingConfig:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from training.errors import RecipeError
-from training.recipe import SHIPPED, find_recipe, load_recipe, save_recipe
+from dragoman_training.errors import RecipeError
+from dragoman_training.recipe import SHIPPED, find_recipe, load_recipe, save_recipe
 
 TINY = SHIPPED / "tiny.yaml"
 

@@ -10,12 +10,12 @@ from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositio
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 from transformers.models.t5.modeling_t5 import T5Attention, T5LayerNorm
 
+from dragoman_training.model import ModelConfig
+from dragoman_training.model.attention import MultiHeadAttention
+from dragoman_training.model.feed_forward import Activation, FeedForward
+from dragoman_training.model.layers import norm_of
+from dragoman_training.model.positions import RelativePositions, sinusoids
 from tests.unit.test_training_model import SHAPE, assert_learns, build
-from training.model import ModelConfig
-from training.model.attention import MultiHeadAttention
-from training.model.feed_forward import Activation, FeedForward
-from training.model.layers import norm_of
-from training.model.positions import RelativePositions, sinusoids
 
 torch.set_num_threads(1)
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from training.data.tokenizers import (
+from dragoman_training.data.tokenizers import (
     BYTE_TOKENS,
     END_ID,
     SPECIAL_TOKENS,
@@ -17,8 +17,8 @@ from training.data.tokenizers import (
     save_tokenizer,
     train_tokenizer,
 )
-from training.errors import DataError
-from training.recipe import TokenizerConfig
+from dragoman_training.errors import DataError
+from dragoman_training.recipe import TokenizerConfig
 
 TEXTS = [f"the {a} {b} {b}ing, the {a}s {b}" for a in ("cat", "dog", "bird", "fish") for b in ("walk", "sleep", "sing")]
 

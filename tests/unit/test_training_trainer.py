@@ -10,17 +10,17 @@ import pytest
 import torch
 from rich.console import Console
 
-from training import checkpoint
-from training.checkpoint import checkpoint_path, checkpoint_steps, load_state
-from training.claim import held
-from training.data.batches import Batch, EncodedPair, collate
-from training.data.prepare import prepare
-from training.data.tokenizers import SPECIAL_TOKENS
-from training.errors import TrainingError
-from training.journal import read_journal
-from training.recipe import SHIPPED, Recipe, load_recipe
-from training.run import load_run
-from training.trainer import Outcome, Trainer, train
+from dragoman_training import checkpoint
+from dragoman_training.checkpoint import checkpoint_path, checkpoint_steps, load_state
+from dragoman_training.claim import held
+from dragoman_training.data.batches import Batch, EncodedPair, collate
+from dragoman_training.data.prepare import prepare
+from dragoman_training.data.tokenizers import SPECIAL_TOKENS
+from dragoman_training.errors import TrainingError
+from dragoman_training.journal import read_journal
+from dragoman_training.recipe import SHIPPED, Recipe, load_recipe
+from dragoman_training.run import load_run
+from dragoman_training.trainer import Outcome, Trainer, train
 
 torch.set_num_threads(1)
 
@@ -178,7 +178,7 @@ def test_a_truncated_checkpoint_costs_only_the_way_from_the_one_before(tmp_path:
 
 def test_memory_is_given_back_with_every_line_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     times: list[str] = []
-    monkeypatch.setattr("training.trainer.give_back", lambda: times.append("given"))
+    monkeypatch.setattr("dragoman_training.trainer.give_back", lambda: times.append("given"))
     go(small("training.log_every=4"), tmp_path / "run")
     assert len(times) == 3
 

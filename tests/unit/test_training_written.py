@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.data.corpus import Pair
-from training.data.written import read_written, write_pairs
-from training.errors import DataError
-from training.recipe import SHIPPED, load_recipe, save_recipe
+from dragoman_training.data.corpus import Pair
+from dragoman_training.data.written import read_written, write_pairs
+from dragoman_training.errors import DataError
+from dragoman_training.recipe import SHIPPED, load_recipe, save_recipe
 
 texts = st.text(st.characters(exclude_categories=["Cs"])) | st.text("\\\t\n\rtnr\ufeff\u2028 ")
 

@@ -9,10 +9,11 @@ from typing import Annotated
 
 import typer
 
-from export.bundle import Options, export_run
-from server.bundle.load import load_bundle
-from server.bundle.manifest import Precision
-from server.runtime.device import DeviceError, choose_device
+from dragoman_export.bundle import Options, export_run
+from dragoman_server.bundle.load import load_bundle
+from dragoman_server.bundle.manifest import Precision
+from dragoman_server.runtime.device import DeviceError, choose_device
+from dragoman_training.model import ModelConfig
 from tests.benchmark import results
 from tests.benchmark.gpu.contenders import contenders
 from tests.benchmark.gpu.memory import memory_over_requests
@@ -21,7 +22,6 @@ from tests.benchmark.machine import PACKAGES, describe
 from tests.benchmark.page import gpu_section
 from tests.benchmark.random_bundle import BASE, BUILD, VOCABULARY
 from tests.support.random_model import random_model, write_run
-from training.model import ModelConfig
 
 SEED = 1
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from server.bundle.load import Bundle
-from server.runtime.device import Device
-from server.runtime.failures import first_line
+from dragoman_server.bundle.load import Bundle
+from dragoman_server.runtime.device import Device
+from dragoman_server.runtime.failures import first_line
+from dragoman_training.model import Transformer
+from dragoman_training.model.attention import MultiHeadAttention
 from tests.benchmark.gpu.steps import Load, median_seconds
 from tests.support.ctranslate2_model import convert
 from tests.support.parts import decoder_layers
-from training.model import Transformer
-from training.model.attention import MultiHeadAttention
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from server.bundle.load import Bundle
-from server.runtime.capacity import device_memory
-from server.runtime.device import Device
-from server.runtime.model import Runtime, Sessions
-from server.search.base import Demand, Edits
+from dragoman_server.bundle.load import Bundle
+from dragoman_server.runtime.capacity import device_memory
+from dragoman_server.runtime.device import Device
+from dragoman_server.runtime.model import Runtime, Sessions
+from dragoman_server.search.base import Demand, Edits
 
 SLOTS = 64
 SAMPLES = 10

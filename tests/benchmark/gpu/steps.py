@@ -9,11 +9,11 @@ import numpy as np
 import onnx
 import torch
 
-from server.bundle.load import Bundle
-from server.bundle.manifest import Manifest
-from server.runtime.cuda import CudaStream
-from server.runtime.device import Device
-from server.runtime.model import Runtime, Sessions
+from dragoman_server.bundle.load import Bundle
+from dragoman_server.bundle.manifest import Manifest
+from dragoman_server.runtime.cuda import CudaStream
+from dragoman_server.runtime.device import Device
+from dragoman_server.runtime.model import Runtime, Sessions
 
 COPIED = 1 << 28  # bytes
 REPLAYS = 50  # one after the other

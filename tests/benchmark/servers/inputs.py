@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass
 
-from server.bundle.load import Bundle
+from dragoman_server.bundle.load import Bundle
 from tests.benchmark.workload import SEED, Workload, encoded, random_text, real_words
 
 WORDS = 1024

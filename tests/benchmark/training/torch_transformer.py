@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from training.model import ModelConfig
-from training.model.positions import sinusoids
+from dragoman_training.model import ModelConfig
+from dragoman_training.model.positions import sinusoids
 
 
 class TorchTransformer(nn.Module):

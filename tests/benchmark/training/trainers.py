@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from dragoman_training.data.batches import IGNORED, Batch, BatchSampler
+from dragoman_training.data.prepare import TrainingData
+from dragoman_training.data.tokenizers import BEGIN_ID, END_ID, PAD_ID
+from dragoman_training.optimization import build_optimizer, learning_rate
+from dragoman_training.trainer import Trainer
 from tests.benchmark.training.torch_transformer import TorchTransformer
 from tests.benchmark.training.work import Work
 from tests.support.random_model import symbol_tokenizer
-from training.data.batches import IGNORED, Batch, BatchSampler
-from training.data.prepare import TrainingData
-from training.data.tokenizers import BEGIN_ID, END_ID, PAD_ID
-from training.optimization import build_optimizer, learning_rate
-from training.trainer import Trainer
 
 Attention = Literal["own", "fused", "plain"]
 CPU = torch.device("cpu")
@@ -73,7 +73,7 @@ class Contender(ABC):
 
 
 class Ours(Contender):
-    """training.trainer.Trainer, as `dragoman-train` runs it."""
+    """dragoman_training.trainer.Trainer, as `dragoman-train` runs it."""
 
     def __init__(self, work: Work, threads: int) -> None:
         super().__init__(work, threads)

@@ -11,11 +11,11 @@ from typing import Literal
 import numpy as np
 import torch
 
+from dragoman_training.data.batches import EncodedPair
+from dragoman_training.data.tokenizers import END_ID, PAD_ID, SPECIAL_TOKENS
+from dragoman_training.model import ModelConfig, Transformer
+from dragoman_training.recipe import SHIPPED, Recipe, TrainingConfig, load_recipe
 from tests.benchmark.random_bundle import BASE, VOCABULARY
-from training.data.batches import EncodedPair
-from training.data.tokenizers import END_ID, PAD_ID, SPECIAL_TOKENS
-from training.model import ModelConfig, Transformer
-from training.recipe import SHIPPED, Recipe, TrainingConfig, load_recipe
 
 PAIRS = 20_000
 SEED = 1

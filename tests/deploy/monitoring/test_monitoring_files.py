@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from deploy.monitoring.build import __main__ as build
-from server.config import ServerConfig
+from dragoman_server.config import ServerConfig
 from tests.deploy.kube_schemas import MINORS, faults
 from tests.deploy.monitoring.contents import (
     MONITORING,

@@ -18,8 +18,8 @@ import pytest
 
 from dragoman import Tls
 from dragoman.local import LOOPBACK, LocalServer
-from server.bundle.load import shipped_bundle
-from server.keys import add
+from dragoman_server.bundle.load import shipped_bundle
+from dragoman_server.keys import add
 from tests.certificates import Authority
 from tests.deploy.monitoring import exporters
 from tests.deploy.monitoring.contents import (
@@ -292,5 +292,5 @@ def test_a_worker_that_is_killed_makes_its_alert_fire(watched: Watched) -> None:
     firing = 'ALERTS{alertname="DragomanWorkerRestarts", reason="died", alertstate="firing"}'
     assert watched.prometheus.query(firing) == []
     children = psutil.Process(watched.workers.process.pid).children()
-    next(child for child in children if "server.workers.process" in child.cmdline()).kill()
+    next(child for child in children if "dragoman_server.workers.process" in child.cmdline()).kill()
     watched.prometheus.until(firing)

@@ -1,0 +1,149 @@
+"""Makes a bundle of a run: all of it and checked, or nothing."""
+
+import re
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from dragoman_export.assemble import Options, model_shape
+from dragoman_export.build import GREEDY_SOURCES, Work, build
+from dragoman_export.check import Report, check_bundle
+from dragoman_export.data import evaluation_data, spread, training_data, unusable
+from dragoman_export.errors import ExportError
+from dragoman_export.precision.rounded import runnable
+from dragoman_server.bundle.load import BundleError, load_bundle
+from dragoman_server.bundle.manifest import MANIFEST_FILE, NAME_PATTERN, Manifest
+from dragoman_server.runtime.device import DeviceError
+from dragoman_training.data.tokenizers import UNKNOWN_ID
+from dragoman_training.errors import TrainingError
+from dragoman_training.run import Run, load_run
+
+__all__ = ["Options", "check", "export_run"]
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+def export_run(
+    run: Path, bundle: Path, options: Options, say: Callable[[str], None] = _silent
+) -> tuple[Manifest, Report]:
+    """Exports a run, checks the graphs against the model and measures their quality; the bundle stands only after that.
+
+    Args:
+        run: a directory that dragoman-train wrote.
+        bundle: the directory to make; a hidden one beside it holds the files meanwhile.
+        say: takes lines for the user; what it raises ends the export.
+
+    Raises:
+        ExportError: the run can't be read, the options make no sense, the bundle exists, or the check failed. Nothing
+            is left behind then, and a bundle that was to be overwritten stands as it was.
+    """
+    _check_place(bundle, overwrite=options.overwrite)
+    _check_options(options)
+    loaded = _load(run)
+    _check_head(loaded, options)
+    for text in options.examples:
+        reason = unusable(loaded.source_tokenizer, text, loaded.recipe.model.max_source_length, UNKNOWN_ID)
+        if reason:
+            raise ExportError(f"--example {text!r} {reason}")
+    if not loaded.provenance["finished"]:
+        steps = ", ".join(map(str, loaded.provenance["steps_averaged"]))
+        say(f"{run} has not come to its end; the bundle is made of what was saved at step {steps}")
+    data = evaluation_data(loaded, say)
+    sources = [pair.source for pairs in data.values() for pair in pairs]
+    if not sources:
+        raise ExportError(f"{run}: neither dev nor test data is there to compare the answers of model and graphs on")
+    try:
+        bundle.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{bundle.name}.", dir=bundle.parent))
+    except OSError as error:
+        raise ExportError(f"{bundle} can't be made: {error.strerror}") from error
+    try:
+        made, report = build(Work(loaded, data, training_data(loaded), folder, options, say))
+        say(f"putting {bundle} into its place")
+        _put(made.path, bundle)
+    except OSError as error:
+        raise ExportError(f"{bundle} can't be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return made.manifest, report
+
+
+def check(bundle: Path, run: Path | None, device: str, say: Callable[[str], None] = _silent) -> Report:
+    """Checks a bundle again.
+
+    Args:
+        run: what it was made of. Without it the bundle is compared with itself, see `check_bundle`.
+
+    Raises:
+        ExportError: bundle or run can't be read, don't belong together, or the device does not work.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            loaded, chosen = runnable(load_bundle(bundle), device, Path(scratch) / "rounded")
+        except (BundleError, DeviceError) as error:
+            raise ExportError(str(error)) from error
+        if run is None:
+            return check_bundle(loaded, None, [], chosen)
+        origin = _load(run)
+        if model_shape(origin) != loaded.manifest.shape:
+            raise ExportError(f"{bundle} was not made of {run}: the shapes of the models differ")
+        steps, now = loaded.manifest.training.get("steps_averaged"), origin.provenance["steps_averaged"]
+        if steps != now:
+            raise ExportError(f"{bundle} was made of the checkpoints at steps {steps}, but {run} has those at {now}")
+        sources = [pair.source for pairs in evaluation_data(origin, say).values() for pair in pairs]
+        return check_bundle(loaded, origin.model, spread(sources, GREEDY_SOURCES), chosen)
+
+
+def _load(run: Path) -> Run:
+    try:
+        return load_run(run)
+    except TrainingError as error:
+        raise ExportError(str(error)) from error
+
+
+def _check_place(bundle: Path, *, overwrite: bool) -> None:
+    if not bundle.exists():
+        return
+    if not overwrite:
+        raise ExportError(f"{bundle} exists already: choose another place, or replace it with --overwrite")
+    if not (bundle / MANIFEST_FILE).exists():
+        raise ExportError(f"{bundle} is no bundle (it has no {MANIFEST_FILE}), so it is not overwritten")
+
+
+def _check_options(options: Options) -> None:
+    if not re.fullmatch(NAME_PATTERN, options.name):
+        raise ExportError(f"--name {options.name!r} must be letters, digits, '.', '_' and '-', a letter or digit first")
+    taken: set[str] = set()
+    for notice in options.notices:
+        if not notice.is_file():
+            raise ExportError(f"--notice {notice} is not a file")
+        if notice.name in taken or notice.suffix in (".onnx", ".json", ".bin"):
+            raise ExportError(f"--notice {notice} can't go into the bundle under the name {notice.name}")
+        taken.add(notice.name)
+
+
+def _check_head(run: Run, options: Options) -> None:
+    width = model_shape(run).d_head
+    if options.attention == "ort" and width % 8:
+        raise ExportError(
+            f"{run.path}: heads are {width} wide, and --attention ort wants a multiple of 8: pass --attention standard"
+        )
+
+
+def _put(folder: Path, bundle: Path) -> None:
+    """Renames the finished folder into its place; an older bundle goes only when the new one stands."""
+    if not bundle.exists():
+        folder.rename(bundle)
+        return
+    aside = Path(tempfile.mkdtemp(prefix=f".{bundle.name}.", dir=bundle.parent))
+    old = bundle.rename(aside / "old")
+    try:
+        folder.rename(bundle)
+    except OSError:
+        old.rename(bundle)
+        raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)

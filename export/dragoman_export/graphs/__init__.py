@@ -1,0 +1,8 @@
+"""The three graphs of a bundle, as thin modules around the trained ones."""
+
+from dragoman_export.graphs.decoder import DecoderStep
+from dragoman_export.graphs.encoder import SourceEncoder
+from dragoman_export.graphs.folding import folded
+from dragoman_export.graphs.scorer import Scorer
+
+__all__ = ["DecoderStep", "Scorer", "SourceEncoder", "folded"]

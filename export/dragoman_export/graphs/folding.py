@@ -1,0 +1,174 @@
+"""Rewrites of the trained model that change where a multiplication stands, never what is computed."""
+
+import copy
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from dragoman_export.graphs.operators import attention
+from dragoman_export.graphs.packing import PackedEncoder, Packing, Unpacked
+from dragoman_training.model import Transformer
+from dragoman_training.model.attention import MultiHeadAttention
+from dragoman_training.model.layers import DecoderLayer, EncoderLayer, Residual
+from dragoman_training.model.positions import Embedding, RelativePositions, combined
+
+
+class FusedSelfAttention(nn.Module):
+    """A trained self-attention with the projections of queries, keys and values in one matrix: one product, not two.
+
+    The scale of the attention is in the projection of the queries.
+    """
+
+    def __init__(self, trained: MultiHeadAttention) -> None:
+        super().__init__()
+        self.heads, self.d_head = trained.heads, trained.d_head
+        self.query_key_value = stacked([_scaled(trained), trained.key_value])
+        self.output = trained.output
+
+    def forward(
+        self, x: Tensor, mask: Packing | Unpacked, *, bias: Tensor | None = None, causal: bool = False
+    ) -> tuple[Tensor, None]:
+        """Stands in for the trained module's `forward` in the layers that call it.
+
+        Args:
+            x: [tokens, d_model]
+            mask: not a mask but where these tokens stand in their rows.
+            bias: added to the scores, [1, heads, length, length].
+
+        Returns:
+            the shape of x, and no weights.
+        """
+        # Of all that is computed, only attention needs rows: padded for it, packed again for the rest.
+        query, key, value = mask.pad(self.query_key_value(x)).chunk(3, -1)
+        attended, _ = attention(query, key, value, self.heads, mask.lengths, bias=bias, causal=causal)
+        return self.output(mask.pack(attended)), None
+
+
+class FoldedCrossAttention(nn.Module):
+    """A trained cross-attention without the projections of the source, and with its scale in that of the queries."""
+
+    def __init__(self, trained: MultiHeadAttention) -> None:
+        super().__init__()
+        self.heads = trained.heads
+        self.query, self.output = _scaled(trained), trained.output
+
+
+class FoldedEmbedding(nn.Module):
+    """A trained embedding whose token table holds the scale already, and that looks positions up by one Gather."""
+
+    def __init__(self, trained: Embedding) -> None:
+        super().__init__()
+        self.tokens, self.norm, self.norm_of = trained.tokens, trained.norm, trained.norm_of
+        self.positions = None if trained.positions is None else table(trained.positions)
+
+    def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Stands in for the trained module's `forward`: ids and positions [..., n] -> [..., n, d_model]."""
+        offset = None if self.positions is None else self.positions(positions)
+        return combined(self.tokens(ids), offset, self.norm, self.norm_of)
+
+
+class FoldedRelative(nn.Module):
+    """Trained relative positions as a table with a row for each distance, so that a step looks up and computes nothing.
+
+    Args:
+        longest: of a sequence; the table reaches from longest - 1 places back to, in the encoder, as many ahead.
+    """
+
+    def __init__(self, trained: RelativePositions, longest: int) -> None:
+        super().__init__()
+        self.back = longest - 1
+        distances = torch.arange(-self.back, longest if trained.both_ways else 1)
+        self.table = table(trained.table(trained.bucket(distances)))  # [distances, heads]
+
+    def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """What is added to the scores.
+
+        Args:
+            queries: int64 [rows, queries], their places
+            keys: int64 [keys]; the numbers of keys ahead in the decoder, where nobody looks, mean nothing.
+
+        Returns:
+            [rows, heads, queries, keys]
+        """
+        index = (keys - queries[..., None] + self.back).clamp(max=self.table.num_embeddings - 1)
+        return self.table(index).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
+
+
+class Folded(nn.Module):
+    """A model in the form in which its graphs compute.
+
+    Args:
+        model: whose parts were replaced, see `folded`.
+        memory: projects the encoder's output to keys and values of all decoder layers in one product:
+            [n, d_model] -> [n, layers * 2 * d_model], keys of layer 0, values of layer 0, keys of layer 1, ...
+    """
+
+    def __init__(self, model: Transformer, memory: nn.Linear) -> None:
+        super().__init__()
+        self.encoder, self.decoder, self.memory = PackedEncoder(model.encoder), model.decoder, memory
+        self.decoder_layers = cast(Sequence[DecoderLayer], model.decoder.layers)
+        self.heads = model.config.decoder_layer.heads
+
+
+@torch.no_grad()
+def folded(trained: Transformer) -> Folded:
+    """A copy of the model to export: fewer and larger products, no factor that stands alone, no padding.
+
+    The factor sqrt(d_model) moves into the token tables, 1 / sqrt(d_head) into the projections of queries, and the
+    scale of the decoder's output into its last norm. Where a table is the output projection too, that norm takes the
+    inverse of the table's factor as well, so that the table is still stored once.
+    """
+    model = copy.deepcopy(trained).eval()
+    decoding = cast(Sequence[DecoderLayer], model.decoder.layers)
+    memory = stacked([layer.cross_attention.key_value for layer in decoding])
+    for layer in cast(Iterable[EncoderLayer | DecoderLayer], chain(model.encoder.layers, decoding)):
+        layer.self_attention = FusedSelfAttention(layer.self_attention)  # type: ignore[assignment]  # stands in for it
+    for layer in decoding:
+        layer.cross_attention = FoldedCrossAttention(layer.cross_attention)  # type: ignore[assignment]  # here too
+    source, target = model.encoder.embedding, model.decoder.embedding
+    tied = model.decoder.projection.weight is target.tokens.weight
+    for parameter in _last_norm(model).parameters():
+        parameter.mul_(model.decoder.output_scale / (target.scale if tied else 1))
+    for weight in {id(e.tokens.weight): e.tokens.weight for e in (source, target)}.values():
+        weight.mul_(source.scale)
+    lengths = model.config.max_source_length, model.config.max_target_length + 1
+    for stack, embedding, longest in zip((model.encoder, model.decoder), (source, target), lengths, strict=True):
+        stack.embedding = FoldedEmbedding(embedding)
+        relative = cast(Iterable[RelativePositions], stack.relative)
+        stack.relative = nn.ModuleList(FoldedRelative(each, longest) for each in relative)
+    return Folded(model, memory)
+
+
+def stacked(linears: Iterable[nn.Linear]) -> nn.Linear:
+    """One linear map with the outputs of several, one after the other."""
+    parts = list(linears)
+    whole = nn.Linear(parts[0].in_features, sum(part.out_features for part in parts), bias=parts[0].bias is not None)
+    with torch.no_grad():
+        for name, parameter in whole.named_parameters():
+            parameter.copy_(torch.cat([getattr(part, name) for part in parts]))
+    return whole
+
+
+def table(rows: Tensor) -> nn.Embedding:
+    """Rows to look up by number."""
+    embedding = nn.Embedding(*rows.shape)
+    embedding.weight = nn.Parameter(rows.detach(), requires_grad=False)
+    return embedding
+
+
+def _scaled(attention: MultiHeadAttention) -> nn.Linear:
+    """The projection of queries of an attention whose scores need no scale any more."""
+    query = copy.deepcopy(attention.query)
+    for parameter in query.parameters():
+        parameter.mul_(attention.scale)
+    return query
+
+
+def _last_norm(model: Transformer) -> nn.Module:
+    if model.config.norm == "pre":
+        return model.decoder.norm
+    layers = cast(Sequence[DecoderLayer], model.decoder.layers)
+    return cast(Residual, layers[-1].residuals[-1]).norm

@@ -1,0 +1,129 @@
+"""The weights of a directory, by name, read one at a time from whatever files hold them."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from dragoman_export.errors import ExportError
+
+FILES = ("model.safetensors", "pytorch_model.bin")
+INDEX = ".index.json"
+
+
+class Weights:
+    """Tensors by name, in 32-bit floats. A file of `safetensors` is read as it is asked for, a `.bin` at once.
+
+    Args:
+        folder: holds one of FILES, or its shards with an index beside them. `safetensors` come first where both do.
+
+    Raises:
+        ExportError: there is none of them, or one is damaged, missing, or holds more than tensors.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._readers: dict[str, Callable[[], Tensor]] = {}
+        self._taken: set[str] = set()
+        for file in _files(folder):
+            self._readers |= _safetensors(file) if file.suffix == ".safetensors" else _pickled(file)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._readers
+
+    def take(self, *names: str, shape: tuple[int, ...]) -> Tensor:
+        """The tensor that has one of these names, which all mean the same one; the first that is there.
+
+        Raises:
+            ExportError: none is there, or it has another shape, or is not finite.
+        """
+        found = [name for name in names if name in self._readers]
+        self._taken.update(found)
+        if not found:
+            raise ExportError(f"the weights lack {names[0]}" + (f" (or {', '.join(names[1:])})" if names[1:] else ""))
+        tensor = self._read(found[0])
+        if tuple(tensor.shape) != shape:
+            raise ExportError(f"weight {found[0]} is {_size(tensor.shape)}, but config.json makes it {_size(shape)}")
+        if not tensor.isfinite().all():
+            raise ExportError(f"weight {found[0]} holds numbers that are not finite")
+        return tensor
+
+    def same(self, one: str, other: str) -> bool:
+        """Whether two tensors, both there, are equal."""
+        return torch.equal(self._read(one), self._read(other))
+
+    def ignore(self, *names: str) -> None:
+        """Names that may be there and mean nothing."""
+        self._taken.update(names)
+
+    def left(self) -> list[str]:
+        """Names of tensors that nobody took."""
+        return sorted(self._readers.keys() - self._taken)
+
+    def _read(self, name: str) -> Tensor:
+        tensor = self._readers[name]()
+        if not tensor.is_floating_point():
+            raise ExportError(f"weight {name} is of type {tensor.dtype}; quantised checkpoints can't be imported")
+        return tensor.float()
+
+
+def _files(folder: Path) -> list[Path]:
+    for name in FILES:
+        if (folder / name).is_file():
+            return [folder / name]
+        if (index := folder / f"{name}{INDEX}").is_file():
+            return list(_shards(index))
+    raise ExportError(f"{folder}: no weights here; expected {' or '.join(FILES)}, or its shards with an index")
+
+
+def _shards(index: Path) -> Iterator[Path]:
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        raise ExportError(f"{index}: cannot be read as an index of shards (a JSON object with weight_map)") from None
+    for name in sorted(map(str, names)):
+        if Path(name).name != name:
+            raise ExportError(f"{index}: {name!r} is not a plain file name")
+        if not (index.parent / name).is_file():
+            raise ExportError(f"{index.parent / name} is missing, but {index.name} lists it")
+        yield index.parent / name
+
+
+def _safetensors(path: Path) -> dict[str, Callable[[], Tensor]]:
+    try:
+        file: Any = safe_open(path, "pt")
+        return {name: _later(file, name) for name in file.keys()}  # noqa: SIM118  # it is no dictionary
+    except (SafetensorError, OSError) as error:
+        raise ExportError(f"{path}: cannot be read as safetensors ({error})") from None
+
+
+def _later(file: Any, name: str) -> Callable[[], Tensor]:
+    return lambda: file.get_tensor(name)
+
+
+def _pickled(path: Path) -> dict[str, Callable[[], Tensor]]:
+    """A file of torch.save, of which nothing but tensors is taken: no code in it runs."""
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except RuntimeError:  # written by a PyTorch before 1.6, which can't be mapped
+        loaded = None
+        with suppress(Exception):
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception:  # pickle raises whatever it likes
+        loaded = None
+    if not isinstance(loaded, dict) or not all(isinstance(tensor, Tensor) for tensor in loaded.values()):
+        raise ExportError(f"{path}: cannot be read as a PyTorch file that holds nothing but tensors by name")
+    return {name: partial(_itself, tensor) for name, tensor in loaded.items()}
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape)) or "a number"

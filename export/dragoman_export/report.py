@@ -1,0 +1,74 @@
+"""A check's outcome as tables."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from dragoman_export.check import Report
+
+
+def print_report(report: Report, console: Console) -> None:
+    """Prints differences and timings, what was not checked, and what failed."""
+    document = report.document
+    table = Table(title=f"cached step against {document['reference']}, on {document['device']}", title_justify="left")
+    for column in ("rows", "longest source", "steps", "log-probabilities", "largest difference (nats)", "allowed"):
+        table.add_column(column, justify="right")
+    for found in report.walks:
+        allowed = found.limit(document["tolerance"])
+        good = found.difference <= allowed
+        style = None if good else "bold red"
+        table.add_row(
+            str(found.rows),
+            str(found.source),
+            str(found.steps),
+            f"{found.compared:,}",
+            f"{found.difference:.1e}",
+            f"{allowed:.1e}",
+            style=style,
+        )
+    console.print(table)
+    console.print(
+        f"tolerance {document['tolerance']:g}; largest difference {document['largest_difference']:.1e}; "
+        f"of PyTorch's own single precision {document['largest_rounding']:.1e}"
+    )
+    for name, difference in document.get("scorer", {}).items():
+        console.print(f"scorer, {name.replace('_', ' ')}: largest difference {difference:.1e}")
+    for name, difference in document.get("choices", {}).items():
+        console.print(f"edited rows, {name.replace('_', ' ')}: largest difference {difference:.1e}")
+    greedy = document["greedy"]
+    line = f"greedy answers equal: {greedy['equal']} of {greedy['sources']}"
+    if greedy.get("ties"):
+        line += f" ({greedy['ties']} differ between equally likely tokens)"
+    if "seconds_pytorch" in greedy:
+        line += f"; {greedy['seconds_graphs']} s, and {greedy['seconds_pytorch']} s in PyTorch without a cache"
+    console.print(line)
+    for work, times in document["milliseconds"].items():
+        console.print(f"{work}, milliseconds: " + ", ".join(f"{n} rows {t:g}" for n, t in times.items()))
+    for sentence in document["not_checked"]:
+        console.print(f"not checked: {sentence}", style="yellow")
+    for sentence in report.failures:
+        console.print(f"failed: {sentence}", style="bold red")
+
+
+def print_loss(loss: dict[str, Any], console: Console) -> None:
+    """Prints what a precision costs and brings; nothing for fp32."""
+    if not loss:
+        return
+    before, after = loss["megabytes"]
+    table = Table(title=f"{after} against {before}, on {loss['data']}", title_justify="left")
+    for column in ("", before, after):
+        table.add_column(column, justify="right")
+    rows = loss["quality"] | {"log-probability": loss["mean_log_probability"], "megabytes": loss["megabytes"]}
+    for name, values in rows.items():
+        table.add_row(name, *(f"{values[precision]:g}" for precision in (before, after)))
+    console.print(table)
+    console.print(
+        f"equal answers {loss['equal_answers']:.2%}, equal tokens {loss['equal_tokens']:.2%} of {loss['sources']:,} "
+        f"sources; points lost {loss['points_lost']:g}"
+    )
+    for name, precision in loss.get("wider", {}).items():
+        console.print(f"kept in {precision}, since it is sensitive: {name}")
+    if loss["step_time"]:
+        shares = ", ".join(f"{rows} rows {share:.0%}" for rows, share in loss["step_time"].items())
+        console.print(f"time of a decode step, of that in {before}: {shares}")

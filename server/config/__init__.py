@@ -1,5 +1,0 @@
-"""The server's configuration: its options, where their values come from, and how they are shown."""
-
-from server.config.options import ServerConfig
-
-__all__ = ["ServerConfig"]

@@ -1,0 +1,207 @@
+"""Many inputs in one call: each with its own answer or error, and only so many at the engines at once."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Generic, TypeVar
+
+from dragoman.v1 import generation_pb2 as pb
+from dragoman_server.api.answer_size import MESSAGE, TokenBytes
+from dragoman_server.api.errors import ApiError, Rejection, from_engine, invalid
+from dragoman_server.api.model import PendingAnswer, ServedModel
+from dragoman_server.api.options import Wanted, reseeded
+from dragoman_server.api.pauses import Pauses
+from dragoman_server.api.room import BatchShare
+from dragoman_server.engine.requests import (
+    DeadlineExpiredError,
+    EngineUnavailableError,
+    Finished,
+    GenerationRequest,
+    OutOfMemoryError,
+    QueueFullError,
+    Stages,
+)
+from dragoman_server.observe.record import RECORD
+
+CHUNK_INPUTS = 256  # that are looked at in a few milliseconds
+ROOM_SECONDS = 0.02  # how often an item looks again that found the scorer's queue full
+
+Kept = TypeVar("Kept")
+
+
+class Batch(Generic[Kept]):
+    """One GenerateBatch call.
+
+    Its items wait or run in the places that `model.batch_room` has for them, so that a batch never fills the queue by
+    itself and others get in between. An item that finds the queue full all the same waits for its turn, as long as the
+    call's deadline allows; only a batch whose very first item finds it full is refused as a whole, at once, as a single
+    request would be.
+
+    Args:
+        model: the model.
+        request: what all items share; its `source_ids` are replaced by each item's.
+        wanted: what to return beside the text.
+        reject: counts an item that is refused.
+        own_seeds: each item that samples has a seed of its own, so that equal inputs may have different answers.
+        keep: what to keep of an item that is answered, until all are.
+        form: how the answers' tokens will be written.
+        all_or_none: the first item that fails ends the call, and those that run.
+    """
+
+    def __init__(
+        self,
+        model: ServedModel,
+        request: GenerationRequest,
+        wanted: Wanted,
+        reject: Callable[[Rejection], None],
+        own_seeds: bool,
+        keep: Callable[[pb.BatchItem], Kept],
+        form: TokenBytes = MESSAGE,
+        all_or_none: bool = False,
+    ) -> None:
+        self._model = model
+        self._request = request
+        self._wanted = wanted
+        self._reject = reject
+        self._own_seeds = own_seeds
+        self._keep = keep
+        self._form = form
+        self._all_or_none = all_or_none
+        self._failed = 0  # items
+        self._bytes = 0  # of the items so far
+        self._admitted = False
+        self._share = BatchShare(model.batch_room)
+        self._pauses = Pauses()
+        self._submitting = asyncio.Lock()  # one item at a time waits for the queue to have room
+
+    async def run(self, inputs: Sequence[pb.Input]) -> list[Kept]:
+        """Answers every input, in order.
+
+        Raises:
+            ApiError: there are no inputs, or too many, or the answer might be, or has become, too large; or an item
+                failed, where that ends the call.
+            QueueFullError: there was no room for even the first.
+            DeadlineExpiredError: the call's deadline passed.
+        """
+        if not inputs:
+            raise invalid("inputs", "is empty")
+        most = self._model.limits.batch_items
+        if len(inputs) > most:
+            raise invalid("inputs", f"has {len(inputs)} items, but a batch may have at most {most}")
+        record = RECORD.get()
+        if record is not None:
+            record.tokenize(len(inputs))
+        sources = await self._encode(inputs)
+        for source in sources:
+            if self._all_or_none and isinstance(source, ApiError):
+                raise source
+        source_tokens = sum(len(source) for source in sources if not isinstance(source, ApiError))
+        if record is not None:
+            record.tokens(source_tokens)
+        self._model.check_attention(self._wanted, self._request.search, source_tokens)
+        self._model.sizes.check(self._wanted, self._request.search, source_tokens, self._form, len(inputs))
+        items: dict[int, Kept] = {}
+        work = iter(enumerate(sources))
+        try:
+            with self._share:
+                async with asyncio.TaskGroup() as workers:
+                    for _ in range(min(self._model.batch_room.places, len(inputs))):
+                        workers.create_task(self._work(work, items))
+        except* (QueueFullError, DeadlineExpiredError, ApiError) as errors:
+            raise errors.exceptions[0] from None
+        if record is not None:
+            record.failed = self._failed
+        return [items[index] for index in range(len(inputs))]
+
+    async def _encode(self, inputs: Sequence[pb.Input]) -> list[list[int] | ApiError]:
+        """The source ids of each input, or what is wrong with it."""
+        sources: list[list[int] | ApiError] = []
+        for start in range(0, len(inputs), CHUNK_INPUTS):
+            sources += await self._encode_chunk(inputs[start : start + CHUNK_INPUTS], start)
+            await self._pauses.take()
+        return sources
+
+    async def _encode_chunk(self, inputs: Sequence[pb.Input], start: int) -> list[list[int] | ApiError]:
+        """Args:
+        start: index of the first.
+        """
+        sources: list[list[int] | ApiError] = []
+        texts: list[int] = []  # indices of inputs that come as text
+        for index, source in enumerate(inputs):
+            try:
+                ids = self._model.given_ids(source, f"inputs[{start + index}]")
+            except ApiError as error:
+                sources.append(error.with_traceback(None))  # which would hold on to all the inputs
+                continue
+            if ids is None:
+                texts.append(index)
+            sources.append(ids or [])
+        fields = [f"inputs[{start + index}].text" for index in texts]
+        encoded = await self._model.encoder.encode_batch([inputs[index].text for index in texts], fields)
+        for index, answer in zip(texts, encoded, strict=True):
+            sources[index] = answer
+        return sources
+
+    async def _work(self, work: Iterator[tuple[int, list[int] | ApiError]], items: dict[int, Kept]) -> None:
+        """Takes one source after the other until there are none."""
+        for index, source in work:
+            await self._pauses.take()
+            answer = source if isinstance(source, ApiError) else await self._answer_in_turn(source)
+            if isinstance(answer, ApiError):
+                if self._all_or_none:
+                    raise answer
+                if answer.rejection:
+                    self._reject(answer.rejection)
+                self._failed += 1
+                item = pb.BatchItem(error=answer.status())
+            else:
+                item = pb.BatchItem(response=answer)
+            self._bytes += item.ByteSize()
+            if self._bytes > self._model.limits.answer_bytes:
+                raise self._model.sizes.too_large()
+            items[index] = self._keep(item)
+
+    async def _answer_in_turn(self, source: list[int]) -> pb.GenerateResponse | ApiError:
+        if not self._model.batch_room.free:  # it will have waited: to be refused then would come late
+            self._admitted = True
+        times = [moment for moment in (self._request.deadline, self._request.time_limit) if moment is not None]
+        placed = await self._share.take(min(times, default=None))
+        try:
+            return await self._answer(source)  # without a place its time is over, which the engines tell
+        finally:
+            if placed:
+                self._share.give()
+
+    async def _answer(self, source: list[int]) -> pb.GenerateResponse | ApiError:
+        search = reseeded(self._request.search) if self._own_seeds else self._request.search
+        stages = None if RECORD.get() is None else Stages(time.monotonic())
+        request = replace(self._request, source_ids=source, search=search, stages=stages)
+        generation: PendingAnswer | None = None
+        try:
+            generation = await self._submit(request)
+            finished = await generation.result()
+            return await self._write(request, finished)
+        except (EngineUnavailableError, OutOfMemoryError) as error:
+            return from_engine(error)
+        finally:
+            if generation is not None:
+                generation.cancel()
+
+    async def _submit(self, request: GenerationRequest) -> PendingAnswer:
+        async with self._submitting:
+            try:
+                generation = self._model.submit(request)
+            except QueueFullError:
+                if not self._admitted:
+                    raise
+                generation = await self._model.wait_for_room(request)
+            self._admitted = True
+            return generation
+
+    async def _write(self, request: GenerationRequest, finished: Finished) -> pb.GenerateResponse:
+        while True:
+            try:
+                return await self._model.answer(request, finished, self._wanted)
+            except QueueFullError:  # of the scorer
+                await asyncio.sleep(ROOM_SECONDS)

@@ -1,0 +1,83 @@
+"""Many requests on one stream, answered side by side."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+
+from dragoman.inference import open_inference_pb2 as oip
+from dragoman_server.api.errors import unavailable
+
+# Requests of one stream that are answered at the same time; more are not read before one is done.
+MOST_REQUESTS = 256
+# Responses that wait for a client that reads slowly. Then its requests wait, and no one else's.
+MOST_RESPONSES = 64
+
+Answer = Callable[[oip.ModelInferRequest], AsyncGenerator[oip.ModelStreamInferResponse, None]]
+
+
+class RequestStream:
+    """One ModelStreamInfer call.
+
+    Args:
+        answer: the responses to one request; says what went wrong in one of them instead of raising.
+    """
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._responses: asyncio.Queue[oip.ModelStreamInferResponse | None] = asyncio.Queue(MOST_RESPONSES)
+        self._room = asyncio.Semaphore(MOST_REQUESTS)
+        self._answering: set[asyncio.Task[None]] = set()
+        self._reading: asyncio.Task[None] | None = None
+        self._draining = False
+
+    async def run(
+        self, requests: AsyncIterator[oip.ModelInferRequest]
+    ) -> AsyncGenerator[oip.ModelStreamInferResponse, None]:
+        """Ends when there are no more requests and all are answered, or, once it drains, those that had been read.
+
+        Raises:
+            ApiError: the server stops.
+            Exception: as `requests` raises it.
+        """
+        reading = self._reading = asyncio.create_task(self._read(requests))
+        ending = asyncio.create_task(self._end(reading))
+        if self._draining:
+            self.drain()
+        try:
+            while (response := await self._responses.get()) is not None:
+                yield response
+            if reading.cancelled():
+                raise unavailable("the server is shutting down")
+            reading.result()
+        finally:
+            tasks = [ending, reading, *self._answering]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def drain(self) -> None:
+        """Takes no more requests."""
+        self._draining = True
+        if self._reading is not None:
+            self._reading.cancel()
+
+    async def _read(self, requests: AsyncIterator[oip.ModelInferRequest]) -> None:
+        async for request in requests:
+            await self._room.acquire()
+            task = asyncio.create_task(self._respond(request))
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
+
+    async def _end(self, reading: asyncio.Task[None]) -> None:
+        await asyncio.wait([reading])
+        while self._answering:
+            await asyncio.wait(self._answering)
+        await self._responses.put(None)
+
+    async def _respond(self, request: oip.ModelInferRequest) -> None:
+        try:
+            async with aclosing(self._answer(request)) as responses:
+                async for response in responses:
+                    await self._responses.put(response)
+        finally:
+            self._room.release()

@@ -1,0 +1,152 @@
+"""Opens a bundle, or says in one sentence why it can't be served."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from tokenizers import Tokenizer
+
+from dragoman_server.bundle.manifest import FORMAT_VERSION, MANIFEST_FILE, READ_VERSIONS, Manifest
+
+
+class BundleError(Exception):
+    """The bundle can't be served; the message names the file and what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A bundle whose files are what its manifest says."""
+
+    path: Path
+    manifest: Manifest
+    source_tokenizer: Tokenizer
+    target_tokenizer: Tokenizer
+
+    @property
+    def encoder(self) -> Path:
+        return self.path / self.manifest.graphs.encoder.file
+
+    @property
+    def decoder(self) -> Path:
+        return self.path / self.manifest.graphs.decoder.file
+
+    @property
+    def scorer(self) -> Path:
+        return self.path / self.manifest.graphs.scorer.file
+
+
+def shipped_bundle() -> Path:
+    """The directory of the bundle that comes with the package: English grapheme-to-phoneme."""
+    return Path(__file__).resolve().parent.parent / "bundles" / "g2p-en"
+
+
+def load_bundle(path: Path) -> Bundle:
+    """Reads the manifest, checks every file against it, and loads the tokenizers.
+
+    Args:
+        path: the bundle's directory; may be a symbolic link or hold some, as Kubernetes mounts do.
+
+    Raises:
+        BundleError: something is missing, changed, or does not fit together.
+    """
+    root, manifest = load_manifest(path)
+    for name, expected in manifest.files.items():
+        _check_file(root, name, expected.sha256, expected.bytes)
+    graphs, tokenizers = manifest.graphs, manifest.tokenizers
+    for name in (graphs.encoder.file, graphs.decoder.file, graphs.scorer.file, tokenizers.source, tokenizers.target):
+        if name not in manifest.files:
+            raise BundleError(f"{root / MANIFEST_FILE}: {name} is used but not listed under files")
+    source = _load_tokenizer(root / tokenizers.source, manifest, manifest.shape.source_vocabulary)
+    same = tokenizers.target == tokenizers.source
+    target = source if same else _load_tokenizer(root / tokenizers.target, manifest, manifest.shape.target_vocabulary)
+    return Bundle(root, manifest, source, target)
+
+
+def load_manifest(path: Path) -> tuple[Path, Manifest]:
+    """A bundle's directory, links followed, and what its manifest says; the files it lists are not looked at.
+
+    Raises:
+        BundleError: there is no directory, or no manifest in it that this server reads.
+    """
+    try:
+        root = path.resolve(strict=True)
+    except OSError as error:
+        raise BundleError(f"bundle {path} can't be opened: {error.strerror or error}") from None
+    except RuntimeError:  # Python before 3.13
+        raise BundleError(f"bundle {path} can't be opened: its links go round in a circle") from None
+    if not root.is_dir():
+        raise BundleError(f"bundle {path} is not a directory")
+    return root, _read_manifest(root)
+
+
+def _read_manifest(root: Path) -> Manifest:
+    path = root / MANIFEST_FILE
+    try:
+        document: Any = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BundleError(f"{root} is not a bundle: it has no {MANIFEST_FILE}") from None
+    except OSError as error:
+        raise BundleError(f"{path} can't be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise BundleError(f"{path} is not valid JSON: {error}") from None
+    version = document.get("format_version") if isinstance(document, dict) else None
+    if type(version) is not int or version not in READ_VERSIONS:  # 2.0 is equal to 2, too
+        raise BundleError(
+            f"{path}: format_version is {version!r}, but this server reads versions "
+            f"{' and '.join(map(str, READ_VERSIONS))}; dragoman-export makes a bundle for it"
+        )
+    try:
+        manifest = Manifest.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise BundleError(f"{path}: {field}: {first['msg']}") from None
+    if version < FORMAT_VERSION and manifest.precision == "int8":
+        raise BundleError(
+            f"{path}: an int8 bundle of format_version {version} has weights of 8 bits, with which CPUs without VNNI "
+            "compute wrong numbers; export the run again with this version's dragoman-export"
+        )
+    return manifest
+
+
+def _check_file(root: Path, name: str, sha256: str, size: int) -> None:
+    path = root / name
+    if Path(name).name != name or "\0" in name:
+        raise BundleError(f"{root / MANIFEST_FILE}: files: {name!r} is not a plain file name")
+    try:
+        actual = path.stat().st_size
+        if actual != size:
+            raise BundleError(f"{path} has {actual} bytes, but the manifest says {size}: truncated or changed")
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        raise BundleError(f"{path} is missing, but the manifest lists it") from None
+    except OSError as error:
+        raise BundleError(f"{path} can't be read: {error.strerror or error}") from None
+    if digest != sha256:
+        raise BundleError(f"{path} was changed: its sha256 is not the one in the manifest")
+
+
+def _load_tokenizer(path: Path, manifest: Manifest, vocabulary: int) -> Tokenizer:
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise BundleError(f"{path} is not a tokenizer: {error}") from None
+    size = tokenizer.get_vocab_size()
+    if size != vocabulary:
+        raise BundleError(f"{path} has {size} tokens, but the manifest says {vocabulary}")
+    special = manifest.tokens
+    for role, token, index in (
+        ("pad", "<pad>", special.pad),
+        ("unknown", "<unk>", special.unknown),
+        ("begin", "<s>", special.begin),
+        ("end", "</s>", special.end),
+    ):
+        if tokenizer.token_to_id(token) != index:
+            raise BundleError(
+                f"{path}: the {role} token {token} has id {tokenizer.token_to_id(token)}, but the manifest says {index}"
+            )
+    return tokenizer

@@ -1,0 +1,405 @@
+"""An engine: a thread that owns a runtime and steps everything that runs in it."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from dragoman_server.engine.encoding import encoder_runs
+from dragoman_server.engine.ending import Event, finish, overdue
+from dragoman_server.engine.greedy import GreedyRows
+from dragoman_server.engine.metrics import EngineMetrics
+from dragoman_server.engine.queue import Queue
+from dragoman_server.engine.requests import (
+    DeadlineExpiredError,
+    EngineError,
+    EngineUnavailableError,
+    FinishReason,
+    OutOfMemoryError,
+)
+from dragoman_server.engine.rows import RowTable
+from dragoman_server.engine.scheduler import NEVER, Job
+from dragoman_server.runtime.failures import WorkerLostError, first_line, is_out_of_memory
+from dragoman_server.search.base import Continuation, Demand, StepScores
+from dragoman_server.search.greedy import BEST, GreedySearch
+
+log = structlog.get_logger()
+
+Deliver = Callable[[list[tuple[Job, Event]]], None]
+
+LAST_WORDS = b'{"event": "an engine could not tell of its end: the server ends at once", "level": "error"}\n'
+MOST_ERRORS = 3  # in a row, after which a device is beyond hope
+
+
+class StepRuntime(Protocol):
+    """What an engine needs of server.runtime.model.Runtime."""
+
+    slots: int
+    tokens: NDArray[np.int64]
+    positions: NDArray[np.int32]
+
+    def encode(self, sources: Sequence[Sequence[int]], row: int) -> int: ...
+
+    def step(self, demands: Sequence[Demand]) -> StepScores: ...
+
+    def copy_target(self, source: int, target: int, start: int) -> None: ...
+
+    def move_row(self, source: int, target: int) -> None: ...
+
+
+class Engine:
+    """The step loop: admit, step, hand out tokens, give rows back.
+
+    An error of the device ends the requests that run, and the engine goes on with those that come after; so many errors
+    in a row end the engine. Where the device has not the memory, only as many requests end as it takes for the rest to
+    go on.
+
+    Args:
+        index: among the engines of one queue.
+        runtime: touched by this thread alone.
+        queue: shared with the other engines and the event loop.
+        deliver: takes one step's events, all at once, to whoever waits for them; must not block.
+        on_failure: hears of the error that ended the engine; called in its thread.
+        most_errors: in a row that it survives, and one.
+
+    Attributes:
+        index: see above.
+        has_stepped: it has made a step.
+        turns: that were begun; with `busy` for whoever watches that none takes too long.
+        busy: a turn is under way.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        runtime: StepRuntime,
+        queue: Queue,
+        metrics: EngineMetrics,
+        deliver: Deliver,
+        on_failure: Callable[[BaseException], None],
+        most_errors: int = MOST_ERRORS,
+    ) -> None:
+        self.index = index
+        self._runtime = runtime
+        self._queue = queue
+        self._metrics = metrics
+        self._deliver = deliver
+        self._table = RowTable(runtime.slots)
+        self._greedy = GreedyRows(runtime.slots)
+        self._led: dict[Job, list[int]] = {}  # jobs whose searches are led step by step, and their rows
+        self._new: list[Job] = []  # that have not made a step
+        self._next_expiry = NEVER  # no running job's deadline or time limit is earlier
+        self._step_ended: float | None = None
+        self._on_failure = on_failure
+        self._most_errors = most_errors
+        self._errors = 0  # in a row
+        self._abandoned = False
+        self.has_stepped = False
+        self.turns = 0
+        self.busy = False
+        self._thread = threading.Thread(target=self._run, name=f"engine-{index}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self, seconds: float | None = None) -> None:
+        self._thread.join(seconds)
+
+    @property
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
+
+    def abandon(self) -> None:
+        """What the engine runs on is gone: it ends, also where it has nothing to do."""
+        with self._queue.lock:
+            self._abandoned = True
+            self._queue.wake_all()
+
+    def _run(self) -> None:
+        failure: Exception | None = None
+        message = "the server is stopping"
+        try:
+            while self._turn():
+                pass
+            if self._abandoned:
+                failure = WorkerLostError("the worker process has ended")
+        except Exception as error:  # whatever ONNX Runtime raises: those who wait must hear of it
+            failure = error
+        if failure is not None:
+            message = _message(failure)
+        self.busy = False
+        try:
+            self.desert(message)
+            if failure is not None:
+                self._on_failure(failure)
+        except BaseException:
+            # Without memory to tell anyone, no server is better than one that takes requests and never answers.
+            os.write(2, LAST_WORDS)
+            os._exit(1)
+
+    def _turn(self) -> bool:
+        """One round of the loop; False when the engine shall stop."""
+        table, queue = self._table, self._queue
+        events: list[tuple[Job, Event]] = []
+        with queue.lock:
+            while not (queue.stopping or self._abandoned or table.used or queue.scheduler.calls(self.index)):
+                self._metrics.state(self.index, 0, table.slots)
+                self._step_ended = None
+                self.busy = False
+                queue.sleep()
+            if queue.stopping or self._abandoned:
+                return False
+            self.turns += 1
+            self.busy = True
+            now = time.monotonic()
+            scheduler = queue.scheduler
+            admission = scheduler.take(self.index, table.slots - table.reserved, now, table.reserved_for_batch)
+        if admission.expired or admission.out_of_time:
+            events += overdue(admission, now, self._metrics)
+        try:
+            self._evict(now, events)
+            if admission.admitted:
+                self._admit(admission.admitted, now, events)
+            self._metrics.state(self.index, table.used, table.slots)
+            if table.used:
+                self._step(events)
+        except WorkerLostError:
+            raise
+        except Exception as error:
+            self._errors += 1
+            self._metrics.device_error("other")
+            log.error("engine error", error=type(error).__name__, detail=first_line(error), in_a_row=self._errors)
+            if self._errors >= self._most_errors:
+                raise
+            # Also where memory was lacking elsewhere than on the device all hear: who knows what was done by then.
+            told = OutOfMemoryError() if is_out_of_memory(error) else EngineUnavailableError(_message(error))
+            self._give_up(list(table.rows), told, now, events)
+        finally:  # those who have their answer get it even where the runtime fails the others
+            if events:
+                self._deliver(events)
+        return True
+
+    def _admit(self, jobs: list[Job], now: float, events: list[tuple[Job, Event]]) -> None:
+        """Encodes newcomers into the next free rows, one each."""
+        row = self._table.used
+        runs = encoder_runs(jobs)
+        for run in runs:
+            for job in run:  # before the first is encoded: if that fails, all of them hear of it
+                self._metrics.admitted(now - job.arrived)
+                self._add(job)
+        without: list[Job] = []  # a row that was filled
+        for run in runs:
+            without += self._encode(run, row)
+            row += len(run)
+        if without:
+            self._give_up(without, OutOfMemoryError(), now, events)
+
+    def _add(self, job: Job) -> None:
+        """Gives a job its first row."""
+        row = self._table.add(job)
+        if isinstance(job.search, GreedySearch) and not job.request.streaming:
+            self._greedy.add(row, job.search)
+        else:
+            self._led[job] = self._table.rows[job]
+        self._new.append(job)
+        self._note_expiry(job)
+
+    def _note_expiry(self, job: Job) -> None:
+        for moment in (job.request.deadline, job.request.time_limit):
+            if moment is not None and moment < self._next_expiry:
+                self._next_expiry = moment
+
+    def _encode(self, run: list[Job], row: int) -> list[Job]:
+        """One run of the encoder, or several smaller ones where the device has not the memory for it.
+
+        Returns:
+            those for whom it had not the memory even alone.
+        """
+        sources = [job.request.source_ids for job in run]
+        started = time.monotonic()
+        try:
+            padding = self._runtime.encode(sources, row)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            self._out_of_memory(error, len(run))
+            half = len(run) // 2
+            return [*self._encode(run[:half], row), *self._encode(run[half:], row + half)] if half else run
+        ended = time.monotonic()
+        self._metrics.encoded(ended - started, len(sources), sum(map(len, sources)), padding)
+        for job in run:
+            if job.request.stages is not None:
+                job.request.stages.encoding, job.request.stages.encoded = started, ended
+        return []
+
+    def _step(self, events: list[tuple[Job, Event]]) -> None:
+        """One decode step for all rows, and what follows from it for each job."""
+        table, rows = self._table, self._table.used
+        try:
+            scores = self._score(rows)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            # No search has heard of the step yet: the older half can take it again.
+            self._out_of_memory(error, rows)
+            self._give_up(list(table.rows)[len(table.rows) // 2 :], OutOfMemoryError(), time.monotonic(), events)
+            return
+        self._errors, self.has_stepped = 0, True
+        now = time.monotonic()
+        for job in self._new:
+            self._metrics.first_token(now - job.arrived)
+        self._new.clear()
+        tokens, positions = self._runtime.tokens[:rows], self._runtime.positions[:rows]
+        done = [table.owners[row] for row in self._greedy.advance(scores, positions, tokens)]
+        positions += 1
+        branching: list[tuple[Job, Sequence[Continuation]]] = []
+        for job, owned in self._led.items():
+            continuations = job.search.advance(scores, owned)
+            if job.request.streaming and not job.cancelled:
+                events += [(job, progress) for progress in job.search.progress()]
+            if continuations is None:
+                done.append(job)
+            elif len(owned) == len(continuations) == 1:
+                tokens[owned[0], 0] = continuations[0].token
+            else:
+                branching.append((job, continuations))
+        for job in done:
+            if job.cancelled:
+                self._metrics.dropped("cancelled", "running")
+            else:
+                events.append((job, finish(job, now, self._metrics)))
+        surplus = self._branch(branching) if branching else []
+        if done or branching:
+            self._remove(done, now, len(done), surplus)
+        else:  # a search that goes on in its only row may have had more in reserve
+            self._settle(now)
+
+    def _score(self, rows: int) -> StepScores:
+        """Steps, until every search knows enough."""
+        started = time.perf_counter()
+        while True:
+            demands: list[Demand] = [*BEST] * rows
+            for job, owned in self._led.items():
+                for row, demand in zip(owned, job.search.demands(), strict=True):
+                    demands[row] = demand
+            scores = self._runtime.step(demands)
+            # All are asked before the step is repeated, since each has its next demands ready then.
+            lacking = [job.search.lacking(scores, owned) for job, owned in self._led.items()]
+            if not any(lacking):
+                break
+        ended = time.perf_counter()
+        gap = None if self._step_ended is None else ended - self._step_ended
+        self._metrics.stepped(ended - started, rows, gap)
+        self._step_ended = ended
+        return scores
+
+    def _branch(self, branching: list[tuple[Job, Sequence[Continuation]]]) -> list[int]:
+        """Brings hypotheses to the rows where they go on.
+
+        Returns:
+            rows that are not needed any more.
+        """
+        runtime, table = self._runtime, self._table
+        started = time.perf_counter()
+        surplus: list[int] = []
+        copied = 0
+        for job, continuations in branching:
+            owned = table.rows[job]
+            before = list(owned)
+            for place, (parent, token, shared) in enumerate(continuations):
+                if place >= len(before):
+                    row = table.grow(job)
+                    runtime.move_row(before[parent], row)
+                    copied += 1
+                else:
+                    row = before[place]
+                    if parent != place:
+                        runtime.copy_target(before[parent], row, shared)
+                        copied += 1
+                runtime.tokens[row, 0] = token
+            surplus += before[len(continuations) :]
+        self._metrics.branched(time.perf_counter() - started, copied)
+        return surplus
+
+    def _evict(self, now: float, events: list[tuple[Job, Event]]) -> None:
+        """Takes out what nobody waits for any more, and what has used its time."""
+        rows = self._table.rows
+        if now < self._next_expiry and not any(job.cancelled for job in rows):
+            return
+        self._next_expiry = NEVER
+        gone: list[Job] = []
+        for job in rows:
+            if job.cancelled:
+                self._metrics.dropped("cancelled", "running")
+            elif job.expired(now):
+                self._metrics.dropped("expired", "running")
+                events.append((job, DeadlineExpiredError()))
+            elif job.out_of_time(now):
+                if job not in self._led:
+                    [row] = rows[job]
+                    self._greedy.tell(row, int(self._runtime.positions[row]))
+                events.append((job, finish(job, now, self._metrics, FinishReason.TIME_LIMIT)))
+            else:
+                self._note_expiry(job)
+                continue
+            gone.append(job)
+        if gone:
+            self._remove(gone, now)
+
+    def _remove(self, jobs: list[Job], now: float, finished: int = 0, rows: Sequence[int] = ()) -> None:
+        """Takes out jobs, and single rows of others."""
+        table = self._table
+        for job in jobs:
+            if self._led.pop(job, None) is None:
+                self._greedy.remove(*table.rows[job])
+        if self._new:
+            self._new = [job for job in self._new if job not in jobs]
+        moves = table.remove(jobs, rows)
+        self._greedy.move(moves)
+        for source, target in moves:
+            self._runtime.move_row(source, target)
+        self._settle(now, finished)
+
+    def _settle(self, now: float, finished: int = 0) -> None:
+        """Lets others have the rows that are not wanted here any more."""
+        if freed := self._table.settle():
+            with self._queue.lock:
+                self._queue.scheduler.release(self.index, freed, now, finished)
+
+    def _out_of_memory(self, error: Exception, rows: int) -> None:
+        self._metrics.device_error("out_of_memory")
+        log.error("out of memory", engine=self.index, rows=rows, detail=first_line(error))
+
+    def _give_up(self, jobs: list[Job], error: EngineError, now: float, events: list[tuple[Job, Event]]) -> None:
+        """Ends jobs that run here with an error."""
+        for job in jobs:
+            self._metrics.dropped("failed", "running")
+            events.append((job, error))
+        self._remove(jobs, now)
+
+    def desert(self, message: str) -> None:
+        """Ends all that runs here with an error, and all that waits where nobody else would take it.
+
+        Called in the engine's thread, or in another where that hangs, for good.
+        """
+        running = list(self._table.rows)
+        with self._queue.lock:
+            waiting = self._queue.scheduler.leave(self.index)
+            self._queue.wake_all()  # the share of the others has grown
+        for _ in running:
+            self._metrics.dropped("failed", "running")
+        for _ in waiting:
+            self._metrics.dropped("failed", "waiting")
+        self._metrics.state(self.index, 0, 0)
+        self._deliver([(job, EngineUnavailableError(message)) for job in running + waiting])
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, WorkerLostError):
+        return "the worker process that computed this has ended"
+    return f"the engine failed: {type(error).__name__}"

@@ -1,0 +1,96 @@
+"""How a model's engines are set up: how many there are, and what each may use."""
+
+from dataclasses import dataclass
+
+from dragoman_server.bundle.manifest import Manifest
+from dragoman_server.runtime.device import Device
+
+# From this size on reading the weights takes so long that several threads had better share it.
+LARGE_WEIGHTS = 150_000_000  # bytes
+MOST_THREADS = 8  # of one engine
+# Measured with a model of 5 million parameters on two cores: up to eight items of batches one engine answers a tenth
+# more than two, in three quarters of the processor's time. Of single calls, each of which takes a third as much time of
+# the event loop as of the engines, it answers a tenth more at 16 and 32, and no less at 64; and with random arrivals at
+# two thirds of what can be had, in two thirds of the time. With 77 million parameters, whose steps take ten times as
+# long, two answer more from the second request on.
+GROUP, CALLS = 8, 48
+SMALL_MODEL = 30_000_000  # parameters, of which it has less
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How a model's engines are set up.
+
+    Attributes:
+        device: see choose_device.
+        engines: None chooses by device, cores and model size.
+        threads_per_engine: None shares the cores out evenly.
+        cores: that this process may use.
+        cuda_graphs: the most steps that are recorded on a GPU.
+        max_rows: cache rows of each engine, the most it decodes at once; None for what suits, or there is room for.
+        memory_budget: bytes that the process may have on the device, weights included; None for what is free.
+        queue_size: requests of each priority that may wait,
+        queue_tokens: and their source tokens.
+        gather_share, gather_seconds, gather_steps: see Scheduler.
+        group, calls: see Scheduler; of engines of one process that have one thread each, and a small model.
+        encode_tokens: see Scheduler.
+        most_errors: see Engine.
+        hang_seconds: a turn of an engine that takes so long never ends.
+    """
+
+    device: str = "auto"
+    engines: int | None = None
+    threads_per_engine: int | None = None
+    cores: int = 1
+    cuda_graphs: int = 128
+    max_rows: int | None = None
+    memory_budget: int | None = None
+    queue_size: int = 1024
+    queue_tokens: int = 262_144
+    gather_share: float = 0.5
+    gather_seconds: float = 0.005
+    gather_steps: int = 2
+    group: int = GROUP
+    calls: int = CALLS
+    encode_tokens: int = 4096
+    most_errors: int = 3
+    hang_seconds: float = 60.0
+
+
+def layout(options: EngineOptions, device: Device, weights: int) -> tuple[int, int]:
+    """How many engines, and threads in each, where the options leave it open.
+
+    On a GPU one engine feeds the device. On a CPU it depends on how much there is to read in a step (all measured on
+    two cores): threads of one engine meet after every operator, and wait for each other where one of them has lost its
+    core to the event loop. So one engine for each core serves a tenth more with 5 million parameters; and with 77
+    million in int8 (78 MB) a seventh more alone, as much at 8 requests, and 1.2 to 1.5 times as much at 64. In fp32
+    (308 MB) an engine whose threads share the reading is a tenth faster up to 16 requests. Where there are more cores
+    than such an engine makes use of, they are shared out evenly.
+
+    Args:
+        weights: bytes of the model's.
+    """
+    if device.kind == "cuda":
+        return options.engines or 1, options.threads_per_engine or 1
+    if options.engines is not None:
+        return options.engines, options.threads_per_engine or max(1, options.cores // options.engines)
+    threads = options.threads_per_engine
+    if threads is None:
+        threads = 1 if weights < LARGE_WEIGHTS else options.cores // -(-options.cores // MOST_THREADS)
+    return max(1, options.cores // threads), threads
+
+
+def weights_of(manifest: Manifest) -> int:
+    """Bytes, all but exactly: of a bundle's files the weights are by far the largest."""
+    return sum(file.bytes for file in manifest.files.values())
+
+
+def groups(options: EngineOptions, manifest: Manifest, rows: int) -> tuple[int, int]:
+    """`group` and `calls` of the Scheduler, for engines of one thread each, one for every core.
+
+    Args:
+        rows: of each; a quarter of them stay free, so that nobody waits for a row while the last engine rests.
+    """
+    if manifest.shape.parameters >= SMALL_MODEL:
+        return 1, 1
+    return max(1, min(options.group, rows // 4)), max(1, min(options.calls, rows - rows // 4))

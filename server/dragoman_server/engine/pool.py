@@ -1,0 +1,194 @@
+"""The engines of one model, and the handles through which the event loop talks to them."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+from dragoman_server.bundle.load import Bundle
+from dragoman_server.engine.ending import Event, overdue
+from dragoman_server.engine.generation import Generation
+from dragoman_server.engine.hosted import Host, LocalHost
+from dragoman_server.engine.layout import EngineOptions, groups
+from dragoman_server.engine.metrics import EngineMetrics
+from dragoman_server.engine.queue import Queue
+from dragoman_server.engine.requests import EngineUnavailableError, GenerationRequest, QueueFullError
+from dragoman_server.engine.scheduler import NEVER, Admission, Job, Scheduler
+from dragoman_server.engine.scorer import ScoringRuntime
+from dragoman_server.engine.supervisor import Supervisor
+from dragoman_server.runtime.device import Device
+from dragoman_server.search.factory import make_search
+from dragoman_server.text.stream import TargetDecoder
+
+LEAST_SLEEP_SECONDS = 0.002  # between two looks for those that have waited too long
+
+
+class EnginePool:
+    """One model's engines, which take from one queue.
+
+    `submit` and `close` belong to the event loop on which `start` was awaited.
+
+    Args:
+        hosts: where the model is loaded, each with engines of its own; None for this process alone.
+        on_change: hears, on the event loop, that `available` may have changed.
+
+    Attributes:
+        failed: set where there is no hope any more that it answers anything.
+        device: where the engines run, once they have started.
+        rows: of each engine's cache, likewise.
+        engines, threads: how many there are, and the CPU threads of each.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        options: EngineOptions,
+        metrics: EngineMetrics,
+        hosts: Sequence[Host] | None = None,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.bundle = bundle
+        self.options = options
+        self.device: Device = Device("cpu")
+        self.rows = self.engines = self.threads = 0
+        self._metrics = metrics
+        self._text = TargetDecoder(bundle.target_tokenizer)
+        self._supervisor = Supervisor(bundle, options, metrics, hosts or [LocalHost()], on_change)
+        self.failed = self._supervisor.failed
+        self._queue: Queue | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = NEVER  # time.monotonic() when it goes off
+
+    @property
+    def available(self) -> bool:
+        """Whether any engine runs."""
+        return self._supervisor.available
+
+    async def start(self) -> None:
+        """Loads the graphs, allocates the caches, and runs every engine's first step.
+
+        Raises:
+            BundleError: the graphs are not what the manifest says.
+            DeviceError: the device asked for can't run the model, or has not the memory for it.
+            WorkerLostError: a worker has ended meanwhile.
+        """
+        self._loop = asyncio.get_running_loop()
+        runtimes = await self._supervisor.load()
+        models, options = self._supervisor.models, self.options
+        self.device, self.threads = models[0].device, models[0].threads
+        self.engines, self.rows = sum(map(len, runtimes)), self._supervisor.rows
+        shared = self._engines_share_cores()
+        group, calls = groups(options, self.bundle.manifest, self.rows) if shared else (1, 1)
+        scheduler = Scheduler(
+            self.engines,
+            options.queue_size,
+            options.gather_share,
+            options.gather_seconds,
+            options.encode_tokens,
+            options.queue_tokens,
+            0 if self.device.kind == "cpu" else self.bundle.manifest.limits.max_source_tokens,
+            group,
+            calls,
+            options.gather_steps,
+        )
+        self._queue = Queue(scheduler)
+        self._metrics.queue(scheduler.waits)
+        self._supervisor.start(runtimes, self._queue, self._deliver)
+
+    def _engines_share_cores(self) -> bool:
+        """Whether there is an engine for each core of this process, one of them for that of the event loop."""
+        return self.device.kind == "cpu" and self.threads == 1 and len(self._supervisor.models) == 1
+
+    def scorer(self) -> ScoringRuntime:
+        """See Supervisor.scorer."""
+        return self._supervisor.scorer()
+
+    def submit(self, request: GenerationRequest) -> Generation:
+        """Puts a request into the queue; one whose time is over already is ended at once, even where that is full.
+
+        Raises:
+            QueueFullError: there is no room.
+            EngineUnavailableError: the engines are not running.
+        """
+        if self._queue is None or self._loop is None:
+            raise EngineUnavailableError("the model is loading")
+        manifest = self.bundle.manifest
+        search = make_search(request.search, manifest.tokens, manifest.shape.target_vocabulary, self._text)
+        job = Job(request, search, time.monotonic())
+        generation = job.handle = Generation(job, self.cancel, self._loop)
+        with self._queue.lock:
+            if self._queue.stopping:
+                raise EngineUnavailableError("the model is stopping")
+            if not self._queue.scheduler.present:
+                raise EngineUnavailableError("what computes the model has failed and is being started anew")
+            try:
+                self._queue.scheduler.submit(job)
+            except QueueFullError:
+                if job.expired(job.arrived):
+                    admission = Admission(expired=[job])
+                elif job.out_of_time(job.arrived):
+                    admission = Admission(out_of_time=[job])
+                else:
+                    raise
+                self._loop.call_soon(self._dispatch, overdue(admission, job.arrived, self._metrics))
+                return generation
+            self._queue.wake()
+            next_expiry = self._queue.scheduler.next_expiry
+        if next_expiry < self._timer_at:
+            self._set_timer(next_expiry)
+        return generation
+
+    def cancel(self, job: Job) -> None:
+        """See Generation.cancel."""
+        assert self._queue is not None
+        with self._queue.lock:
+            waited = self._queue.scheduler.cancel(job)
+        if waited:
+            self._metrics.dropped("cancelled", "waiting")
+
+    async def close(self, seconds: float | None = None) -> None:
+        """Stops the engines; what is still unanswered ends with EngineUnavailableError.
+
+        Args:
+            seconds: see Supervisor.close.
+        """
+        if self._queue is None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        with self._queue.lock:
+            self._queue.stopping = True
+            self._queue.wake_all()
+        await self._supervisor.close(seconds)
+
+    def _set_timer(self, moment: float) -> None:
+        assert self._loop is not None
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = moment
+        self._timer = self._loop.call_later(max(moment - time.monotonic(), 0.0), self._sweep)
+
+    def _sweep(self) -> None:
+        """Ends those that have waited too long, whether or not an engine asks for work: a step may take long."""
+        assert self._queue is not None
+        now, scheduler = time.monotonic(), self._queue.scheduler
+        with self._queue.lock:
+            admission = scheduler.sweep(now)
+            next_expiry = scheduler.next_expiry
+        self._timer, self._timer_at = None, NEVER
+        self._dispatch(overdue(admission, now, self._metrics))
+        if next_expiry < NEVER:
+            self._set_timer(max(next_expiry, now + LEAST_SLEEP_SECONDS))
+
+    def _deliver(self, events: list[tuple[Job, Event]]) -> None:
+        """Called in an engine thread: one wake-up of the event loop for all of a step's events."""
+        assert self._loop is not None
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._dispatch, events)
+
+    def _dispatch(self, events: list[tuple[Job, Event]]) -> None:
+        for job, event in events:
+            handle = job.handle
+            assert isinstance(handle, Generation)
+            if not job.cancelled:
+                handle.deliver(event)

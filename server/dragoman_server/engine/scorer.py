@@ -1,0 +1,299 @@
+"""Scores given targets in a thread of its own, beside the engines, several at a time."""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from dragoman_server.bundle.manifest import Shape
+from dragoman_server.engine.metrics import DeviceErrorKind
+from dragoman_server.engine.requests import (
+    DeadlineExpiredError,
+    EngineError,
+    EngineUnavailableError,
+    OutOfMemoryError,
+    QueueFullError,
+)
+from dragoman_server.runtime.failures import WorkerLostError, first_line, is_out_of_memory
+from dragoman_server.runtime.scorer import Scores
+
+log = structlog.get_logger()
+
+# What one run may hold in its largest arrays, padding included, in numbers of 4 bytes; one target always goes.
+RUN_NUMBERS = 2**24
+CLOSE_SECONDS = 3.0  # that the last run has to end
+
+
+class ScoringRuntime(Protocol):
+    """What a scorer needs of server.runtime.scorer.ScorerRuntime."""
+
+    def run(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], attention: bool) -> Scores: ...
+
+
+class ScorerMetrics(Protocol):
+    """Called from the scorer's thread, but for `queue`."""
+
+    def queue(self, waits: Callable[[], tuple[int, int]]) -> None:
+        """How to learn, from any thread, how many targets wait, and their source tokens."""
+
+    def device_error(self, kind: DeviceErrorKind) -> None:
+        """A run failed on the device."""
+
+    def scored(self, seconds: float, rows: int, target_tokens: int) -> None:
+        """One run; tokens are counted without padding, end tokens included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What to score.
+
+    Attributes:
+        source_ids: the end token included.
+        ids: of the target, without begin and end token; at most the model's limit of them.
+        alignment, attention: whether they are wanted.
+    """
+
+    source_ids: Sequence[int]
+    ids: Sequence[int]
+    alignment: bool = False
+    attention: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What was found out of a target; every entry is of one of its tokens, the last of the end token.
+
+    Attributes:
+        log_probabilities: natural.
+        alignment: the source position that each looks at most, by the mean over the heads of the last decoder layer
+            but one, or of the only one: Garg et al. 2019, "Jointly Learning to Align and Translate with Transformers".
+        attention: [layers, heads, target, source], float32.
+    """
+
+    log_probabilities: list[float]
+    alignment: list[int] | None = None
+    attention: NDArray[np.float32] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    target: Target
+    deadline: float | None
+    answer: "asyncio.Future[Scored]"
+
+    def expired(self, now: float) -> bool:
+        return self.deadline is not None and now >= self.deadline
+
+
+_Event = Scored | EngineError
+
+
+class Scorer:
+    """The thread and its queue. `score` and `close` belong to one event loop.
+
+    The thread starts, and the graph is loaded, when something is to be scored for the first time: those who never score
+    need no memory for it. An error ends the thread and all that wait with it; what comes next starts another.
+
+    Args:
+        load: opens the graph; called in the thread.
+        shape: of the model.
+        queue_size: targets that may wait. A call with more of them still goes where nothing waits.
+    """
+
+    def __init__(
+        self, load: Callable[[], ScoringRuntime], shape: Shape, queue_size: int, metrics: ScorerMetrics
+    ) -> None:
+        self._load = load
+        self._shape = shape
+        self._queue_size = queue_size
+        self._metrics = metrics
+        self._changed = threading.Condition(threading.Lock())
+        self._waiting: deque[_Job] = deque()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._seconds_per_target = 0.01  # running mean
+        metrics.queue(self.waits)
+
+    def waits(self) -> tuple[int, int]:
+        """Targets that wait, and their source tokens."""
+        with self._changed:
+            return len(self._waiting), sum(len(job.target.source_ids) for job in self._waiting)
+
+    async def score(self, targets: Sequence[Target], deadline: float | None) -> list[Scored]:
+        """Scores targets, in order.
+
+        Args:
+            deadline: time.monotonic() after which nobody waits for the answer. None for no deadline.
+
+        Raises:
+            QueueFullError: at once, where there is no room for all of them.
+            DeadlineExpiredError: the deadline passed first, even where a run is under way.
+            EngineUnavailableError: the scorer is stopping or failed.
+        """
+        self._loop = asyncio.get_running_loop()
+        jobs = [_Job(target, deadline, self._loop.create_future()) for target in targets]
+        self._submit(jobs)
+        try:
+            async with asyncio.timeout(None if deadline is None else max(deadline - time.monotonic(), 0.0)):
+                return await asyncio.gather(*(job.answer for job in jobs))
+        except TimeoutError:
+            self._cancel(jobs)
+            raise DeadlineExpiredError from None
+        except BaseException:  # the caller has left, or one of them has failed
+            self._cancel(jobs)
+            raise
+
+    async def close(self) -> None:
+        """Ends the thread; what is still unanswered ends with EngineUnavailableError."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None:
+            await asyncio.to_thread(thread.join, CLOSE_SECONDS)
+
+    def _submit(self, jobs: list[_Job]) -> None:
+        with self._changed:
+            if self._stopping:
+                raise EngineUnavailableError("the model is stopping")
+            waiting = len(self._waiting)
+            if waiting and waiting + len(jobs) > self._queue_size:
+                raise QueueFullError(min(5.0, max(0.05, waiting * self._seconds_per_target)))
+            self._waiting += jobs
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="scorer", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def _cancel(self, jobs: list[_Job]) -> None:
+        """Nobody waits for them any more."""
+        for job in jobs:
+            job.answer.cancel()
+        gone = set(jobs)
+        with self._changed:
+            self._waiting = deque(job for job in self._waiting if job not in gone)
+
+    def _run(self) -> None:
+        batch: list[_Job] = []
+        failure = "the server is stopping"
+        try:
+            runtime = self._load()
+            while batch := self._take():
+                try:
+                    events = self._answers(runtime, batch)
+                except WorkerLostError:  # perhaps long ago: another may do it, and to score twice does no harm
+                    runtime = self._load()
+                    events = self._answers(runtime, batch)
+                self._deliver(events)
+        except Exception as error:  # whatever ONNX Runtime raises: those who wait must hear of it
+            failure = f"the scorer failed: {type(error).__name__}"
+            if not isinstance(error, WorkerLostError):
+                self._metrics.device_error("other")
+            log.error("scorer failed", error=type(error).__name__, detail=first_line(error))
+        with self._changed:
+            self._thread = None
+            batch += self._waiting
+            self._waiting.clear()
+        self._deliver([(job, EngineUnavailableError(failure)) for job in batch])
+
+    def _take(self) -> list[_Job]:
+        """Waits for work, and takes as much of it as one run may hold; nothing where the thread shall end."""
+        expired: list[_Job] = []
+        batch: list[_Job] = []
+        while not batch:
+            with self._changed:
+                while not (self._stopping or self._waiting):
+                    self._changed.wait()
+                if self._stopping:
+                    break
+                self._fill(batch, expired)
+            if expired:
+                self._deliver([(job, DeadlineExpiredError()) for job in expired])
+                expired = []
+        return batch
+
+    def _fill(self, batch: list[_Job], expired: list[_Job]) -> None:
+        now = time.monotonic()
+        source = target = 0
+        while self._waiting:
+            job = self._waiting[0]
+            if job.expired(now):
+                expired.append(self._waiting.popleft())
+                continue
+            source, target = max(source, len(job.target.source_ids)), max(target, len(job.target.ids) + 1)
+            if batch and (len(batch) + 1) * self._numbers(source, target) > RUN_NUMBERS:
+                break
+            batch.append(self._waiting.popleft())
+
+    def _numbers(self, source: int, target: int) -> int:
+        """What a row of a run needs: logits and attention of the target, the hidden layer of the source."""
+        shape = self._shape
+        looks = shape.decoder_layers * shape.heads * source
+        return target * (shape.target_vocabulary + looks) + source * shape.d_ff
+
+    def _answers(self, runtime: ScoringRuntime, batch: list[_Job]) -> list[tuple[_Job, _Event]]:
+        """In one run, or in several smaller ones where the device has not the memory for it."""
+        try:
+            return list(zip(batch, self._score(runtime, batch), strict=True))
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            self._metrics.device_error("out_of_memory")
+            log.error("out of memory", scorer_rows=len(batch), detail=first_line(error))
+            half = len(batch) // 2
+            if not half:
+                return [(job, OutOfMemoryError()) for job in batch]
+        return [*self._answers(runtime, batch[:half]), *self._answers(runtime, batch[half:])]
+
+    def _score(self, runtime: ScoringRuntime, batch: list[_Job]) -> list[Scored]:
+        targets = [job.target for job in batch]
+        look = any(target.alignment or target.attention for target in targets)
+        started = time.perf_counter()
+        log_probabilities, attention = runtime.run([t.source_ids for t in targets], [t.ids for t in targets], look)
+        seconds = time.perf_counter() - started
+        self._metrics.scored(seconds, len(targets), sum(len(target.ids) + 1 for target in targets))
+        self._seconds_per_target += 0.1 * (seconds / len(targets) - self._seconds_per_target)
+        return [
+            _scored(target, log_probabilities[row], None if attention is None else attention[row])
+            for row, target in enumerate(targets)
+        ]
+
+    def _deliver(self, events: Sequence[tuple[_Job, _Event]]) -> None:
+        """One wake-up of the event loop for all."""
+        assert self._loop is not None
+        if events and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(_dispatch, events)
+
+
+def _dispatch(events: Sequence[tuple[_Job, _Event]]) -> None:
+    for job, event in events:
+        if job.answer.done():
+            continue
+        if isinstance(event, Scored):
+            job.answer.set_result(event)
+        else:
+            job.answer.set_exception(event)
+
+
+def _scored(target: Target, log_probabilities: NDArray[np.float32], attention: NDArray[np.float32] | None) -> Scored:
+    """Args:
+    log_probabilities: [padded target]
+    attention: [layers, heads, padded target, padded source]
+    """
+    length = len(target.ids) + 1
+    alignment = weights = None
+    if attention is not None:
+        looks = attention[:, :, :length, : len(target.source_ids)]
+        if target.alignment:
+            alignment = looks[max(len(looks) - 2, 0)].mean(0).argmax(-1).tolist()
+        if target.attention:
+            weights = looks.copy()  # lets go of the batch
+    return Scored(log_probabilities[:length].tolist(), alignment, weights)

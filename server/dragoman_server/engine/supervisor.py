@@ -1,0 +1,301 @@
+"""Keeps a model's engines alive: loads it wherever it shall run, watches, and loads it anew where it was lost."""
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+import structlog
+
+from dragoman_server.bundle.load import Bundle
+from dragoman_server.engine.engine import Deliver, Engine
+from dragoman_server.engine.hosted import CachedRuntime, Host, HostedModel
+from dragoman_server.engine.layout import EngineOptions
+from dragoman_server.engine.metrics import EngineMetrics
+from dragoman_server.engine.planning import rows_for
+from dragoman_server.engine.queue import Queue
+from dragoman_server.engine.requests import EngineUnavailableError
+from dragoman_server.engine.scorer import ScoringRuntime
+from dragoman_server.engine.watchdog import Watchdog
+from dragoman_server.memory import resident_memory
+from dragoman_server.runtime.failures import WorkerLostError, first_line
+from dragoman_server.runtime.precision import warning
+
+log = structlog.get_logger()
+
+Value = TypeVar("Value")
+
+READY_SECONDS = 0.02  # between two looks whether a worker has started
+WATCH_SECONDS = 1.0  # between two looks for engines that hang
+JOIN_SECONDS = 0.5  # between two looks whether to wait on for an engine
+FIRST_DELAY_SECONDS, MOST_DELAY_SECONDS = 0.5, 30.0  # before a model is loaded once more where it could not be
+
+
+class _Site:
+    """A model on one host.
+
+    Attributes:
+        model: what is loaded there, or was.
+        engines: that run over it, or did; numbered from `first` on.
+        failures: in a row, without a step between them.
+        reviving: loads it anew.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.model: HostedModel | None = None
+        self.engines: list[Engine] = []
+        self.first = 0
+        self.failures = 0
+        self.reviving: asyncio.Task[None] | None = None
+
+
+class Supervisor:
+    """The engines of one model. Its methods belong to the event loop.
+
+    Args:
+        hosts: where the model is loaded, each with engines of its own.
+        on_change: hears that `available` may have changed.
+
+    Attributes:
+        rows: of each engine's cache, once it is loaded.
+        failed: set where there is no hope any more.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        options: EngineOptions,
+        metrics: EngineMetrics,
+        hosts: Sequence[Host],
+        on_change: Callable[[], None],
+    ) -> None:
+        self.rows = 0
+        self.failed = asyncio.Event()
+        self._bundle, self._options, self._metrics = bundle, options, metrics
+        self._on_change = on_change
+        self._sites = [_Site(host) for host in hosts]
+        self._queue: Queue | None = None
+        self._deliver: Deliver | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
+        self._hanging: set[Engine] = set()
+        self._scorers = 0  # opened
+
+    @property
+    def models(self) -> list[HostedModel]:
+        """The model, wherever it is loaded."""
+        return [site.model for site in self._sites if site.model is not None]
+
+    @property
+    def available(self) -> bool:
+        """Whether any engine runs."""
+        return self._queue is not None and bool(self._queue.scheduler.present)
+
+    async def load(self) -> list[list[CachedRuntime]]:
+        """Loads the model everywhere, shares out the memory, and makes the runtimes of each host, which have run.
+
+        Raises:
+            BundleError: the graphs are not what the manifest says.
+            DeviceError: a device can't run them, or has not the memory.
+            WorkerLostError: a worker has ended meanwhile.
+        """
+        try:
+            models = await _all([self._load(site) for site in self._sites])
+            used = resident_memory() if self._sites[0].host.revives else 0
+            self.rows = await asyncio.to_thread(rows_for, self._bundle, self._options, models, used)
+            return await _all([asyncio.to_thread(self._runtimes, model) for model in models])
+        except BaseException:
+            self._close_models()
+            raise
+
+    def start(self, runtimes: Sequence[Sequence[CachedRuntime]], queue: Queue, deliver: Deliver) -> None:
+        """Starts engines over what `load` made."""
+        self._queue, self._deliver, self._loop = queue, deliver, asyncio.get_running_loop()
+        first = 0
+        for site, own in zip(self._sites, runtimes, strict=True):
+            site.first, first = first, first + len(own)
+            self._occupy(site, own)
+        self._watching = asyncio.create_task(self._watch())
+
+    def scorer(self) -> ScoringRuntime:
+        """What scores targets, on the hosts by turns. For any thread.
+
+        Raises:
+            BundleError, DeviceError, WorkerLostError: it can't be had.
+        """
+        alive = [site.model for site in self._sites if site.model is not None and site.reviving is None]
+        if not alive:
+            raise WorkerLostError("no worker runs")
+        self._scorers += 1
+        return alive[self._scorers % len(alive)].scorer()
+
+    async def close(self, seconds: float | None = None) -> None:
+        """Ends the engines, which the queue must have been told, and lets go of the model.
+
+        Args:
+            seconds: that their last steps have. Then their requests end all the same; an engine of this process sets
+                `failed`. None for as long as they take, or until they hang.
+        """
+        self._closing.set()
+        deadline = None if seconds is None else time.monotonic() + seconds
+        for site in self._sites:
+            if site.reviving is not None:
+                await asyncio.wait([site.reviving], timeout=_left(deadline))
+            for engine in site.engines:
+                await asyncio.to_thread(self._join, engine, deadline)
+                if not engine.ended and engine not in self._hanging:
+                    self._give_up(site, engine)
+        if self._watching is not None:
+            self._watching.cancel()
+        self._close_models()
+        for site in self._sites:  # whoever still holds this has no more than that
+            site.engines.clear()
+
+    async def _load(self, site: _Site) -> HostedModel:
+        while not site.host.ready:
+            if await self._pause(READY_SECONDS):
+                raise EngineUnavailableError("the model is stopping")
+        model = site.model = await asyncio.to_thread(site.host.load, self._bundle, self._options)
+        if model.device.fallback:
+            log.error("no GPU: the model runs on the CPU", reason=model.device.fallback)
+        if reason := warning(self._bundle.manifest.precision, model.device.kind):
+            log.warning("poor choice of precision", reason=reason)
+        where, device = site.host.name, str(model.device)
+        log.info("engines", where=where, device=device, engines=model.engines, threads_per_engine=model.threads)
+        return model
+
+    def _runtimes(self, model: HostedModel) -> list[CachedRuntime]:
+        return [model.runtime(index, self.rows) for index in range(model.engines)]
+
+    def _occupy(self, site: _Site, runtimes: Sequence[CachedRuntime]) -> None:
+        assert self._queue is not None
+        assert self._deliver is not None
+        assert site.model is not None
+        failed, most = partial(self._engine_failed, site), self._options.most_errors
+        site.engines = [
+            Engine(index, runtime, self._queue, self._metrics, self._deliver, failed, most)
+            for index, runtime in enumerate(runtimes, site.first)
+        ]
+        for index, runtime in enumerate(runtimes, site.first):
+            self._metrics.cache(index, runtime.cache_bytes)
+            with self._queue.lock:
+                self._queue.scheduler.enter(index)
+        for engine in site.engines:
+            engine.start()
+        site.model.watch(partial(_abandon, site.engines))
+
+    def _engine_failed(self, site: _Site, error: BaseException) -> None:
+        """Called in the thread of the engine that failed."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._lost, site, error)
+
+    def _lost(self, site: _Site, error: BaseException) -> None:
+        self._on_change()
+        if self._closing.is_set() or site.reviving is not None:
+            return
+        log.error("engine failed", where=site.host.name, error=type(error).__name__, detail=first_line(error))
+        if not site.host.revives:
+            self.failed.set()
+            return
+        if not isinstance(error, WorkerLostError):
+            site.host.broken()
+        site.reviving = asyncio.create_task(self._revive(site))
+
+    async def _revive(self, site: _Site) -> None:
+        """Loads the model anew, however often that takes; where no engine runs, a few times."""
+        for engine in site.engines:
+            engine.abandon()
+            await asyncio.to_thread(engine.join)
+        if any(engine.has_stepped for engine in site.engines):
+            site.failures = 0
+        if site.model is not None:
+            site.model.close()
+        while not self._closing.is_set():
+            site.failures += 1
+            if site.failures > self._options.most_errors and not self.available:
+                log.error("the model can't be kept running", where=site.host.name, failures=site.failures - 1)
+                self.failed.set()
+                break
+            try:
+                model = await self._load(site)
+                runtimes = await asyncio.to_thread(self._runtimes, model)
+            except Exception as error:  # whatever is wrong may pass
+                if self._closing.is_set():
+                    break
+                delay = min(FIRST_DELAY_SECONDS * 2 ** (site.failures - 1), MOST_DELAY_SECONDS)
+                what = {"where": site.host.name, "error": type(error).__name__, "detail": first_line(error)}
+                log.error("can't be loaded anew", **what, retry_in_seconds=delay)
+                await self._pause(delay)
+                continue
+            if not self._closing.is_set():
+                self._occupy(site, runtimes)
+                log.info("engines are back", where=site.host.name)
+            break
+        site.reviving = None
+        self._on_change()
+
+    async def _pause(self, seconds: float) -> bool:
+        """Waits, and tells whether it was closed meanwhile."""
+        try:
+            await asyncio.wait_for(self._closing.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _watch(self) -> None:
+        """Ends the requests of engines that hang in this process; workers are watched by whoever keeps them."""
+        every = min(WATCH_SECONDS, self._options.hang_seconds / 4)
+        watchdog: Watchdog[int] = Watchdog(math.ceil(self._options.hang_seconds / every))
+        while True:
+            await asyncio.sleep(every)
+            self._look(watchdog)
+
+    def _look(self, watchdog: Watchdog[int]) -> None:
+        own = {each.index: (site, each) for site in self._sites if not site.host.revives for each in site.engines}
+        for index in watchdog.look({index: engine.turns for index, (_, engine) in own.items() if engine.busy}):
+            site, engine = own[index]
+            if engine not in self._hanging:
+                log.error("an engine hangs", engine=index, seconds=self._options.hang_seconds)
+                self._give_up(site, engine)
+
+    def _join(self, engine: Engine, deadline: float | None) -> None:
+        while not engine.ended and engine not in self._hanging and _left(deadline) != 0:
+            engine.join(min(JOIN_SECONDS, _left(deadline) or JOIN_SECONDS))
+
+    def _give_up(self, site: _Site, engine: Engine) -> None:
+        """Ends the requests of an engine whose thread does not come back."""
+        self._hanging.add(engine)
+        engine.desert("the engine hangs")
+        self._on_change()
+        if not site.host.revives:
+            self.failed.set()
+
+    def _close_models(self) -> None:
+        """Lets go of the model wherever no thread is in the middle of a step."""
+        for site in self._sites:
+            if site.model is not None and not self._hanging.intersection(site.engines):
+                site.model.close()
+                site.model = None
+
+
+def _left(deadline: float | None) -> float | None:
+    """Seconds until then; None for no end."""
+    return None if deadline is None else max(deadline - time.monotonic(), 0.0)
+
+
+def _abandon(engines: Sequence[Engine]) -> None:
+    for engine in engines:
+        engine.abandon()
+
+
+async def _all(work: Sequence[Awaitable[Value]]) -> list[Value]:
+    """The results of all, or the first exception once all have ended: threads can't be interrupted."""
+    done = await asyncio.gather(*work, return_exceptions=True)
+    for each in done:
+        if isinstance(each, BaseException):
+            raise each
+    return [each for each in done if not isinstance(each, BaseException)]

@@ -1,0 +1,117 @@
+"""TLS of the gRPC port, one-sided or mutual, with certificates that may be renewed while connections are open."""
+
+import os
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import structlog
+
+from dragoman_server.security.expiry import ends_at
+from dragoman_server.security.files import FileError, WatchedFiles
+
+log = structlog.get_logger()
+
+Configuration = grpc.ServerCertificateConfiguration
+
+
+class Tls:
+    """Certificate, key and, for mutual TLS, the certificates of those who may sign clients' certificates.
+
+    A handshake uses what the files hold by then; connections that are open stay.
+
+    Args:
+        certificate: PEM file; the server's own certificate first, then those between it and the root.
+        key: PEM file of its private key, without a password.
+        client_ca: PEM file; None for TLS without clients' certificates.
+
+    Attributes:
+        ends: seconds since 1970 at which the certificate ends, None where it does not say so in a way that we know.
+
+    Raises:
+        FileError: the files can't be used.
+    """
+
+    def __init__(self, certificate: Path, key: Path, client_ca: Path | None) -> None:
+        self._names = [str(path) for path in (certificate, key, client_ca) if path is not None]
+        self.ends: float | None = None
+        paths = [Path(name) for name in self._names]
+        self.files: WatchedFiles[Configuration] = WatchedFiles("TLS certificates", paths, self._parse)
+        self._mutual = client_ca is not None
+
+    def credentials(self) -> grpc.ServerCredentials:
+        given = self.files.value
+
+        def fetch() -> Configuration | None:
+            """What gRPC asks for, from a thread of its own, at each handshake: None for what it has already."""
+            nonlocal given
+            now = self.files.value
+            if now is given:
+                return None
+            given = now
+            return now
+
+        return grpc.dynamic_ssl_server_credentials(
+            given,
+            fetch,  # type: ignore[arg-type]  # gRPC takes None, which its type stubs don't know
+            require_client_authentication=self._mutual,
+        )
+
+    def _parse(self, contents: list[bytes]) -> Configuration:
+        """gRPC says nothing of files that it can't use: it refuses every handshake. So they are checked here."""
+        certificate, key, *client_ca = contents
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        with _as_file(certificate) as certificate_file, _as_file(key) as key_file:
+            try:
+                context.load_cert_chain(certificate_file, key_file, password=_no_password)
+            except ssl.SSLError as error:
+                raise FileError(self._blame(error, certificate)) from None
+        for authorities in client_ca:
+            if not _holds_certificates(authorities):
+                raise FileError(f"{self._names[2]} holds no certificates in PEM form")
+        try:
+            self.ends = ends_at(certificate.decode("ascii", "replace"))
+        except ValueError:
+            self.ends = None
+        if self.ends is not None and self.ends < time.time():
+            log.error("the certificate has expired, and clients will refuse it", file=self._names[0])
+        roots = client_ca[0] if client_ca else None
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=roots)
+
+    def _blame(self, error: ssl.SSLError, certificate: bytes) -> str:
+        certificate_name, key_name = self._names[:2]
+        if error.reason == "KEY_VALUES_MISMATCH":
+            return f"the key in {key_name} is not that of the certificate in {certificate_name}"
+        if error.reason and "TOO" in error.reason:  # EE_KEY_TOO_SMALL, CA_MD_TOO_WEAK
+            return f"the certificate in {certificate_name} is too weak: {error.reason.lower().replace('_', ' ')}"
+        if not _holds_certificates(certificate):
+            return f"{certificate_name} holds no certificate in PEM form"
+        return f"{key_name} holds no private key in PEM form, or one with a password"
+
+
+def _holds_certificates(content: bytes) -> bool:
+    with _as_file(content) as file:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cafile=file)
+        except ssl.SSLError:
+            return False
+    return True
+
+
+def _no_password() -> str:
+    """OpenSSL would else ask at the terminal, and wait."""
+    return ""
+
+
+@contextmanager
+def _as_file(content: bytes) -> Iterator[str]:
+    """A name by which a library can read what is in memory, since a private key must not be left on a disk."""
+    descriptor = os.memfd_create("pem")
+    try:
+        os.write(descriptor, content)
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)

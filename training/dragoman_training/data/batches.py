@@ -1,0 +1,103 @@
+"""Batches of pairs of about the same length, as many as fit a token budget."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dragoman_training.data.tokenizers import BEGIN_ID, PAD_ID
+
+IGNORED = -100  # what F.cross_entropy leaves out of the loss
+
+
+@dataclass(frozen=True)
+class EncodedPair:
+    """Token ids of a source and of its target, both with the end token."""
+
+    source: list[int]
+    target: list[int]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Padded tensors of one batch.
+
+    source [batch, source]; target_input [batch, target], starting with the begin token; target_output [batch, target],
+    ending with the end token, padding as IGNORED; target_tokens: how many of target_output count.
+    """
+
+    source: Tensor
+    target_input: Tensor
+    target_output: Tensor
+    target_tokens: int
+
+    def to(self, device: torch.device) -> "Batch":
+        """The batch on another device."""
+        if device.type == "cpu":
+            return self
+        moved = [t.to(device, non_blocking=True) for t in (self.source, self.target_input, self.target_output)]
+        return Batch(moved[0], moved[1], moved[2], self.target_tokens)
+
+
+def pad(rows: Sequence[Sequence[int]], filler: int) -> Tensor:
+    """Rows of different length -> int64 [len(rows), longest]."""
+    out = np.full((len(rows), max(map(len, rows))), filler, dtype=np.int64)
+    for i, row in enumerate(rows):
+        out[i, : len(row)] = row
+    return torch.from_numpy(out)
+
+
+def collate(pairs: Sequence[EncodedPair]) -> Batch:
+    """Pairs -> a padded batch."""
+    return Batch(
+        source=pad([p.source for p in pairs], PAD_ID),
+        target_input=pad([[BEGIN_ID, *p.target[:-1]] for p in pairs], PAD_ID),
+        target_output=pad([p.target for p in pairs], IGNORED),
+        target_tokens=sum(len(p.target) for p in pairs),
+    )
+
+
+class BatchSampler:
+    """Cuts the corpus into batches, anew each epoch, as a function of the seed and the epoch alone.
+
+    Pairs are ordered by source and target length (ties in random order), cut where the next pair would lift
+    rows x (longest source + longest target) over the budget, and the batches shuffled.
+    """
+
+    def __init__(self, pairs: Sequence[EncodedPair], batch_tokens: int, seed: int) -> None:
+        self.pairs = pairs
+        self.batch_tokens = batch_tokens
+        self.seed = seed
+        self.source_lengths = np.array([len(p.source) for p in pairs])
+        self.target_lengths = np.array([len(p.target) for p in pairs])
+
+    def epoch(self, epoch: int) -> list[list[int]]:
+        """The batches of an epoch, as indices into the pairs."""
+        rng = np.random.default_rng([self.seed, epoch])
+        ties = rng.random(len(self.pairs))
+        order = np.lexsort((ties, self.target_lengths, self.source_lengths))
+        batches: list[list[int]] = []
+        batch: list[int] = []
+        longest_source = longest_target = 0
+        for i in order.tolist():
+            source = max(longest_source, int(self.source_lengths[i]))
+            target = max(longest_target, int(self.target_lengths[i]))
+            if batch and (len(batch) + 1) * (source + target) > self.batch_tokens:
+                batches.append(batch)
+                batch, source, target = [], int(self.source_lengths[i]), int(self.target_lengths[i])
+            batch.append(i)
+            longest_source, longest_target = source, target
+        if batch:
+            batches.append(batch)
+        return [batches[i] for i in rng.permutation(len(batches))]
+
+    def stream(self, epoch: int, position: int) -> Iterator[tuple[int, int, Batch]]:
+        """Endless batches from a place on; yields the place after each batch (epoch, position) and the batch."""
+        while True:
+            batches = self.epoch(epoch)
+            for indices in batches[position:]:
+                position += 1
+                yield epoch, position, collate([self.pairs[i] for i in indices])
+            epoch, position = epoch + 1, 0

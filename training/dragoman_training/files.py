@@ -1,0 +1,49 @@
+"""Files that are whole or not there: written beside their place, synced, then renamed into it."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from dragoman_training.errors import TrainingError
+
+
+def write(path: Path, fill: Callable[[BinaryIO], object]) -> None:
+    """Lets `fill` write a file and puts it in place once it is on the disk.
+
+    A kill before the rename leaves the old file, or none, and a `.NAME.partial` that the next write replaces.
+    """
+    temporary = path.with_name(f".{path.name}.partial")
+    with temporary.open("wb") as file:
+        fill(file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the rename itself
+    finally:
+        os.close(folder)
+
+
+def write_text(path: Path, text: str) -> None:
+    """`write` for a text in UTF-8."""
+    write(path, lambda file: file.write(text.encode()))
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """An object that a run wrote as JSON; None where there is no such file.
+
+    Raises:
+        TrainingError: it can't be read, or holds something else.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise TrainingError(f"{path}: cannot be read as JSON ({error})") from None
+    if not isinstance(document, dict):
+        raise TrainingError(f"{path}: expected a JSON object, as dragoman-train writes it")
+    return document

@@ -1,0 +1,6 @@
+"""The Transformer, one concern a module."""
+
+from dragoman_training.model.config import ModelConfig
+from dragoman_training.model.transformer import Transformer
+
+__all__ = ["ModelConfig", "Transformer"]

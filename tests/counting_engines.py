@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dragoman_server.core.requests import FinishReason, GenerationRequest
+from dragoman_server.core.search import StepRequest
+from dragoman_server.core.search_options import SearchOptions
 from dragoman_server.engine.layout import EngineOptions
 from dragoman_server.engine.pool import EnginePool
-from dragoman_server.engine.requests import FinishReason, GenerationRequest
 from dragoman_server.runtime.device import Device
-from dragoman_server.runtime.failures import WorkerLostError
-from dragoman_server.runtime.scores import PlainScores
-from dragoman_server.search.base import Demand
-from dragoman_server.search.options import SearchOptions
+from dragoman_server.runtime.device_errors import WorkerLostError
+from dragoman_server.runtime.step_scores import PlainScores
 from tests.fake_engines import letters_bundle
 
 END = 3
@@ -24,12 +24,12 @@ END = 3
 class CountingRuntime:
     """The answer to a source is its ids in reverse, then the end token. Content lives in rows: a wrong move shows."""
 
-    def __init__(self, slots: int) -> None:
-        self.slots = slots
+    def __init__(self, max_rows: int) -> None:
+        self.max_rows = max_rows
         self.cache_bytes = 0
-        self.tokens: NDArray[np.int64] = np.zeros((slots, 1), np.int64)
-        self.positions: NDArray[np.int32] = np.zeros(slots, np.int32)
-        self.memory: list[list[int]] = [[] for _ in range(slots)]
+        self.tokens: NDArray[np.int64] = np.zeros((max_rows, 1), np.int64)
+        self.positions: NDArray[np.int32] = np.zeros(max_rows, np.int32)
+        self.memory: list[list[int]] = [[] for _ in range(max_rows)]
         self.encoded: list[list[int]] = []
         self.gate = threading.Event()
         self.gate.set()
@@ -64,8 +64,8 @@ class CountingRuntime:
             self.positions[row + i] = 0
         return 0
 
-    def step(self, demands: Sequence[Demand]) -> PlainScores:
-        rows = len(demands)
+    def step(self, step_requests: Sequence[StepRequest]) -> PlainScores:
+        rows = len(step_requests)
         if self.steps == self.hold_at:
             self.gate.clear()
         self.gate.wait(10)
@@ -173,7 +173,7 @@ class Metrics:
     def queue(self, waits: Callable[[], tuple[int, int]]) -> None:
         self.waits = waits
 
-    def state(self, engine: int, running: int, slots: int) -> None: ...
+    def state(self, engine: int, running: int, max_rows: int) -> None: ...
     def cache(self, engine: int, bytes_: int) -> None: ...
 
 

@@ -16,33 +16,32 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from dragoman.inference import open_inference_pb2_grpc
 from dragoman.v1 import generation_pb2_grpc
-from dragoman_server.api.health import Health
-from dragoman_server.api.inference.service import Administration, InferenceService
+from dragoman_server.api.generation_service import SERVICE, GenerationService
+from dragoman_server.api.health_service import Health
+from dragoman_server.api.inference.inference_service import Administration, InferenceService
 from dragoman_server.api.interceptor import CallInterceptor
-from dragoman_server.api.limits import request_limits
-from dragoman_server.api.model import ServedModel
-from dragoman_server.api.service import SERVICE, GenerationService
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.bundle.manifest import Graph, Graphs, Limits, Manifest, Shape, SpecialTokens, Tokenizers
 from dragoman_server.config import ServerConfig
-from dragoman_server.engine.requests import (
+from dragoman_server.core.errors import EngineUnavailableError, QueueFullError
+from dragoman_server.core.requests import (
     BeamProgress,
-    EngineUnavailableError,
     Finished,
     FinishReason,
     GenerationRequest,
     HypothesisResult,
     Progress,
-    QueueFullError,
     TokenChoice,
 )
+from dragoman_server.decoding.stop_sequences import StopTracker
+from dragoman_server.decoding.text_stream import TargetDecoder
 from dragoman_server.engine.scorer import Scorer
+from dragoman_server.messages.limits import request_limits
+from dragoman_server.messages.served_model import ServedModel
 from dragoman_server.metrics import ServerMetrics
 from dragoman_server.models.registry import ModelRegistry
-from dragoman_server.observe.observer import Observer
-from dragoman_server.runtime.scorer import Scores
-from dragoman_server.search.stopping import StopTracker
-from dragoman_server.text.stream import TargetDecoder
+from dragoman_server.runtime.scorer_session import RowScores
+from dragoman_server.telemetry.observer import Observer
 from tests.waiting import until_async
 
 SPECIAL = ["<pad>", "<unk>", "<s>", "</s>"]
@@ -258,7 +257,7 @@ class FakeScoring:
         self.loads += 1
         return self
 
-    def run(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], attention: bool) -> Scores:
+    def run(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], attention: bool) -> RowScores:
         self.started.set()
         assert self.gate.wait(10)
         lengths = [(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]

@@ -5,11 +5,11 @@ import io
 import json
 from typing import Any
 
-from dragoman_server.engine.requests import Stages
-from dragoman_server.logs import line_renderer
-from dragoman_server.observe.lines import LineWriter
-from dragoman_server.observe.observer import Observer
-from dragoman_server.observe.record import CallRecord
+from dragoman_server.core.call_record import CallRecord
+from dragoman_server.core.requests import Stages
+from dragoman_server.telemetry.log_lines import LineWriter
+from dragoman_server.telemetry.logs import line_renderer
+from dragoman_server.telemetry.observer import Observer
 
 
 class Log:

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from dragoman import Client, Result
 from dragoman_server.bundle.load import Bundle, load_bundle
-from dragoman_server.search.options import SearchOptions
+from dragoman_server.core.search_options import SearchOptions
 from dragoman_training.data.batches import pad
 from dragoman_training.model import Transformer
 from tests import transformers_model

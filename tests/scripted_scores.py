@@ -7,8 +7,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dragoman_server.engine.requests import BeamProgress, FinishReason, HypothesisResult, Progress
-from dragoman_server.search.base import Continuation, Demand, Search
+from dragoman_server.core.requests import BeamProgress, FinishReason, HypothesisResult, Progress
+from dragoman_server.core.search import Continuation, Search, StepRequest
 
 Script = Callable[[tuple[int, ...]], ArrayLike]
 """Tokens so far, without the begin token, to the probabilities of the next one, [vocabulary]: above 0, any sum."""
@@ -28,17 +28,19 @@ def log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     return normalised
 
 
-def edited_logits(probabilities: ArrayLike, demand: Demand) -> NDArray[np.float64]:
-    """Their logarithms, changed as the demand says; -inf outside its vocabulary. [vocabulary]"""
+def edited_logits(probabilities: ArrayLike, step_request: StepRequest) -> NDArray[np.float64]:
+    """Their logarithms, changed as the step_request says; -inf outside its vocabulary. [vocabulary]"""
     with np.errstate(divide="ignore"):
         logits = np.log(np.asarray(probabilities, dtype=np.float64))
-    if demand.edits is not None:
-        for token, penalty, offset in zip(demand.edits.ids, demand.edits.penalties, demand.edits.offsets, strict=True):
+    if step_request.edits is not None:
+        for token, penalty, offset in zip(
+            step_request.edits.ids, step_request.edits.penalties, step_request.edits.offsets, strict=True
+        ):
             x = logits[token]
             logits[token] = (x / penalty if x > 0 else x * penalty) + offset
-    if demand.vocabulary is not None:
+    if step_request.vocabulary is not None:
         outside = np.ones(len(logits), dtype=bool)
-        outside[list(demand.vocabulary)] = False
+        outside[list(step_request.vocabulary)] = False
         logits[outside] = -np.inf
     return logits
 
@@ -48,29 +50,33 @@ class ScriptedRow:
     """One row's step."""
 
     probabilities: ArrayLike
-    demand: Demand
+    step_request: StepRequest
     shares: ArrayLike | None = None
 
     @cached_property
     def plain(self) -> NDArray[np.float32]:
         """At temperature 1. [vocabulary]"""
-        return log_softmax(edited_logits(self.probabilities, self.demand)).astype(np.float32)
+        return log_softmax(edited_logits(self.probabilities, self.step_request)).astype(np.float32)
 
     @cached_property
     def tempered(self) -> NDArray[np.float32]:
         """[vocabulary]"""
-        logits = edited_logits(self.probabilities, self.demand) / self.demand.temperature
+        logits = edited_logits(self.probabilities, self.step_request) / self.step_request.temperature
         return log_softmax(logits).astype(np.float32)
 
     @cached_property
     def order(self) -> NDArray[np.int64]:
         """The tokens that may be asked for, best first, the lowest id first where several are equal."""
-        ids = np.arange(len(self.tempered)) if self.demand.vocabulary is None else np.array(self.demand.vocabulary)
+        ids = (
+            np.arange(len(self.tempered))
+            if self.step_request.vocabulary is None
+            else np.array(self.step_request.vocabulary)
+        )
         return ids[np.argsort(-self.tempered[ids], kind="stable")]
 
 
 class ScriptedScores:
-    """Scores of rows whose tokens so far are known. Refuses to tell what was not demanded.
+    """RowScores of rows whose tokens so far are known. Refuses to tell what was not demanded.
 
     Args:
         rows: by place.
@@ -79,7 +85,7 @@ class ScriptedScores:
 
     def __init__(self, rows: dict[int, ScriptedRow], delivered: int = 0) -> None:
         self._rows = rows
-        self._delivered = max([delivered, *(row.demand.candidates for row in rows.values())])
+        self._delivered = max([delivered, *(row.step_request.candidates for row in rows.values())])
 
     def best(self, row: int) -> tuple[int, float]:
         ids, values = self.top(row)
@@ -87,28 +93,30 @@ class ScriptedScores:
 
     def top(self, row: int) -> tuple[list[int], list[float]]:
         step = self._rows[row]
-        assert step.demand.candidates, "no candidates were demanded"
+        assert step.step_request.candidates, "no candidates were demanded"
         ids = step.order[: self._delivered]
         return ids.tolist(), step.tempered[ids].tolist()
 
     def plain(self, row: int) -> list[float]:
         step = self._rows[row]
-        assert step.demand.plain, "log-probabilities at temperature 1 were not demanded"
+        assert step.step_request.plain, "log-probabilities at temperature 1 were not demanded"
         values: list[float] = step.plain[step.order[: self._delivered]].tolist()
         return values
 
     def edited(self, row: int) -> list[float]:
         step = self._rows[row]
-        assert step.demand.edits is not None, "there were no edits"
-        ids = list(step.demand.edits.ids)
+        assert step.step_request.edits is not None, "there were no edits"
+        ids = list(step.step_request.edits.ids)
         assert len(set(ids)) == len(ids)
-        assert step.demand.vocabulary is None or set(ids) <= set(step.demand.vocabulary), "a token without a logit"
+        assert step.step_request.vocabulary is None or set(ids) <= set(step.step_request.vocabulary), (
+            "a token without a logit"
+        )
         values: list[float] = step.tempered[ids].tolist()
         return values
 
     def attention(self, row: int) -> NDArray[np.float32]:
         step = self._rows[row]
-        assert step.demand.attention, "attention was not demanded"
+        assert step.step_request.attention, "attention was not demanded"
         assert step.shares is not None, "the script has no attention"
         return np.asarray(step.shares, dtype=np.float32)
 
@@ -123,7 +131,7 @@ class Run:
         steps: steps that were decoded, those that were repeated for more candidates counted once.
         repeated: how often a step was repeated.
         rows: rows that it had at each step.
-        demands: what it demanded, by step, then by row; of a repeated step the last.
+        step_requests: what it demanded, by step, then by row; of a repeated step the last.
         copied: positions of the cache copied from row to row.
     """
 
@@ -132,7 +140,7 @@ class Run:
     steps: int = 0
     repeated: int = 0
     rows: list[int] = field(default_factory=list)
-    demands: list[list[Demand]] = field(default_factory=list)
+    step_requests: list[list[StepRequest]] = field(default_factory=list)
     copied: int = 0
 
     @property
@@ -178,18 +186,18 @@ def run(
         for row, token in enumerate(inputs):
             cache[row].append(token)
         places = [FOREIGN_ROWS + len(inputs) - 1 - row for row in range(len(inputs))]
-        demands = list(search.demands())
+        step_requests = list(search.step_requests())
         while True:
-            assert len(demands) == len(inputs)
-            made.demands.append(demands)
-            scores = _scores(script, attention, cache, demands, places, delivered)
-            if not search.lacking(scores, places):
+            assert len(step_requests) == len(inputs)
+            made.step_requests.append(step_requests)
+            scores = _scores(script, attention, cache, step_requests, places, delivered)
+            if not search.needs_more(scores, places):
                 break
-            before = demands
-            demands = list(search.demands())
+            before = step_requests
+            step_requests = list(search.step_requests())
             made.repeated += 1
-            made.demands.pop()
-            assert any(now.candidates > old.candidates for now, old in zip(demands, before, strict=True)), (
+            made.step_requests.pop()
+            assert any(now.candidates > old.candidates for now, old in zip(step_requests, before, strict=True)), (
                 "the search wants to see the same again"
             )
         continuations = search.advance(scores, places)
@@ -207,21 +215,21 @@ def _scores(
     script: Script,
     attention: Script | None,
     cache: list[list[int]],
-    demands: Sequence[Demand],
+    step_requests: Sequence[StepRequest],
     places: Sequence[int],
     delivered: int,
 ) -> ScriptedScores:
     rows: dict[int, ScriptedRow] = {}
-    for held, demand, place in zip(cache, demands, places, strict=True):
+    for held, step_request, place in zip(cache, step_requests, places, strict=True):
         ids = tuple(held[1:])
         probabilities = np.asarray(script(ids), dtype=np.float64)
-        shares = attention(ids) if attention is not None and demand.attention else None
+        shares = attention(ids) if attention is not None and step_request.attention else None
         size = len(probabilities)
-        assert 0 <= demand.candidates <= size, "more candidates than there are tokens"
-        if demand.vocabulary is not None:
-            assert list(demand.vocabulary) == sorted(set(demand.vocabulary))
-        rows[place] = ScriptedRow(probabilities, demand, shares)
-    assert len({demand.vocabulary for demand in demands if demand.candidates}) <= 1
+        assert 0 <= step_request.candidates <= size, "more candidates than there are tokens"
+        if step_request.vocabulary is not None:
+            assert list(step_request.vocabulary) == sorted(set(step_request.vocabulary))
+        rows[place] = ScriptedRow(probabilities, step_request, shares)
+    assert len({step_request.vocabulary for step_request in step_requests if step_request.candidates}) <= 1
     return ScriptedScores(rows, delivered)
 
 

@@ -2,7 +2,7 @@
 
 from tokenizers import Regex, Tokenizer, decoders, models
 
-from dragoman_server.text.stream import REPLACEMENT
+from dragoman_server.decoding.text_stream import REPLACEMENT
 
 SPECIAL = ["<pad>", "<unk>", "<s>", "</s>"]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]

@@ -20,9 +20,9 @@ from dragoman_export.references import Reference, ScorerGraph, TorchReference, l
 from dragoman_export.walk import ALLOWANCE, Walk, draw_sources, limit, walk
 from dragoman_server.bundle.load import Bundle, BundleError
 from dragoman_server.bundle.manifest import INTEGERS, Manifest, Precision
-from dragoman_server.cpu import usable_cpus
+from dragoman_server.machine.cpu import usable_cpus
 from dragoman_server.runtime.device import Device, DeviceError
-from dragoman_server.runtime.failures import first_line, is_out_of_memory
+from dragoman_server.runtime.device_errors import first_line, is_out_of_memory
 from dragoman_server.runtime.model import Runtime, Sessions
 from dragoman_training.evaluation.greedy import greedy as torch_greedy
 from dragoman_training.model import Transformer
@@ -211,7 +211,7 @@ def _refusal(what: str, reference: str, difference: float, tolerance: float, rou
 def _check_choices(
     runtime: Runtime, trained: TorchReference, tolerance: float, failures: list[str]
 ) -> dict[str, float]:
-    """Edits, temperatures, vocabularies and attention of a step."""
+    """LogitEdits, temperatures, vocabularies and attention of a step."""
     found, rounding = check_choices(runtime, trained)
     for name, difference in found.items():
         allowance = 1 if name == "attention" else CHOICE_ALLOWANCE

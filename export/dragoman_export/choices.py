@@ -5,8 +5,8 @@ from numpy.typing import NDArray
 
 from dragoman_export.references import TorchReference, largest_difference
 from dragoman_export.walk import draw_sources
+from dragoman_server.core.search import LogitEdits, RowScores, StepRequest
 from dragoman_server.runtime.model import Runtime
-from dragoman_server.search.base import Demand, Edits, Scores
 
 EDITS = (0, 1, 3)
 TEMPERATURES = (1.0, 0.5, 1.6)
@@ -22,7 +22,7 @@ def check_choices(runtime: Runtime, reference: TorchReference) -> tuple[dict[str
     step some do, in a second none do, in a third all do.
     """
     rng = np.random.default_rng(3)
-    rows = min(ROWS, runtime.slots)
+    rows = min(ROWS, runtime.max_rows)
     sources = draw_sources(runtime, rows, runtime.source_capacity, rng)
     vocabulary = runtime.manifest.shape.target_vocabulary
     steps = min(4, runtime.target_capacity)
@@ -40,12 +40,12 @@ def check_choices(runtime: Runtime, reference: TorchReference) -> tuple[dict[str
     found = {"log_probabilities": 0.0, "attention": 0.0}
     for step in range(steps):
         share = (0.5, 0.0, 1.0, 0.5)[step]
-        demands = [_draw(rng, vocabulary, share) for _ in range(rows)]
-        scores = runtime.step(demands)
-        for row, demand in enumerate(demands):
-            difference = _difference(scores, row, demand, logits[row, step])
+        step_requests = [_draw(rng, vocabulary, share) for _ in range(rows)]
+        scores = runtime.step(step_requests)
+        for row, step_request in enumerate(step_requests):
+            difference = _difference(scores, row, step_request, logits[row, step])
             found["log_probabilities"] = max(found["log_probabilities"], difference)
-            if demand.attention:
+            if step_request.attention:
                 looked = np.abs(scores.attention(row) - attention[row, step, : len(sources[row])]).max()
                 found["attention"] = max(found["attention"], float(looked))
         runtime.tokens[:rows, 0] = targets[:, step]
@@ -53,17 +53,17 @@ def check_choices(runtime: Runtime, reference: TorchReference) -> tuple[dict[str
     return found, rounding
 
 
-def _draw(rng: np.random.Generator, vocabulary: int, share: float) -> Demand:
-    """A demand of which each part is there with a probability of `share`."""
+def _draw(rng: np.random.Generator, vocabulary: int, share: float) -> StepRequest:
+    """A step_request of which each part is there with a probability of `share`."""
     edits = None
     if rng.random() < share:
         ids = rng.choice(vocabulary, min(vocabulary - 1, int(rng.choice(EDITS))), replace=False)
         offsets = np.where(rng.random(len(ids)) < 0.5, -np.inf, 0.0)
-        edits = Edits(ids.tolist(), rng.uniform(0.5, 2, len(ids)).tolist(), offsets.tolist())
+        edits = LogitEdits(ids.tolist(), rng.uniform(0.5, 2, len(ids)).tolist(), offsets.tolist())
     listed = None
     if rng.random() < share:
         listed = tuple(sorted(rng.choice(vocabulary, max(1, vocabulary // 2), replace=False).tolist()))
-    return Demand(
+    return StepRequest(
         candidates=int(rng.integers(1, vocabulary + 1)),
         edits=edits,
         temperature=float(rng.choice(TEMPERATURES)) if rng.random() < share else 1.0,
@@ -73,19 +73,19 @@ def _draw(rng: np.random.Generator, vocabulary: int, share: float) -> Demand:
     )
 
 
-def _difference(scores: Scores, row: int, demand: Demand, logits: NDArray[np.float64]) -> float:
+def _difference(scores: RowScores, row: int, step_request: StepRequest, logits: NDArray[np.float64]) -> float:
     """The largest difference of a row's log-probabilities to those that its logits [vocabulary] give."""
-    plain = _expected(demand, logits, 1.0)
-    expected = _expected(demand, logits, demand.temperature)
+    plain = _expected(step_request, logits, 1.0)
+    expected = _expected(step_request, logits, step_request.temperature)
     ids, log_probabilities = scores.top(row)
     possible = [place for place, value in enumerate(log_probabilities) if value > -np.inf]  # others are any token
     chosen = [ids[place] for place in possible]
     pairs = [([log_probabilities[place] for place in possible], expected[chosen])]
-    if demand.plain:
+    if step_request.plain:
         values = scores.plain(row)
         pairs.append(([values[place] for place in possible], plain[chosen]))
-    if demand.edits:
-        pairs.append((scores.edited(row), expected[list(demand.edits.ids)]))
+    if step_request.edits:
+        pairs.append((scores.edited(row), expected[list(step_request.edits.ids)]))
     largest = 0.0
     for actual, wanted in pairs:
         a, b = np.asarray(actual, np.float64), np.asarray(wanted, np.float64)
@@ -102,17 +102,19 @@ def _largest_of_possible(actual: NDArray[np.float64], wanted: NDArray[np.float64
     return float(np.abs(actual[possible] - wanted[possible]).max(initial=0.0))
 
 
-def _expected(demand: Demand, logits: NDArray[np.float64], temperature: float) -> NDArray[np.float64]:
+def _expected(step_request: StepRequest, logits: NDArray[np.float64], temperature: float) -> NDArray[np.float64]:
     """Log-probabilities [vocabulary], as server.search.base describes them."""
     logits = logits.copy()
-    if demand.edits:
-        ids = list(demand.edits.ids)
-        penalties, chosen = np.array(demand.edits.penalties), logits[ids]
-        logits[ids] = np.where(chosen > 0, chosen / penalties, chosen * penalties) + np.array(demand.edits.offsets)
-    if demand.vocabulary is not None:
-        kept = logits[list(demand.vocabulary)]
+    if step_request.edits:
+        ids = list(step_request.edits.ids)
+        penalties, chosen = np.array(step_request.edits.penalties), logits[ids]
+        logits[ids] = np.where(chosen > 0, chosen / penalties, chosen * penalties) + np.array(
+            step_request.edits.offsets
+        )
+    if step_request.vocabulary is not None:
+        kept = logits[list(step_request.vocabulary)]
         logits[:] = -np.inf
-        logits[list(demand.vocabulary)] = kept
+        logits[list(step_request.vocabulary)] = kept
     return _log_softmax(logits / temperature)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from dragoman_export.errors import ExportError
-from dragoman_server.text.blank import is_blank
+from dragoman_server.messages.blank_text import is_blank
 from dragoman_training.data.corpus import BadLines, Pair, distinct_sources, read_pairs
 from dragoman_training.data.encode import Tokenizers, encode
 from dragoman_training.data.prepare import DATA, DEV, LONGEST, digest

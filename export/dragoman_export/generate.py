@@ -24,8 +24,8 @@ def greedy(runtime: Runtime, sources: Sequence[Sequence[int]]) -> list[list[int]
     running: list[int] = []  # the source that each row belongs to
     while waiting or running:
         # Encoding single newcomers is dear: let rows run empty until an eighth can be filled at once.
-        free = runtime.slots - len(running)
-        if waiting and (not running or free >= max(1, runtime.slots // 8)):
+        free = runtime.max_rows - len(running)
+        if waiting and (not running or free >= max(1, runtime.max_rows // 8)):
             joining, waiting = waiting[:free], waiting[free:]
             runtime.encode([sources[i] for i in joining], len(running))
             running += joining

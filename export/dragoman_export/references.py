@@ -14,7 +14,7 @@ from dragoman_export.recorded import recorded
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.bundle.manifest import SpecialTokens
 from dragoman_server.runtime.device import Device, open_session
-from dragoman_server.runtime.names import check_names
+from dragoman_server.runtime.graph_check import check_names
 from dragoman_training.data.batches import pad
 from dragoman_training.model import Transformer
 

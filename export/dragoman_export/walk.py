@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman_export.references import Reference, largest_difference
-from dragoman_server.runtime.memory import Memory
+from dragoman_server.runtime.buffers import Memory
 from dragoman_server.runtime.model import Runtime
 
 ALLOWANCE = 3  # times what rounding was seen to change; two ways to round differ by chance
@@ -123,10 +123,10 @@ def _groups(rows: int) -> list[list[int]]:
 def _scribble(runtime: Runtime, rng: np.random.Generator) -> None:
     """Fills all of the cache, so that a step that looks where it should not, or does not write, is noticed."""
     for memory in _memories(runtime).values():
-        planes, slots, *rest = memory.shape
+        planes, max_rows, *rest = memory.shape
         for plane in range(planes):
             row = _stored(3 * rng.standard_normal(rest, np.float32), memory.dtype)
-            memory.write(plane, 0, np.broadcast_to(row, (slots, *rest)))
+            memory.write(plane, 0, np.broadcast_to(row, (max_rows, *rest)))
 
 
 def _stored(values: NDArray[np.float32], dtype: np.dtype[Any]) -> NDArray[np.generic]:
@@ -140,13 +140,13 @@ def _memories(runtime: Runtime) -> dict[str, Memory]:
 
 
 def _snapshot(runtime: Runtime) -> dict[str, NDArray[np.generic]]:
-    """Copies of the buffers, [planes, slots, ...] each."""
+    """Copies of the buffers, [planes, max_rows, ...] each."""
     return {name: _contents(memory) for name, memory in _memories(runtime).items()}
 
 
 def _contents(memory: Memory) -> NDArray[np.generic]:
-    planes, slots = memory.shape[:2]
-    return np.stack([np.stack([memory.read(plane, row) for row in range(slots)]) for plane in range(planes)])
+    planes, max_rows = memory.shape[:2]
+    return np.stack([np.stack([memory.read(plane, row) for row in range(max_rows)]) for plane in range(planes)])
 
 
 def _stray(runtime: Runtime, n: int, before: dict[str, NDArray[np.generic]]) -> list[str]:
@@ -158,7 +158,7 @@ def _stray(runtime: Runtime, n: int, before: dict[str, NDArray[np.generic]]) -> 
     for name, contents in after.items():
         filling = slice(n, runtime.stepped(n))
         contents[:, filling] = before[name][:, filling]
-    changed = after["self"] != before["self"]  # [planes, slots, heads, positions, d_head]
+    changed = after["self"] != before["self"]  # [planes, max_rows, heads, positions, d_head]
     changed[:, np.arange(n), :, runtime.positions[:n]] = False
     wrong = []
     if changed[:, n:].any():

@@ -12,7 +12,7 @@ def main() -> None:
         # everything has to be imported. A SIGTERM of that second would be lost, and whoever stops it wait for nothing.
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:
-        from dragoman_server.cli import app
+        from dragoman_server.process.cli import app
 
         app()
     except ModuleNotFoundError as error:

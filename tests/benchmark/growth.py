@@ -33,10 +33,10 @@ Task = tuple[int, Callable[[], object], Callable[[], object]]
 class Model:
     """A runtime on one thread whose rows can be put into any state."""
 
-    def __init__(self, bundle: Bundle, slots: int) -> None:
-        self.runtime = Runtime(Sessions(bundle, CPU, 1), slots)
+    def __init__(self, bundle: Bundle, max_rows: int) -> None:
+        self.runtime = Runtime(Sessions(bundle, CPU, 1), max_rows)
         vocabulary = bundle.manifest.shape.source_vocabulary
-        self._sources = np.random.default_rng(0).integers(4, vocabulary, (slots, self.runtime.source_capacity))
+        self._sources = np.random.default_rng(0).integers(4, vocabulary, (max_rows, self.runtime.source_capacity))
 
     def encode(self, rows: int, length: int = SOURCE) -> None:
         self.runtime.encode(self._sources[:rows, :length].tolist(), 0)

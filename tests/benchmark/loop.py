@@ -9,17 +9,18 @@ from typing import Any, NamedTuple, cast
 import onnxruntime as ort
 
 from dragoman_server.bundle.load import Bundle
-from dragoman_server.engine.ending import Event
+from dragoman_server.core.requests import GenerationRequest
+from dragoman_server.core.search_options import SearchOptions
+from dragoman_server.decoding.factory import make_search
+from dragoman_server.decoding.text_stream import TargetDecoder
 from dragoman_server.engine.engine import Engine
-from dragoman_server.engine.queue import Queue
-from dragoman_server.engine.requests import GenerationRequest
-from dragoman_server.engine.scheduler import Job, Scheduler
+from dragoman_server.engine.job import Job
+from dragoman_server.engine.outcome import Event
+from dragoman_server.engine.scheduler import Scheduler
+from dragoman_server.engine.shared_queue import Queue
 from dragoman_server.metrics import ModelMetrics
 from dragoman_server.runtime.device import CPU
 from dragoman_server.runtime.model import Runtime, Sessions
-from dragoman_server.search.factory import make_search
-from dragoman_server.search.options import SearchOptions
-from dragoman_server.text.stream import TargetDecoder
 
 ROWS = (1, 8, 32, 64)
 LEAST_TURNS = 30  # in which no request begins or ends, for a median of them

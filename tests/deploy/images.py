@@ -44,7 +44,7 @@ esac
 """
 
 
-def lacking() -> str | None:
+def missing_tools() -> str | None:
     """Why images can't be built here, if so."""
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
     if missing:

@@ -253,19 +253,19 @@ def test_runbooks_are_where_people_read_them(render: Render) -> None:
 def test_every_value_but_those_that_may_be_null_is_required() -> None:
     """null, with which Helm drops a default, is then refused by name, and no template meets a value that is missing."""
 
-    def lacking(schema: dict[str, Any], path: str = "") -> list[str]:
+    def needs_more(schema: dict[str, Any], path: str = "") -> list[str]:
         if path == "config" or path.endswith("resources") or "properties" not in schema:
             return []
         found = [f"{path}.{name}".strip(".") for name in schema["properties"] if name not in schema.get("required", ())]
         for name, each in schema["properties"].items():
-            found += lacking(each, f"{path}.{name}".strip("."))
+            found += needs_more(each, f"{path}.{name}".strip("."))
         return found
 
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
     nullable = {"user", "terminationGracePeriodSeconds", "topologySpreadConstraints"}
     rolling = "strategy.rollingUpdate"
     kubernetes_decides = {rolling, f"{rolling}.maxSurge", f"{rolling}.maxUnavailable"}
-    assert set(lacking(schema)) == {*nullable, *kubernetes_decides, "global", "enabled"}
+    assert set(needs_more(schema)) == {*nullable, *kubernetes_decides, "global", "enabled"}
 
 
 def test_rules_and_dashboards_reach_the_cluster_as_they_are(render: Render) -> None:

@@ -22,7 +22,7 @@ from deploy.tools import NoTools, hadolint
 from dragoman_server.bundle.load import shipped_bundle
 from tests.conftest import ROOT
 from tests.deploy.conftest import Render
-from tests.deploy.images import BASE, Docker, lacking
+from tests.deploy.images import BASE, Docker, missing_tools
 from tests.deploy.objects import only
 from tests.deploy.test_deploy_docs import PAGES, blocks
 
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.timeout(900)
 
 INSTALLED = """
 import importlib.metadata as metadata, json, os, pathlib, sys
-import dragoman_server.app, dragoman_server.cli, dragoman_server.workers.process
+import dragoman_server.process.app, dragoman_server.process.cli, dragoman_server.workers.process
 modules = [module.__spec__ for module in sys.modules.values() if module.__spec__ and module.__spec__.cached]
 print(json.dumps({
     "packages": {each.name: each.version for each in metadata.distributions()},
@@ -67,7 +67,7 @@ EXTRAS_FOR_GPUS = re.search(r"EXTRAS=(\S+)", block_with("EXTRAS")).group(1)  # t
 
 @pytest.fixture(scope="module")
 def docker() -> Iterator[Docker]:
-    reason = lacking()
+    reason = missing_tools()
     if reason is not None:
         pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
     memory = Path("/dev/shm")

@@ -12,9 +12,9 @@ from deploy.generate import DEPLOY
 from dragoman.local import LocalServer
 from dragoman_server.bundle.load import load_bundle, shipped_bundle
 from dragoman_server.bundle.manifest import Manifest
-from dragoman_server.engine.budget import DEFAULT_ROWS, Memory, MemoryBudgetError, plan_rows
-from dragoman_server.memory import in_words
-from dragoman_server.runtime.capacity import row_bytes
+from dragoman_server.engine.memory_budget import DEFAULT_ROWS, Memory, MemoryBudgetError, plan_rows
+from dragoman_server.machine.memory import in_words
+from dragoman_server.runtime.device_memory import row_bytes
 from tests.conftest import ROOT
 from tests.ramp.lead import Moment, Ramp
 

@@ -12,7 +12,7 @@ from dragoman_server.runtime.model import Sessions
 
 
 class HostStream:
-    """See dragoman_server.runtime.memory.Stream.
+    """See dragoman_server.runtime.buffers.Stream.
 
     Copies are put off until somebody waits, or a graph is about to run: so whoever changes memory too early, or looks
     at it too early, sees what he should not, as on a GPU.

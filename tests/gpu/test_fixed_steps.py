@@ -11,23 +11,23 @@ import pytest
 from structlog.testing import capture_logs
 
 from dragoman_server.bundle.load import Bundle, load_bundle
+from dragoman_server.core.search import LogitEdits, StepRequest
+from dragoman_server.runtime.cuda_graphs import MOST_CANDIDATES, NOT_RECORDED, sizes
 from dragoman_server.runtime.device import CPU
-from dragoman_server.runtime.fixed import MOST_CANDIDATES, NOT_RECORDED, sizes
 from dragoman_server.runtime.model import Runtime, Sessions
-from dragoman_server.search.base import Demand, Edits
 from tests.gpu.host_stream import HostStream, run_on
 
 SLOTS = 13
 RECORDING = "gpu_graph_id"
 WAYS = {
-    "most probable": Demand(1),
-    "candidates": Demand(5),
-    "temperature": Demand(3, temperature=0.6),
-    "edits": Demand(2, edits=Edits([4, 7, 9], [1.3, 1.0, 0.8], [0.0, -np.inf, 0.0])),
-    "temperature and plain": Demand(3, temperature=0.6, plain=True),
-    "short list": Demand(2, vocabulary=(2, 5, 6, 8)),
-    "attention": Demand(1, attention=True),
-    "more candidates than are kept for": Demand(MOST_CANDIDATES + 1),
+    "most probable": StepRequest(1),
+    "candidates": StepRequest(5),
+    "temperature": StepRequest(3, temperature=0.6),
+    "edits": StepRequest(2, edits=LogitEdits([4, 7, 9], [1.3, 1.0, 0.8], [0.0, -np.inf, 0.0])),
+    "temperature and plain": StepRequest(3, temperature=0.6, plain=True),
+    "short list": StepRequest(2, vocabulary=(2, 5, 6, 8)),
+    "attention": StepRequest(1, attention=True),
+    "more candidates than are kept for": StepRequest(MOST_CANDIDATES + 1),
 }
 
 
@@ -66,7 +66,7 @@ def encode(runtime: Runtime) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_rows_that_fill_up_change_nothing(plain: Runtime, filled: Runtime, way: str) -> None:
-    demand = WAYS[way]
+    step_request = WAYS[way]
     for runtime in (plain, filled):
         encode(runtime)
     for rows in range(1, SLOTS + 1):
@@ -74,15 +74,15 @@ def test_rows_that_fill_up_change_nothing(plain: Runtime, filled: Runtime, way: 
             runtime.tokens[rows:] = 1
             runtime.positions[rows:] = runtime.target_capacity
             runtime.source_lengths[rows:] = runtime.source_capacity
-        expected, found = (runtime.step([demand] * rows) for runtime in (plain, filled))
+        expected, found = (runtime.step([step_request] * rows) for runtime in (plain, filled))
         for row in range(rows):
-            count = demand.candidates
+            count = step_request.candidates
             assert found.top(row)[0][:count] == expected.top(row)[0][:count]
             np.testing.assert_allclose(found.top(row)[1][:count], expected.top(row)[1][:count], atol=1e-5)
             assert found.best(row)[0] == expected.best(row)[0]
             np.testing.assert_allclose(found.plain(row)[:count], expected.plain(row)[:count], atol=1e-5)
             np.testing.assert_allclose(found.edited(row), expected.edited(row), atol=1e-5)
-            if demand.attention:
+            if step_request.attention:
                 np.testing.assert_allclose(found.attention(row), expected.attention(row), atol=1e-5)
         encode(plain)
         encode(filled)
@@ -90,21 +90,21 @@ def test_rows_that_fill_up_change_nothing(plain: Runtime, filled: Runtime, way: 
 
 def test_rows_ask_in_different_ways_by_turns(plain: Runtime, filled: Runtime) -> None:
     """What one step was given must not be left for the next."""
-    edits = Edits([4, 5, 6], [2.0, 1.0, 1.0], [-np.inf, 0.0, -1.0])
+    edits = LogitEdits([4, 5, 6], [2.0, 1.0, 1.0], [-np.inf, 0.0, -1.0])
     turns = [
-        [Demand(1)] * 5,
-        [Demand(1, edits=edits), Demand(0), Demand(1), Demand(1, temperature=2.0), Demand(1)],
-        [Demand(1)] * 5,
-        [Demand(1, edits=Edits([7], [1.0], [-np.inf])), *[Demand(1)] * 4],
-        [Demand(2, temperature=0.5)] * 5,
-        [Demand(1)] * 5,
+        [StepRequest(1)] * 5,
+        [StepRequest(1, edits=edits), StepRequest(0), StepRequest(1), StepRequest(1, temperature=2.0), StepRequest(1)],
+        [StepRequest(1)] * 5,
+        [StepRequest(1, edits=LogitEdits([7], [1.0], [-np.inf])), *[StepRequest(1)] * 4],
+        [StepRequest(2, temperature=0.5)] * 5,
+        [StepRequest(1)] * 5,
     ]
     for runtime in (plain, filled):
         encode(runtime)
-    for demands in turns:
-        expected, found = (runtime.step(demands) for runtime in (plain, filled))
-        for row, demand in enumerate(demands):
-            if demand.candidates:
+    for step_requests in turns:
+        expected, found = (runtime.step(step_requests) for runtime in (plain, filled))
+        for row, step_request in enumerate(step_requests):
+            if step_request.candidates:
                 assert found.best(row)[0] == expected.best(row)[0]
                 assert found.best(row)[1] == pytest.approx(expected.best(row)[1], abs=1e-5)
             np.testing.assert_allclose(found.edited(row), expected.edited(row), atol=1e-5)
@@ -122,14 +122,14 @@ def test_a_step_is_waited_for_once_and_allocates_nothing(filled: Runtime, stream
     assert stream.waits == waits + SLOTS
 
 
-@pytest.mark.parametrize("slots", [1, 2, 5, 12, 64, 100, 256])
-def test_sizes(slots: int) -> None:
+@pytest.mark.parametrize("max_rows", [1, 2, 5, 12, 64, 100, 256])
+def test_sizes(max_rows: int) -> None:
     """Few, and little is filled up."""
-    found = sizes(slots)
+    found = sizes(max_rows)
     assert found == sorted(set(found))
     assert found[0] == 1
-    assert found[-1] == slots
-    assert len(found) <= 2 * slots.bit_length()
+    assert found[-1] == max_rows
+    assert len(found) <= 2 * max_rows.bit_length()
     for smaller, larger in pairwise(found):
         assert larger - (smaller + 1) < larger / 3
 
@@ -158,7 +158,7 @@ def test_each_size_has_a_recording_and_all_else_has_none(filled: Runtime) -> Non
     assert len(set(names)) == 3
     assert NOT_RECORDED not in names
     names.clear()
-    filled.step([Demand(1, attention=True)])
+    filled.step([StepRequest(1, attention=True)])
     assert names == [NOT_RECORDED]
 
 

@@ -28,7 +28,7 @@ class Setting:
     """A device to test.
 
     Attributes:
-        new_runtime: a runtime of so many slots on it.
+        new_runtime: a runtime of so many max_rows on it.
         tolerance: of log-probabilities, against the fp32 bundle on the CPU.
     """
 
@@ -69,7 +69,7 @@ def setting(
     sessions = Sessions(bundle, CPU, 1)
     if request.param == "cpu-as-gpu":
         run_on(HostStream(), sessions)
-    return Setting(lambda slots: Runtime(sessions, slots), 1e-4)
+    return Setting(lambda max_rows: Runtime(sessions, max_rows), 1e-4)
 
 
 def cuda_setting(bundle: Bundle, tiny_run: Path, folder: Path, name: str) -> Setting:
@@ -90,7 +90,7 @@ def cuda_setting(bundle: Bundle, tiny_run: Path, folder: Path, name: str) -> Set
     export_run(tiny_run, folder / "bundle", options)
     sessions = Sessions(load_bundle(folder / "bundle"), device, 1, graphs=128 if records else 0)
     assert bool(sessions.graphs) == records, "the graph can't be recorded as a CUDA graph; the log says why"
-    return Setting(lambda slots: Runtime(sessions, slots), TOLERANCES[name])
+    return Setting(lambda max_rows: Runtime(sessions, max_rows), TOLERANCES[name])
 
 
 def decode_alone(runtime: Runtime, source: list[int]) -> Answer:

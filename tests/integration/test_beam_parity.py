@@ -12,7 +12,7 @@ import ctranslate2
 import pytest
 
 from dragoman import Client
-from dragoman_server.search.options import BeamOptions, SearchOptions
+from dragoman_server.core.search_options import BeamOptions, SearchOptions
 from tests.parity import (
     FEWER_WORDS,
     MAX_NEW_TOKENS,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from dragoman_export.bundle import Options, export_run
-from dragoman_server.engine.requests import GenerationRequest, HypothesisResult
+from dragoman_server.core.requests import GenerationRequest, HypothesisResult
 from tests.reference.decoding import Decoded
 from tests.reference.models import NARROW, WIDE, clear_run
 from tests.reference.serving import Served

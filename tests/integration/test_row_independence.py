@@ -8,10 +8,10 @@ import pytest
 from numpy.typing import NDArray
 
 from dragoman_server.bundle.load import Bundle, load_bundle
+from dragoman_server.core.search import LogitEdits, StepRequest
 from dragoman_server.runtime.device import CPU
 from dragoman_server.runtime.model import BLOCKWISE, Runtime, Sessions, lone_rows_differ
-from dragoman_server.runtime.scores import PlainScores
-from dragoman_server.search.base import Demand, Edits
+from dragoman_server.runtime.step_scores import PlainScores
 from tests.full_precision import IN_FULL
 
 ANSWER = [23, 14, 9, 30]  # decoded, whatever the model would say
@@ -40,16 +40,16 @@ def decode(runtime: Runtime, rows: int) -> NDArray[np.float32]:
     return np.stack(found)
 
 
-@pytest.mark.parametrize("slots", [1, 3])
-def test_a_step_that_is_filled_up_finds_the_same(bundle: Bundle, slots: int) -> None:
+@pytest.mark.parametrize("max_rows", [1, 3])
+def test_a_step_that_is_filled_up_finds_the_same(bundle: Bundle, max_rows: int) -> None:
     sessions, word = Sessions(bundle, CPU, 1), source(bundle, "dragoman")
-    plain, filled = Runtime(sessions, slots, least_rows=1), Runtime(sessions, slots, least_rows=2)
+    plain, filled = Runtime(sessions, max_rows, least_rows=1), Runtime(sessions, max_rows, least_rows=2)
     for runtime in (plain, filled):
         runtime.encode([word], 0)
     assert (plain.stepped(1), filled.stepped(1), filled.stepped(3)) == (1, 2, 3)
     np.testing.assert_array_equal(decode(filled, 1), decode(plain, 1))
     # A newcomer takes the row that filled up, with all that belongs to it.
-    if slots > 1:
+    if max_rows > 1:
         for runtime in (plain, filled):
             runtime.encode([word, source(bundle, "interpreter")], 0)
         np.testing.assert_array_equal(filled.top(2, ALL).log_probabilities, plain.top(2, ALL).log_probabilities)
@@ -57,12 +57,12 @@ def test_a_step_that_is_filled_up_finds_the_same(bundle: Bundle, slots: int) -> 
 
 def test_a_filled_up_step_with_edits(bundle: Bundle) -> None:
     sessions, word = Sessions(bundle, CPU, 1), source(bundle, "dragoman")
-    demand = Demand(3, temperature=0.7, edits=Edits(ids=[9], penalties=[1.5], offsets=[0.25]))
+    step_request = StepRequest(3, temperature=0.7, edits=LogitEdits(ids=[9], penalties=[1.5], offsets=[0.25]))
     found = []
     for least_rows in (1, 2):
         runtime = Runtime(sessions, 2, least_rows=least_rows)
         runtime.encode([word], 0)
-        scores = runtime.step([demand])
+        scores = runtime.step([step_request])
         found.append(scores.top(0))
     assert found[0] == found[1]
 

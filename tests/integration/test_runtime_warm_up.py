@@ -7,14 +7,14 @@ import pytest
 from dragoman_server.bundle.load import load_bundle
 from dragoman_server.runtime.device import CPU
 from dragoman_server.runtime.model import WARM_UP_ENCODED, Runtime, Sessions
-from dragoman_server.runtime.scores import PlainScores
+from dragoman_server.runtime.step_scores import PlainScores
 
 
 @pytest.mark.parametrize(
-    ("slots", "expected"), [(1, [1]), (2, [1, 2]), (64, [1, 4, 16, 64]), (200, [1, 4, 16, 64, 200])]
+    ("max_rows", "expected"), [(1, [1]), (2, [1, 2]), (64, [1, 4, 16, 64]), (200, [1, 4, 16, 64, 200])]
 )
 def test_steps_of_few_and_of_all_rows_have_run(
-    tiny_bundle: Path, slots: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
+    tiny_bundle: Path, max_rows: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stepped: list[int] = []
     encoded: list[tuple[int, int]] = []
@@ -32,6 +32,6 @@ def test_steps_of_few_and_of_all_rows_have_run(
     monkeypatch.setattr(Runtime, "top", counting_top)
     monkeypatch.setattr(Runtime, "encode", counting_encode)
     bundle = load_bundle(tiny_bundle)
-    Runtime(Sessions(bundle, CPU, 1), slots).warm_up()
+    Runtime(Sessions(bundle, CPU, 1), max_rows).warm_up()
     assert stepped == [1, *expected]  # the first with the longest source, at the last position
-    assert max(row + count for row, count in encoded) == slots
+    assert max(row + count for row, count in encoded) == max_rows

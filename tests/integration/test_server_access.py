@@ -32,7 +32,7 @@ from dragoman.inference import open_inference_pb2_grpc as oip_grpc
 from dragoman.local import LocalServer, serve_command
 from dragoman.v1 import admin_pb2, admin_pb2_grpc, generation_pb2_grpc
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.keys import add
+from dragoman_server.new_key import add
 from tests.certificates import Authority, Mount, Pair
 from tests.conftest import StartServer
 from tests.waiting import until

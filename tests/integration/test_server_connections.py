@@ -16,7 +16,7 @@ from dragoman import Client, InvalidArgumentError, ItemError, ResourceExhaustedE
 from dragoman.local import LocalServer, serve_command
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
-from dragoman_server.connections import LEAST_CONNECTIONS, OTHER_FILES
+from dragoman_server.process.connections import LEAST_CONNECTIONS, OTHER_FILES
 from tests.conftest import StartServer
 from tests.waiting import until
 

@@ -18,7 +18,7 @@ from dragoman.retry import NO_RETRY
 from dragoman.v1 import admin_pb2, admin_pb2_grpc, generation_pb2_grpc
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.bundle.load import shipped_bundle
-from dragoman_server.keys import add
+from dragoman_server.new_key import add
 from tests.certificates import Authority
 from tests.conftest import StartServer
 from tests.metrics_table import documented, series, told

@@ -19,7 +19,7 @@ from dragoman import Client, DeadlineExceededError, InvalidArgumentError, Unavai
 from dragoman.local import LocalServer, free_port, serve_command
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
-from dragoman_server.keys import add
+from dragoman_server.new_key import add
 from tests.conftest import StartServer
 from tests.waiting import until
 

@@ -79,7 +79,7 @@ def test_it_starts_fast_in_little_memory_and_without_torch(start_server: StartSe
 
 
 def test_it_imports_nothing_of_training() -> None:
-    code = "import dragoman_server.cli, dragoman_server.app, sys; print(*sys.modules)"
+    code = "import dragoman_server.process.cli, dragoman_server.process.app, sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     imported = {name.partition(".")[0] for name in done.stdout.split()}
     assert "dragoman_server" in imported

@@ -1,4 +1,4 @@
-"""Scores and attention of a real model, beside its engines."""
+"""RowScores and attention of a real model, beside its engines."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 
 from dragoman_server.bundle.load import load_bundle, shipped_bundle
+from dragoman_server.core.search import StepRequest
 from dragoman_server.runtime.device import CPU
 from dragoman_server.runtime.model import Runtime, Sessions
-from dragoman_server.search.base import Demand
 from dragoman_training.run import load_run
 
 
@@ -19,14 +19,14 @@ def test_special_tokens_have_no_probability_and_the_others_all_of_it() -> None:
     runtime.encode([bundle.source_tokenizer.encode(word).ids for word in ("yacht", "read", "bough", "x")], 0)
     for step in range(6):
         # Every row asks in another way; a flat distribution would show what has but little probability.
-        demands = [
-            Demand(size),
-            Demand(size, temperature=100.0),
-            Demand(size, vocabulary=tuple(range(size))),
-            Demand(size, temperature=100.0, vocabulary=tuple(range(1, size, 2))),
+        step_requests = [
+            StepRequest(size),
+            StepRequest(size, temperature=100.0),
+            StepRequest(size, vocabulary=tuple(range(size))),
+            StepRequest(size, temperature=100.0, vocabulary=tuple(range(1, size, 2))),
         ]
-        scores = runtime.step(demands)
-        for row in range(len(demands)):
+        scores = runtime.step(step_requests)
+        for row in range(len(step_requests)):
             pairs = [pair for pair in zip(*scores.top(row), strict=True) if pair[1] > -np.inf]
             assert not special & {token for token, _ in pairs}
             assert np.isclose(np.exp([value for _, value in pairs]).sum(), 1, atol=1e-5)

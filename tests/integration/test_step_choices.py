@@ -8,9 +8,9 @@ import pytest
 from dragoman_export.bundle import Options, export_run
 from dragoman_server.bundle.load import Bundle, load_bundle
 from dragoman_server.bundle.manifest import Attention
+from dragoman_server.core.search import LogitEdits, StepRequest
 from dragoman_server.runtime.device import CPU
 from dragoman_server.runtime.model import Runtime, Sessions
-from dragoman_server.search.base import Demand, Edits
 from tests.untrained import small_run
 
 ROWS, STEPS, SLOTS = 24, 5, 26
@@ -26,7 +26,7 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 class Requests:
-    """Rows with random sources, targets, and demands that change from step to step."""
+    """Rows with random sources, targets, and step_requests that change from step to step."""
 
     def __init__(self, bundle: Bundle) -> None:
         rng = np.random.default_rng(7)
@@ -42,12 +42,12 @@ class Requests:
             tuple(sorted(rng.choice(self.size, count, replace=False).tolist())) for count in (3, 10, self.size - 1)
         ]
 
-    def demand(self, index: int, step: int) -> Demand:
+    def step_request(self, index: int, step: int) -> StepRequest:
         rng = np.random.default_rng([index, step])
         edited = rng.choice(self.size, int(rng.integers(1, 4)), replace=False).tolist()
-        return Demand(
+        return StepRequest(
             candidates=int(rng.integers(1, 9)),
-            edits=Edits(edited, [1.3] * len(edited), [0.0] * len(edited)) if rng.random() < 0.5 else None,
+            edits=LogitEdits(edited, [1.3] * len(edited), [0.0] * len(edited)) if rng.random() < 0.5 else None,
             temperature=[1.0, 0.7][index % 2],
             plain=True,
             vocabulary=self.vocabularies[index % 3] if index % 4 == 1 else None,
@@ -59,10 +59,10 @@ class Requests:
         runtime.encode([self.sources[i] for i in chosen], 0)
         told: dict[int, list[Any]] = {i: [] for i in chosen}
         for step in range(STEPS):
-            demands = [self.demand(i, step) for i in chosen]
-            scores = runtime.step(demands)
-            for row, (i, demand) in enumerate(zip(chosen, demands, strict=True)):
-                wanted = slice(demand.candidates)  # others may have wanted more
+            step_requests = [self.step_request(i, step) for i in chosen]
+            scores = runtime.step(step_requests)
+            for row, (i, step_request) in enumerate(zip(chosen, step_requests, strict=True)):
+                wanted = slice(step_request.candidates)  # others may have wanted more
                 ids, log_probabilities = scores.top(row)
                 told[i].append(
                     (
@@ -70,7 +70,7 @@ class Requests:
                         log_probabilities[wanted],
                         scores.plain(row)[wanted],
                         scores.edited(row),
-                        scores.attention(row).tolist() if demand.attention else None,
+                        scores.attention(row).tolist() if step_request.attention else None,
                     )
                 )
                 runtime.tokens[row, 0] = self.targets[i, step]
@@ -95,9 +95,9 @@ def test_repeating_a_step_for_more_candidates_changes_nothing(bundle: Bundle) ->
     expected = requests.decode(runtime, [0, 1, 2])
     once = runtime.step
 
-    def twice(demands: list[Demand]) -> Any:
-        once([Demand(requests.size) for _ in demands])
-        return once(demands)
+    def twice(step_requests: list[StepRequest]) -> Any:
+        once([StepRequest(requests.size) for _ in step_requests])
+        return once(step_requests)
 
     runtime.step = twice  # type: ignore[method-assign, assignment]
     assert requests.decode(runtime, [0, 1, 2]) == expected
@@ -108,9 +108,9 @@ def test_a_row_of_which_everything_is_forbidden_has_no_candidate(bundle: Bundle)
     requests = Requests(bundle)
     runtime.encode(requests.sources[:3], 0)
     every = list(range(requests.size))
-    nothing = Edits(every, [1.0] * len(every), [-np.inf] * len(every))
+    nothing = LogitEdits(every, [1.0] * len(every), [-np.inf] * len(every))
     listed = requests.vocabularies[0]
-    scores = runtime.step([Demand(2, nothing), Demand(2), Demand(2, nothing, vocabulary=listed)])
+    scores = runtime.step([StepRequest(2, nothing), StepRequest(2), StepRequest(2, nothing, vocabulary=listed)])
     assert scores.top(0)[1] == [-np.inf, -np.inf]
     assert scores.top(2)[1] == [-np.inf, -np.inf]
     assert scores.best(0)[1] == -np.inf
@@ -127,12 +127,12 @@ def test_rows_that_branch_go_on_as_their_parent_would(bundle: Bundle) -> None:
     def feed(*targets: list[int]) -> None:
         """A step for each place of the targets, which have rows of their own."""
         for place in range(len(targets[0])):
-            runtime.step([Demand(3)] * len(targets))
+            runtime.step([StepRequest(3)] * len(targets))
             runtime.tokens[: len(targets), 0] = [target[place] for target in targets]
             runtime.positions[: len(targets)] += 1
 
     def last(rows: int) -> list[tuple[list[int], list[float]]]:
-        scores = runtime.step([Demand(3)] * rows)
+        scores = runtime.step([StepRequest(3)] * rows)
         return [scores.top(row) for row in range(rows)]
 
     ends, expected = (20, 21, 22), []

@@ -18,8 +18,8 @@ from transformers import (
 )
 
 from dragoman import Client
-from dragoman_server.search.options import SamplingOptions
-from dragoman_server.search.sampling import Sampler
+from dragoman_server.core.search_options import SamplingOptions
+from dragoman_server.decoding.sampling import Sampler
 from dragoman_training.data.batches import pad
 from dragoman_training.model import ModelConfig
 from tests import transformers_model

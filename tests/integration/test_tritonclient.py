@@ -22,7 +22,7 @@ from dragoman.inference import open_inference_pb2 as oip
 from dragoman.inference import open_inference_pb2_grpc
 from dragoman.local import LocalServer
 from dragoman_server.bundle.load import shipped_bundle
-from dragoman_server.keys import add
+from dragoman_server.new_key import add
 from tests.certificates import Authority
 from tests.conftest import StartServer
 

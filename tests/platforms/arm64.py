@@ -26,7 +26,7 @@ PACKAGES = ("base-files", "libstdc++6", f"python{PYTHON}", "qemu-user:amd64")
 WHEELS_FOR = ("manylinux_2_28_aarch64", "manylinux_2_27_aarch64", "manylinux_2_17_aarch64", "manylinux2014_aarch64")
 # By what ONNX Runtime multiplies integers with: plain NEON, its products of four bytes, and matrices of them (I8MM).
 PROCESSORS = ("cortex-a72", "neoverse-n1", "neoverse-v1")
-IMPORTS = "import dragoman_server.app, server.cli, onnxruntime"
+IMPORTS = "import dragoman_server.process.app, dragoman_server.process.cli, onnxruntime"
 
 
 class NoMachineError(Exception):

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dragoman_server.engine.requests import FinishReason, HypothesisResult, TokenChoice
-from dragoman_server.search.options import BeamOptions, LengthNormalization, SearchOptions
+from dragoman_server.core.requests import FinishReason, HypothesisResult, TokenChoice
+from dragoman_server.core.search_options import BeamOptions, LengthNormalization, SearchOptions
 from tests.reference.distribution import Vector, distribution, forced, ranked
 from tests.reference.margins import Margins
 from tests.reference.model import Forward

@@ -7,8 +7,8 @@ whole vocabulary, each draw an inverse of the whole distribution function. What 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dragoman_server.engine.requests import FinishReason, HypothesisResult, TokenChoice
-from dragoman_server.search.options import SearchOptions
+from dragoman_server.core.requests import FinishReason, HypothesisResult, TokenChoice
+from dragoman_server.core.search_options import SearchOptions
 from tests.reference.beam import BeamReference
 from tests.reference.distribution import Vector, distribution, forced, ranked
 from tests.reference.margins import Margins

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman_server.search.options import Constraints
+from dragoman_server.core.search_options import Constraints
 
 Vector = NDArray[np.float64]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from dragoman_server.engine.requests import TokenChoice
+from dragoman_server.core.requests import TokenChoice
 from tests.reference.distribution import Vector
 
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dragoman_server.search.options import SamplingOptions
+from dragoman_server.core.search_options import SamplingOptions
 from tests.reference.distribution import Vector, ranked
 from tests.reference.margins import Margins
 

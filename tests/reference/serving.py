@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from dragoman_server.bundle.load import load_bundle
+from dragoman_server.core.requests import Finished, GenerationRequest, HypothesisResult, Progress
 from dragoman_server.engine.layout import EngineOptions
 from dragoman_server.engine.pool import EnginePool
-from dragoman_server.engine.requests import Finished, GenerationRequest, HypothesisResult, Progress
 from dragoman_server.metrics import ServerMetrics
 
 Result = TypeVar("Result")

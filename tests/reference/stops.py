@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from dragoman_server.search.options import Constraints
+from dragoman_server.core.search_options import Constraints
 
 Decode = Callable[[list[int]], str]
 

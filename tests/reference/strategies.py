@@ -6,8 +6,14 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from dragoman_server.engine.requests import GenerationRequest
-from dragoman_server.search.options import BeamOptions, Constraints, LengthNormalization, SamplingOptions, SearchOptions
+from dragoman_server.core.requests import GenerationRequest
+from dragoman_server.core.search_options import (
+    BeamOptions,
+    Constraints,
+    LengthNormalization,
+    SamplingOptions,
+    SearchOptions,
+)
 from tests.reference.subject import Subject
 
 MOST_ROWS = 12  # of one request

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
-from dragoman_server.search.options import SearchOptions
+from dragoman_server.core.search_options import SearchOptions
 from dragoman_training.data.tokenizers import BEGIN_ID, END_ID
 from dragoman_training.run import Run, load_run
 from tests.reference.decoding import Decoded, decode

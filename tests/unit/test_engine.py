@@ -7,24 +7,18 @@ import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 from dragoman_server.bundle.load import load_bundle, shipped_bundle
-from dragoman_server.engine.ending import Event
+from dragoman_server.core.errors import DeadlineExpiredError, EngineUnavailableError, OutOfMemoryError, QueueFullError
+from dragoman_server.core.requests import Finished, FinishReason, Progress
+from dragoman_server.decoding.factory import make_search
+from dragoman_server.decoding.text_stream import TargetDecoder
 from dragoman_server.engine.engine import Engine
+from dragoman_server.engine.job import Job
 from dragoman_server.engine.layout import EngineOptions, groups, layout, weights_of
-from dragoman_server.engine.queue import Queue
-from dragoman_server.engine.requests import (
-    DeadlineExpiredError,
-    EngineUnavailableError,
-    Finished,
-    FinishReason,
-    OutOfMemoryError,
-    Progress,
-    QueueFullError,
-)
-from dragoman_server.engine.scheduler import Job, Scheduler
+from dragoman_server.engine.outcome import Event
+from dragoman_server.engine.scheduler import Scheduler
+from dragoman_server.engine.shared_queue import Queue
 from dragoman_server.runtime.device import Device
-from dragoman_server.runtime.failures import is_out_of_memory
-from dragoman_server.search.factory import make_search
-from dragoman_server.text.stream import TargetDecoder
+from dragoman_server.runtime.device_errors import is_out_of_memory
 from tests.counting_engines import END, CountingRuntime, Metrics, at_rest, pool_of, request
 from tests.fake_engines import letters, letters_bundle
 from tests.waiting import PATIENCE, until_async

@@ -6,17 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dragoman_server.engine.greedy import FIRST_CAPACITY, GreedyRows
-from dragoman_server.engine.requests import FinishReason
+from dragoman_server.core.requests import FinishReason
+from dragoman_server.core.search import StepScores
+from dragoman_server.core.search_options import BeamOptions, Constraints, SamplingOptions, SearchOptions
+from dragoman_server.decoding.factory import make_search
+from dragoman_server.decoding.greedy import GreedySearch
+from dragoman_server.decoding.greedy_rows import FIRST_CAPACITY, GreedyRows
+from dragoman_server.decoding.sequence import SequenceSearch
+from dragoman_server.decoding.text_stream import TargetDecoder
+from dragoman_server.engine.job import Job
 from dragoman_server.engine.rows import RowTable
-from dragoman_server.engine.scheduler import Job
-from dragoman_server.runtime.scores import HeadScores, MixedScores, PlainScores
-from dragoman_server.search.base import StepScores
-from dragoman_server.search.factory import make_search
-from dragoman_server.search.greedy import GreedySearch
-from dragoman_server.search.options import BeamOptions, Constraints, SamplingOptions, SearchOptions
-from dragoman_server.search.sequence import SequenceSearch
-from dragoman_server.text.stream import TargetDecoder
+from dragoman_server.runtime.step_scores import HeadScores, MixedScores, PlainScores
 from tests.counting_engines import END, request
 from tests.fake_engines import letters_bundle
 

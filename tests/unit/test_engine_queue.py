@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman_server.engine.queue import Queue
-from dragoman_server.engine.requests import Priority
-from dragoman_server.engine.scheduler import Job, Scheduler
+from dragoman_server.core.requests import Priority
+from dragoman_server.engine.job import Job
+from dragoman_server.engine.scheduler import Scheduler
+from dragoman_server.engine.shared_queue import Queue
 from tests.counting_engines import CountingRuntime, at_rest, pool_of, request
 from tests.unit.test_scheduler import job
 from tests.waiting import until_async

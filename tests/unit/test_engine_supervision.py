@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from dragoman_server.core.errors import EngineUnavailableError
 from dragoman_server.engine import supervisor
 from dragoman_server.engine.layout import EngineOptions
 from dragoman_server.engine.pool import EnginePool
-from dragoman_server.engine.requests import EngineUnavailableError
 from dragoman_server.engine.watchdog import Watchdog
 from dragoman_server.models import loading
-from dragoman_server.runtime.failures import WorkerLostError
+from dragoman_server.runtime.device_errors import WorkerLostError
 from tests.counting_engines import CountingHost, CountingRuntime, Metrics, at_rest, request
 from tests.fake_engines import letters_bundle
 from tests.waiting import until_async

@@ -7,21 +7,20 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from dragoman_server.engine.requests import (
+from dragoman_server.core.errors import DeadlineExpiredError, QueueFullError
+from dragoman_server.core.requests import (
     BeamProgress,
-    DeadlineExpiredError,
     Finished,
     FinishReason,
     GenerationRequest,
     HypothesisResult,
     Priority,
     Progress,
-    QueueFullError,
     TokenChoice,
 )
-from dragoman_server.runtime.scores import PlainScores
-from dragoman_server.search.base import Demand
-from dragoman_server.search.options import SearchOptions
+from dragoman_server.core.search import StepRequest
+from dragoman_server.core.search_options import SearchOptions
+from dragoman_server.runtime.step_scores import PlainScores
 from tests.counting_engines import END, CountingRuntime, Metrics, at_rest, pool_of, request
 from tests.waiting import until_async
 
@@ -71,8 +70,8 @@ async def test_a_limit_that_is_earlier_than_the_one_before_is_not_missed() -> No
 class EndingRuntime(CountingRuntime):
     """The end token is the most probable first one, and the answer's own the second."""
 
-    def step(self, demands: Sequence[Demand]) -> PlainScores:
-        own = super().step(demands).ids[:, :1]
+    def step(self, step_requests: Sequence[StepRequest]) -> PlainScores:
+        own = super().step(step_requests).ids[:, :1]
         first = self.positions[: len(own), None] == 0
         ids = np.hstack([np.where(first, END, own), np.where(first, own, END)])
         return PlainScores(ids, np.tile(np.array([-0.5, -1.5], np.float32), (len(own), 1)))

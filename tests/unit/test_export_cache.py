@@ -20,12 +20,12 @@ from dragoman_export.precision.lower import Weights, load_graphs, lower
 from dragoman_export.precision.products import Floats
 from dragoman_server.bundle.load import Bundle, BundleError, load_bundle
 from dragoman_server.bundle.manifest import INTEGERS, MANIFEST_FILE
-from dragoman_server.runtime.capacity import row_bytes
+from dragoman_server.core.search import StepRequest
+from dragoman_server.runtime.buffers import HostMemory
 from dragoman_server.runtime.device import CPU, Device
-from dragoman_server.runtime.memory import HostMemory
+from dragoman_server.runtime.device_memory import row_bytes
+from dragoman_server.runtime.graph_check import check_caches
 from dragoman_server.runtime.model import Runtime, Sessions
-from dragoman_server.runtime.names import check_caches
-from dragoman_server.search.base import Demand
 from dragoman_training.data.corpus import Pair
 from dragoman_training.run import load_run
 from tests.untrained import VOCABULARY, small_run
@@ -64,14 +64,16 @@ def runtime(bundle: Bundle) -> Runtime:
     return Runtime(Sessions(bundle, CPU, 1), ROWS)
 
 
-def steps(runtime: Runtime, shown: list[Feed], demand: Demand) -> tuple[NDArray[np.float32], list[NDArray[np.float32]]]:
+def steps(
+    runtime: Runtime, shown: list[Feed], step_request: StepRequest
+) -> tuple[NDArray[np.float32], list[NDArray[np.float32]]]:
     """Log-probabilities [steps, rows, k] in the order of the ids, and where the rows looked, of the same targets."""
     runtime.encode([feed["source_ids"][0].tolist() for feed in shown], 0)
     rows, found, looked = len(shown), [], []
     for step in range(STEPS):
-        scores = runtime.step([demand] * rows)
+        scores = runtime.step([step_request] * rows)
         found.append([_by_id(*scores.top(row)) for row in range(rows)])
-        looked += [np.array(scores.attention(row)) for row in range(rows)] if demand.attention else []
+        looked += [np.array(scores.attention(row)) for row in range(rows)] if step_request.attention else []
         runtime.tokens[:rows, 0] = 4 + (7 * step + np.arange(rows)) % (VOCABULARY - 4)
         runtime.positions[:rows] += 1
     return np.array(found, np.float32), looked
@@ -82,8 +84,10 @@ def _by_id(ids: list[int], log_probabilities: list[float]) -> list[float]:
 
 
 def test_steps_are_close_to_those_with_floats(exact: Bundle, narrow: Bundle, shown: list[Feed]) -> None:
-    demand = Demand(VOCABULARY, attention=True)
-    (floats, places), (integers, others) = (steps(runtime(each), shown[:ROWS], demand) for each in (exact, narrow))
+    step_request = StepRequest(VOCABULARY, attention=True)
+    (floats, places), (integers, others) = (
+        steps(runtime(each), shown[:ROWS], step_request) for each in (exact, narrow)
+    )
     allowed = np.isfinite(floats)
     assert (np.isfinite(integers) == allowed).all()
     assert 1e-5 < np.abs(floats[allowed] - integers[allowed]).max() < 0.05
@@ -95,7 +99,7 @@ def test_steps_are_close_to_those_with_floats(exact: Bundle, narrow: Bundle, sho
 def test_caches_hold_what_was_cached_in_steps_of_the_scale(exact: Bundle, narrow: Bundle, shown: list[Feed]) -> None:
     runtimes = [runtime(each) for each in (exact, narrow)]
     for each in runtimes:
-        steps(each, shown[:1], Demand(1))
+        steps(each, shown[:1], StepRequest(1))
     scales = find_scales(exact, shown, 1)
     for name, scale in scales.items():
         (floats, plane), (integers, _) = (each.place(name) for each in runtimes)
@@ -122,12 +126,12 @@ def test_scales_are_of_the_largest_that_was_cached(exact: Bundle, shown: list[Fe
 
 
 def test_a_row_does_not_depend_on_the_others(narrow: Bundle, shown: list[Feed]) -> None:
-    together, _ = steps(runtime(narrow), shown[:ROWS], Demand(VOCABULARY))
+    together, _ = steps(runtime(narrow), shown[:ROWS], StepRequest(VOCABULARY))
     for row in range(ROWS):
         alone = runtime(narrow)
         alone.encode([shown[row]["source_ids"][0].tolist()], 0)
         for step in range(STEPS):
-            scores = alone.step([Demand(VOCABULARY)])
+            scores = alone.step([StepRequest(VOCABULARY)])
             np.testing.assert_allclose(_by_id(*scores.top(0)), together[step, row], atol=1e-5)
             alone.tokens[0, 0] = 4 + (7 * step + row) % (VOCABULARY - 4)
             alone.positions[0] += 1
@@ -135,7 +139,7 @@ def test_a_row_does_not_depend_on_the_others(narrow: Bundle, shown: list[Feed]) 
 
 def test_rows_move_with_their_integers(narrow: Bundle, shown: list[Feed]) -> None:
     one = runtime(narrow)
-    steps(one, shown[:ROWS], Demand(1))
+    steps(one, shown[:ROWS], StepRequest(1))
     assert isinstance(one.self_cache, HostMemory)
     before = one.self_cache.array[:, 5, :, :STEPS].copy()
     assert before.any()

@@ -16,9 +16,10 @@ from google.protobuf.message import Message
 from dragoman.inference import open_inference_pb2 as oip
 from dragoman.v1 import admin_pb2
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.api.errors import ApiError
 from dragoman_server.api.inference.stream import MOST_REQUESTS
-from dragoman_server.engine.requests import EngineUnavailableError, FinishReason, Priority
+from dragoman_server.core.errors import EngineUnavailableError
+from dragoman_server.core.requests import FinishReason, Priority
+from dragoman_server.messages.api_error import ApiError
 from tests.fake_engines import MODEL, Face, FakeEngines, backwards, serve_fake
 
 SERVICE = "inference.GRPCInferenceService"

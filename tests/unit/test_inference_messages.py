@@ -17,7 +17,7 @@ PARTIAL = {"ModelConfig", "ModelInput", "ModelOutput"}
 IMPORTS = {
     "ours first": "from dragoman.inference import open_inference_pb2\nimport tritonclient.grpc",
     "theirs first": "import tritonclient.grpc\nfrom dragoman.inference import open_inference_pb2",
-    "with the server": "import tritonclient.grpc\nimport server.api.inference.service",
+    "with the server": "import tritonclient.grpc\nimport dragoman_server.api.inference.inference_service",
 }
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from dragoman.inference import open_inference_pb2 as oip
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.api.errors import ApiError, invalid, unavailable
 from dragoman_server.api.inference.parameters import NOT_TOLD, Parameters, named_as_here
+from dragoman_server.messages.api_error import ApiError, invalid, unavailable
 
 KINDS = {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}
 

@@ -11,8 +11,8 @@ from tritonclient.grpc import InferInput, InferResult
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
 from dragoman.inference import open_inference_pb2 as oip
-from dragoman_server.api.errors import ApiError
 from dragoman_server.api.inference.tensors import read_texts, write_tensor
+from dragoman_server.messages.api_error import ApiError
 
 MOST = 5
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dragoman_server.engine.requests import FinishReason
+from dragoman_server.core.requests import FinishReason
 from dragoman_server.live.history import EVERY_SECONDS, KEPT, WINDOW, History, UnknownModelError
 from dragoman_server.live.quantiles import quantile
 from dragoman_server.metrics import REQUEST_SECONDS, Histogram, ModelMetrics, ServerMetrics

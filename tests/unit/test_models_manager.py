@@ -13,12 +13,12 @@ from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.api.errors import ApiError
-from dragoman_server.api.limits import request_limits
-from dragoman_server.api.model import ServedModel
 from dragoman_server.config import ServerConfig
 from dragoman_server.engine.pool import EnginePool
 from dragoman_server.engine.scorer import Scorer
+from dragoman_server.messages.api_error import ApiError
+from dragoman_server.messages.limits import request_limits
+from dragoman_server.messages.served_model import ServedModel
 from dragoman_server.metrics import ModelMetrics, ServerMetrics
 from dragoman_server.models.loading import LoadedVersion, LoadError
 from dragoman_server.models.manager import ModelManager, NotLoadedError, UnknownModelError

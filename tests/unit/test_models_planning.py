@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman_server.models.names import newest_first
-from dragoman_server.models.planning import Candidate, Orders, Plan, State, make_plan
+from dragoman_server.models.load_plan import Candidate, Orders, Plan, State, make_plan
 from dragoman_server.models.settings import All, Latest, ModelSettings, Pinned
+from dragoman_server.models.versions import newest_first
 
 VERSIONS = ["1", "2", "10", "candidate"]
 

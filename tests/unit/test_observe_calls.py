@@ -11,10 +11,10 @@ import pytest
 
 from dragoman.inference import open_inference_pb2 as oip
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.observe.observer import told
-from dragoman_server.observe.phases import phases
-from dragoman_server.observe.record import CallRecord, record_call
-from dragoman_server.observe.summary import MOST_TIMES, Window, percentile
+from dragoman_server.core.call_record import CallRecord, record_call
+from dragoman_server.telemetry.observer import told
+from dragoman_server.telemetry.phases import phases
+from dragoman_server.telemetry.summary import MOST_TIMES, Window, percentile
 from tests.fake_engines import MODEL, Face, FakeEngines, serve_fake
 from tests.observing import Log, staged
 

@@ -12,8 +12,8 @@ from functools import partial
 import pytest
 import structlog
 
-from dragoman_server.logs import configure_logs, line_renderer
-from dragoman_server.observe.lines import LineWriter
+from dragoman_server.telemetry.log_lines import LineWriter
+from dragoman_server.telemetry.logs import configure_logs, line_renderer
 
 SECONDS = 20
 

@@ -14,10 +14,10 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.config import ServerConfig
-from dragoman_server.errors import StartError
-from dragoman_server.observe.record import CallRecord
-from dragoman_server.observe.start import start_tracing
-from dragoman_server.observe.tracing import CODES, CallTracer, tracer_provider
+from dragoman_server.core.call_record import CallRecord
+from dragoman_server.core.errors import StartError
+from dragoman_server.telemetry.tracing import CODES, CallTracer, tracer_provider
+from dragoman_server.telemetry.tracing_setup import start_tracing
 from tests.fake_engines import MODEL, serve_fake
 from tests.observing import Log, staged
 
@@ -172,11 +172,12 @@ def test_without_traces_nothing_of_opentelemetry_is_needed_or_loaded() -> None:
     def run(code: str) -> Any:
         return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
-    code = "import sys, dragoman_server.app; print([name for name in sys.modules if name.startswith('opentelemetry')])"
+    code = "import sys, dragoman_server.process.app; print([m for m in sys.modules if m.startswith('opentelemetry')])"
     assert run(code) == "[]\n"
     code = (
         "import sys; sys.modules['opentelemetry'] = None\n"
-        "from dragoman_server.observe.start import start_tracing; from dragoman_server.config import ServerConfig\n"
+        "from dragoman_server.telemetry.tracing_setup import start_tracing\n"
+        "from dragoman_server.config import ServerConfig\n"
         "print(start_tracing(ServerConfig()))\n"
         "try: start_tracing(ServerConfig(tracing=True))\n"
         "except Exception as error: print(error)"

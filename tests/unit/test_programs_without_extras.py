@@ -35,7 +35,7 @@ def test_what_is_not_installed_is_named_with_its_extra(
 
 @pytest.mark.parametrize("package", ["tokenizers", "onnxruntime", "pydantic", "yaml"])
 def test_the_server_names_what_it_lacks(package: str) -> None:
-    code = f"import sys; sys.modules[{package!r}] = None; from server.__main__ import main; main()"
+    code = f"import sys; sys.modules[{package!r}] = None; from dragoman_server.__main__ import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     sentence = f"{package} is not installed; `pip install '.[server]'` in a clone of Dragoman brings it"
@@ -63,6 +63,6 @@ def test_threads_wait_without_spinning_unless_told_to(
 
 def test_the_server_says_how_grpc_behaves_before_it_is_loaded() -> None:
     """What gRPC reads of the environment it reads when it is imported."""
-    code = "import sys, server.cli; assert 'grpc' not in sys.modules"
+    code = "import sys, dragoman_server.process.cli; assert 'grpc' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -9,8 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dragoman_server.engine.requests import FinishReason
-from dragoman_server.search.options import BeamOptions, Constraints, LengthNormalization, SamplingOptions, SearchOptions
+from dragoman_server.core.requests import FinishReason
+from dragoman_server.core.search_options import (
+    BeamOptions,
+    Constraints,
+    LengthNormalization,
+    SamplingOptions,
+    SearchOptions,
+)
 from tests.reference.beam import normalised
 from tests.reference.decoding import Decoded, decode
 from tests.reference.distribution import distribution

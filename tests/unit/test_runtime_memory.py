@@ -6,7 +6,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from dragoman_server.runtime.memory import HostMemory
+from dragoman_server.runtime.buffers import HostMemory
 from dragoman_server.runtime.model import element
 
 SHAPES = {"layers of heads": (4, 3, 2, 7, 8), "whole vectors": (4, 3, 1, 16)}

@@ -23,7 +23,7 @@ def files_after_a_session(home: Path, before: str) -> list[Path]:
     return [path for path in home.rglob("*") if path.is_file()]
 
 
-@pytest.mark.parametrize("package", ["server", "export"])
+@pytest.mark.parametrize("package", ["dragoman_server", "dragoman_export"])
 def test_no_id_of_the_machine_and_no_events_are_kept(tmp_path: Path, package: str) -> None:
     assert files_after_a_session(tmp_path, f"import {package}") == []
 

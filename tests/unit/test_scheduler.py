@@ -6,12 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman_server.engine.requests import GenerationRequest, QueueFullError
+from dragoman_server.core.errors import QueueFullError
+from dragoman_server.core.requests import GenerationRequest
+from dragoman_server.core.search_options import BeamOptions, SearchOptions
+from dragoman_server.decoding.factory import make_search
+from dragoman_server.decoding.text_stream import TargetDecoder
+from dragoman_server.engine.job import Job
 from dragoman_server.engine.rows import RowTable
-from dragoman_server.engine.scheduler import Job, Scheduler
-from dragoman_server.search.factory import make_search
-from dragoman_server.search.options import BeamOptions, SearchOptions
-from dragoman_server.text.stream import TargetDecoder
+from dragoman_server.engine.scheduler import Scheduler
 from tests.fake_engines import letters, letters_bundle
 
 TEXT, TOKENS = TargetDecoder(letters()), letters_bundle().manifest.tokens
@@ -174,7 +176,7 @@ def test_row_table_stays_dense_and_moves_carry_every_row(data: st.DataObject) ->
         width = data.draw(st.integers(1, 4))
         what = data.draw(st.sampled_from(["add", "grow", "remove"]))
         can_grow = [each for each, rows in table.rows.items() if len(rows) < each.search.rows]
-        if what == "add" and table.reserved + width <= table.slots:
+        if what == "add" and table.reserved + width <= table.max_rows:
             new = job(rows=width)
             content[table.add(new)] = (step, 0)
             held[new] = (step, [0])

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman_server.engine.requests import GenerationRequest, Priority, QueueFullError
-from dragoman_server.engine.scheduler import BATCH_RESERVE, Job, Scheduler
-from dragoman_server.search.base import Search
-from dragoman_server.search.options import SearchOptions
+from dragoman_server.core.errors import QueueFullError
+from dragoman_server.core.requests import GenerationRequest, Priority
+from dragoman_server.core.search import Search
+from dragoman_server.core.search_options import SearchOptions
+from dragoman_server.engine.job import Job
+from dragoman_server.engine.scheduler import BATCH_RESERVE, Scheduler
 
 INTERACTIVE, BATCH = Priority.INTERACTIVE, Priority.BATCH
 OPTIONS = SearchOptions(5)
@@ -43,8 +45,8 @@ class Engines:
         ends: turns that each job takes.
     """
 
-    def __init__(self, queue: Scheduler, slots: int, engines: int = 1) -> None:
-        self.queue, self.slots = queue, slots
+    def __init__(self, queue: Scheduler, max_rows: int, engines: int = 1) -> None:
+        self.queue, self.max_rows = queue, max_rows
         self.running: list[dict[Job, int]] = [{} for _ in range(engines)]
         self.ends: dict[Job, int] = {}
         self.started: list[Job] = []
@@ -71,7 +73,7 @@ class Engines:
         if freed := sum(each.search.rows for each in over):
             self.queue.release(engine, freed, self.now, len(over))
         used = self.rows(engine)
-        admission = self.queue.take(engine, self.slots - used, self.now, self.rows(engine, BATCH))
+        admission = self.queue.take(engine, self.max_rows - used, self.now, self.rows(engine, BATCH))
         self.dropped += admission.expired + admission.out_of_time
         for each in admission.admitted:
             running[each] = self.ends[each]
@@ -81,7 +83,7 @@ class Engines:
 
 
 def test_of_the_rows_that_start_interactive_requests_get_four_of_five() -> None:
-    engines = Engines(scheduler(), slots=1)
+    engines = Engines(scheduler(), max_rows=1)
     for _ in range(40):
         engines.submit(job(BATCH))
         engines.submit(job(INTERACTIVE))
@@ -93,7 +95,7 @@ def test_of_the_rows_that_start_interactive_requests_get_four_of_five() -> None:
 
 
 def test_rows_count_and_not_requests() -> None:
-    engines = Engines(scheduler(), slots=4)
+    engines = Engines(scheduler(), max_rows=4)
     for _ in range(100):
         engines.submit(job(INTERACTIVE, rows=4))
         engines.submit(job(BATCH, rows=1))
@@ -106,7 +108,7 @@ def test_rows_count_and_not_requests() -> None:
 
 
 def test_a_priority_that_had_nothing_waiting_has_saved_up_nothing() -> None:
-    engines = Engines(scheduler(), slots=1)
+    engines = Engines(scheduler(), max_rows=1)
     for _ in range(100):
         engines.submit(job(INTERACTIVE))
         engines.turn()
@@ -120,7 +122,7 @@ def test_a_priority_that_had_nothing_waiting_has_saved_up_nothing() -> None:
 
 
 def test_an_interactive_request_finds_rows_while_long_batch_requests_have_all_they_may() -> None:
-    engines = Engines(scheduler(), slots=16)
+    engines = Engines(scheduler(), max_rows=16)
     for _ in range(100):
         engines.submit(job(BATCH), ends=1000)
     engines.turn()
@@ -130,7 +132,7 @@ def test_an_interactive_request_finds_rows_while_long_batch_requests_have_all_th
 
 
 def test_batch_requests_do_not_come_back_for_rows_they_were_not_to_have() -> None:
-    engines = Engines(scheduler(), slots=8)
+    engines = Engines(scheduler(), max_rows=8)
     for _ in range(200):
         engines.submit(job(BATCH), ends=3)
     for _ in range(50):  # seven rows are taken by batch requests all the time, the eighth by interactive ones
@@ -147,7 +149,7 @@ def test_batch_requests_do_not_come_back_for_rows_they_were_not_to_have() -> Non
 @pytest.mark.parametrize("priority", Priority)
 @pytest.mark.parametrize("rows", [5, 8])
 def test_a_wide_request_starts_among_ever_more_narrow_ones_which_go_on_meanwhile(priority: Priority, rows: int) -> None:
-    engines = Engines(scheduler(), slots=8)
+    engines = Engines(scheduler(), max_rows=8)
     for _ in range(7):  # so that rows become free one by one
         engines.submit(job(INTERACTIVE), ends=8)
         engines.turn()
@@ -163,7 +165,7 @@ def test_a_wide_request_starts_among_ever_more_narrow_ones_which_go_on_meanwhile
 
 
 def test_wide_requests_start_in_their_order() -> None:
-    engines = Engines(scheduler(), slots=8)
+    engines = Engines(scheduler(), max_rows=8)
     for _ in range(8):
         engines.submit(job(), ends=3)
         engines.turn()
@@ -176,7 +178,7 @@ def test_wide_requests_start_in_their_order() -> None:
 
 
 def test_a_wide_request_takes_the_first_engine_that_has_room() -> None:
-    engines = Engines(scheduler(engines=2), slots=4, engines=2)
+    engines = Engines(scheduler(engines=2), max_rows=4, engines=2)
     for _ in range(8):
         engines.submit(job(), ends=100)
     engines.turn(0)
@@ -189,7 +191,7 @@ def test_a_wide_request_takes_the_first_engine_that_has_room() -> None:
 
 
 def test_a_request_for_which_rows_are_set_aside_can_leave() -> None:
-    engines = Engines(scheduler(), slots=4)
+    engines = Engines(scheduler(), max_rows=4)
     for ends in (1, 9, 9):
         engines.submit(job(), ends=ends)
     engines.turn()
@@ -249,12 +251,12 @@ def test_sweeping_takes_out_what_has_waited_too_long_and_tells_when_the_next_wil
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 20))
 def test_whatever_comes_rows_are_kept_bounds_hold_and_everyone_gets_his_turn(
-    seed: int, engines_count: int, slots: int
+    seed: int, engines_count: int, max_rows: int
 ) -> None:
     draw = random.Random(seed)
     queue_size, queue_tokens, encode_tokens = draw.randint(1, 30), draw.randint(5, 200), draw.randint(5, 100)
     queue = scheduler(engines_count, queue_size, queue_tokens, encode_tokens)
-    engines = Engines(queue, slots, engines_count)
+    engines = Engines(queue, max_rows, engines_count)
     waiting: set[Job] = set()
     accepted: list[Job] = []
     left = set()
@@ -265,7 +267,7 @@ def test_whatever_comes_rows_are_kept_bounds_hold_and_everyone_gets_his_turn(
         started = engines.turn(engine)
         waiting.difference_update(started, engines.dropped)
         for index in range(engines_count):
-            assert engines.rows(index) <= slots
+            assert engines.rows(index) <= max_rows
         assert queue.running == sum(engines.rows(index) for index in range(engines_count))
         assert queue.waits() == (len(waiting), sum(len(each.request.source_ids) for each in waiting))
         tokens = [len(each.request.source_ids) for each in started]
@@ -273,16 +275,16 @@ def test_whatever_comes_rows_are_kept_bounds_hold_and_everyone_gets_his_turn(
         narrow = [each for each in started if each.request.priority is BATCH and each.search.rows == 1]
         if narrow and batch_before:
             widest = max(each.search.rows for each in engines.running[engine])
-            assert widest > 1 or engines.rows(engine, BATCH) <= slots - slots // BATCH_RESERVE
+            assert widest > 1 or engines.rows(engine, BATCH) <= max_rows - max_rows // BATCH_RESERVE
         for each in started:
             assert not each.expired(engines.now - 1.0)
 
     for _ in range(draw.randint(10, 150)):
         for _ in range(draw.randint(0, 3)):
             priority = draw.choice(list(Priority))
-            rows = draw.choice([1, 1, 1, 2, draw.randint(1, slots)])
+            rows = draw.choice([1, 1, 1, 2, draw.randint(1, max_rows)])
             times = {"deadline": engines.now + draw.randint(1, 40)} if draw.random() < 0.2 else {}
-            new = job(priority, min(rows, slots), draw.randint(1, 30), engines.now, **times)
+            new = job(priority, min(rows, max_rows), draw.randint(1, 30), engines.now, **times)
             of_priority = [each for each in waiting if each.request.priority is priority]
             length = len(new.request.source_ids)
             tokens = sum(len(each.request.source_ids) for each in of_priority)

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
-from dragoman_server.engine.requests import BeamProgress, FinishReason, HypothesisResult, TokenChoice
-from dragoman_server.search.beam import BeamSearch
-from dragoman_server.search.constraints import TokenRules
-from dragoman_server.search.options import BeamOptions, Constraints, LengthNormalization, SearchOptions
-from dragoman_server.search.stopping import StopTracker
-from dragoman_server.text.stream import TargetDecoder
+from dragoman_server.core.requests import BeamProgress, FinishReason, HypothesisResult, TokenChoice
+from dragoman_server.core.search_options import BeamOptions, Constraints, LengthNormalization, SearchOptions
+from dragoman_server.decoding.beam import BeamSearch
+from dragoman_server.decoding.stop_sequences import StopTracker
+from dragoman_server.decoding.text_stream import TargetDecoder
+from dragoman_server.decoding.token_rules import TokenRules
 from tests.scripted_scores import Script, run
 
 PAD, END, A, B, C = range(5)
@@ -201,7 +201,7 @@ def test_a_forced_prefix_costs_nothing_and_counts_for_nothing() -> None:
     best = made.hypotheses[0]
     assert best.log_probabilities == pytest.approx([log(0.7), log(0.9)], abs=1e-6)
     assert best.score == pytest.approx(log(0.7 * 0.9) / 2, abs=1e-6)
-    assert [[demand.candidates for demand in step] for step in made.demands[:3]] == [[0], [0], [4]]
+    assert [[step_request.candidates for step_request in step] for step in made.step_requests[:3]] == [[0], [0], [4]]
     assert made.events[:3] == [[], [], [BeamProgress(1, 2, 0)]]
 
 
@@ -334,7 +334,7 @@ def test_coverage_makes_the_better_translation_win() -> None:
     looks = {(): [0.6, 0.4], (A,): [0.98, 0.02], (B,): [0.1, 0.9]}
     made = run(search(SearchOptions(3, 2, BeamOptions(2, NONE))), script, attention=looks.__getitem__)
     assert ids(made.hypotheses) == [[A], [B]]
-    assert not any(demand.attention for step in made.demands for demand in step)
+    assert not any(step_request.attention for step in made.step_requests for step_request in step)
 
     beam = BeamOptions(2, NONE, coverage_penalty=1.0)
     made = run(search(SearchOptions(3, 2, beam)), script, attention=looks.__getitem__)
@@ -380,8 +380,8 @@ def test_a_search_from_another_first_token(rank: int, best: list[int], reason: F
     options = SearchOptions(5, 4, BeamOptions(2, NONE), constraints=Constraints(prefix=(C,)), alternatives=True)
     made = run(search(options, rank), script)
     assert (made.hypothesis.ids, made.hypothesis.reason) == (best, reason)
-    assert made.demands[1][0].candidates == min(max(4, rank + 1), VOCABULARY)
-    assert all(demand.candidates == 4 for step in made.demands[2:] for demand in step)
+    assert made.step_requests[1][0].candidates == min(max(4, rank + 1), VOCABULARY)
+    assert all(step_request.candidates == 4 for step in made.step_requests[2:] for step_request in step)
 
 
 def test_time_is_up() -> None:

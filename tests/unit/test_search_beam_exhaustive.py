@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dragoman_server.engine.requests import FinishReason, HypothesisResult
-from dragoman_server.search.base import Demand
-from dragoman_server.search.beam import BeamSearch
-from dragoman_server.search.constraints import TokenRules
-from dragoman_server.search.options import BeamOptions, Constraints, LengthNormalization, SearchOptions
+from dragoman_server.core.requests import FinishReason, HypothesisResult
+from dragoman_server.core.search import StepRequest
+from dragoman_server.core.search_options import BeamOptions, Constraints, LengthNormalization, SearchOptions
+from dragoman_server.decoding.beam import BeamSearch
+from dragoman_server.decoding.token_rules import TokenRules
 from tests.scripted_scores import ScriptedRow, run
 
 END = 1
@@ -53,8 +53,10 @@ class RandomModel:
         return shares.astype(np.float32).astype(np.float64)
 
     def log_probabilities(self, ids: tuple[int, ...], constraints: Constraints) -> list[float]:
-        demand = Demand(self.vocabulary, TokenRules(constraints, END).edits(ids), vocabulary=constraints.vocabulary)
-        values: list[float] = ScriptedRow(self.probabilities(ids), demand).plain.tolist()
+        step_request = StepRequest(
+            self.vocabulary, TokenRules(constraints, END).edits(ids), vocabulary=constraints.vocabulary
+        )
+        values: list[float] = ScriptedRow(self.probabilities(ids), step_request).plain.tolist()
         bias, prefix = constraints.prefix_bias, constraints.prefix
         if (
             bias is None

@@ -7,22 +7,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman_server.search.base import Demand, Edits
-from dragoman_server.search.constraints import TokenRules
-from dragoman_server.search.options import UNCONSTRAINED, Constraints
+from dragoman_server.core.search import LogitEdits, StepRequest
+from dragoman_server.core.search_options import UNCONSTRAINED, Constraints
+from dragoman_server.decoding.token_rules import TokenRules
 from tests.scripted_scores import ScriptedRow, ScriptedScores, edited_logits, log_softmax
 
 END, SIZE = 3, 12
 IDS = st.lists(st.integers(4, 8), max_size=12)  # few different ones, so that they repeat
 
 
-def forbidden(edits: Edits | None) -> set[int]:
+def forbidden(edits: LogitEdits | None) -> set[int]:
     if edits is None:
         return set()
     return {token for token, offset in zip(edits.ids, edits.offsets, strict=True) if offset == -math.inf}
 
 
-def penalised(edits: Edits | None) -> dict[int, float]:
+def penalised(edits: LogitEdits | None) -> dict[int, float]:
     if edits is None:
         return {}
     return {token: penalty for token, penalty in zip(edits.ids, edits.penalties, strict=True) if penalty != 1.0}
@@ -165,11 +165,11 @@ def test_the_bias_of_a_soft_prefix_is_exact_whatever_the_candidates(
     rules = TokenRules(Constraints(prefix=prefix, prefix_bias=bias, suppressed=suppressed), END)
     ids = prefix[:followed]
     edits = rules.edits(ids)
-    demand = Demand(candidates, edits)
+    step_request = StepRequest(candidates, edits)
     probabilities = np.random.default_rng(seed).dirichlet([concentration] * SIZE) + 1e-12
-    scores = ScriptedScores({0: ScriptedRow(probabilities, demand)})
+    scores = ScriptedScores({0: ScriptedRow(probabilities, step_request)})
 
-    expected = np.exp(log_softmax(edited_logits(probabilities, demand)))
+    expected = np.exp(log_softmax(edited_logits(probabilities, step_request)))
     if followed < 3 and prefix[followed] not in suppressed:
         expected *= 1 - bias
         expected[prefix[followed]] += bias

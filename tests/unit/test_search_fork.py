@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models
 
 from dragoman_server.bundle.manifest import SpecialTokens
-from dragoman_server.engine.requests import BeamProgress, FinishReason, HypothesisResult, Progress
-from dragoman_server.search.base import Search
-from dragoman_server.search.beam import BeamSearch
-from dragoman_server.search.factory import make_search
-from dragoman_server.search.fork import Fork
-from dragoman_server.search.greedy import GreedySearch
-from dragoman_server.search.options import BeamOptions, Constraints, SamplingOptions, SearchOptions
-from dragoman_server.search.sequence import SequenceSearch
-from dragoman_server.text.stream import TargetDecoder
+from dragoman_server.core.requests import BeamProgress, FinishReason, HypothesisResult, Progress
+from dragoman_server.core.search import Search
+from dragoman_server.core.search_options import BeamOptions, Constraints, SamplingOptions, SearchOptions
+from dragoman_server.decoding.beam import BeamSearch
+from dragoman_server.decoding.factory import make_search
+from dragoman_server.decoding.fork import Fork
+from dragoman_server.decoding.greedy import GreedySearch
+from dragoman_server.decoding.sequence import SequenceSearch
+from dragoman_server.decoding.text_stream import TargetDecoder
 from tests.scripted_scores import Run, Script, run
 
 END, SIZE = 0, 12
@@ -251,7 +251,9 @@ def test_all_that_lack_candidates_ask_at_once() -> None:
     options = SearchOptions(6, num_hypotheses=3, sampling=SamplingOptions(9, top_p=0.9))
     search = make_search(options, SpecialTokens(pad=1, unknown=1, begin=1, end=END), 600, DECODER)
     made = run(search, lambda so_far: [1e-9, *[1.0] * 599])
-    assert [demand.candidates for demands in made.demands for demand in demands] == [600] * (1 + 5 * 3)
+    assert [step_request.candidates for step_requests in made.step_requests for step_request in step_requests] == [
+        600
+    ] * (1 + 5 * 3)
     assert made.repeated == 2  # 64, 512, 600
 
 

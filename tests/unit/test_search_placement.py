@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from dragoman_server.search.base import Continuation
-from dragoman_server.search.hypothesis import Hypothesis
-from dragoman_server.search.placement import place, shared_positions
+from dragoman_server.core.search import Continuation
+from dragoman_server.decoding.hypothesis import Hypothesis
+from dragoman_server.decoding.placement import place, shared_positions
 
 
 def root() -> Hypothesis:

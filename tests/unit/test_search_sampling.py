@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dragoman_server.search.options import SamplingOptions
-from dragoman_server.search.sampling import FIRST_CANDIDATES, Drawn, RandomNumbers, Sampler
+from dragoman_server.core.search_options import SamplingOptions
+from dragoman_server.decoding.sampling import FIRST_CANDIDATES, Drawn, RandomNumbers, Sampler
 
 Array = NDArray[np.float64]
 

@@ -1,12 +1,12 @@
-"""Scores of beam search and their bounds."""
+"""RowScores of beam search and their bounds."""
 
 import math
 
 import numpy as np
 import pytest
 
-from dragoman_server.search.options import BeamOptions, LengthNormalization
-from dragoman_server.search.scoring import Scoring
+from dragoman_server.core.search_options import BeamOptions, LengthNormalization
+from dragoman_server.decoding.hypothesis_score import Scoring
 
 NONE, LENGTH, GNMT = LengthNormalization.NONE, LengthNormalization.LENGTH, LengthNormalization.GNMT
 

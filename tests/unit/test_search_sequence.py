@@ -10,12 +10,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from dragoman_server.engine.requests import FinishReason, Progress, TokenChoice
-from dragoman_server.search.constraints import TokenRules
-from dragoman_server.search.options import Constraints, SamplingOptions, SearchOptions
-from dragoman_server.search.sequence import SequenceSearch
-from dragoman_server.search.stopping import StopTracker
-from dragoman_server.text.stream import TargetDecoder
+from dragoman_server.core.requests import FinishReason, Progress, TokenChoice
+from dragoman_server.core.search_options import Constraints, SamplingOptions, SearchOptions
+from dragoman_server.decoding.sequence import SequenceSearch
+from dragoman_server.decoding.stop_sequences import StopTracker
+from dragoman_server.decoding.text_stream import TargetDecoder
+from dragoman_server.decoding.token_rules import TokenRules
 from tests.reference.decoding import decode
 from tests.reference.model import Forward, Matrix
 from tests.scripted_scores import Run, Script, run
@@ -188,9 +188,9 @@ def test_minimum_and_maximum_can_be_the_same() -> None:
 
 def test_plain_greedy_search_demands_the_same_object_every_time() -> None:
     made = run(search(SearchOptions(10), 27), spell("dogs"))
-    assert len({id(demands[0]) for demands in made.demands}) == 1
-    assert made.demands[0][0].candidates == 1
-    assert made.demands[0][0].edits is None
+    assert len({id(step_requests[0]) for step_requests in made.step_requests}) == 1
+    assert made.step_requests[0][0].candidates == 1
+    assert made.step_requests[0][0].edits is None
 
 
 def test_a_forced_prefix_is_fed_without_scores() -> None:
@@ -199,7 +199,7 @@ def test_a_forced_prefix_is_fed_without_scores() -> None:
     assert made.hypothesis.ids == ids_of("cattle")
     assert made.hypothesis.prefix == 3
     assert len(made.hypothesis.log_probabilities) == 4  # of "tle" and the end token
-    assert [demands[0].candidates for demands in made.demands] == [0, 0, 0, 1, 1, 1, 1]
+    assert [step_requests[0].candidates for step_requests in made.step_requests] == [0, 0, 0, 1, 1, 1, 1]
     assert made.events[0] == [Progress(ids_of("cat"), [])]
     assert [event for events in made.events[1:3] for event in events] == []
 
@@ -237,7 +237,7 @@ def test_an_alternative_begins_with_a_worse_token_and_goes_on_with_the_best(rank
 
     made = run(search(options, 27, rank), script)
     assert made.hypothesis.ids == [5, rank + 1, 1, 1, 1]
-    assert [demands[0].candidates for demands in made.demands] == [0, rank + 1, 1, 1, 1]
+    assert [step_requests[0].candidates for step_requests in made.step_requests] == [0, rank + 1, 1, 1, 1]
 
 
 def test_no_token_for_an_alternative_is_a_dead_end() -> None:
@@ -296,7 +296,7 @@ def test_candidates_grow_where_they_do_not_suffice_and_fall_again() -> None:
 
     made = run(search(SearchOptions(4, sampling=SamplingOptions(0, top_p=0.5)), 5000), script)
     assert made.repeated == 2
-    assert [demands[0].candidates for demands in made.demands] == [64, 4096, 4096, 64]
+    assert [step_requests[0].candidates for step_requests in made.step_requests] == [64, 4096, 4096, 64]
 
 
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
@@ -304,11 +304,11 @@ def test_log_probabilities_are_those_before_temperature_and_truncation(temperatu
     sampling = SamplingOptions(1, temperature=temperature, top_k=2)
     options = SearchOptions(5, sampling=sampling, log_probabilities=True)
     made = run(search(options, 27), spell("abcdefgh"))
-    assert made.demands[0][0].plain
+    assert made.step_requests[0][0].plain
     for told in made.hypothesis.log_probabilities:
         assert min(abs(told - math.log(8 / 34)), abs(told - math.log(1 / 34))) < 1e-6
     untold = run(search(replace(options, log_probabilities=False), 27), spell("abcdefgh"))
-    assert not untold.demands[0][0].plain
+    assert not untold.step_requests[0][0].plain
     assert untold.hypothesis.ids == made.hypothesis.ids
     assert untold.hypothesis.log_probabilities == []
     assert untold.hypothesis.score == 0
@@ -320,7 +320,7 @@ def test_a_soft_prefix_outside_the_candidates_is_told_at_temperature_1_too() -> 
     constraints = Constraints(prefix=(20,), prefix_bias=0.3)
     options = SearchOptions(1, sampling=sampling, constraints=constraints, top_tokens=1)
     made = run(search(options, 27), spell("a", weight=81))
-    assert made.demands[0][0].candidates == 1
+    assert made.step_requests[0][0].candidates == 1
     assert made.hypothesis.ids == [20]
     assert made.hypothesis.log_probabilities == pytest.approx([math.log(0.7 / 107 + 0.3)], abs=1e-6)
     assert [choice.id for choice in made.hypothesis.alternatives[0]] == [1]

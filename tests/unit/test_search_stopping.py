@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from dragoman_server.search.options import Constraints
-from dragoman_server.search.stopping import StopTracker
-from dragoman_server.text.stream import BYTE_TOKEN, REPLACEMENT, TargetDecoder, TextStream
+from dragoman_server.core.search_options import Constraints
+from dragoman_server.decoding.stop_sequences import StopTracker
+from dragoman_server.decoding.text_stream import BYTE_TOKEN, REPLACEMENT, TargetDecoder, TextStream
 
 CORPUS = [
     "the cat sat on the mat, and the hat was flat. stop here, stop there, full stop!",

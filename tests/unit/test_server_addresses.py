@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from dragoman_server import addresses
-from dragoman_server.addresses import addresses_of, listen_on
-from dragoman_server.errors import StartError
+from dragoman_server.core.errors import StartError
+from dragoman_server.process import addresses
+from dragoman_server.process.addresses import addresses_of, listen_on
 
 ABSENT = "192.0.2.1"  # which no machine has
 

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.engine.requests import FinishReason, GenerationRequest, HypothesisResult, TokenChoice
+from dragoman_server.core.requests import FinishReason, GenerationRequest, HypothesisResult, TokenChoice
 from tests.fake_engines import MAX_TARGET, Face, FakeEngines, serve_fake
 
 A, B = 4, 5  # ids of the letters
@@ -73,7 +73,7 @@ async def test_a_large_answer_is_written_beside_the_event_loop(monkeypatch: pyte
             return await call, max(turns)
 
         beside = [await answer_and_longest_turn() for _ in range(3)]
-        monkeypatch.setattr("dragoman_server.api.model.INLINE_TOKENS", 10**6)
+        monkeypatch.setattr("dragoman_server.messages.served_model.INLINE_TOKENS", 10**6)
         inline = [await answer_and_longest_turn() for _ in range(3)]
         large = beside[0][0]
         assert all(answer == large for answer, _ in [*beside, *inline])

@@ -15,8 +15,9 @@ from grpc_status import rpc_status
 from structlog.testing import capture_logs
 
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.engine.requests import DeadlineExpiredError, EngineUnavailableError, GenerationRequest
-from dragoman_server.search.options import SearchOptions
+from dragoman_server.core.errors import DeadlineExpiredError, EngineUnavailableError
+from dragoman_server.core.requests import GenerationRequest
+from dragoman_server.core.search_options import SearchOptions
 from tests.fake_engines import MAX_TARGET, MODEL, Face, FakeEngines, serve_fake
 from tests.waiting import until_async
 

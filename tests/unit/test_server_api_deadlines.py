@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.api.model import ServedModel
-from dragoman_server.api.service import GenerationService
+from dragoman_server.api.generation_service import GenerationService
+from dragoman_server.messages.served_model import ServedModel
 from tests.fake_engines import serve_fake
 
 BEFORE, SECONDS = 5.0, 1000.0  # spent on each step of reading, and given by the client
@@ -52,7 +52,7 @@ async def test_the_deadline_does_not_move_while_a_request_is_read(
     call: Callable[[GenerationService, Any], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = Call()
-    monkeypatch.setattr("dragoman_server.api.service.time", SimpleNamespace(monotonic=lambda: context.now))
+    monkeypatch.setattr("dragoman_server.api.generation_service.time", SimpleNamespace(monotonic=lambda: context.now))
     for step in ("plan", "source_ids"):
         monkeypatch.setattr(ServedModel, step, context.slow(getattr(ServedModel, step)))
     async with serve_fake() as face:

@@ -13,8 +13,8 @@ from grpc_status import rpc_status
 
 from dragoman.inference import open_inference_pb2 as oip
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.api.errors import ApiError, invalid
-from dragoman_server.api.wording import cut, listed
+from dragoman_server.messages.api_error import ApiError, invalid
+from dragoman_server.messages.wording import cut, listed
 from dragoman_server.models.registry import Route
 from tests.fake_engines import MODEL, Face, serve_fake
 

@@ -7,7 +7,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from dragoman_server.api.service import SERVICE
+from dragoman_server.api.generation_service import SERVICE
 from tests.fake_engines import serve_fake
 from tests.waiting import PATIENCE
 

@@ -7,8 +7,8 @@ import grpc
 import pytest
 
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.api.errors import ApiError
 from dragoman_server.api.inflate import inflate
+from dragoman_server.messages.api_error import ApiError
 
 MOST = 1000
 

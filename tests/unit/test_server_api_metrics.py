@@ -9,8 +9,9 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.engine.metrics import EngineMetrics
-from dragoman_server.engine.requests import EngineUnavailableError, FinishReason
+from dragoman_server.core.engine_metrics import EngineMetrics
+from dragoman_server.core.errors import EngineUnavailableError
+from dragoman_server.core.requests import FinishReason
 from dragoman_server.metrics import REQUEST_SECONDS, STEP_SECONDS, Histogram, ModelMetrics, ServerMetrics, geometric
 from tests.fake_engines import FakeEngines, serve_fake
 
@@ -46,8 +47,8 @@ def test_engine_reports_are_exposed() -> None:
     engine.dropped("expired", "waiting")
     engine.device_error("out_of_memory")
     metrics.model("m").scored(0.001, rows=3, target_tokens=21)
-    engine.state(0, running=2, slots=32)
-    engine.state(1, running=1, slots=32)
+    engine.state(0, running=2, max_rows=32)
+    engine.state(1, running=1, max_rows=32)
     engine.queue(lambda: (5, 31))
     engine.cache(0, 1024)
     metrics.loaded("m", 1.5, "cuda:0", "fp16", fallback=False)

@@ -7,16 +7,22 @@ import pytest
 
 from dragoman.inference import open_inference_pb2 as oip
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.api.errors import ApiError
 from dragoman_server.api.inference.parameters import Parameters
-from dragoman_server.api.limits import request_limits
-from dragoman_server.api.model import ServedModel
-from dragoman_server.api.options import Wanted, read_details, read_options, reseeded
-from dragoman_server.api.text import TargetEncoder
 from dragoman_server.config import ServerConfig
+from dragoman_server.core.search_options import (
+    BeamOptions,
+    Constraints,
+    LengthNormalization,
+    SamplingOptions,
+    SearchOptions,
+)
 from dragoman_server.engine.scorer import Scorer
+from dragoman_server.messages.api_error import ApiError
+from dragoman_server.messages.generation_options import Wanted, read_details, read_options, reseeded
+from dragoman_server.messages.limits import request_limits
+from dragoman_server.messages.served_model import ServedModel
+from dragoman_server.messages.token_ids import TargetEncoder
 from dragoman_server.metrics import ModelMetrics
-from dragoman_server.search.options import BeamOptions, Constraints, LengthNormalization, SamplingOptions, SearchOptions
 from tests.fake_engines import MAX_TARGET, FakeEngines, FakeScoring, letters_bundle
 
 BUNDLE = letters_bundle()

@@ -11,9 +11,9 @@ import pytest
 
 from dragoman.inference import open_inference_pb2 as oip
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.api.errors import ApiError
-from dragoman_server.api.pauses import Pauses
-from dragoman_server.api.wire import length_delimited
+from dragoman_server.api.yielding import Pauses
+from dragoman_server.messages.api_error import ApiError
+from dragoman_server.messages.wire import length_delimited
 from tests.fake_engines import MODEL, serve_fake
 from tests.waiting import until_async
 

@@ -9,10 +9,10 @@ import pytest_asyncio
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_reflection.v1alpha import reflection_pb2
 
-from dragoman_server.api.inference.service import SERVICE as INFERENCE
+from dragoman_server.api.generation_service import SERVICE
+from dragoman_server.api.inference.inference_service import SERVICE as INFERENCE
 from dragoman_server.api.interceptor import CallInterceptor
 from dragoman_server.api.reflection import enable_reflection
-from dragoman_server.api.service import SERVICE
 from dragoman_server.metrics import ServerMetrics
 
 VERSIONS = ["v1alpha", "v1"]

@@ -9,9 +9,10 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.api.errors import from_engine
-from dragoman_server.api.room import BatchRoom, BatchShare
-from dragoman_server.engine.requests import Priority, QueueFullError
+from dragoman_server.core.errors import QueueFullError
+from dragoman_server.core.requests import Priority
+from dragoman_server.messages.api_error import from_engine
+from dragoman_server.messages.batch_room import BatchRoom, BatchShare
 from tests.fake_engines import Face, FakeEngines, serve_fake
 from tests.waiting import until_async
 

@@ -1,4 +1,4 @@
-"""Scores of given targets, and where the tokens of answers look."""
+"""RowScores of given targets, and where the tokens of answers look."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,7 +11,7 @@ from google.protobuf import duration_pb2
 from google.rpc import code_pb2
 
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.api.answers import write_attention
+from dragoman_server.messages.answers import write_attention
 from tests.fake_engines import MODEL, Face, FakeEngines, serve_fake
 from tests.refusals import assert_refused
 from tests.waiting import until_async

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman_server.api.streaming import HypothesisStream
-from dragoman_server.search.options import Constraints
-from dragoman_server.search.stopping import StopTracker
-from dragoman_server.text.stream import TargetDecoder
+from dragoman_server.core.search_options import Constraints
+from dragoman_server.decoding.stop_sequences import StopTracker
+from dragoman_server.decoding.text_stream import TargetDecoder
 from tests.fake_engines import letters
 from tests.target_tokenizers import TOKENIZERS
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.api.turns import Turns
-from dragoman_server.engine.requests import EngineUnavailableError, GenerationRequest, Priority, QueueFullError
-from dragoman_server.search.options import SearchOptions
+from dragoman_server.core.errors import EngineUnavailableError, QueueFullError
+from dragoman_server.core.requests import GenerationRequest, Priority
+from dragoman_server.core.search_options import SearchOptions
+from dragoman_server.messages.turns import Turns
 from tests.fake_engines import FakeEngines, serve_fake
 
 HURRIED = replace(GenerationRequest([5], SearchOptions(1)), priority=Priority.INTERACTIVE)

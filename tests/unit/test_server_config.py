@@ -11,14 +11,14 @@ from typer.testing import CliRunner
 
 from dragoman.cli.app import app as client
 from dragoman_server.bundle.load import shipped_bundle
-from dragoman_server.cli import MANUAL, app
 from dragoman_server.config import ServerConfig
 from dragoman_server.config.devices import EXPECTED as DEVICES
 from dragoman_server.config.fields import expectation, placeholder
 from dragoman_server.config.options import PANELS
 from dragoman_server.config.show import chosen, lines
 from dragoman_server.config.sources import ConfigError, configure
-from dragoman_server.connections import server_options
+from dragoman_server.process.cli import MANUAL, app
+from dragoman_server.process.connections import server_options
 
 DEFAULTS = ServerConfig()
 

@@ -4,10 +4,10 @@ import resource
 
 import pytest
 
-from dragoman_server import connections
 from dragoman_server.config import ServerConfig
-from dragoman_server.connections import allow_connections, server_options
-from dragoman_server.errors import StartError
+from dragoman_server.core.errors import StartError
+from dragoman_server.process import connections
+from dragoman_server.process.connections import allow_connections, server_options
 
 
 class Limits:

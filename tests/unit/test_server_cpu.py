@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman_server.cpu import cpu_quota, usable_cpus
+from dragoman_server.machine.cpu import cpu_quota, usable_cpus
 
 NONE = float("inf")
 

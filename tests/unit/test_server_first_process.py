@@ -9,7 +9,7 @@ import pytest
 # What takes its place imports nothing, and tells itself to stop.
 CODE = """
 import os, signal, sys, types
-cli = types.ModuleType("dragoman_server.cli")
+cli = types.ModuleType("dragoman_server.process.cli")
 def app():
     assert os.getpid() == 1
     os.kill(1, signal.SIGTERM)
@@ -17,7 +17,7 @@ def app():
         pass
     os._exit(9)
 cli.app = app
-sys.modules["dragoman_server.cli"] = cli
+sys.modules["dragoman_server.process.cli"] = cli
 from dragoman_server.__main__ import main
 main()
 """

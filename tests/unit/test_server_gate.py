@@ -10,9 +10,9 @@ import pytest
 
 from dragoman.inference import open_inference_pb2 as oip
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.api.errors import ApiError
-from dragoman_server.api.gate import CALLER, Gate
-from dragoman_server.keys import add
+from dragoman_server.api.auth import CALLER, Gate
+from dragoman_server.messages.api_error import ApiError
+from dragoman_server.new_key import add
 from dragoman_server.security.keys import ApiKeys
 from tests.waiting import until_async
 

@@ -8,13 +8,13 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from dragoman_server.api.health import Health
-from dragoman_server.api.service import SERVICE
+from dragoman_server.api.generation_service import SERVICE
+from dragoman_server.api.health_service import Health
 from dragoman_server.config import ServerConfig
-from dragoman_server.errors import StartError
-from dragoman_server.health_port import MOST_WATCHES
-from dragoman_server.ports import HealthPort
-from dragoman_server.probes import Probes
+from dragoman_server.core.errors import StartError
+from dragoman_server.process.health_port import MOST_WATCHES
+from dragoman_server.process.ports import HealthPort
+from dragoman_server.process.probes import Probes
 from tests.waiting import PATIENCE, until
 
 Request = health_pb2.HealthCheckRequest

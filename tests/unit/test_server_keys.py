@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from dragoman_server.api.errors import key_limit
-from dragoman_server.keys import UsageError, add
-from dragoman_server.security.files import FileError
+from dragoman_server.messages.api_error import key_limit
+from dragoman_server.new_key import UsageError, add
 from dragoman_server.security.keys import ApiKeys, OverLimitError, digest_of, new_key, read_entries
+from dragoman_server.security.watched_files import FileError
 
 
 class Clock:
@@ -221,7 +221,7 @@ def test_a_file_that_turned_bad_or_vanished_leaves_the_keys_as_they_were(path: P
 
 def test_the_command_prints_the_key_alone(path: Path) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "dragoman_server.keys", str(path), *arguments]
+        command = [sys.executable, "-m", "dragoman_server.new_key", str(path), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     done = run("speech", "--per-second", "2.5", "--at-once", "3")
@@ -232,8 +232,8 @@ def test_the_command_prints_the_key_alone(path: Path) -> None:
     again = run("speech")
     assert (again.returncode, again.stdout) == (2, "")
     taken = f"{path} has a key of speech already; delete its line first, or choose another name"
-    assert again.stderr == f"dragoman_server.keys: {taken}\n"
+    assert again.stderr == f"dragoman_server.new_key: {taken}\n"
     path.write_text("speech\n")
     broken = run("shop")
     assert (broken.returncode, broken.stdout) == (1, "")
-    assert broken.stderr.startswith(f"dragoman_server.keys: line 1 of {path} must have sha256:")
+    assert broken.stderr.startswith(f"dragoman_server.new_key: line 1 of {path} must have sha256:")

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from dragoman_server.logs import LogFormat, configure_logs
+from dragoman_server.config.options import LogFormat
+from dragoman_server.telemetry.logs import configure_logs
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman_server.memory import free_memory, in_words, resident_memory
+from dragoman_server.machine.memory import free_memory, in_words, resident_memory
 
 MIB = 2**20
 

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.api.errors import abort, invalid
+from dragoman_server.messages.api_error import abort, invalid
 from tests.fake_engines import serve_fake
 
 

@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry, Counter
 
 from dragoman_server.live.history import History
 from dragoman_server.metrics import ServerMetrics
-from dragoman_server.probes import LEAST_HANG_SECONDS, Probes
-from dragoman_server.web import MOST_CONNECTIONS, serve_http
+from dragoman_server.process.probes import LEAST_HANG_SECONDS, Probes
+from dragoman_server.process.web import MOST_CONNECTIONS, serve_http
 
 HANG_SECONDS = 10.0
 

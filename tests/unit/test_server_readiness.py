@@ -1,8 +1,8 @@
 """What the kubelet and the health service hear while models come and go."""
 
-from dragoman_server.api.health import Health
-from dragoman_server.probes import Probes
-from dragoman_server.readiness import Readiness
+from dragoman_server.api.health_service import Health
+from dragoman_server.process.probes import Probes
+from dragoman_server.process.readiness import Readiness
 
 
 def test_ready_is_a_server_that_has_tried_all_models_and_serves_one() -> None:

@@ -12,17 +12,12 @@ from structlog.testing import capture_logs
 
 from dragoman_server.bundle.load import Bundle, BundleError, load_bundle, shipped_bundle
 from dragoman_server.bundle.manifest import Shape
-from dragoman_server.engine.requests import (
-    DeadlineExpiredError,
-    EngineUnavailableError,
-    OutOfMemoryError,
-    QueueFullError,
-)
+from dragoman_server.core.errors import DeadlineExpiredError, EngineUnavailableError, OutOfMemoryError, QueueFullError
 from dragoman_server.engine.scorer import RUN_NUMBERS, Scorer, Target
 from dragoman_server.metrics import ModelMetrics
 from dragoman_server.runtime.device import CPU
-from dragoman_server.runtime.failures import WorkerLostError
-from dragoman_server.runtime.scorer import ScorerRuntime
+from dragoman_server.runtime.device_errors import WorkerLostError
+from dragoman_server.runtime.scorer_session import ScorerRuntime
 from tests.fake_engines import FakeScoring, letters_bundle
 from tests.waiting import until_async
 

@@ -14,8 +14,8 @@ from structlog.testing import capture_logs
 
 from dragoman_server.security.access import Access
 from dragoman_server.security.expiry import ends_at
-from dragoman_server.security.files import FileError
 from dragoman_server.security.tls import Tls
+from dragoman_server.security.watched_files import FileError
 from tests.certificates import Authority, Mount
 
 

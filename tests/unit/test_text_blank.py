@@ -6,10 +6,10 @@ import unicodedata
 import pytest
 from tokenizers import Tokenizer, normalizers
 
-from dragoman_server.api.errors import ApiError
-from dragoman_server.api.text import SourceEncoder
 from dragoman_server.bundle.manifest import SpecialTokens
-from dragoman_server.text.blank import is_blank, made_of
+from dragoman_server.messages.api_error import ApiError
+from dragoman_server.messages.blank_text import is_blank, made_of
+from dragoman_server.messages.token_ids import SourceEncoder
 from dragoman_training.data.tokenizers import train_tokenizer
 from dragoman_training.recipe import TokenizerConfig
 

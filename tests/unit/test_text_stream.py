@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman_server.text.stream import REPLACEMENT, TargetDecoder, TextStream
+from dragoman_server.decoding.text_stream import REPLACEMENT, TargetDecoder, TextStream
 from tests.target_tokenizers import ALPHABET, BYTES, TOKENIZERS
 
 

@@ -57,7 +57,7 @@ def choose(
 ) -> list[Tensor]:
     """The most probable tokens of some rows.
 
-    Edits come before the softmax, so what they forbid gives its probability to the rest: exact for the whole
+    LogitEdits come before the softmax, so what they forbid gives its probability to the rest: exact for the whole
     vocabulary, of which no more than the candidates leaves the device.
 
     Args:

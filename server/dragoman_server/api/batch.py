@@ -7,22 +7,21 @@ from dataclasses import replace
 from typing import Generic, TypeVar
 
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.api.answer_size import MESSAGE, TokenBytes
-from dragoman_server.api.errors import ApiError, Rejection, from_engine, invalid
-from dragoman_server.api.model import PendingAnswer, ServedModel
-from dragoman_server.api.options import Wanted, reseeded
-from dragoman_server.api.pauses import Pauses
-from dragoman_server.api.room import BatchShare
-from dragoman_server.engine.requests import (
+from dragoman_server.api.yielding import Pauses
+from dragoman_server.core.call_record import RECORD
+from dragoman_server.core.errors import (
     DeadlineExpiredError,
     EngineUnavailableError,
-    Finished,
-    GenerationRequest,
     OutOfMemoryError,
     QueueFullError,
-    Stages,
+    Rejection,
 )
-from dragoman_server.observe.record import RECORD
+from dragoman_server.core.requests import Finished, GenerationRequest, Stages
+from dragoman_server.messages.answer_size import MESSAGE, TokenBytes
+from dragoman_server.messages.api_error import ApiError, from_engine, invalid
+from dragoman_server.messages.batch_room import BatchShare
+from dragoman_server.messages.generation_options import Wanted, reseeded
+from dragoman_server.messages.served_model import PendingAnswer, ServedModel
 
 CHUNK_INPUTS = 256  # that are looked at in a few milliseconds
 ROOM_SECONDS = 0.02  # how often an item looks again that found the scorer's queue full

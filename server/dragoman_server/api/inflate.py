@@ -8,7 +8,8 @@ import zlib
 
 import grpc
 
-from dragoman_server.api.errors import ApiError, Rejection, malformed
+from dragoman_server.core.errors import Rejection
+from dragoman_server.messages.api_error import ApiError, malformed
 
 # How gzip begins. No message does: protobuf has no wire type 7. Messages of gRPC's other algorithm, deflate, can't be
 # told from plain ones, so gRPC refuses those.

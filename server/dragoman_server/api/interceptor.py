@@ -11,14 +11,14 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
-from dragoman_server.api.errors import ApiError, abort, from_engine, malformed
-from dragoman_server.api.gate import CALLER, Gate
+from dragoman_server.api.auth import CALLER, Gate
 from dragoman_server.api.inflate import inflate
-from dragoman_server.api.wire import Encoded
-from dragoman_server.engine.requests import EngineError
+from dragoman_server.core.call_record import RECORD, REQUEST_ID, record_call
+from dragoman_server.core.errors import EngineError
+from dragoman_server.messages.api_error import ApiError, abort, from_engine, malformed
+from dragoman_server.messages.wire import Encoded
 from dragoman_server.metrics import ServerMetrics
-from dragoman_server.observe.observer import Observer
-from dragoman_server.observe.record import RECORD, REQUEST_ID, record_call
+from dragoman_server.telemetry.observer import Observer
 
 log = structlog.get_logger()
 

@@ -4,11 +4,11 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator
 
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.api.model import ServedModel
-from dragoman_server.api.options import Wanted
-from dragoman_server.engine.requests import BeamProgress, GenerationRequest, Progress
-from dragoman_server.search.options import Constraints
-from dragoman_server.text.stream import TargetDecoder, TextStream
+from dragoman_server.core.requests import BeamProgress, GenerationRequest, Progress
+from dragoman_server.core.search_options import Constraints
+from dragoman_server.decoding.text_stream import TargetDecoder, TextStream
+from dragoman_server.messages.generation_options import Wanted
+from dragoman_server.messages.served_model import ServedModel
 
 
 async def stream_answer(

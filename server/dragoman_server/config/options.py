@@ -12,7 +12,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, Confi
 
 from dragoman_server.bundle.load import shipped_bundle
 from dragoman_server.config.devices import split_devices
-from dragoman_server.logs import LogFormat
+
+LogFormat = Literal["auto", "console", "json"]
 
 MOST_THREADS, MOST_WORKERS = 256, 64  # more are a slip of the finger, and would keep the machine busy making them
 MOST_CONNECTIONS = MOST_STREAMS = 1_000_000
@@ -184,7 +185,8 @@ class AccessOptions(_Options, title="Access"):
         default=None, description="PEM file of who signs clients' certificates; without one no client is let in."
     )
     api_keys: Path | None = Field(
-        default=None, description="File of API keys, made by python -m dragoman_server.keys; by default none is needed."
+        default=None,
+        description="File of API keys, made by python -m dragoman_server.new_key; by default none is needed.",
     )
     admin: bool = Field(default=True, description="Let clients load and unload models, as `dragoman admin` does.")
     reflection: bool = Field(default=True, description="Tell clients what services there are, as grpcurl asks.")

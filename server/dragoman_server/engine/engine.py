@@ -10,23 +10,18 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from dragoman_server.engine.encoding import encoder_runs
-from dragoman_server.engine.ending import Event, finish, overdue
-from dragoman_server.engine.greedy import GreedyRows
-from dragoman_server.engine.metrics import EngineMetrics
-from dragoman_server.engine.queue import Queue
-from dragoman_server.engine.requests import (
-    DeadlineExpiredError,
-    EngineError,
-    EngineUnavailableError,
-    FinishReason,
-    OutOfMemoryError,
-)
+from dragoman_server.core.engine_metrics import EngineMetrics
+from dragoman_server.core.errors import DeadlineExpiredError, EngineError, EngineUnavailableError, OutOfMemoryError
+from dragoman_server.core.requests import FinishReason
+from dragoman_server.core.search import Continuation, StepRequest, StepScores
+from dragoman_server.decoding.greedy import BEST, GreedySearch
+from dragoman_server.decoding.greedy_rows import GreedyRows
+from dragoman_server.engine.encoder_batches import encoder_runs
+from dragoman_server.engine.job import NEVER, Job
+from dragoman_server.engine.outcome import Event, finish, overdue
 from dragoman_server.engine.rows import RowTable
-from dragoman_server.engine.scheduler import NEVER, Job
-from dragoman_server.runtime.failures import WorkerLostError, first_line, is_out_of_memory
-from dragoman_server.search.base import Continuation, Demand, StepScores
-from dragoman_server.search.greedy import BEST, GreedySearch
+from dragoman_server.engine.shared_queue import Queue
+from dragoman_server.runtime.device_errors import WorkerLostError, first_line, is_out_of_memory
 
 log = structlog.get_logger()
 
@@ -39,13 +34,13 @@ MOST_ERRORS = 3  # in a row, after which a device is beyond hope
 class StepRuntime(Protocol):
     """What an engine needs of server.runtime.model.Runtime."""
 
-    slots: int
+    max_rows: int
     tokens: NDArray[np.int64]
     positions: NDArray[np.int32]
 
     def encode(self, sources: Sequence[Sequence[int]], row: int) -> int: ...
 
-    def step(self, demands: Sequence[Demand]) -> StepScores: ...
+    def step(self, step_requests: Sequence[StepRequest]) -> StepScores: ...
 
     def copy_target(self, source: int, target: int, start: int) -> None: ...
 
@@ -89,16 +84,16 @@ class Engine:
         self._queue = queue
         self._metrics = metrics
         self._deliver = deliver
-        self._table = RowTable(runtime.slots)
-        self._greedy = GreedyRows(runtime.slots)
-        self._led: dict[Job, list[int]] = {}  # jobs whose searches are led step by step, and their rows
+        self._table = RowTable(runtime.max_rows)
+        self._greedy = GreedyRows(runtime.max_rows)
+        self._stepwise: dict[Job, list[int]] = {}  # jobs whose searches are led step by step, and their rows
         self._new: list[Job] = []  # that have not made a step
         self._next_expiry = NEVER  # no running job's deadline or time limit is earlier
         self._step_ended: float | None = None
         self._on_failure = on_failure
         self._most_errors = most_errors
         self._errors = 0  # in a row
-        self._abandoned = False
+        self._stop_requested = False
         self.has_stepped = False
         self.turns = 0
         self.busy = False
@@ -114,10 +109,10 @@ class Engine:
     def ended(self) -> bool:
         return not self._thread.is_alive()
 
-    def abandon(self) -> None:
+    def request_stop(self) -> None:
         """What the engine runs on is gone: it ends, also where it has nothing to do."""
         with self._queue.lock:
-            self._abandoned = True
+            self._stop_requested = True
             self._queue.wake_all()
 
     def _run(self) -> None:
@@ -126,7 +121,7 @@ class Engine:
         try:
             while self._turn():
                 pass
-            if self._abandoned:
+            if self._stop_requested:
                 failure = WorkerLostError("the worker process has ended")
         except Exception as error:  # whatever ONNX Runtime raises: those who wait must hear of it
             failure = error
@@ -134,7 +129,7 @@ class Engine:
             message = _message(failure)
         self.busy = False
         try:
-            self.desert(message)
+            self.fail_all(message)
             if failure is not None:
                 self._on_failure(failure)
         except BaseException:
@@ -147,25 +142,25 @@ class Engine:
         table, queue = self._table, self._queue
         events: list[tuple[Job, Event]] = []
         with queue.lock:
-            while not (queue.stopping or self._abandoned or table.used or queue.scheduler.calls(self.index)):
-                self._metrics.state(self.index, 0, table.slots)
+            while not (queue.stopping or self._stop_requested or table.used or queue.scheduler.calls(self.index)):
+                self._metrics.state(self.index, 0, table.max_rows)
                 self._step_ended = None
                 self.busy = False
                 queue.sleep()
-            if queue.stopping or self._abandoned:
+            if queue.stopping or self._stop_requested:
                 return False
             self.turns += 1
             self.busy = True
             now = time.monotonic()
             scheduler = queue.scheduler
-            admission = scheduler.take(self.index, table.slots - table.reserved, now, table.reserved_for_batch)
+            admission = scheduler.take(self.index, table.max_rows - table.reserved, now, table.reserved_for_batch)
         if admission.expired or admission.out_of_time:
             events += overdue(admission, now, self._metrics)
         try:
             self._evict(now, events)
             if admission.admitted:
                 self._admit(admission.admitted, now, events)
-            self._metrics.state(self.index, table.used, table.slots)
+            self._metrics.state(self.index, table.used, table.max_rows)
             if table.used:
                 self._step(events)
         except WorkerLostError:
@@ -205,7 +200,7 @@ class Engine:
         if isinstance(job.search, GreedySearch) and not job.request.streaming:
             self._greedy.add(row, job.search)
         else:
-            self._led[job] = self._table.rows[job]
+            self._stepwise[job] = self._table.rows[job]
         self._new.append(job)
         self._note_expiry(job)
 
@@ -258,7 +253,7 @@ class Engine:
         done = [table.owners[row] for row in self._greedy.advance(scores, positions, tokens)]
         positions += 1
         branching: list[tuple[Job, Sequence[Continuation]]] = []
-        for job, owned in self._led.items():
+        for job, owned in self._stepwise.items():
             continuations = job.search.advance(scores, owned)
             if job.request.streaming and not job.cancelled:
                 events += [(job, progress) for progress in job.search.progress()]
@@ -283,14 +278,14 @@ class Engine:
         """Steps, until every search knows enough."""
         started = time.perf_counter()
         while True:
-            demands: list[Demand] = [*BEST] * rows
-            for job, owned in self._led.items():
-                for row, demand in zip(owned, job.search.demands(), strict=True):
-                    demands[row] = demand
-            scores = self._runtime.step(demands)
-            # All are asked before the step is repeated, since each has its next demands ready then.
-            lacking = [job.search.lacking(scores, owned) for job, owned in self._led.items()]
-            if not any(lacking):
+            step_requests: list[StepRequest] = [*BEST] * rows
+            for job, owned in self._stepwise.items():
+                for row, step_request in zip(owned, job.search.step_requests(), strict=True):
+                    step_requests[row] = step_request
+            scores = self._runtime.step(step_requests)
+            # All are asked before the step is repeated, since each has its next step_requests ready then.
+            needs_more = [job.search.needs_more(scores, owned) for job, owned in self._stepwise.items()]
+            if not any(needs_more):
                 break
         ended = time.perf_counter()
         gap = None if self._step_ended is None else ended - self._step_ended
@@ -340,7 +335,7 @@ class Engine:
                 self._metrics.dropped("expired", "running")
                 events.append((job, DeadlineExpiredError()))
             elif job.out_of_time(now):
-                if job not in self._led:
+                if job not in self._stepwise:
                     [row] = rows[job]
                     self._greedy.tell(row, int(self._runtime.positions[row]))
                 events.append((job, finish(job, now, self._metrics, FinishReason.TIME_LIMIT)))
@@ -355,7 +350,7 @@ class Engine:
         """Takes out jobs, and single rows of others."""
         table = self._table
         for job in jobs:
-            if self._led.pop(job, None) is None:
+            if self._stepwise.pop(job, None) is None:
                 self._greedy.remove(*table.rows[job])
         if self._new:
             self._new = [job for job in self._new if job not in jobs]
@@ -382,7 +377,7 @@ class Engine:
             events.append((job, error))
         self._remove(jobs, now)
 
-    def desert(self, message: str) -> None:
+    def fail_all(self, message: str) -> None:
         """Ends all that runs here with an error, and all that waits where nobody else would take it.
 
         Called in the engine's thread, or in another where that hangs, for good.

@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
-from dragoman_server.engine.ending import Event
-from dragoman_server.engine.requests import BeamProgress, Finished, Progress
-from dragoman_server.engine.scheduler import Job
+from dragoman_server.core.requests import BeamProgress, Finished, Progress
+from dragoman_server.engine.job import Job
+from dragoman_server.engine.outcome import Event
 
 
 class Generation:

@@ -5,19 +5,21 @@ import time
 from collections.abc import Callable, Sequence
 
 from dragoman_server.bundle.load import Bundle
-from dragoman_server.engine.ending import Event, overdue
+from dragoman_server.core.engine_metrics import EngineMetrics
+from dragoman_server.core.errors import EngineUnavailableError, QueueFullError
+from dragoman_server.core.requests import GenerationRequest
+from dragoman_server.decoding.factory import make_search
+from dragoman_server.decoding.text_stream import TargetDecoder
 from dragoman_server.engine.generation import Generation
-from dragoman_server.engine.hosted import Host, LocalHost
+from dragoman_server.engine.host import Host, LocalHost
+from dragoman_server.engine.job import NEVER, Job
 from dragoman_server.engine.layout import EngineOptions, groups
-from dragoman_server.engine.metrics import EngineMetrics
-from dragoman_server.engine.queue import Queue
-from dragoman_server.engine.requests import EngineUnavailableError, GenerationRequest, QueueFullError
-from dragoman_server.engine.scheduler import NEVER, Admission, Job, Scheduler
+from dragoman_server.engine.outcome import Event, overdue
+from dragoman_server.engine.scheduler import Admission, Scheduler
 from dragoman_server.engine.scorer import ScoringRuntime
+from dragoman_server.engine.shared_queue import Queue
 from dragoman_server.engine.supervisor import Supervisor
 from dragoman_server.runtime.device import Device
-from dragoman_server.search.factory import make_search
-from dragoman_server.text.stream import TargetDecoder
 
 LEAST_SLEEP_SECONDS = 0.002  # between two looks for those that have waited too long
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from dragoman_server.engine.scheduler import BATCH, Job
+from dragoman_server.engine.job import Job
+from dragoman_server.engine.scheduler import BATCH
 
 
 class RowTable:
@@ -11,11 +12,11 @@ class RowTable:
     A job starts with one row and has as many in reserve as its search may want.
 
     Args:
-        slots: rows there are.
+        max_rows: rows there are.
     """
 
-    def __init__(self, slots: int) -> None:
-        self.slots = slots
+    def __init__(self, max_rows: int) -> None:
+        self.max_rows = max_rows
         self.owners: list[Job] = []  # by row
         self.rows: dict[Job, list[int]] = {}  # in the order of their start; its rows in the order of its search
         self._reserved: dict[Job, int] = {}  # rows of those jobs that may want more than one
@@ -35,7 +36,7 @@ class RowTable:
         self.reserved += rows
         if job.request.priority is BATCH:
             self.reserved_for_batch += rows
-        assert self.reserved <= self.slots, "the scheduler admits no more than there is room for"
+        assert self.reserved <= self.max_rows, "the scheduler admits no more than there is room for"
         self.rows[job] = []
         return self.grow(job)
 

@@ -4,41 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from dragoman_server.engine.lanes import Hold, Lane, Room, within
-from dragoman_server.engine.requests import GenerationRequest, Priority, QueueBound, QueueFullError
-from dragoman_server.search.base import Search
+from dragoman_server.core.errors import QueueBound, QueueFullError
+from dragoman_server.core.requests import GenerationRequest, Priority
+from dragoman_server.engine.job import NEVER, Job
+from dragoman_server.engine.priority_queue import Hold, Lane, Room, within
 
 # Rows that start while requests of both priorities wait: so many of the one for so many of the other.
 INTERACTIVE_SHARE, BATCH_SHARE = 4, 1
 BATCH = Priority.BATCH  # which takes an enumeration long to look up
 BATCH_RESERVE = 8  # one row of so many is not for batch requests
 OVERTAKEN = 64  # jobs of a priority that one may overtake where they want more rows than there are
-NEVER = float("inf")
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """A request on its way through the server.
-
-    Attributes:
-        arrived: time.monotonic() of its arrival.
-        handle: whoever waits for the answer; the scheduler does not look at it.
-        cancelled: nobody waits any more. Set from the event loop, read by engines.
-        engine: the engine it runs in; None while it waits.
-    """
-
-    request: GenerationRequest
-    search: Search
-    arrived: float
-    handle: object = None
-    cancelled: bool = False
-    engine: int | None = None
-
-    def expired(self, now: float) -> bool:
-        return self.request.deadline is not None and now >= self.request.deadline
-
-    def out_of_time(self, now: float) -> bool:
-        return self.request.time_limit is not None and now >= self.request.time_limit
 
 
 @dataclass(slots=True)
@@ -301,8 +276,8 @@ class Scheduler:
         share = -(-(self.running + self._waiting_rows) // sharing) - running
         if share > 0:
             share = max(share, int(self._gather_share * running))
-        slots = free_rows + running
-        return Room(free_rows, share, batch_rows, slots - slots // BATCH_RESERVE, self._encode_tokens)
+        max_rows = free_rows + running
+        return Room(free_rows, share, batch_rows, max_rows - max_rows // BATCH_RESERVE, self._encode_tokens)
 
     def _start_held(self, engine: int, free_rows: int, room: Room, admitted: list[Job]) -> None:
         """Starts jobs for which rows were set aside, here or at another engine; else counts what is set aside here."""

@@ -1,4 +1,4 @@
-"""Scores given targets in a thread of its own, beside the engines, several at a time."""
+"""RowScores given targets in a thread of its own, beside the engines, several at a time."""
 
 import asyncio
 import threading
@@ -13,16 +13,16 @@ import structlog
 from numpy.typing import NDArray
 
 from dragoman_server.bundle.manifest import Shape
-from dragoman_server.engine.metrics import DeviceErrorKind
-from dragoman_server.engine.requests import (
+from dragoman_server.core.engine_metrics import DeviceErrorKind
+from dragoman_server.core.errors import (
     DeadlineExpiredError,
     EngineError,
     EngineUnavailableError,
     OutOfMemoryError,
     QueueFullError,
 )
-from dragoman_server.runtime.failures import WorkerLostError, first_line, is_out_of_memory
-from dragoman_server.runtime.scorer import Scores
+from dragoman_server.runtime.device_errors import WorkerLostError, first_line, is_out_of_memory
+from dragoman_server.runtime.scorer_session import RowScores
 
 log = structlog.get_logger()
 
@@ -34,7 +34,7 @@ CLOSE_SECONDS = 3.0  # that the last run has to end
 class ScoringRuntime(Protocol):
     """What a scorer needs of server.runtime.scorer.ScorerRuntime."""
 
-    def run(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], attention: bool) -> Scores: ...
+    def run(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], attention: bool) -> RowScores: ...
 
 
 class ScorerMetrics(Protocol):
@@ -128,7 +128,7 @@ class Scorer:
             return len(self._waiting), sum(len(job.target.source_ids) for job in self._waiting)
 
     async def score(self, targets: Sequence[Target], deadline: float | None) -> list[Scored]:
-        """Scores targets, in order.
+        """RowScores targets, in order.
 
         Args:
             deadline: time.monotonic() after which nobody waits for the answer. None for no deadline.

@@ -10,17 +10,17 @@ from typing import TypeVar
 import structlog
 
 from dragoman_server.bundle.load import Bundle
+from dragoman_server.core.engine_metrics import EngineMetrics
+from dragoman_server.core.errors import EngineUnavailableError
+from dragoman_server.engine.cache_rows import rows_for
 from dragoman_server.engine.engine import Deliver, Engine
-from dragoman_server.engine.hosted import CachedRuntime, Host, HostedModel
+from dragoman_server.engine.host import CachedRuntime, Host, HostedModel
 from dragoman_server.engine.layout import EngineOptions
-from dragoman_server.engine.metrics import EngineMetrics
-from dragoman_server.engine.planning import rows_for
-from dragoman_server.engine.queue import Queue
-from dragoman_server.engine.requests import EngineUnavailableError
 from dragoman_server.engine.scorer import ScoringRuntime
+from dragoman_server.engine.shared_queue import Queue
 from dragoman_server.engine.watchdog import Watchdog
-from dragoman_server.memory import resident_memory
-from dragoman_server.runtime.failures import WorkerLostError, first_line
+from dragoman_server.machine.memory import resident_memory
+from dragoman_server.runtime.device_errors import WorkerLostError, first_line
 from dragoman_server.runtime.precision import warning
 
 log = structlog.get_logger()
@@ -208,7 +208,7 @@ class Supervisor:
     async def _revive(self, site: _Site) -> None:
         """Loads the model anew, however often that takes; where no engine runs, a few times."""
         for engine in site.engines:
-            engine.abandon()
+            engine.request_stop()
             await asyncio.to_thread(engine.join)
         if any(engine.has_stepped for engine in site.engines):
             site.failures = 0
@@ -269,7 +269,7 @@ class Supervisor:
     def _give_up(self, site: _Site, engine: Engine) -> None:
         """Ends the requests of an engine whose thread does not come back."""
         self._hanging.add(engine)
-        engine.desert("the engine hangs")
+        engine.fail_all("the engine hangs")
         self._on_change()
         if not site.host.revives:
             self.failed.set()
@@ -289,7 +289,7 @@ def _left(deadline: float | None) -> float | None:
 
 def _abandon(engines: Sequence[Engine]) -> None:
     for engine in engines:
-        engine.abandon()
+        engine.request_stop()
 
 
 async def _all(work: Sequence[Awaitable[Value]]) -> list[Value]:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, fields
 from operator import add, sub
 from typing import get_args
 
-from dragoman_server.engine.metrics import DeviceErrorKind, DropReason
-from dragoman_server.engine.requests import FinishReason
+from dragoman_server.core.engine_metrics import DeviceErrorKind, DropReason
+from dragoman_server.core.requests import FinishReason
 from dragoman_server.metrics import CallMetrics, ModelMetrics
 
 Numbers = tuple[float, ...]

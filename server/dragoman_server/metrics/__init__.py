@@ -6,8 +6,8 @@ two. It is put into words when Prometheus asks.
 
 from dragoman_server.metrics.calls import CallMetrics
 from dragoman_server.metrics.histogram import REQUEST_SECONDS, ROWS, STEP_SECONDS, TOKENS, Histogram, geometric
-from dragoman_server.metrics.model import ModelMetrics
-from dragoman_server.metrics.server import ServerMetrics
+from dragoman_server.metrics.model_counts import ModelMetrics
+from dragoman_server.metrics.server_metrics import ServerMetrics
 
 __all__ = [
     "REQUEST_SECONDS",

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from dragoman_server.api.errors import Rejection
+from dragoman_server.core.errors import Rejection
 from dragoman_server.metrics.histogram import REQUEST_SECONDS, Histogram
 
 # How calls end that are well, and those that fail through no fault of the caller. They are told of from a method's

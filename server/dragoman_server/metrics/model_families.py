@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from dragoman_server.metrics.histogram import Histogram, Labels
-from dragoman_server.metrics.model import ModelMetrics
+from dragoman_server.metrics.model_counts import ModelMetrics
 
 Models = dict[tuple[str, str], ModelMetrics]
 Samples = Callable[[ModelMetrics], Iterable[tuple[Labels, float]]]
@@ -172,7 +172,7 @@ MODEL_FAMILIES = [
         "dragoman_rows",
         "Cache rows there are: the most that can be decoded at once",
         ("engine",),
-        lambda m: [((str(engine),), slots) for engine, (_, slots) in list(m.engines.items())],
+        lambda m: [((str(engine),), max_rows) for engine, (_, max_rows) in list(m.engines.items())],
     ),
     _numbers(
         GaugeMetricFamily,

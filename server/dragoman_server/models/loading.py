@@ -9,19 +9,19 @@ from pathlib import Path
 import onnxruntime
 import structlog
 
-from dragoman_server.api.limits import request_limits, token_limits
-from dragoman_server.api.model import ServedModel
 from dragoman_server.bundle.load import Bundle, BundleError, load_bundle
 from dragoman_server.config import ServerConfig
-from dragoman_server.cpu import usable_cpus
-from dragoman_server.engine.hosted import Host
+from dragoman_server.engine.host import Host
 from dragoman_server.engine.layout import EngineOptions
 from dragoman_server.engine.pool import EnginePool
 from dragoman_server.engine.scorer import Scorer
+from dragoman_server.machine.cpu import usable_cpus
+from dragoman_server.messages.limits import request_limits, token_limits
+from dragoman_server.messages.served_model import ServedModel
 from dragoman_server.metrics import ModelMetrics
 from dragoman_server.models.registry import ServedVersion
 from dragoman_server.runtime.device import Device, DeviceError
-from dragoman_server.runtime.failures import WorkerLostError, is_out_of_memory
+from dragoman_server.runtime.device_errors import WorkerLostError, is_out_of_memory
 
 log = structlog.get_logger()
 

@@ -12,19 +12,19 @@ from typing import Any, Protocol
 
 import structlog
 
-from dragoman_server.api.errors import unavailable
-from dragoman_server.api.wording import shortened
 from dragoman_server.config import ServerConfig
-from dragoman_server.cpu import usable_cpus
-from dragoman_server.garbage import keep, release
+from dragoman_server.machine.cpu import usable_cpus
+from dragoman_server.machine.garbage import keep, release
+from dragoman_server.messages.api_error import unavailable
+from dragoman_server.messages.wording import shortened
 from dragoman_server.metrics import ModelMetrics
+from dragoman_server.models.load_plan import Orders
 from dragoman_server.models.loading import LoadedVersion, LoadError, load_version
-from dragoman_server.models.names import LATEST, is_name, split
-from dragoman_server.models.planning import Orders
 from dragoman_server.models.registry import ModelRegistry
 from dragoman_server.models.repository import RepositoryError, Snapshot, Source
 from dragoman_server.models.settings import RepositorySettings, options_of
 from dragoman_server.models.state import Model, Report, Version, describe
+from dragoman_server.models.versions import LATEST, is_name, split
 
 log = structlog.get_logger()
 

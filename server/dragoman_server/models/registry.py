@@ -6,11 +6,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.api.errors import invalid, unavailable, unknown_model
-from dragoman_server.api.model import ServedModel
-from dragoman_server.api.wording import listed
-from dragoman_server.models.names import LATEST, newest_first, split
-from dragoman_server.observe.record import RECORD
+from dragoman_server.core.call_record import RECORD
+from dragoman_server.messages.api_error import invalid, unavailable, unknown_model
+from dragoman_server.messages.served_model import ServedModel
+from dragoman_server.messages.wording import listed
+from dragoman_server.models.versions import LATEST, newest_first, split
 
 
 class ServedVersion:

@@ -12,8 +12,8 @@ import structlog
 from dragoman_server.bundle.load import BundleError, load_manifest
 from dragoman_server.bundle.manifest import MANIFEST_FILE
 from dragoman_server.config import ServerConfig
-from dragoman_server.models.names import is_name
 from dragoman_server.models.settings import Pinned, RepositorySettings, SettingsError, read_settings
+from dragoman_server.models.versions import is_name
 
 log = structlog.get_logger()
 

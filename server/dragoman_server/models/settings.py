@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from dragoman_server.config import ServerConfig
 from dragoman_server.config.documents import Document, DocumentError
 from dragoman_server.config.sources import ConfigError, Setting, check
-from dragoman_server.models.names import LATEST, is_name, is_number
+from dragoman_server.models.versions import LATEST, is_name, is_number
 
 SETTINGS_FILE = "repository.yaml"
 

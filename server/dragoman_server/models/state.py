@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dragoman.v1 import generation_pb2 as pb
+from dragoman_server.models.load_plan import Candidate, Orders, Plan, State, make_plan
 from dragoman_server.models.loading import LoadedVersion
-from dragoman_server.models.names import newest_first
-from dragoman_server.models.planning import Candidate, Orders, Plan, State, make_plan
 from dragoman_server.models.registry import Absent, Route
 from dragoman_server.models.repository import Found
 from dragoman_server.models.settings import ModelSettings
+from dragoman_server.models.versions import newest_first
 
 
 @dataclass(slots=True)

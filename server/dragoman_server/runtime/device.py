@@ -9,7 +9,7 @@ import onnxruntime as ort
 
 from dragoman_server.bundle.manifest import Precision
 from dragoman_server.runtime import cuda
-from dragoman_server.runtime.failures import first_line
+from dragoman_server.runtime.device_errors import first_line
 from dragoman_server.runtime.precision import unfit_for_cpus, unfit_for_gpus
 
 

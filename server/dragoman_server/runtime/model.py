@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.bundle.manifest import Precision
-from dragoman_server.runtime.choice import ShortLists
+from dragoman_server.core.search import StepRequest, StepScores
+from dragoman_server.runtime.buffers import Array, Block, Memory, Stream, allocate
 from dragoman_server.runtime.cuda import CudaStream
+from dragoman_server.runtime.cuda_graphs import MOST_STEPS, NOT_RECORDED, FixedSteps, run_options
 from dragoman_server.runtime.device import Device, DeviceError, open_session
-from dragoman_server.runtime.fixed import MOST_STEPS, NOT_RECORDED, FixedSteps, run_options
-from dragoman_server.runtime.memory import Array, Block, Memory, Stream, allocate
-from dragoman_server.runtime.names import check_caches, check_names
-from dragoman_server.runtime.scores import PlainScores
+from dragoman_server.runtime.graph_check import check_caches, check_names
+from dragoman_server.runtime.head_inputs import ShortLists
 from dragoman_server.runtime.step import Step, all_plain, is_cache
-from dragoman_server.search.base import Demand, StepScores
+from dragoman_server.runtime.step_scores import PlainScores
 
 log = structlog.get_logger()
 
@@ -112,7 +112,7 @@ def _open_stream(device: Device) -> CudaStream:
 
 
 class Runtime:
-    """Sessions with a cache pool of `slots` rows.
+    """Sessions with a cache pool of `max_rows` rows.
 
     Rows in use are always 0 .. n-1. A step binds the first n rows of every cache buffer as input and as output, so the
     graph updates the cache in place, and nothing is ever padded again or concatenated.
@@ -123,12 +123,12 @@ class Runtime:
         least_rows: of a step, see `Sessions`; steps of fewer are filled up with rows that are not in use.
     """
 
-    def __init__(self, sessions: Sessions, slots: int, *, least_rows: int | None = None) -> None:
+    def __init__(self, sessions: Sessions, max_rows: int, *, least_rows: int | None = None) -> None:
         manifest = sessions.bundle.manifest
         shape, limits = manifest.shape, manifest.limits
-        self.slots = slots
+        self.max_rows = max_rows
         self.least_rows = sessions.least_rows if least_rows is None else least_rows
-        slots = max(slots, self.least_rows)
+        max_rows = max(max_rows, self.least_rows)
         self.device = sessions.device
         self.manifest = manifest
         self.source_capacity = limits.max_source_tokens
@@ -141,19 +141,20 @@ class Runtime:
 
         dtype = sessions.cache_type
         planes, heads, head = 2 * shape.decoder_layers, shape.heads, shape.d_head
-        # [planes, slots, heads, positions, d_head]; planes are keys of layer 0, values of layer 0, keys of layer 1, ...
-        self.self_cache = allocate((planes, slots, heads, self.target_capacity, head), dtype, stream)
-        self.cross_cache = allocate((planes, slots, heads, self.source_capacity, head), dtype, stream)
+        # [planes, max_rows, heads, positions, d_head]; the planes are keys of layer 0, values of layer 0,
+        # keys of layer 1, ...
+        self.self_cache = allocate((planes, max_rows, heads, self.target_capacity, head), dtype, stream)
+        self.cross_cache = allocate((planes, max_rows, heads, self.source_capacity, head), dtype, stream)
         self.last: Memory | None = None
         if manifest.attention == "ort":
-            # Key and value of each row's last source position, [planes, slots, 1, heads * d_head].
-            self.last = allocate((planes, slots, 1, shape.attention_width), sessions.type, stream)
+            # Key and value of each row's last source position, [planes, max_rows, 1, heads * d_head].
+            self.last = allocate((planes, max_rows, 1, shape.attention_width), sessions.type, stream)
 
         self._encoded = [self.place(name) for name in manifest.graphs.encoder.outputs]
 
-        self.tokens: NDArray[np.int64] = np.zeros((slots, 1), np.int64)
-        self.positions: NDArray[np.int32] = np.zeros(slots, np.int32)
-        self.source_lengths: NDArray[np.int32] = np.ones(slots, np.int32)
+        self.tokens: NDArray[np.int64] = np.zeros((max_rows, 1), np.int64)
+        self.positions: NDArray[np.int32] = np.zeros(max_rows, np.int32)
+        self.source_lengths: NDArray[np.int32] = np.ones(max_rows, np.int32)
         self.capacities = {
             "self_capacity": np.array(self.target_capacity, np.int32),
             "cross_capacity": np.array(self.source_capacity, np.int32),
@@ -198,7 +199,7 @@ class Runtime:
         short = [end] * min(WARM_UP_TOKENS, self.source_capacity)
         at_once = max(1, WARM_UP_ENCODED // (self.source_capacity if self._encodes_in_place else len(short)))
         for rows in sorted(
-            {*(4**power for power in range(self.slots.bit_length()) if 4**power < self.slots), self.slots}
+            {*(4**power for power in range(self.max_rows.bit_length()) if 4**power < self.max_rows), self.max_rows}
         ):
             for first in range(0, rows, at_once):
                 self.encode([short] * min(at_once, rows - first), first)
@@ -246,22 +247,22 @@ class Runtime:
             )
         self._encoder.run_with_iobinding(binding)
 
-    def step(self, demands: Sequence[Demand]) -> StepScores:
+    def step(self, step_requests: Sequence[StepRequest]) -> StepScores:
         """Decodes one token further in rows 0 .. n-1, from what stands in `tokens` and `positions`.
 
-        Doing it again changes nothing: so it can be repeated with other demands.
+        Doing it again changes nothing: so it can be repeated with other step_requests.
 
         Args:
-            demands: what is to be known of each row in use, 1 to `slots`.
+            step_requests: what is to be known of each row in use, 1 to `max_rows`.
 
         Returns:
             views that the next step overwrites.
         """
-        candidates = all_plain(demands)
+        candidates = all_plain(step_requests)
         if candidates:
-            return self.top(len(demands), candidates)
-        scores = None if self.fixed is None else self.fixed.mixed(demands)
-        return self._step(len(demands)).mixed(demands, self._lists) if scores is None else scores
+            return self.top(len(step_requests), candidates)
+        scores = None if self.fixed is None else self.fixed.mixed(step_requests)
+        return self._step(len(step_requests)).mixed(step_requests, self._lists) if scores is None else scores
 
     def top(self, rows: int, candidates: int) -> PlainScores:
         """As `step`, for the most probable tokens of every row and no more."""

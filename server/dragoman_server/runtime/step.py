@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime as ort
 
-from dragoman_server.runtime.choice import HeadRows, ShortLists, is_plain
-from dragoman_server.runtime.memory import Array
-from dragoman_server.runtime.scores import HeadScores, MixedScores, PlainScores
-from dragoman_server.search.base import Demand
+from dragoman_server.core.search import StepRequest
+from dragoman_server.runtime.buffers import Array
+from dragoman_server.runtime.head_inputs import HeadRows, ShortLists, is_plain
+from dragoman_server.runtime.step_scores import HeadScores, MixedScores, PlainScores
 
 if TYPE_CHECKING:
     from dragoman_server.runtime.model import Runtime
@@ -54,39 +54,47 @@ class Step:
         k = min(candidates, runtime.manifest.shape.target_vocabulary)
         if self._plain_k != k:
             whole, short = HeadRows(), HeadRows()
-            demand = Demand(k)
+            step_request = StepRequest(k)
             for row in range(self._rows):
-                whole.add(row, demand)
+                whole.add(row, step_request)
             self._bind_choices(whole, short, [], runtime.no_lists)
             self._plain_k = k
         self._run()
         return PlainScores(self._bound["ids"][: self._rows], self._bound["log_probabilities"][: self._rows])
 
-    def mixed(self, demands: Sequence[Demand], lists: ShortLists) -> MixedScores:
+    def mixed(self, step_requests: Sequence[StepRequest], lists: ShortLists) -> MixedScores:
         """What each row asked for.
 
         Args:
             lists: kept from step to step.
         """
-        lists.use([demand.vocabulary for demand in demands if demand.candidates and demand.vocabulary is not None])
+        lists.use(
+            [
+                step_request.vocabulary
+                for step_request in step_requests
+                if step_request.candidates and step_request.vocabulary is not None
+            ]
+        )
         whole, short = HeadRows(), HeadRows()
         looking: list[int] = []
-        for row, demand in enumerate(demands):
-            if demand.candidates:
-                (whole if demand.vocabulary is None else short).add(row, demand)
-            if demand.attention:
+        for row, step_request in enumerate(step_requests):
+            if step_request.candidates:
+                (whole if step_request.vocabulary is None else short).add(row, step_request)
+            if step_request.attention:
                 looking.append(row)
         self._plain_k = None
         self._bind_choices(whole, short, looking, lists)
         self._run()
         outputs = {prefix: self._head_scores(prefix) for prefix, head in ((WHOLE, whole), (SHORT, short)) if head.rows}
         if short.rows:
-            outputs[SHORT].ids = lists.ids(short.demands, outputs[SHORT].ids)
-        heads: list[tuple[HeadScores, int] | None] = [None] * len(demands)
+            outputs[SHORT].ids = lists.ids(short.step_requests, outputs[SHORT].ids)
+        heads: list[tuple[HeadScores, int] | None] = [None] * len(step_requests)
         for prefix, head in ((WHOLE, whole), (SHORT, short)):
             for row, place in head.places.items():
                 heads[row] = (outputs[prefix], place)
-        edits = {row: len(demand.edits.ids) for row, demand in enumerate(demands) if demand.edits}
+        edits = {
+            row: len(step_request.edits.ids) for row, step_request in enumerate(step_requests) if step_request.edits
+        }
         lengths = self._runtime.source_lengths
         attention = {row: self._bound["attention"][place, : lengths[row]] for place, row in enumerate(looking)}
         return MixedScores(heads, whole.plain | short.plain, edits, attention)
@@ -105,7 +113,7 @@ class Step:
             self._bind_output(f"{prefix}log_probabilities", (count, k), _FLOAT)
             self._bind_output(f"{prefix}ids", (count, k), _INT64)
             self._bind_output(f"{prefix}edited", (count, width), _FLOAT)
-        for name, array in lists.inputs(short.demands, len(self._bound["short_rows"])).items():
+        for name, array in lists.inputs(short.step_requests, len(self._bound["short_rows"])).items():
             self._bind_input(name, array)
         looking = looking or [0] * self._least
         self._bind_input("attention_rows", np.array(looking, np.int64))
@@ -133,7 +141,9 @@ def is_cache(name: str) -> bool:
     return name.split("_", 1)[0] in ("self", "cross", "last") and not name.endswith("capacity")
 
 
-def all_plain(demands: Sequence[Demand]) -> int:
+def all_plain(step_requests: Sequence[StepRequest]) -> int:
     """How many candidates are wanted where all rows want the most probable tokens and no more; else 0."""
-    distinct = {id(demand): demand for demand in demands}.values()  # searches ask with the same object again and again
+    distinct = {
+        id(step_request): step_request for step_request in step_requests
+    }.values()  # searches ask with the same object again and again
     return max(d.candidates for d in distinct) if all(map(is_plain, distinct)) else 0

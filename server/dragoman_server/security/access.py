@@ -9,10 +9,10 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from dragoman_server.config import ServerConfig
-from dragoman_server.errors import StartError
-from dragoman_server.security.files import FileError, WatchedFiles
+from dragoman_server.core.errors import StartError
 from dragoman_server.security.keys import ApiKeys
 from dragoman_server.security.tls import Tls
+from dragoman_server.security.watched_files import FileError, WatchedFiles
 
 log = structlog.get_logger()
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dragoman_server.security.files import FileError, WatchedFiles
+from dragoman_server.security.watched_files import FileError, WatchedFiles
 
 PREFIX = "dgm_"  # by which scanners for leaked secrets know a key
 KEY_BYTES = 32
@@ -205,7 +205,8 @@ def read_entry(words: list[str]) -> Entry:
     digest = rest[0].removeprefix(SCHEME) if rest and rest[0].startswith(SCHEME) else ""
     if not re.fullmatch("[0-9a-f]{64}", digest):
         raise ValueError(
-            f"must have {SCHEME} and 64 hexadecimal digits behind the name, as `python -m dragoman_server.keys` writes"
+            f"must have {SCHEME} and 64 hexadecimal digits behind the name, "
+            "as `python -m dragoman_server.new_key` writes them"
         )
     limits: dict[str, float] = {}
     admin = ADMIN in rest[1:]

@@ -11,7 +11,7 @@ import grpc
 import structlog
 
 from dragoman_server.security.expiry import ends_at
-from dragoman_server.security.files import FileError, WatchedFiles
+from dragoman_server.security.watched_files import FileError, WatchedFiles
 
 log = structlog.get_logger()
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from dragoman_server.config import ServerConfig
 from dragoman_server.config.devices import split_devices
-from dragoman_server.cpu import usable_cpus
-from dragoman_server.engine.hosted import Host, LocalHost
+from dragoman_server.engine.host import Host, LocalHost
+from dragoman_server.machine.cpu import usable_cpus
 from dragoman_server.metrics import ServerMetrics
 from dragoman_server.workers.worker import Worker
 

@@ -21,15 +21,15 @@ from typing import Any
 from numpy.typing import NDArray
 
 from dragoman_server.bundle.load import Bundle, BundleError
-from dragoman_server.engine.hosted import LocalModel
+from dragoman_server.core.search import RowScores, StepRequest
+from dragoman_server.engine.host import LocalModel
 from dragoman_server.engine.layout import EngineOptions
-from dragoman_server.garbage import release
+from dragoman_server.machine.garbage import release
 from dragoman_server.runtime.device import Device, DeviceError
-from dragoman_server.runtime.failures import first_line, is_out_of_memory
+from dragoman_server.runtime.device_errors import first_line, is_out_of_memory
 from dragoman_server.runtime.model import Runtime
-from dragoman_server.runtime.scorer import ScorerRuntime
-from dragoman_server.runtime.scorer import Scores as TargetScores
-from dragoman_server.search.base import Demand, Scores
+from dragoman_server.runtime.scorer_session import RowScores as TargetScores
+from dragoman_server.runtime.scorer_session import ScorerRuntime
 
 PING, OPEN, READY = b"p", b"o", b"r"
 PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -74,8 +74,10 @@ class Desk:
         scores = self._ready(copies, tokens, positions).top(len(tokens), candidates)
         return scores.ids, scores.log_probabilities
 
-    def mixed(self, copies: Copies, tokens: NDArray[Any], positions: NDArray[Any], demands: Sequence[Demand]) -> Scores:
-        return self._ready(copies, tokens, positions).step(demands)
+    def mixed(
+        self, copies: Copies, tokens: NDArray[Any], positions: NDArray[Any], step_requests: Sequence[StepRequest]
+    ) -> RowScores:
+        return self._ready(copies, tokens, positions).step(step_requests)
 
     def score(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], attention: bool

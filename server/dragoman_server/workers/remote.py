@@ -7,12 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman_server.bundle.load import Bundle
+from dragoman_server.core.search import StepRequest, StepScores
 from dragoman_server.engine.layout import EngineOptions
 from dragoman_server.runtime.device import Device
-from dragoman_server.runtime.scorer import Scores as TargetScores
-from dragoman_server.runtime.scores import PlainScores
+from dragoman_server.runtime.scorer_session import RowScores as TargetScores
 from dragoman_server.runtime.step import all_plain
-from dragoman_server.search.base import Demand, StepScores
+from dragoman_server.runtime.step_scores import PlainScores
 from dragoman_server.workers.channel import Channel
 
 
@@ -73,11 +73,11 @@ class RemoteRuntime:
         begin: the begin token.
     """
 
-    def __init__(self, channel: Channel, slots: int, begin: int, cache_bytes: int) -> None:
-        self.slots = slots
+    def __init__(self, channel: Channel, max_rows: int, begin: int, cache_bytes: int) -> None:
+        self.max_rows = max_rows
         self.cache_bytes = cache_bytes
-        self.tokens: NDArray[np.int64] = np.zeros((slots, 1), np.int64)
-        self.positions: NDArray[np.int32] = np.zeros(slots, np.int32)
+        self.tokens: NDArray[np.int64] = np.zeros((max_rows, 1), np.int64)
+        self.positions: NDArray[np.int32] = np.zeros(max_rows, np.int32)
         self._channel = channel
         self._begin = begin
         self._copies: list[tuple[int, int, int | None, int]] = []
@@ -89,12 +89,12 @@ class RemoteRuntime:
         self.positions[rows] = 0
         return padding
 
-    def step(self, demands: Sequence[Demand]) -> StepScores:
-        rows = len(demands)
+    def step(self, step_requests: Sequence[StepRequest]) -> StepScores:
+        rows = len(step_requests)
         state = self._copied(), self.tokens[:rows], self.positions[:rows]
-        if candidates := all_plain(demands):
+        if candidates := all_plain(step_requests):
             return PlainScores(*self._channel.step("top", *state, candidates))
-        scores: StepScores = self._channel.step("mixed", *state, demands)
+        scores: StepScores = self._channel.step("mixed", *state, step_requests)
         return scores
 
     def copy_target(self, source: int, target: int, start: int) -> None:

@@ -19,7 +19,7 @@ import pytest
 from dragoman import Tls
 from dragoman.local import LOOPBACK, LocalServer
 from dragoman_server.bundle.load import shipped_bundle
-from dragoman_server.keys import add
+from dragoman_server.new_key import add
 from tests.certificates import Authority
 from tests.deploy.monitoring import exporters
 from tests.deploy.monitoring.contents import (

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from dragoman.inference import open_inference_pb2 as oip
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.api.errors import invalid
 from dragoman_server.api.inference.parameters import Parameters
 from dragoman_server.api.inference.tensors import check_tensor_parameters, write_tensor
-from dragoman_server.api.model import INLINE_TOKENS
+from dragoman_server.messages.api_error import invalid
+from dragoman_server.messages.served_model import INLINE_TOKENS
 
 Written = TypeVar("Written")
 

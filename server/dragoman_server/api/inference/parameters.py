@@ -12,9 +12,9 @@ from google.rpc import error_details_pb2
 
 from dragoman.inference import open_inference_pb2 as oip
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.api.errors import ApiError, invalid
-from dragoman_server.api.limits import SUPPRESSED_SEQUENCES
-from dragoman_server.api.wording import shortened
+from dragoman_server.messages.api_error import ApiError, invalid
+from dragoman_server.messages.limits import SUPPRESSED_SEQUENCES
+from dragoman_server.messages.wording import shortened
 
 # Not told here: they need more than a tensor of texts and numbers.
 NOT_TOLD = ("alignment", "attention")

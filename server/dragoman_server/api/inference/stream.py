@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 
 from dragoman.inference import open_inference_pb2 as oip
-from dragoman_server.api.errors import unavailable
+from dragoman_server.messages.api_error import unavailable
 
 # Requests of one stream that are answered at the same time; more are not read before one is done.
 MOST_REQUESTS = 256

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from dragoman.inference import open_inference_pb2 as oip
-from dragoman_server.api.errors import invalid
+from dragoman_server.messages.api_error import invalid
 
 INPUT = "text"
 LENGTH = struct.Struct("<I")  # before each element of BYTES

@@ -1,0 +1,168 @@
+"""dragoman.v1.GenerationService."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+from tokenizers import Tokenizer
+
+from dragoman.v1 import generation_pb2 as pb
+from dragoman.v1 import generation_pb2_grpc
+from dragoman_server.api.batch import Batch, Kept
+from dragoman_server.api.streaming import stream_answer
+from dragoman_server.core.call_record import RECORD
+from dragoman_server.core.errors import Rejection
+from dragoman_server.core.requests import GenerationRequest, Priority
+from dragoman_server.messages.answer_size import JSON, MESSAGE, TokenBytes
+from dragoman_server.messages.api_error import invalid
+from dragoman_server.messages.generation_options import Wanted, read_priority, read_time_limit
+from dragoman_server.messages.served_model import ServedModel
+from dragoman_server.messages.wire import Encoded, length_delimited
+from dragoman_server.models.registry import ModelRegistry
+
+SERVICE = "dragoman.v1.GenerationService"
+MAX_DETOKENIZE = 65_536  # ids
+INLINE_DETOKENIZE = 2048
+ITEMS = pb.GenerateBatchResponse.DESCRIPTOR.fields_by_name["items"].number
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
+    """Answers for what the registry has. Its errors become statuses in CallInterceptor.
+
+    Args:
+        reject: counts an item of a batch that is refused.
+        models: what there is.
+    """
+
+    def __init__(self, reject: Callable[[Rejection], None], models: ModelRegistry) -> None:
+        self._reject = reject
+        self._models = models
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
+        with self._models.use(request.model) as model:
+            generation_request, wanted = await _prepare(model, request, context)
+            generation = model.submit(generation_request)
+            try:
+                finished = await generation.result()
+            finally:
+                generation.cancel()
+            return await model.answer(generation_request, finished, wanted)
+
+    async def GenerateStream(
+        self, request: pb.GenerateRequest, context: Context
+    ) -> AsyncGenerator[pb.GenerateStreamResponse, None]:
+        with self._models.use(request.model) as model:
+            generation_request, wanted = await _prepare(model, request, context, streaming=True)
+            async with aclosing(stream_answer(model, generation_request, wanted)) as messages:
+                async for message in messages:
+                    yield message
+
+    async def GenerateBatch(self, request: pb.GenerateBatchRequest, context: Context) -> Encoded:
+        """Gives a GenerateBatchResponse."""
+        return Encoded(b"".join(await self._answer_batch(request, context, _encoded)))
+
+    async def answer_all(self, request: pb.GenerateBatchRequest, context: Context) -> list[pb.GenerateResponse]:
+        """As GenerateBatch, but the first input that fails ends the call with its error.
+
+        The answers are meant to be told as JSON.
+        """
+        return await self._answer_batch(request, context, lambda item: item.response, JSON, all_or_none=True)
+
+    async def _answer_batch(
+        self,
+        request: pb.GenerateBatchRequest,
+        context: Context,
+        keep: Callable[[pb.BatchItem], Kept],
+        form: TokenBytes = MESSAGE,
+        all_or_none: bool = False,
+    ) -> list[Kept]:
+        arrival = time.monotonic()
+        with self._models.use(request.model) as model:
+            search, wanted = await model.plan(request.options, request.details)
+            stop = read_time_limit(request.options, arrival)
+            priority = read_priority(request.priority, Priority.BATCH)
+            shared = GenerationRequest([], search, _deadline(context), stop, priority=priority)
+            own_seeds = not request.options.HasField("seed")
+            batch = Batch(model, shared, wanted, self._reject, own_seeds, keep, form, all_or_none)
+            return await batch.run(request.inputs)
+
+    async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
+        with self._models.use(request.model) as model:
+            return await model.score(request, _deadline(context))
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
+        with self._models.use(request.model) as model:
+            tokenizer = model.tokenizers[_side(request.side)]
+            if request.text:
+                model.encoder.check_size(request.text, "text")
+            encoding = (await asyncio.to_thread(tokenizer.encode_batch, [request.text]))[0]
+        pairs = zip(encoding.ids, encoding.tokens, strict=True)
+        return pb.TokenizeResponse(tokens=[pb.Token(id=index, text=text) for index, text in pairs])
+
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
+        with self._models.use(request.model) as model:
+            return await _detokenize(model.tokenizers[_side(request.side)], request.token_ids.ids)
+
+    async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
+        return pb.ListModelsResponse(models=self._models.list())
+
+    async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
+        return pb.GetModelResponse(model=self._models.describe(request.model))
+
+
+def _encoded(item: pb.BatchItem) -> bytes:
+    """As a part of a GenerateBatchResponse: a fraction of what the message takes in memory."""
+    return length_delimited(ITEMS, item.SerializeToString())
+
+
+async def _detokenize(tokenizer: Tokenizer, ids: Sequence[int]) -> pb.DetokenizeResponse:
+    size = tokenizer.get_vocab_size()
+    if len(ids) > MAX_DETOKENIZE:
+        raise invalid("token_ids.ids", f"has {len(ids)} ids, but at most {MAX_DETOKENIZE} are taken at once")
+    for index, token in enumerate(ids):
+        if not 0 <= token < size:
+            raise invalid(f"token_ids.ids[{index}]", f"is {token}, but the vocabulary has ids 0 to {size - 1}")
+    if len(ids) <= INLINE_DETOKENIZE:
+        return pb.DetokenizeResponse(text=tokenizer.decode(list(ids)))
+    return pb.DetokenizeResponse(text=await asyncio.to_thread(tokenizer.decode, list(ids)))
+
+
+async def _prepare(
+    model: ServedModel, request: pb.GenerateRequest, context: Context, streaming: bool = False
+) -> tuple[GenerationRequest, Wanted]:
+    """What to ask the engines for, and what to tell of it.
+
+    Raises:
+        ApiError: the request is wrong.
+    """
+    arrival = time.monotonic()
+    record = RECORD.get()
+    if record is not None:
+        record.tokenize(1)
+    search, wanted = await model.plan(request.options, request.details)
+    stop = read_time_limit(request.options, arrival)
+    source_ids = await model.source_ids(request.input, "input")
+    model.check_attention(wanted, search, len(source_ids))
+    model.sizes.check(wanted, search, len(source_ids))
+    priority = read_priority(request.priority, Priority.INTERACTIVE)
+    stages = None if record is None else record.tokens(len(source_ids))
+    return GenerationRequest(source_ids, search, _deadline(context), stop, streaming, priority, stages), wanted
+
+
+def _deadline(context: Context) -> float | None:
+    """The call's deadline as time.monotonic(), None where the client set none."""
+    remaining: float | None = context.time_remaining()
+    return None if remaining is None else time.monotonic() + remaining
+
+
+def _side(side: pb.Side) -> pb.Side:
+    if side == pb.SIDE_UNSPECIFIED:
+        return pb.SIDE_SOURCE
+    if side not in (pb.SIDE_SOURCE, pb.SIDE_TARGET):
+        raise invalid("side", f"is {side}, but must be SIDE_SOURCE or SIDE_TARGET")
+    return side

@@ -1,0 +1,323 @@
+"""inference.GRPCInferenceService: every call is translated into one of dragoman.v1.GenerationService.
+
+What the calls mean is told in protos/open-inference.md.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Any, Protocol
+
+import grpc
+import structlog
+
+from dragoman.inference import open_inference_pb2 as oip
+from dragoman.inference import open_inference_pb2_grpc
+from dragoman.v1 import admin_pb2
+from dragoman.v1 import generation_pb2 as pb
+from dragoman_server.api.generation_service import GenerationService
+from dragoman_server.api.inference.metadata import (
+    index_entry,
+    model_config,
+    model_metadata,
+    model_statistics,
+    server_metadata,
+)
+from dragoman_server.api.inference.outputs import FINAL, OutputWriter
+from dragoman_server.api.inference.parameters import Parameters, named_as_here
+from dragoman_server.api.inference.stream import RequestStream
+from dragoman_server.api.inference.tensors import read_texts
+from dragoman_server.api.yielding import Pauses
+from dragoman_server.core.call_record import record_part
+from dragoman_server.core.errors import DeadlineExpiredError, EngineError, Rejection
+from dragoman_server.messages.api_error import ApiError, from_engine, invalid
+from dragoman_server.metrics import ServerMetrics
+from dragoman_server.models.registry import ModelRegistry
+
+log = structlog.get_logger()
+
+SERVICE = "inference.GRPCInferenceService"
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Administration(Protocol):
+    """What the service needs of dragoman.v1.AdminService."""
+
+    async def LoadModel(self, request: admin_pb2.LoadModelRequest, context: Context) -> Any: ...
+
+    async def UnloadModel(self, request: admin_pb2.UnloadModelRequest, context: Context) -> Any: ...
+
+    async def GetStatus(self, request: admin_pb2.GetStatusRequest, context: Context) -> Any: ...
+
+
+class InferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
+    """The second face. Its errors become statuses in CallInterceptor.
+
+    Args:
+        generation: the first one.
+        models: what there is.
+        metrics: of the server.
+        ready: whether the server answers requests.
+        administration: loads and unloads models; None where that can't be done.
+    """
+
+    def __init__(
+        self,
+        generation: GenerationService,
+        models: ModelRegistry,
+        metrics: ServerMetrics,
+        ready: Callable[[], bool],
+        administration: Administration | None = None,
+    ) -> None:
+        self._generation = generation
+        self._models = models
+        self._metrics = metrics
+        self._ready = ready
+        self._administration = administration
+        self._streams: set[RequestStream] = set()
+        self._draining = False
+
+    def drain(self) -> None:
+        """Lets streams end that would go on as long as their clients like."""
+        self._draining = True
+        for stream in self._streams:
+            stream.drain()
+
+    async def ServerLive(self, request: oip.ServerLiveRequest, context: Context) -> oip.ServerLiveResponse:
+        return oip.ServerLiveResponse(live=True)
+
+    async def ServerReady(self, request: oip.ServerReadyRequest, context: Context) -> oip.ServerReadyResponse:
+        return oip.ServerReadyResponse(ready=self._ready())
+
+    async def ModelReady(self, request: oip.ModelReadyRequest, context: Context) -> oip.ModelReadyResponse:
+        try:
+            self._models.find(_name(request.name, request.version))
+        except ApiError:
+            return oip.ModelReadyResponse(ready=False)
+        return oip.ModelReadyResponse(ready=self._ready())
+
+    async def ServerMetadata(self, request: oip.ServerMetadataRequest, context: Context) -> oip.ServerMetadataResponse:
+        return server_metadata()
+
+    async def ModelMetadata(self, request: oip.ModelMetadataRequest, context: Context) -> oip.ModelMetadataResponse:
+        model = self._describe(request.name, request.version)
+        return model_metadata(model, [each.version for each in self._ready_models() if each.name == model.name])
+
+    async def ModelConfig(self, request: oip.ModelConfigRequest, context: Context) -> oip.ModelConfigResponse:
+        return oip.ModelConfigResponse(config=model_config(self._describe(request.name, request.version)))
+
+    async def ModelStatistics(
+        self, request: oip.ModelStatisticsRequest, context: Context
+    ) -> oip.ModelStatisticsResponse:
+        models = [self._describe(request.name, request.version)] if request.name else self._ready_models()
+        return oip.ModelStatisticsResponse(
+            model_stats=[model_statistics(model, self._metrics.model(model.name, model.version)) for model in models]
+        )
+
+    async def ModelInfer(self, request: oip.ModelInferRequest, context: Context) -> oip.ModelInferResponse:
+        texts, parameters, writer = self._read(request)
+        inputs, pauses = [], Pauses()
+        for text in texts:
+            inputs.append(pb.Input(text=text))
+            await pauses.take()
+        asked = pb.GenerateBatchRequest(
+            model=_name(request.model_name, request.model_version),
+            inputs=inputs,
+            options=parameters.options,
+            details=parameters.details,
+            # One text is someone who waits; whoever sends many at once has time.
+            priority=parameters.priority or (pb.PRIORITY_INTERACTIVE if len(texts) == 1 else pb.PRIORITY_BATCH),
+        )
+        with named_as_here(), _deadline(parameters.timeout):
+            async with asyncio.timeout(parameters.timeout):
+                answers = await self._generation.answer_all(asked, context)
+        return await writer.whole(answers)
+
+    async def ModelStreamInfer(
+        self, requests: AsyncIterator[oip.ModelInferRequest], context: Context
+    ) -> AsyncGenerator[oip.ModelStreamInferResponse, None]:
+        stream = RequestStream(lambda request: self._responses(request, context))
+        if self._draining:
+            stream.drain()
+        self._streams.add(stream)
+        try:
+            async with aclosing(stream.run(requests)) as responses:
+                async for response in responses:
+                    yield response
+        finally:
+            self._streams.discard(stream)
+
+    async def RepositoryIndex(
+        self, request: oip.RepositoryIndexRequest, context: Context
+    ) -> oip.RepositoryIndexResponse:
+        if self._administration is None:
+            entries = [index_entry(model.name, model) for model in self._models.list()]
+        else:  # which knows of versions that are not loaded, too
+            status = (await self._administration.GetStatus(admin_pb2.GetStatusRequest(), context)).status
+            entries = [index_entry(version.model, version) for version in status.versions]
+        return oip.RepositoryIndexResponse(
+            models=[entry for entry in entries if entry.state == "READY" or not request.ready]
+        )
+
+    async def RepositoryModelLoad(
+        self, request: oip.RepositoryModelLoadRequest, context: Context
+    ) -> oip.RepositoryModelLoadResponse:
+        administration = self._administrator(request)
+        if request.parameters:
+            raise invalid("parameters", "must be empty: a model's configuration and files are those of the repository")
+        await administration.LoadModel(admin_pb2.LoadModelRequest(model=request.model_name), context)
+        return oip.RepositoryModelLoadResponse()
+
+    async def RepositoryModelUnload(
+        self, request: oip.RepositoryModelUnloadRequest, context: Context
+    ) -> oip.RepositoryModelUnloadResponse:
+        administration = self._administrator(request)
+        if not request.parameters.keys() <= {"unload_dependents"}:  # no model here depends on another
+            raise invalid("parameters", "has one that is not known here")
+        await administration.UnloadModel(admin_pb2.UnloadModelRequest(model=request.model_name), context)
+        return oip.RepositoryModelUnloadResponse()
+
+    async def SystemSharedMemoryStatus(
+        self, request: oip.SystemSharedMemoryStatusRequest, context: Context
+    ) -> oip.SystemSharedMemoryStatusResponse:
+        return oip.SystemSharedMemoryStatusResponse()
+
+    async def SystemSharedMemoryRegister(
+        self, request: oip.SystemSharedMemoryRegisterRequest, context: Context
+    ) -> oip.SystemSharedMemoryRegisterResponse:
+        raise _not_here("shared memory")
+
+    async def SystemSharedMemoryUnregister(
+        self, request: oip.SystemSharedMemoryUnregisterRequest, context: Context
+    ) -> oip.SystemSharedMemoryUnregisterResponse:
+        return oip.SystemSharedMemoryUnregisterResponse()
+
+    async def CudaSharedMemoryStatus(
+        self, request: oip.CudaSharedMemoryStatusRequest, context: Context
+    ) -> oip.CudaSharedMemoryStatusResponse:
+        return oip.CudaSharedMemoryStatusResponse()
+
+    async def CudaSharedMemoryRegister(
+        self, request: oip.CudaSharedMemoryRegisterRequest, context: Context
+    ) -> oip.CudaSharedMemoryRegisterResponse:
+        raise _not_here("shared memory")
+
+    async def CudaSharedMemoryUnregister(
+        self, request: oip.CudaSharedMemoryUnregisterRequest, context: Context
+    ) -> oip.CudaSharedMemoryUnregisterResponse:
+        return oip.CudaSharedMemoryUnregisterResponse()
+
+    async def TraceSetting(self, request: oip.TraceSettingRequest, context: Context) -> oip.TraceSettingResponse:
+        raise _not_here("setting traces")
+
+    async def LogSettings(self, request: oip.LogSettingsRequest, context: Context) -> oip.LogSettingsResponse:
+        raise _not_here("setting logs")
+
+    def _read(self, request: oip.ModelInferRequest) -> tuple[list[str], Parameters, OutputWriter]:
+        """Raises:
+        ApiError: the request is not one that this service takes, or there is no such model.
+        """
+        with named_as_here():
+            model = self._models.find(_name(request.model_name, request.model_version)).model
+        texts = read_texts(request, model.limits.batch_items)
+        parameters = Parameters(request.parameters)
+        return texts, parameters, OutputWriter(request, parameters, model.name, model.version)
+
+    async def _responses(
+        self, request: oip.ModelInferRequest, context: Context
+    ) -> AsyncGenerator[oip.ModelStreamInferResponse, None]:
+        """The answer to one request of a stream: its pieces, or what is wrong with it."""
+        with record_part() as record:
+            try:
+                texts, parameters, writer = self._read(request)
+                if len(texts) > 1:
+                    problem = (
+                        f"has {len(texts)} elements, but a request of a stream has one; a stream has many requests"
+                    )
+                    raise invalid("text", problem)
+                asked = pb.GenerateRequest(
+                    model=_name(request.model_name, request.model_version),
+                    input=pb.Input(text=texts[0]),
+                    options=parameters.options,
+                    details=parameters.details,
+                    priority=parameters.priority,
+                )
+                with named_as_here(), _deadline(parameters.timeout):
+                    async with aclosing(self._generation.GenerateStream(asked, context)) as messages:
+                        async for message in _within(messages, parameters.timeout):
+                            if response := await writer.piece(message):
+                                yield oip.ModelStreamInferResponse(infer_response=response)
+            except Exception as error:
+                told = _told(error, record.id)
+                record.code = told.code.name
+                if told.rejection:
+                    self._metrics.rejected(told.rejection)
+                failed = oip.ModelInferResponse(id=request.id, model_name=request.model_name)
+                failed.parameters[FINAL].bool_param = True
+                problem = f"{told.code.name}: {told.message}"
+                yield oip.ModelStreamInferResponse(error_message=problem, infer_response=failed)
+
+    def _describe(self, name: str, version: str) -> pb.Model:
+        with named_as_here():
+            return self._models.describe(_name(name, version))
+
+    def _ready_models(self) -> list[pb.Model]:
+        return [model for model in self._models.list() if model.state == pb.MODEL_STATE_READY]
+
+    def _administrator(
+        self, request: oip.RepositoryModelLoadRequest | oip.RepositoryModelUnloadRequest
+    ) -> Administration:
+        if self._administration is None:
+            problem = "models can't be loaded or unloaded by this service: the server was started without that"
+            raise ApiError(grpc.StatusCode.FAILED_PRECONDITION, problem)
+        if not request.model_name:
+            raise invalid("model_name", "is empty")
+        return self._administration
+
+
+async def _within(
+    messages: AsyncIterator[pb.GenerateStreamResponse], timeout: float | None
+) -> AsyncIterator[pb.GenerateStreamResponse]:
+    """The messages, as long as they come in time.
+
+    NOTE: a timeout around a `yield` would strike whoever reads the messages while they deal with one.
+    """
+    end = None if timeout is None else asyncio.get_running_loop().time() + timeout
+    while True:
+        async with asyncio.timeout_at(end):
+            try:
+                message = await anext(messages)
+            except StopAsyncIteration:
+                return
+        yield message
+
+
+@contextmanager
+def _deadline(timeout: float | None) -> Iterator[None]:
+    """What a request's own timeout raises is what its call's deadline does."""
+    try:
+        yield
+    except TimeoutError:
+        if timeout is None:
+            raise
+        raise DeadlineExpiredError from None
+
+
+def _told(error: Exception, request_id: str) -> ApiError:
+    """What the client of a stream hears of an exception that ended one of its requests."""
+    if isinstance(error, EngineError):
+        return from_engine(error)
+    if isinstance(error, ApiError):
+        return error
+    log.error("request of a stream failed", request_id=request_id, exc_info=error)
+    return ApiError(grpc.StatusCode.INTERNAL, "the server failed at this; its log says why")
+
+
+def _name(model: str, version: str) -> str:
+    """As dragoman.v1 has it."""
+    return f"{model}@{version}" if version else model
+
+
+def _not_here(what: str) -> ApiError:
+    return ApiError(grpc.StatusCode.UNIMPLEMENTED, f"this server has no {what}", rejection=Rejection.INVALID)

@@ -1,0 +1,1 @@
+"""Searches: how token sequences are chosen from the log-probabilities of each decode step."""

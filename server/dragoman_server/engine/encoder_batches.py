@@ -1,0 +1,30 @@
+"""Which newcomers are encoded together. Pure logic."""
+
+from dragoman_server.engine.job import Job
+
+# Padding in an encoder run, at most. The encoder computes attention alone for it: measured with a model of 5 million
+# parameters on a CPU, one run with a third or half of padding is as fast as several with less, since each has its own
+# cost; but 16 sources of which 60 % would be padding are encoded in two thirds of the time in two runs.
+PADDING_SHARE = 0.5
+
+
+def encoder_runs(jobs: list[Job]) -> list[list[Job]]:
+    """The jobs, in as few runs as keep padding within its bound; by length where that takes more than one.
+
+    Args:
+        jobs: at least one.
+    """
+    lengths = [len(job.request.source_ids) for job in jobs]
+    if sum(lengths) >= (1 - PADDING_SHARE) * len(jobs) * max(lengths):
+        return [jobs]
+    runs: list[list[Job]] = []
+    longest = tokens = 0
+    for job in sorted(jobs, key=lambda job: -len(job.request.source_ids)):
+        length = len(job.request.source_ids)
+        if runs and tokens + length >= (1 - PADDING_SHARE) * (len(runs[-1]) + 1) * longest:
+            runs[-1].append(job)
+            tokens += length
+        else:
+            runs.append([job])
+            longest = tokens = length
+    return runs

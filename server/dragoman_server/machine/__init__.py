@@ -1,0 +1,1 @@
+"""The machine or container: CPU quota, memory limits and the allocator."""

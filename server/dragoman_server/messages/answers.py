@@ -1,0 +1,147 @@
+"""What engines and scorer found, as messages."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.v1 import generation_pb2 as pb
+from dragoman_server.bundle.load import Bundle
+from dragoman_server.core.requests import (
+    Finished,
+    FinishReason,
+    GenerationRequest,
+    HypothesisResult,
+    Progress,
+    TokenChoice,
+)
+from dragoman_server.decoding.text_stream import TargetDecoder
+from dragoman_server.engine.scorer import Scored, Target
+from dragoman_server.messages.generation_options import Wanted
+from dragoman_server.messages.wire import length_delimited
+
+WEIGHTS = pb.Attention.DESCRIPTOR.fields_by_name["weights"].number
+FINISH_REASONS = {reason: getattr(pb, f"FINISH_REASON_{reason.name}") for reason in FinishReason}
+
+
+class AnswerWriter:
+    """Answers of one model."""
+
+    def __init__(self, bundle: Bundle, decoder: TargetDecoder) -> None:
+        self._model, self._version = bundle.manifest.name, bundle.manifest.version
+        self._end = bundle.manifest.tokens.end
+        self._decode = decoder.decode
+        self._source_text = bundle.source_tokenizer.id_to_token
+        self._target_text = bundle.target_tokenizer.id_to_token
+        self._unseen = frozenset(bundle.manifest.unseen_source_tokens)
+
+    def response(
+        self, request: GenerationRequest, finished: Finished, wanted: Wanted, looks: Sequence[Scored] | None = None
+    ) -> pb.GenerateResponse:
+        """The whole answer.
+
+        Args:
+            looks: where the tokens of each hypothesis look, if that is wanted.
+        """
+        hypotheses = [self._hypothesis(result, wanted) for result in finished.hypotheses]
+        for hypothesis, look in zip(hypotheses, looks or (), strict=False):
+            if look.alignment is not None:
+                hypothesis.alignment.extend(look.alignment[:-1])  # the end token is not among the tokens
+            if look.attention is not None:
+                write_attention(hypothesis.attention, look.attention)
+        sampling = request.search.sampling
+        return pb.GenerateResponse(
+            hypotheses=hypotheses,
+            source_tokens=len(request.source_ids),
+            model=self._model,
+            model_version=self._version,
+            seed=sampling.seed if sampling else None,
+            source=self._source(request.source_ids) if wanted.look else None,
+            unseen_source_tokens=self._unseen_places(request.source_ids),
+        )
+
+    def progress(self, progress: Progress, wanted: Wanted) -> list[pb.Token] | None:
+        """The tokens of an event as the details ask for them, None where they don't."""
+        forced = 0 if progress.log_probabilities else len(progress.ids)
+        return self._tokens(progress.ids, progress.log_probabilities, progress.alternatives, forced, wanted)
+
+    def score(self, source_ids: Sequence[int], targets: Sequence[Target], found: Sequence[Scored]) -> pb.ScoreResponse:
+        """The answer to a request to score these targets."""
+        scores = []
+        for target, scored in zip(targets, found, strict=True):
+            pairs = zip([*target.ids, self._end], scored.log_probabilities, strict=True)
+            score = pb.TargetScore(
+                log_probability=sum(scored.log_probabilities),
+                tokens=[pb.Token(id=i, text=self._target_text(i), log_probability=p) for i, p in pairs],
+                alignment=scored.alignment,
+            )
+            if scored.attention is not None:
+                write_attention(score.attention, scored.attention)
+            scores.append(score)
+        return pb.ScoreResponse(
+            scores=scores,
+            source=self._source(source_ids),
+            model=self._model,
+            model_version=self._version,
+            unseen_source_tokens=self._unseen_places(source_ids),
+        )
+
+    def _hypothesis(self, result: HypothesisResult, wanted: Wanted) -> pb.Hypothesis:
+        ids = result.ids
+        text = self._decode(ids)
+        return pb.Hypothesis(
+            text=text if result.characters is None else text[: result.characters],
+            finish_reason=FINISH_REASONS[result.reason],
+            target_tokens=len(ids),
+            tokens=self._tokens(ids, result.log_probabilities, result.alternatives, result.prefix, wanted),
+            log_probability=sum(result.log_probabilities) if wanted.log_probabilities else None,
+            score=result.score if wanted.log_probabilities else None,
+        )
+
+    def _tokens(
+        self,
+        ids: Sequence[int],
+        log_probabilities: Sequence[float],
+        alternatives: Sequence[Sequence[TokenChoice]],
+        forced: int,
+        wanted: Wanted,
+    ) -> list[pb.Token] | None:
+        """Args:
+        log_probabilities, alternatives: of the ids behind the first `forced`; more are ignored.
+        """
+        if not wanted.tokens:
+            return None
+        tokens = [pb.Token(id=i, text=self._target_text(i)) for i in ids]
+        if wanted.log_probabilities:
+            for token, log_probability in zip(tokens[forced:], log_probabilities, strict=False):
+                token.log_probability = log_probability
+        if wanted.top_tokens:
+            for token, choices in zip(tokens[forced:], alternatives, strict=False):
+                possible = [choice for choice in choices if choice.log_probability > -math.inf]
+                token.alternatives.extend(map(self._choice, possible))
+        return tokens
+
+    def _choice(self, choice: TokenChoice) -> pb.Token:
+        return pb.Token(id=choice.id, text=self._target_text(choice.id), log_probability=choice.log_probability)
+
+    def _unseen_places(self, ids: Sequence[int]) -> list[int]:
+        """Indices of the source tokens that the model was not trained on."""
+        return [] if self._unseen.isdisjoint(ids) else [place for place, id_ in enumerate(ids) if id_ in self._unseen]
+
+    def _source(self, ids: Sequence[int]) -> list[pb.Token]:
+        return [pb.Token(id=i, text=self._source_text(i)) for i in ids]
+
+
+def write_attention(message: pb.Attention, weights: NDArray[np.float32]) -> None:
+    """Fills a message.
+
+    Millions of weights would keep the event loop for a second if each became a Python number. Put as they are behind
+    the head of a packed field, and parsed, they are copied as a whole.
+
+    Args:
+        weights: [layers, heads, target, source]
+    """
+    message.layers, message.heads, message.target_tokens, message.source_tokens = weights.shape
+    packed = weights.astype("<f4", copy=False).tobytes()
+    message.MergeFromString(length_delimited(WEIGHTS, packed))

@@ -1,0 +1,115 @@
+"""Those of the GenerationOptions that say which tokens may follow, checked."""
+
+from dragoman.v1 import generation_pb2 as pb
+from dragoman_server.core.search_options import Constraints
+from dragoman_server.messages.api_error import invalid
+from dragoman_server.messages.number_fields import Fields
+from dragoman_server.messages.token_ids import TargetEncoder
+
+
+async def read_constraints(fields: Fields, target: TargetEncoder, limits: pb.Limits) -> Constraints:
+    """All of them but min_new_tokens.
+
+    Raises:
+        ApiError: one makes no sense, alone or with another.
+    """
+    options = fields.options
+    if not fields.has("prefix"):
+        fields.need(("prefix_bias",), "prefix")
+    bias = fields.number("prefix_bias", 0.0, 0, 1, above=True, below=True) or None
+    suppressed = _suppressed_tokens(fields, target, limits)
+    sequences = await _suppressed_sequences(options, target, limits)
+    suppressed |= {sequence[0] for sequence in sequences if len(sequence) == 1}
+    vocabulary = _vocabulary(options, target)
+    if options.include_stop_sequence and not options.stop_sequences:
+        fields.refuse("include_stop_sequence", "needs stop_sequences")
+    constraints = Constraints(
+        prefix=await _prefix(options, target),
+        prefix_bias=bias,
+        suppressed=tuple(sorted(suppressed)),
+        suppressed_sequences=tuple(dict.fromkeys(sequence for sequence in sequences if len(sequence) > 1)),
+        repetition_penalty=fields.number("repetition_penalty", 1.0, 0.01, 100),
+        no_repeat_ngram_size=fields.integer("no_repeat_ngram_size", 0, 0),
+        stop_sequences=_stop_sequences(options, limits),
+        include_stop_sequence=options.include_stop_sequence,
+        vocabulary=vocabulary,
+    )
+    if choosable_tokens(constraints, target) == 0:
+        field = "suppressed_tokens" if options.suppressed_tokens else "suppressed_sequences"
+        fields.refuse(field, "leaves no token to choose but the end token")
+    return constraints
+
+
+def choosable_tokens(constraints: Constraints, target: TargetEncoder) -> int:
+    """How many tokens may be chosen at all, the end token not counted."""
+    if constraints.vocabulary is None:
+        return target.vocabulary_size - len(target.special.keys() | set(constraints.suppressed))
+    return len(set(constraints.vocabulary).difference(constraints.suppressed)) - 1
+
+
+async def _prefix(options: pb.GenerationOptions, target: TargetEncoder) -> tuple[int, ...]:
+    if not options.HasField("prefix"):
+        return ()
+    [prefix] = await target.encode([options.prefix], ["options.prefix"])
+    if len(prefix) >= target.max_tokens:
+        field = "options.prefix.text" if options.prefix.HasField("text") else "options.prefix.token_ids.ids"
+        problem = f"has {len(prefix)} tokens, which leaves none to generate of the model's limit of {target.max_tokens}"
+        raise invalid(field, problem)
+    return prefix
+
+
+def _suppressed_tokens(fields: Fields, target: TargetEncoder, limits: pb.Limits) -> set[int]:
+    tokens = fields.options.suppressed_tokens
+    if len(tokens) > limits.suppressed_tokens:
+        problem = f"has {len(tokens)} tokens, but at most {limits.suppressed_tokens} can be suppressed"
+        fields.refuse("suppressed_tokens", f"{problem}; `vocabulary` tells which to choose from instead")
+    for index, token in enumerate(tokens):
+        target.check_id(token, f"options.suppressed_tokens[{index}]")
+        if token == target.end:
+            problem = f"is {token}, the end token, without which nothing ends; min_new_tokens keeps it back"
+            fields.refuse(f"suppressed_tokens[{index}]", problem)
+    return set(tokens)
+
+
+async def _suppressed_sequences(
+    options: pb.GenerationOptions, target: TargetEncoder, limits: pb.Limits
+) -> list[tuple[int, ...]]:
+    given = options.suppressed_sequences
+    if len(given) > limits.suppressed_sequences:
+        problem = f"has {len(given)} sequences, but at most {limits.suppressed_sequences} can be suppressed"
+        raise invalid("options.suppressed_sequences", problem)
+    names = [f"options.suppressed_sequences[{index}]" for index in range(len(given))]
+    return await target.encode(given, names)
+
+
+def _stop_sequences(options: pb.GenerationOptions, limits: pb.Limits) -> tuple[str, ...]:
+    given = options.stop_sequences
+    if len(given) > limits.stop_sequences:
+        problem = f"has {len(given)} sequences, but at most {limits.stop_sequences} are looked for"
+        raise invalid("options.stop_sequences", problem)
+    for index, text in enumerate(given):
+        if not text:
+            raise invalid(f"options.stop_sequences[{index}]", "is empty")
+        if len(text) > limits.stop_sequence_characters:
+            problem = f"has {len(text)} characters, but may have at most {limits.stop_sequence_characters}"
+            raise invalid(f"options.stop_sequences[{index}]", problem)
+    return tuple(given)
+
+
+def _vocabulary(options: pb.GenerationOptions, target: TargetEncoder) -> tuple[int, ...] | None:
+    """Sorted ids, the end token among them."""
+    if not options.HasField("vocabulary"):
+        return None
+    ids = options.vocabulary.ids
+    if len(ids) > target.vocabulary_size:
+        problem = f"has {len(ids)} ids, more than the {target.vocabulary_size} of the target vocabulary"
+        raise invalid("options.vocabulary.ids", problem)
+    for index, token in enumerate(ids):
+        field = f"options.vocabulary.ids[{index}]"
+        target.check_id(token, field)
+        if token in target.special and token != target.end:
+            raise invalid(field, f"is {token}, the special token {target.special[token]}")
+    tokens = {*ids, target.end}
+    if len(tokens) == 1:
+        raise invalid("options.vocabulary.ids", "has no token to choose but the end token")
+    return tuple(sorted(tokens))

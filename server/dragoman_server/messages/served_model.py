@@ -1,0 +1,227 @@
+"""A model as the service sees it: what clients send becomes requests for its engines, and their answers messages."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Protocol, TypeVar
+
+from dragoman.v1 import generation_pb2 as pb
+from dragoman_server.bundle.load import Bundle
+from dragoman_server.core.call_record import RECORD
+from dragoman_server.core.requests import BeamProgress, Finished, GenerationRequest, Progress
+from dragoman_server.core.search_options import SearchOptions
+from dragoman_server.decoding.text_stream import TargetDecoder
+from dragoman_server.engine.scorer import Scored, Target
+from dragoman_server.messages.answer_size import AnswerSizes
+from dragoman_server.messages.answers import AnswerWriter
+from dragoman_server.messages.api_error import invalid
+from dragoman_server.messages.batch_room import BatchRoom
+from dragoman_server.messages.generation_options import Wanted, read_details, read_options
+from dragoman_server.messages.token_ids import SourceEncoder, TargetEncoder, is_text
+from dragoman_server.messages.turns import Turns
+
+# Messages of up to so many tokens are written on the event loop, in a few milliseconds; larger ones in a thread.
+INLINE_TOKENS = 1024
+
+Message = TypeVar("Message", pb.GenerateResponse, pb.ScoreResponse)
+
+
+class PendingAnswer(Protocol):
+    """What the service needs of server.engine.pool.Generation."""
+
+    async def result(self) -> Finished: ...
+
+    def events(self) -> AsyncIterator[Progress | BeamProgress | Finished]: ...
+
+    def cancel(self) -> None: ...
+
+
+class Engines(Protocol):
+    """What the service needs of server.engine.pool.EnginePool."""
+
+    def submit(self, request: GenerationRequest) -> PendingAnswer:
+        """Raises QueueFullError or EngineUnavailableError."""
+
+
+class Scorer(Protocol):
+    """What the service needs of server.engine.scorer.Scorer."""
+
+    async def score(self, targets: Sequence[Target], deadline: float | None) -> list[Scored]:
+        """Raises QueueFullError, DeadlineExpiredError or EngineUnavailableError."""
+
+
+class ServedModel:
+    """A bundle and what runs it.
+
+    Args:
+        bundle: the bundle.
+        engines: started.
+        scorer: of the same bundle.
+        device: where they run, "cpu" or "cuda:0".
+        batch_window: items of batches that may wait or run at the same time.
+        limits: what one request may ask for.
+        count_unseen: is called for each answer to a source with tokens that the model was not trained on.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        engines: Engines,
+        scorer: Scorer,
+        device: str,
+        batch_window: int,
+        limits: pb.Limits,
+        count_unseen: Callable[[], None],
+    ) -> None:
+        manifest = bundle.manifest
+        self.name, self.version = manifest.name, manifest.version
+        self.batch_room = BatchRoom(batch_window)
+        self.limits = limits
+        self.encoder = SourceEncoder(bundle.source_tokenizer, manifest.tokens, manifest.limits.max_source_tokens)
+        self.target = TargetEncoder(bundle.target_tokenizer, manifest.tokens, manifest.limits.max_target_tokens)
+        self.decoder = TargetDecoder(bundle.target_tokenizer)
+        self.writer = AnswerWriter(bundle, self.decoder)
+        self.tokenizers = {pb.SIDE_SOURCE: bundle.source_tokenizer, pb.SIDE_TARGET: bundle.target_tokenizer}
+        self.info = _info(bundle, device, limits)
+        turns = Turns(engines.submit)
+        self.submit, self.wait_for_room = turns.submit, turns.wait
+        self._planes = manifest.shape.decoder_layers * manifest.shape.heads
+        self.sizes = AnswerSizes(bundle.source_tokenizer, bundle.target_tokenizer, self._planes, limits)
+        self._scorer = scorer
+        self._count_unseen = count_unseen
+        self._usual = SearchOptions(self.target.max_tokens), Wanted()
+
+    async def source_ids(self, source: pb.Input, field: str) -> list[int]:
+        """The checked ids of an input.
+
+        Args:
+            field: the input's field, for the error.
+
+        Raises:
+            ApiError: the input is not one the model can read.
+        """
+        if ids := self.given_ids(source, field):
+            return ids
+        return await self.encoder.encode(source.text, f"{field}.text")
+
+    def given_ids(self, source: pb.Input, field: str) -> list[int] | None:
+        """The checked ids of an input that comes as ids, None for one that comes as text.
+
+        Raises:
+            ApiError: the ids are wrong, or the input is both or neither.
+        """
+        if is_text(source, field):
+            return None
+        return self.encoder.check_ids(source.token_ids.ids, f"{field}.token_ids.ids")
+
+    async def plan(self, options: pb.GenerationOptions, details: pb.Details) -> tuple[SearchOptions, Wanted]:
+        """What to search for, and what to tell of it.
+
+        Raises:
+            ApiError: the options or the details make no sense.
+        """
+        if not options.ByteSize() and not details.ByteSize():  # as of most
+            return self._usual
+        wanted = read_details(details, self.limits)
+        return await read_options(options, wanted, self.target, self.limits), wanted
+
+    def check_attention(self, wanted: Wanted, search: SearchOptions, source_tokens: int) -> None:
+        """Refuses what might have too many weights for one response.
+
+        Args:
+            source_tokens: of all inputs together.
+
+        Raises:
+            ApiError: it might.
+        """
+        if wanted.attention:
+            prefix = len(search.constraints.prefix)
+            target_tokens = search.num_hypotheses * (prefix + search.max_new_tokens + 1)
+            remedy = "lower max_new_tokens or num_hypotheses, or ask for less at once"
+            self._check_weights(target_tokens * source_tokens, "details.attention", remedy)
+
+    async def answer(self, request: GenerationRequest, finished: Finished, wanted: Wanted) -> pb.GenerateResponse:
+        """The whole answer.
+
+        Raises:
+            QueueFullError, DeadlineExpiredError, EngineUnavailableError: as the scorer does, if it is needed.
+        """
+        looks = None
+        if wanted.look:
+            targets = [
+                Target(request.source_ids, result.ids, wanted.alignment, wanted.attention)
+                for result in finished.hypotheses
+            ]
+            looks = await self._scorer.score(targets, request.deadline)
+        tokens = (
+            sum(len(result.ids) for result in finished.hypotheses) * (1 + wanted.top_tokens) if wanted.tokens else 0
+        )
+        response = await _write(tokens, lambda: self.writer.response(request, finished, wanted, looks))
+        if response.unseen_source_tokens:
+            self._count_unseen()
+        if (record := RECORD.get()) is not None:
+            record.answered(request, finished)
+        return response
+
+    async def score(self, request: pb.ScoreRequest, deadline: float | None) -> pb.ScoreResponse:
+        """Raises:
+        ApiError: the request is wrong.
+        QueueFullError, DeadlineExpiredError, EngineUnavailableError: as the scorer does.
+        """
+        count, most = len(request.targets), self.limits.score_targets
+        if not count:
+            raise invalid("targets", "is empty")
+        if count > most:
+            raise invalid("targets", f"has {count} targets, but at most {most} are scored at once")
+        if (record := RECORD.get()) is not None:
+            record.tokenize(1)
+        source_ids = await self.source_ids(request.input, "input")
+        names = [f"targets[{index}]" for index in range(count)]
+        parts = await self.target.encode(request.targets, names, whole=True)
+        if request.attention:
+            weights = len(source_ids) * sum(len(ids) + 1 for ids in parts)
+            self._check_weights(weights, "attention", "ask for fewer targets at once")
+        tokens = sum(len(ids) + 1 for ids in parts)
+        self.sizes.check_score(count, tokens, request.alignment, request.attention, len(source_ids))
+        targets = [Target(source_ids, ids, request.alignment, request.attention) for ids in parts]
+        if record is not None:
+            record.tokenized = time.monotonic()
+        found = await self._scorer.score(targets, deadline)
+        if record is not None:
+            record.scored(len(source_ids), tokens, count)
+        return await _write(tokens, lambda: self.writer.score(source_ids, targets, found))
+
+    def _check_weights(self, weights: int, field: str, remedy: str) -> None:
+        """Args:
+        weights: of one head of one layer.
+        """
+        weights *= self._planes
+        if weights > self.limits.attention_weights:
+            most = self.limits.attention_weights
+            raise invalid(field, f"could have {weights} weights, but a response has room for {most}; {remedy}")
+
+
+async def _write(tokens: int, write: Callable[[], Message]) -> Message:
+    return write() if tokens <= INLINE_TOKENS else await asyncio.to_thread(write)
+
+
+def _info(bundle: Bundle, device: str, limits: pb.Limits) -> pb.Model:
+    manifest = bundle.manifest
+    return pb.Model(
+        name=manifest.name,
+        version=manifest.version,
+        description=manifest.description,
+        license=manifest.license,
+        precision=manifest.precision,
+        device=device,
+        max_source_tokens=manifest.limits.max_source_tokens,
+        max_target_tokens=manifest.limits.max_target_tokens,
+        source_vocabulary_size=manifest.shape.source_vocabulary,
+        target_vocabulary_size=manifest.shape.target_vocabulary,
+        parameters=manifest.shape.parameters,
+        quality=manifest.quality,
+        examples=manifest.examples,
+        decoder_layers=manifest.shape.decoder_layers,
+        heads=manifest.shape.heads,
+        limits=limits,
+    )

@@ -1,0 +1,1 @@
+"""The server process: command line, ports, probes, start and drain."""

@@ -1,0 +1,127 @@
+"""What a step found out, by row."""
+
+import math
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman_server.runtime.buffers import Array
+
+
+class PlainScores:
+    """Every row chose from the whole vocabulary, without edits: row i of the outputs belongs to row i of the cache.
+
+    Args:
+        ids, log_probabilities: [rows, k], best first. They are read before the next step overwrites them.
+    """
+
+    def __init__(self, ids: NDArray[np.int64], log_probabilities: NDArray[np.float32]) -> None:
+        self.ids, self.log_probabilities = ids, log_probabilities
+
+    def best(self, row: int) -> tuple[int, float]:
+        ids, log_probabilities = self._best
+        return ids[row], log_probabilities[row]
+
+    def best_of(self, rows: slice | NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        return self.ids[rows, 0], self.log_probabilities[rows, 0]
+
+    def top(self, row: int) -> tuple[list[int], list[float]]:
+        ids, log_probabilities = self._lists
+        return ids[row], log_probabilities[row]
+
+    def plain(self, row: int) -> list[float]:
+        return self._lists[1][row]
+
+    @cached_property
+    def _best(self) -> tuple[list[int], list[float]]:
+        return self.ids[:, 0].tolist(), self.log_probabilities[:, 0].tolist()
+
+    @cached_property
+    def _lists(self) -> tuple[list[list[int]], list[list[float]]]:
+        """Of all rows at once: where one row is asked for, so are most, and one by one takes twice as long."""
+        return self.ids.tolist(), self.log_probabilities.tolist()
+
+    def edited(self, row: int) -> list[float]:
+        return []
+
+    def attention(self, row: int) -> NDArray[np.float32]:
+        raise AssertionError("nobody asked where the rows look")
+
+
+class MixedScores:
+    """Rows that chose in different ways.
+
+    Args:
+        heads: for each row of the cache, the outputs that hold its candidates and the place in them; None where none
+            were asked for.
+        plain: the places where those of temperature 1 are, by row.
+        edits: how many tokens were edited, by row; the rest of a row of `edited` is padding.
+        attention: shares of attention over the source, by row.
+    """
+
+    def __init__(
+        self,
+        heads: "list[tuple[HeadScores, int] | None]",
+        plain: dict[int, int],
+        edits: dict[int, int],
+        attention: dict[int, NDArray[np.float32]],
+    ) -> None:
+        self._heads = heads
+        self._plain = plain
+        self._edits = edits
+        self._attention = attention
+
+    def best(self, row: int) -> tuple[int, float]:
+        ids, log_probabilities = self.top(row)
+        return ids[0], log_probabilities[0]
+
+    def best_of(self, rows: slice | NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        heads = self._heads[rows] if isinstance(rows, slice) else [self._heads[row] for row in rows.tolist()]
+        found = [head for head in heads if head is not None]
+        assert len(found) == len(heads), "a row asked for no candidates"
+        if not found:
+            return np.zeros(0, np.int64), np.zeros(0, np.float32)
+        head, places = found[0][0], [place for _, place in found]
+        assert all(other is head for other, _ in found), "rows chose from different tokens"
+        return head.ids[places, 0], head.log_probabilities[places, 0]
+
+    def top(self, row: int) -> tuple[list[int], list[float]]:
+        head, place = self._head(row)
+        return head.ids[place].tolist(), head.log_probabilities[place].tolist()
+
+    def plain(self, row: int) -> list[float]:
+        head, place = self._head(row)
+        plain: list[float] = head.log_probabilities[self._plain.get(row, place)].tolist()
+        return plain
+
+    def edited(self, row: int) -> list[float]:
+        count = self._edits.get(row, 0)
+        if not count:
+            return []
+        head, place = self._head(row)
+        edited: list[float] = head.edited[place, :count].tolist()
+        return edited
+
+    def attention(self, row: int) -> NDArray[np.float32]:
+        return self._attention[row]
+
+    def _head(self, row: int) -> "tuple[HeadScores, int]":
+        head = self._heads[row]
+        assert head is not None, f"row {row} asked for no candidates"
+        return head
+
+
+class HeadScores:
+    """The outputs of one of the graph's two heads.
+
+    Args:
+        ids, log_probabilities: [n, k], best first; ids of the vocabulary, whichever the head chose from.
+        edited: [n, edits]
+    """
+
+    def __init__(self, ids: Array, log_probabilities: Array, edited: Array) -> None:
+        self.ids = ids
+        # Where every token is forbidden the softmax is 0 / 0: nothing has any probability.
+        self.log_probabilities = np.nan_to_num(log_probabilities, copy=False, nan=-math.inf, neginf=-math.inf)
+        self.edited = np.nan_to_num(edited, copy=False, nan=-math.inf, neginf=-math.inf)

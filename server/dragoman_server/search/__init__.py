@@ -1,1 +1,0 @@
-"""Ways to choose tokens: one small object a request."""

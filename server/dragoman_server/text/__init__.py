@@ -1,1 +1,0 @@
-"""Between tokens and the text that people see."""

@@ -19,9 +19,9 @@ from tests.benchmark.random_bundle import BASE, BUILD, VOCABULARY, random_bundle
 from tests.benchmark.serving import measure
 from tests.benchmark.turns import Effort
 from tests.benchmark.workload import Workload, random_symbols, real_words
-from tests.full_precision import IN_FULL
 from tests.support.bundle_weights import UnreadableGraphError, load_model
 from tests.support.ctranslate2_model import convert
+from tests.support.full_precision import IN_FULL
 
 WORDS = 2048
 BASE_TEXTS, BASE_SOURCE_TOKENS, BASE_TARGET_TOKENS = 64, 16, 32

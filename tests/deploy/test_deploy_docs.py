@@ -18,11 +18,11 @@ from dragoman_server.bundle.load import load_bundle, shipped_bundle
 from dragoman_server.bundle.manifest import INTEGERS, Manifest, Shape
 from dragoman_server.config import ServerConfig
 from dragoman_server.runtime.precision import unfit_for_gpus
-from tests.certificates import Authority
 from tests.conftest import ROOT
 from tests.deploy.conftest import Render
 from tests.deploy.kube_schemas import MINORS, faults
 from tests.deploy.objects import only
+from tests.support.certificates import Authority
 
 SCRIPTS = Path(sys.executable).parent
 PAGES = [DEPLOY / "README.md", CHART / "README.md"]

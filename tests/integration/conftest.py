@@ -9,17 +9,17 @@ import pytest
 
 from dragoman import Client
 from dragoman.local import LocalServer
-from tests.full_precision import IN_FULL
+from tests.support.full_precision import IN_FULL
 
 if TYPE_CHECKING:  # they bring PyTorch and transformers, which most tests here do without
     import ctranslate2
 
-    from tests.parity import Shipped
+    from tests.support.parity import Shipped
 
 
 @pytest.fixture(scope="session")
 def shipped() -> Shipped:
-    from tests.parity import Shipped
+    from tests.support.parity import Shipped
 
     return Shipped()
 

@@ -13,7 +13,7 @@ import pytest
 
 from dragoman import Client
 from dragoman_server.core.search_options import BeamOptions, SearchOptions
-from tests.parity import (
+from tests.support.parity import (
     FEWER_WORDS,
     MAX_NEW_TOKENS,
     NEGLIGIBLE,

@@ -32,8 +32,8 @@ from dragoman import (
     Token,
     UnavailableError,
 )
-from tests.scripted_server import UNAVAILABLE, Fail, ScriptedServer, Slow
-from tests.waiting import PATIENCE, until_async
+from tests.support.scripted_server import UNAVAILABLE, Fail, ScriptedServer, Slow
+from tests.support.waiting import PATIENCE, until_async
 
 QUICK = RetryPolicy(attempts=4, initial_delay=0.01, max_delay=0.02)
 ENDLESS = "x" * 100_000

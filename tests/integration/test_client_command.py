@@ -14,8 +14,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.scripted_server import UNAVAILABLE, Fail, ScriptedServer, Slow
-from tests.waiting import PATIENCE, until
+from tests.support.scripted_server import UNAVAILABLE, Fail, ScriptedServer, Slow
+from tests.support.waiting import PATIENCE, until
 
 COMMAND = [sys.executable, "-c", "from dragoman.cli import main; main()"]
 

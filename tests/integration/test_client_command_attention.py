@@ -14,7 +14,7 @@ from dragoman.attention.labels import label
 from dragoman.client import Client
 from dragoman.local import LocalServer
 from dragoman.results import FinishReason
-from tests.scripted_server import ScriptedServer
+from tests.support.scripted_server import ScriptedServer
 
 START = "import sys; from dragoman.cli import main; {}; main()"
 

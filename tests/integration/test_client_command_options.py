@@ -14,7 +14,7 @@ from dragoman.cli.generate import generate
 from dragoman.cli.server import Server
 from dragoman.options import GenerateOptions
 from dragoman.v1 import generation_pb2 as pb
-from tests.scripted_server import ScriptedServer
+from tests.support.scripted_server import ScriptedServer
 
 COMMAND = [sys.executable, "-c", "from dragoman.cli import main; main()"]
 

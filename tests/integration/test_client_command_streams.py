@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.cli import lines
-from tests.scripted_server import ScriptedServer
+from tests.support.scripted_server import ScriptedServer
 
 COMMAND = [sys.executable, "-c", "from dragoman.cli import main; main()"]
 

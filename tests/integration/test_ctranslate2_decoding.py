@@ -9,7 +9,7 @@ import ctranslate2
 import pytest
 
 from dragoman import Client
-from tests.parity import (
+from tests.support.parity import (
     FEWER_WORDS,
     MAX_NEW_TOKENS,
     NEGLIGIBLE,

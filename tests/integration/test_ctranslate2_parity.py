@@ -14,9 +14,9 @@ from dragoman_server.bundle.manifest import Shape
 from dragoman_training.evaluation.greedy import greedy
 from dragoman_training.model import ModelConfig, Transformer
 from tests.benchmark.translator import CTranslate2
-from tests.full_precision import IN_FULL
 from tests.support.bundle_weights import fill, load_model, read_holders
 from tests.support.ctranslate2_model import convert
+from tests.support.full_precision import IN_FULL
 from tests.support.random_model import symbol_tokenizer, vary_answers
 
 SOURCE_TOKENS, TARGET_TOKENS, ROWS = 11, 12, 24

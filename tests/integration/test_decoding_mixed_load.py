@@ -14,8 +14,8 @@ from dragoman.local import LocalServer
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
 from tests.conftest import StartServer, run_program
-from tests.samples import sum_of
-from tests.waiting import until
+from tests.support.samples import sum_of
+from tests.support.waiting import until
 
 DISTINCT, TIMES = 200, 10
 SECONDS = 3.0  # over which they arrive

@@ -39,7 +39,7 @@ from dragoman_training.evaluation.evaluate import measure
 from dragoman_training.evaluation.greedy import answer
 from dragoman_training.model import Transformer
 from dragoman_training.run import load_run
-from tests.untrained import small_run
+from tests.support.untrained import small_run
 
 # As in T5 1.1: no bias, no scale but at the end, heads of a width of their own, and positions that are distances.
 T5 = {

@@ -24,8 +24,8 @@ from dragoman.local import LocalServer
 from dragoman.v1 import admin_pb2
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.bundle.load import shipped_bundle
-from tests.fuzzing import payloads
 from tests.soak.verdict import wrong_lines
+from tests.support.fuzzing import payloads
 
 MORE = os.environ.get("FUZZ_EXAMPLES")
 PATIENCE = 60.0  # seconds

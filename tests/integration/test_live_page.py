@@ -20,9 +20,9 @@ from dragoman.errors import DragomanError
 from dragoman.local import LocalServer
 from dragoman.retry import NO_RETRY
 from dragoman_server.bundle.load import shipped_bundle
-from tests.browser import Page, browsing, need_chromium
-from tests.samples import sum_of
-from tests.waiting import until
+from tests.support.browser import Page, browsing, need_chromium
+from tests.support.samples import sum_of
+from tests.support.waiting import until
 
 DRAGOMAN = str(Path(sys.executable).with_name("dragoman"))
 WORDS = "interpreters stood between two courts and carried words from one to the other".split()

@@ -9,7 +9,7 @@ from dragoman_server.live.history import History
 from dragoman_server.metrics import ModelMetrics, ServerMetrics
 from dragoman_server.process.probes import Probes
 from dragoman_server.process.web import serve_http
-from tests.browser import Page, browsing, need_chromium
+from tests.support.browser import Page, browsing, need_chromium
 
 NAME = "<img src=x onerror=alert(1)>"  # no repository would give a model such a name
 

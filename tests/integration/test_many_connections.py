@@ -15,7 +15,7 @@ from dragoman.retry import NO_RETRY
 from dragoman.v1 import generation_pb2 as pb
 from tests.conftest import StartServer
 from tests.support.http2 import Http2Connection
-from tests.waiting import PATIENCE, until
+from tests.support.waiting import PATIENCE, until
 
 CONNECTIONS, CALLERS, CALLS = 1000, 700, 3  # the other connections are made, and then say nothing
 GENERATE = "/dragoman.v1.GenerationService/Generate"

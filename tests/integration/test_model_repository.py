@@ -19,8 +19,8 @@ from dragoman.local import LocalServer, ServerStartError
 from dragoman.retry import NO_RETRY
 from tests.conftest import StartServer
 from tests.integration.test_server_process import refuses_to_start
-from tests.samples import sum_of
-from tests.waiting import until
+from tests.support.samples import sum_of
+from tests.support.waiting import until
 
 POLL = ("--repository-poll-seconds", "0.1")
 BY_HAND = ("--repository-poll-seconds", "0")

@@ -14,7 +14,7 @@ import pytest
 from dragoman import AsyncClient, Client, UnavailableError
 from dragoman.live import Live, LiveError
 from dragoman.local import LocalServer
-from tests.scripted_server import ScriptedServer
+from tests.support.scripted_server import ScriptedServer
 
 VARIABLES = ("grpc_proxy", "http_proxy", "https_proxy", "no_grpc_proxy", "no_proxy")
 ELSEWHERE = "192.0.2.1"  # an address for documentation

@@ -18,12 +18,12 @@ from dragoman import Client
 from dragoman.local import LOOPBACK, LocalServer
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
-from tests.certificates import Authority
 from tests.conftest import StartServer
 from tests.soak.rough import CLIENT_HELLO, DEEDS, HELLO, METHODS, headers, literal, message
 from tests.soak.verdict import wrong_lines
+from tests.support.certificates import Authority
 from tests.support.http2 import DATA, END_STREAM, PREFACE, frame
-from tests.waiting import PATIENCE, until
+from tests.support.waiting import PATIENCE, until
 
 TIMES = 12  # that each thing is done, at the same time
 WORD, SOUND = "dragoman", "D R AE G OW M AH N"

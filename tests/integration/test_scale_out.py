@@ -17,9 +17,9 @@ from dragoman.local import LocalServer
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
 from tests.conftest import ROOT
-from tests.load import constant_load, steady_ports
-from tests.name_server import NameServer, name_server
-from tests.waiting import PATIENCE, until_async
+from tests.support.name_server import NameServer, name_server
+from tests.support.steady_load import constant_load, steady_ports
+from tests.support.waiting import PATIENCE, until_async
 
 NAME = "g2p-dragoman.speech.svc"
 AT_ONCE = 16  # calls of each client; so many that, but for rare chance, some run at every server at every moment

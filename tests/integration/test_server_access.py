@@ -33,9 +33,9 @@ from dragoman.local import LocalServer, serve_command
 from dragoman.v1 import admin_pb2, admin_pb2_grpc, generation_pb2_grpc
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.new_key import add
-from tests.certificates import Authority, Mount, Pair
 from tests.conftest import StartServer
-from tests.waiting import until
+from tests.support.certificates import Authority, Mount, Pair
+from tests.support.waiting import until
 
 WORD, SOUND = "transformer", "T R AE N S F AO R M ER"
 ONCE = RetryPolicy(attempts=1)

@@ -14,7 +14,7 @@ import pytest
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
 from tests.conftest import StartServer
-from tests.waiting import until
+from tests.support.waiting import until
 
 # A network of its own, with the loopback interface alone, and without any address of IPv4 on it.
 ONLY_IPV6 = """

@@ -18,7 +18,7 @@ from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
 from dragoman_server.process.connections import LEAST_CONNECTIONS, OTHER_FILES
 from tests.conftest import StartServer
-from tests.waiting import until
+from tests.support.waiting import until
 
 WORD, SOUND = "transformer", "T R AE N S F AO R M ER"
 ONCE = RetryPolicy(attempts=1)

@@ -11,7 +11,7 @@ from dragoman import Client
 from dragoman.local import ServerStartError
 from dragoman_server.bundle.load import shipped_bundle
 from tests.conftest import StartServer
-from tests.full_precision import IN_FULL
+from tests.support.full_precision import IN_FULL
 
 # Python imports a module of this name when it starts. NOTE: on SIGUSR1 it tells of the event loop, and that it hears.
 SITE = """

@@ -14,7 +14,7 @@ from dragoman.local import LocalServer, serve_command
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
 from tests.conftest import StartServer
-from tests.waiting import PATIENCE, until
+from tests.support.waiting import PATIENCE, until
 
 
 def test_sigterm_while_loading_ends_without_having_been_ready(tiny_bundle: Path) -> None:

@@ -20,10 +20,10 @@ from dragoman.local import LOOPBACK, LocalServer, free_port
 from dragoman.retry import NO_RETRY
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
-from tests.altered_bundles import lengthened
 from tests.conftest import StartServer
-from tests.samples import sum_of
-from tests.waiting import PATIENCE, until
+from tests.support.altered_bundles import lengthened
+from tests.support.samples import sum_of
+from tests.support.waiting import PATIENCE, until
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 WORD = pb.Input(text="dragoman")

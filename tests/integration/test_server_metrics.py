@@ -19,11 +19,11 @@ from dragoman.v1 import admin_pb2, admin_pb2_grpc, generation_pb2_grpc
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.bundle.load import shipped_bundle
 from dragoman_server.new_key import add
-from tests.certificates import Authority
 from tests.conftest import StartServer
-from tests.metrics_table import documented, series, told
-from tests.samples import sum_of
-from tests.waiting import until
+from tests.support.certificates import Authority
+from tests.support.metrics_table import documented, series, told
+from tests.support.samples import sum_of
+from tests.support.waiting import until
 
 MODEL, WORDS, MADE_UP = "g2p", ["transformer", "dragoman", "quokka"], 1000
 # A machine without a GPU has none of the former, and a server whose engines run in its own process none of the latter.

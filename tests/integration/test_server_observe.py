@@ -21,7 +21,7 @@ from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
 from dragoman_server.new_key import add
 from tests.conftest import StartServer
-from tests.waiting import until
+from tests.support.waiting import until
 
 CANARY = "canary"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

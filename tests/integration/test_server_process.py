@@ -21,10 +21,10 @@ from dragoman.local import LocalServer, serve_command
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
 from dragoman_server.bundle.load import shipped_bundle
-from tests.altered_bundles import lengthened
 from tests.conftest import StartServer
-from tests.samples import sum_of
-from tests.waiting import PATIENCE, until
+from tests.support.altered_bundles import lengthened
+from tests.support.samples import sum_of
+from tests.support.waiting import PATIENCE, until
 
 SERVICE = "dragoman.v1.GenerationService"
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING

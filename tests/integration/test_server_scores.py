@@ -13,7 +13,7 @@ from dragoman import Client
 from dragoman.local import LocalServer
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
-from tests.full_precision import IN_FULL
+from tests.support.full_precision import IN_FULL
 
 WORDS = ["hello", "transformer", "colonel", "a", "onnx", "dragoman", "queue", "weight"]
 DETAILS = pb.Details(log_probabilities=True, alignment=True, attention=True)

@@ -21,9 +21,9 @@ from dragoman.local import LOOPBACK, free_port, serve_command
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
 from dragoman_server.bundle.load import shipped_bundle
-from tests.altered_bundles import failing
-from tests.certificates import Authority
-from tests.waiting import PATIENCE, until
+from tests.support.altered_bundles import failing
+from tests.support.certificates import Authority
+from tests.support.waiting import PATIENCE, until
 
 ALONE = [("grpc.use_local_subchannel_pool", 1)]  # else it would remember that there was no server
 PROBES = ("startupz", "readyz", "livez")

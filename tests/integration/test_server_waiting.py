@@ -15,9 +15,9 @@ from google.protobuf import duration_pb2
 from dragoman.local import LocalServer, ServerStartError
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
-from tests.altered_bundles import lengthened
-from tests.samples import sum_of
-from tests.waiting import PATIENCE, until
+from tests.support.altered_bundles import lengthened
+from tests.support.samples import sum_of
+from tests.support.waiting import PATIENCE, until
 
 TOKENS = 30_000  # that take tens of seconds to decode
 WORD = pb.Input(text="dragoman")

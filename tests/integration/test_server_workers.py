@@ -20,11 +20,11 @@ from dragoman import Client, Result
 from dragoman.local import LocalServer, ServerStartError, serve_command
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
-from tests.altered_bundles import failing, lengthened
 from tests.conftest import StartServer
 from tests.integration.test_decoding_examples import EXAMPLES
-from tests.samples import sum_of
-from tests.waiting import PATIENCE, until
+from tests.support.altered_bundles import failing, lengthened
+from tests.support.samples import sum_of
+from tests.support.waiting import PATIENCE, until
 
 ROWS = 16
 TOKENS = 30_000  # that take tens of seconds to decode

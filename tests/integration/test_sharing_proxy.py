@@ -6,10 +6,10 @@ from pathlib import Path
 
 from dragoman import AsyncClient
 from dragoman.local import LocalServer
-from tests.load import constant_load, steady_ports
-from tests.name_server import name_server
-from tests.nginx import nginx
-from tests.waiting import until_async
+from tests.support.name_server import name_server
+from tests.support.nginx import nginx
+from tests.support.steady_load import constant_load, steady_ports
+from tests.support.waiting import until_async
 
 WORD = "transformer"
 OPTIONS = ("--engines", "1", "--log-requests", "failed", "--drain-delay-seconds", "1.5")

@@ -11,7 +11,7 @@ from dragoman_server.bundle.manifest import Attention
 from dragoman_server.core.search import LogitEdits, StepRequest
 from dragoman_server.runtime.device import CPU
 from dragoman_server.runtime.model import Runtime, Sessions
-from tests.untrained import small_run
+from tests.support.untrained import small_run
 
 ROWS, STEPS, SLOTS = 24, 5, 26
 GROUPS = [[5], [7, 5], [1], [9], [10], [2, 9], [1, 2, 5, 9, 8], list(range(12)), list(range(ROWS))[::-1]]

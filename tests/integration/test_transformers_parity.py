@@ -22,9 +22,9 @@ from dragoman_server.core.search_options import SamplingOptions
 from dragoman_server.decoding.sampling import Sampler
 from dragoman_training.data.batches import pad
 from dragoman_training.model import ModelConfig
-from tests import transformers_model
 from tests.integration.test_ctranslate2_parity import CHOICES, SHAPE, name, random_model, random_sources, vocabularies
-from tests.parity import (
+from tests.support import transformers_model
+from tests.support.parity import (
     FEWER_WORDS,
     TOLERANCE,
     Shipped,

@@ -23,8 +23,8 @@ from dragoman.inference import open_inference_pb2_grpc
 from dragoman.local import LocalServer
 from dragoman_server.bundle.load import shipped_bundle
 from dragoman_server.new_key import add
-from tests.certificates import Authority
 from tests.conftest import StartServer
+from tests.support.certificates import Authority
 
 MODEL = "g2p-en"
 WORDS = ["court", "between", "two", "dragoman", "serendipity", "transformer", "a", "read"]

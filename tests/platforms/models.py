@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dragoman_export.bundle import Options, export_run
 from dragoman_server.bundle.load import shipped_bundle
-from tests.parity import WORDS
+from tests.support.parity import WORDS
 
 INPUTS = 200
 NUMBERS = [str(number) for number in range(7, 10_000, 9_999 // INPUTS)][:INPUTS]  # what `tiny` reads out

@@ -12,7 +12,7 @@ from dragoman_export.assemble import OLDEST_ONNXRUNTIME
 from dragoman_server.bundle.load import load_manifest, shipped_bundle
 from dragoman_server.models import loading
 from dragoman_server.runtime.device import CPU, Device
-from tests.full_precision import IN_FULL
+from tests.support.full_precision import IN_FULL
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,7 +7,7 @@ from dragoman.batch import Batch
 from dragoman.errors import DeadlineExceededError, ItemError, ServerError
 from dragoman.retry import NO_RETRY, Attempts, RetryPolicy
 from dragoman.v1 import generation_pb2 as pb
-from tests.scripted_server import Fail
+from tests.support.scripted_server import Fail
 
 POLICY = RetryPolicy(attempts=3, initial_delay=0.1, jitter=0)
 LOST = pb.BatchItem(error=Fail(grpc.StatusCode.UNAVAILABLE, "a worker died").status())

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from dragoman import AsyncClient, Client, RetryPolicy, Tls, UnavailableError
 from dragoman.errors import from_rpc_error
 from dragoman.v1 import generation_pb2_grpc
-from tests.certificates import Authority
+from tests.support.certificates import Authority
 
 ADDRESS = "127.0.0.1:1"
 

@@ -17,7 +17,7 @@ from dragoman.errors import NotFoundError, ServerError, concerns_one_input, from
 from dragoman.options import GenerateOptions
 from dragoman.results import Attention, FinishReason, Limits, Token
 from dragoman.v1 import generation_pb2 as pb
-from tests.scripted_server import Fail
+from tests.support.scripted_server import Fail
 
 
 def test_every_public_name_is_there() -> None:

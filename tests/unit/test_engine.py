@@ -19,9 +19,9 @@ from dragoman_server.engine.scheduler import Scheduler
 from dragoman_server.engine.shared_queue import Queue
 from dragoman_server.runtime.device import Device
 from dragoman_server.runtime.device_errors import is_out_of_memory
-from tests.counting_engines import END, CountingRuntime, Metrics, at_rest, pool_of, request
-from tests.fake_engines import letters, letters_bundle
-from tests.waiting import PATIENCE, until_async
+from tests.support.counting_engines import END, CountingRuntime, Metrics, at_rest, pool_of, request
+from tests.support.fake_engines import letters, letters_bundle
+from tests.support.waiting import PATIENCE, until_async
 
 
 async def test_answers_do_not_depend_on_batch_mates() -> None:

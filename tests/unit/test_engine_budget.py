@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dragoman_server.engine.memory_budget import DEFAULT_ROWS, Memory, MemoryBudgetError, plan_rows
 from dragoman_server.runtime.device_memory import row_bytes, working_bytes
-from tests.fake_engines import letters_bundle
+from tests.support.fake_engines import letters_bundle
 
 MIB = 2**20
 

@@ -17,8 +17,8 @@ from dragoman_server.decoding.text_stream import TargetDecoder
 from dragoman_server.engine.job import Job
 from dragoman_server.engine.rows import RowTable
 from dragoman_server.runtime.step_scores import HeadScores, MixedScores, PlainScores
-from tests.counting_engines import END, request
-from tests.fake_engines import letters_bundle
+from tests.support.counting_engines import END, request
+from tests.support.fake_engines import letters_bundle
 
 SLOTS, VOCABULARY = 12, 9
 

@@ -12,9 +12,9 @@ from dragoman_server.core.requests import Priority
 from dragoman_server.engine.job import Job
 from dragoman_server.engine.scheduler import Scheduler
 from dragoman_server.engine.shared_queue import Queue
-from tests.counting_engines import CountingRuntime, at_rest, pool_of, request
+from tests.support.counting_engines import CountingRuntime, at_rest, pool_of, request
+from tests.support.waiting import until_async
 from tests.unit.test_scheduler import job
-from tests.waiting import until_async
 
 GROUP, CALLS, SLOTS = 4, 12, 16
 

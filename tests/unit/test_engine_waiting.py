@@ -21,8 +21,8 @@ from dragoman_server.core.requests import (
 from dragoman_server.core.search import StepRequest
 from dragoman_server.core.search_options import SearchOptions
 from dragoman_server.runtime.step_scores import PlainScores
-from tests.counting_engines import END, CountingRuntime, Metrics, at_rest, pool_of, request
-from tests.waiting import until_async
+from tests.support.counting_engines import END, CountingRuntime, Metrics, at_rest, pool_of, request
+from tests.support.waiting import until_async
 
 MANY = tuple(range(10, 60))
 

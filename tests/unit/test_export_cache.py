@@ -28,7 +28,7 @@ from dragoman_server.runtime.graph_check import check_caches
 from dragoman_server.runtime.model import Runtime, Sessions
 from dragoman_training.data.corpus import Pair
 from dragoman_training.run import load_run
-from tests.untrained import VOCABULARY, small_run
+from tests.support.untrained import VOCABULARY, small_run
 
 ROWS, STEPS = 6, 5
 

@@ -21,7 +21,7 @@ from dragoman_server.bundle.manifest import Attention, Precision, Shape
 from dragoman_training.model import ModelConfig, Transformer
 from dragoman_training.run import Run, load_run
 from tests.support.parts import position_table
-from tests.untrained import small_run
+from tests.support.untrained import small_run
 
 LAYERS = 2
 Models = dict[str, onnx.ModelProto]

@@ -17,7 +17,7 @@ from dragoman_training.data.corpus import Pair
 from dragoman_training.evaluation.metrics import METRICS
 from dragoman_training.recipe import Metric
 from dragoman_training.run import load_run
-from tests.untrained import small_run
+from tests.support.untrained import small_run
 
 ALL: list[Metric] = ["exact_match", "sequence_error_rate", "word_error_rate", "bleu", "chrf"]
 

@@ -16,7 +16,7 @@ from dragoman_training.checkpoint import checkpoint_path, load_state, save_state
 from dragoman_training.data.prepare import digest
 from dragoman_training.run import load_run
 from tests.support.random_model import symbol_tokenizer
-from tests.untrained import small_run
+from tests.support.untrained import small_run
 
 
 @pytest.fixture(scope="module")

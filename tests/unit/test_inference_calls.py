@@ -20,7 +20,7 @@ from dragoman_server.api.inference.stream import MOST_REQUESTS
 from dragoman_server.core.errors import EngineUnavailableError
 from dragoman_server.core.requests import FinishReason, Priority
 from dragoman_server.messages.api_error import ApiError
-from tests.fake_engines import MODEL, Face, FakeEngines, backwards, serve_fake
+from tests.support.fake_engines import MODEL, Face, FakeEngines, backwards, serve_fake
 
 SERVICE = "inference.GRPCInferenceService"
 

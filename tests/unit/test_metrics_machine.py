@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from dragoman_server.machine.memory import free_memory
 from dragoman_server.metrics import ServerMetrics
 from dragoman_server.metrics.gpus import GpuMetrics
-from tests.metrics_table import documented, told
+from tests.support.metrics_table import documented, told
 
 
 class DriverError(Exception):

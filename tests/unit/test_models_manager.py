@@ -26,8 +26,8 @@ from dragoman_server.models.registry import ModelRegistry, ServedVersion
 from dragoman_server.models.repository import Found, Repository, RepositoryError, Snapshot, Source
 from dragoman_server.models.settings import Latest, ModelSettings, Pinned, RepositorySettings
 from dragoman_server.runtime.device import CPU
-from tests.fake_engines import FakeEngines, FakeScoring, letters_bundle
-from tests.waiting import until_async
+from tests.support.fake_engines import FakeEngines, FakeScoring, letters_bundle
+from tests.support.waiting import until_async
 
 
 class FakePool:

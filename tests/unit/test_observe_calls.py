@@ -15,8 +15,8 @@ from dragoman_server.core.call_record import CallRecord, record_call
 from dragoman_server.telemetry.observer import told
 from dragoman_server.telemetry.phases import phases
 from dragoman_server.telemetry.summary import MOST_TIMES, Window, percentile
-from tests.fake_engines import MODEL, Face, FakeEngines, serve_fake
-from tests.observing import Log, staged
+from tests.support.fake_engines import MODEL, Face, FakeEngines, serve_fake
+from tests.support.observing import Log, staged
 
 SERVICE = "dragoman.v1.GenerationService"
 

@@ -14,7 +14,7 @@ from dragoman_server.decoding.text_stream import TargetDecoder
 from dragoman_server.engine.job import Job
 from dragoman_server.engine.rows import RowTable
 from dragoman_server.engine.scheduler import Scheduler
-from tests.fake_engines import letters, letters_bundle
+from tests.support.fake_engines import letters, letters_bundle
 
 TEXT, TOKENS = TargetDecoder(letters()), letters_bundle().manifest.tokens
 

@@ -13,7 +13,7 @@ from dragoman_server.decoding.beam import BeamSearch
 from dragoman_server.decoding.stop_sequences import StopTracker
 from dragoman_server.decoding.text_stream import TargetDecoder
 from dragoman_server.decoding.token_rules import TokenRules
-from tests.scripted_scores import Script, run
+from tests.support.scripted_scores import Script, run
 
 PAD, END, A, B, C = range(5)
 VOCABULARY = 5

@@ -15,7 +15,7 @@ from dragoman_server.core.search import StepRequest
 from dragoman_server.core.search_options import BeamOptions, Constraints, LengthNormalization, SearchOptions
 from dragoman_server.decoding.beam import BeamSearch
 from dragoman_server.decoding.token_rules import TokenRules
-from tests.scripted_scores import ScriptedRow, run
+from tests.support.scripted_scores import ScriptedRow, run
 
 END = 1
 SOURCE = 3  # tokens

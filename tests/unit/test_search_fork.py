@@ -20,7 +20,7 @@ from dragoman_server.decoding.fork import Fork
 from dragoman_server.decoding.greedy import GreedySearch
 from dragoman_server.decoding.sequence import SequenceSearch
 from dragoman_server.decoding.text_stream import TargetDecoder
-from tests.scripted_scores import Run, Script, run
+from tests.support.scripted_scores import Run, Script, run
 
 END, SIZE = 0, 12
 

@@ -18,7 +18,7 @@ from dragoman_server.decoding.text_stream import TargetDecoder
 from dragoman_server.decoding.token_rules import TokenRules
 from tests.reference.decoding import decode
 from tests.reference.model import Forward, Matrix
-from tests.scripted_scores import Run, Script, run
+from tests.support.scripted_scores import Run, Script, run
 
 END = 0
 LETTERS = "abcdefghijklmnopqrstuvwxyz"  # tokens 1 to 26

@@ -12,7 +12,7 @@ from grpc_status import rpc_status
 
 from dragoman.inference import open_inference_pb2 as oip
 from dragoman.v1 import generation_pb2 as pb
-from tests.fake_engines import MODEL, Face, serve_fake
+from tests.support.fake_engines import MODEL, Face, serve_fake
 
 WORD = pb.Input(text="drawer")
 SAMPLES = pb.GenerationOptions(sample=True, num_hypotheses=8)

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.core.requests import FinishReason, GenerationRequest, HypothesisResult, TokenChoice
-from tests.fake_engines import MAX_TARGET, Face, FakeEngines, serve_fake
+from tests.support.fake_engines import MAX_TARGET, Face, FakeEngines, serve_fake
 
 A, B = 4, 5  # ids of the letters
 

@@ -18,8 +18,8 @@ from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.core.errors import DeadlineExpiredError, EngineUnavailableError
 from dragoman_server.core.requests import GenerationRequest
 from dragoman_server.core.search_options import SearchOptions
-from tests.fake_engines import MAX_TARGET, MODEL, Face, FakeEngines, serve_fake
-from tests.waiting import until_async
+from tests.support.fake_engines import MAX_TARGET, MODEL, Face, FakeEngines, serve_fake
+from tests.support.waiting import until_async
 
 
 @pytest_asyncio.fixture

@@ -10,8 +10,8 @@ from google.protobuf import duration_pb2
 from google.rpc import error_details_pb2
 
 from dragoman.v1 import generation_pb2 as pb
-from tests.fake_engines import Face, serve_fake
-from tests.refusals import assert_refused, detail
+from tests.support.fake_engines import Face, serve_fake
+from tests.support.refusals import assert_refused, detail
 
 Text = pb.Input
 INVALID = grpc.StatusCode.INVALID_ARGUMENT

@@ -10,7 +10,7 @@ import pytest
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.api.generation_service import GenerationService
 from dragoman_server.messages.served_model import ServedModel
-from tests.fake_engines import serve_fake
+from tests.support.fake_engines import serve_fake
 
 BEFORE, SECONDS = 5.0, 1000.0  # spent on each step of reading, and given by the client
 INPUT = pb.Input(text="drawer")

@@ -16,7 +16,7 @@ from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.messages.api_error import ApiError, invalid
 from dragoman_server.messages.wording import cut, listed
 from dragoman_server.models.registry import Route
-from tests.fake_engines import MODEL, Face, serve_fake
+from tests.support.fake_engines import MODEL, Face, serve_fake
 
 MOST_BYTES = 4096
 LONG = {

@@ -8,8 +8,8 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from dragoman_server.api.generation_service import SERVICE
-from tests.fake_engines import serve_fake
-from tests.waiting import PATIENCE
+from tests.support.fake_engines import serve_fake
+from tests.support.waiting import PATIENCE
 
 Request = health_pb2.HealthCheckRequest
 Response = health_pb2.HealthCheckResponse

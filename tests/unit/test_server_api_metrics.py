@@ -13,7 +13,7 @@ from dragoman_server.core.engine_metrics import EngineMetrics
 from dragoman_server.core.errors import EngineUnavailableError
 from dragoman_server.core.requests import FinishReason
 from dragoman_server.metrics import REQUEST_SECONDS, STEP_SECONDS, Histogram, ModelMetrics, ServerMetrics, geometric
-from tests.fake_engines import FakeEngines, serve_fake
+from tests.support.fake_engines import FakeEngines, serve_fake
 
 
 def value(metrics: ServerMetrics, name: str, **labels: str) -> float | None:

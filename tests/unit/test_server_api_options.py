@@ -23,7 +23,7 @@ from dragoman_server.messages.limits import request_limits
 from dragoman_server.messages.served_model import ServedModel
 from dragoman_server.messages.token_ids import TargetEncoder
 from dragoman_server.metrics import ModelMetrics
-from tests.fake_engines import MAX_TARGET, FakeEngines, FakeScoring, letters_bundle
+from tests.support.fake_engines import MAX_TARGET, FakeEngines, FakeScoring, letters_bundle
 
 BUNDLE = letters_bundle()
 LIMITS = request_limits(ServerConfig(max_beam_size=6, max_hypotheses=8), 64, BUNDLE.manifest.shape)

@@ -14,8 +14,8 @@ from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.api.yielding import Pauses
 from dragoman_server.messages.api_error import ApiError
 from dragoman_server.messages.wire import length_delimited
-from tests.fake_engines import MODEL, serve_fake
-from tests.waiting import until_async
+from tests.support.fake_engines import MODEL, serve_fake
+from tests.support.waiting import until_async
 
 COUNT = 10_000
 TEXTS = pb.GenerateBatchRequest(inputs=[pb.Input(text="7")] * COUNT)  # a character that the model does not know

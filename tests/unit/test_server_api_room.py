@@ -13,8 +13,8 @@ from dragoman_server.core.errors import QueueFullError
 from dragoman_server.core.requests import Priority
 from dragoman_server.messages.api_error import from_engine
 from dragoman_server.messages.batch_room import BatchRoom, BatchShare
-from tests.fake_engines import Face, FakeEngines, serve_fake
-from tests.waiting import until_async
+from tests.support.fake_engines import Face, FakeEngines, serve_fake
+from tests.support.waiting import until_async
 
 SOURCE, OTHER = pb.Input(text="ab"), pb.Input(text="ba")
 

@@ -12,9 +12,9 @@ from google.rpc import code_pb2
 
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.messages.answers import write_attention
-from tests.fake_engines import MODEL, Face, FakeEngines, serve_fake
-from tests.refusals import assert_refused
-from tests.waiting import until_async
+from tests.support.fake_engines import MODEL, Face, FakeEngines, serve_fake
+from tests.support.refusals import assert_refused
+from tests.support.waiting import until_async
 
 LOOK = pb.Details(alignment=True, attention=True)
 END = 3

@@ -10,8 +10,8 @@ from dragoman_server.api.streaming import HypothesisStream
 from dragoman_server.core.search_options import Constraints
 from dragoman_server.decoding.stop_sequences import StopTracker
 from dragoman_server.decoding.text_stream import TargetDecoder
-from tests.fake_engines import letters
-from tests.target_tokenizers import TOKENIZERS
+from tests.support.fake_engines import letters
+from tests.support.target_tokenizers import TOKENIZERS
 
 LETTERS = TargetDecoder(letters())
 DECODERS = {kind: TargetDecoder(tokenizer) for kind, tokenizer in TOKENIZERS.items()}

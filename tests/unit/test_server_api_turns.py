@@ -11,7 +11,7 @@ from dragoman_server.core.errors import EngineUnavailableError, QueueFullError
 from dragoman_server.core.requests import GenerationRequest, Priority
 from dragoman_server.core.search_options import SearchOptions
 from dragoman_server.messages.turns import Turns
-from tests.fake_engines import FakeEngines, serve_fake
+from tests.support.fake_engines import FakeEngines, serve_fake
 
 HURRIED = replace(GenerationRequest([5], SearchOptions(1)), priority=Priority.INTERACTIVE)
 PATIENT = replace(HURRIED, priority=Priority.BATCH)

@@ -14,7 +14,7 @@ from dragoman_server.api.auth import CALLER, Gate
 from dragoman_server.messages.api_error import ApiError
 from dragoman_server.new_key import add
 from dragoman_server.security.keys import ApiKeys
-from tests.waiting import until_async
+from tests.support.waiting import until_async
 
 GENERATE = "dragoman.v1.GenerationService/Generate"
 LOAD = "inference.GRPCInferenceService/RepositoryModelLoad"

@@ -15,7 +15,7 @@ from dragoman_server.core.errors import StartError
 from dragoman_server.process.health_port import MOST_WATCHES
 from dragoman_server.process.ports import HealthPort
 from dragoman_server.process.probes import Probes
-from tests.waiting import PATIENCE, until
+from tests.support.waiting import PATIENCE, until
 
 Request = health_pb2.HealthCheckRequest
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING

@@ -8,7 +8,7 @@ import pytest
 
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.messages.api_error import abort, invalid
-from tests.fake_engines import serve_fake
+from tests.support.fake_engines import serve_fake
 
 
 async def test_a_character_of_several_code_points_is_named_whole() -> None:

@@ -18,8 +18,8 @@ from dragoman_server.metrics import ModelMetrics
 from dragoman_server.runtime.device import CPU
 from dragoman_server.runtime.device_errors import WorkerLostError
 from dragoman_server.runtime.scorer_session import ScorerRuntime
-from tests.fake_engines import FakeScoring, letters_bundle
-from tests.waiting import until_async
+from tests.support.fake_engines import FakeScoring, letters_bundle
+from tests.support.waiting import until_async
 
 SHAPE = letters_bundle().manifest.shape
 

@@ -16,7 +16,7 @@ from dragoman_server.security.access import Access
 from dragoman_server.security.expiry import ends_at
 from dragoman_server.security.tls import Tls
 from dragoman_server.security.watched_files import FileError
-from tests.certificates import Authority, Mount
+from tests.support.certificates import Authority, Mount
 
 
 @pytest.fixture

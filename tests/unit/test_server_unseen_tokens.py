@@ -1,7 +1,7 @@
 """Source tokens that the model was not trained on: the answer says so, and they are counted."""
 
 from dragoman.v1 import generation_pb2 as pb
-from tests.fake_engines import MODEL, Face, letters, serve_fake
+from tests.support.fake_engines import MODEL, Face, letters, serve_fake
 
 Q = letters().get_vocab()["q"]
 METRIC = "dragoman_unseen_source_requests_total"

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman_server.decoding.text_stream import REPLACEMENT, TargetDecoder, TextStream
-from tests.target_tokenizers import ALPHABET, BYTES, TOKENIZERS
+from tests.support.target_tokenizers import ALPHABET, BYTES, TOKENIZERS
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)

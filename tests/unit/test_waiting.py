@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from tests import waiting
-from tests.waiting import until, until_async
+from tests.support import waiting
+from tests.support.waiting import until, until_async
 
 
 class Slow:

@@ -20,7 +20,6 @@ from dragoman import Tls
 from dragoman.local import LOOPBACK, LocalServer
 from dragoman_server.bundle.load import shipped_bundle
 from dragoman_server.new_key import add
-from tests.certificates import Authority
 from tests.deploy.monitoring import exporters
 from tests.deploy.monitoring.contents import (
     RULES,
@@ -36,8 +35,9 @@ from tests.deploy.monitoring.contents import (
 )
 from tests.deploy.monitoring.load import MODEL, infer, load
 from tests.deploy.monitoring.prometheus import Prometheus
-from tests.samples import sum_of
-from tests.waiting import until
+from tests.support.certificates import Authority
+from tests.support.samples import sum_of
+from tests.support.waiting import until
 
 LOAD_SECONDS = 6.0
 SMALL = ("--max-rows", "4", "--engines", "1", "--queue-size", "12")

@@ -2,4 +2,4 @@
 
 from pathlib import Path
 
-IN_FULL = Path(__file__).parent / "bundles" / "g2p-en"
+IN_FULL = Path(__file__).parents[1] / "bundles" / "g2p-en"

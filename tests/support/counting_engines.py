@@ -16,7 +16,7 @@ from dragoman_server.engine.pool import EnginePool
 from dragoman_server.runtime.device import Device
 from dragoman_server.runtime.device_errors import WorkerLostError
 from dragoman_server.runtime.step_scores import PlainScores
-from tests.fake_engines import letters_bundle
+from tests.support.fake_engines import letters_bundle
 
 END = 3
 

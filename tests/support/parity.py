@@ -19,14 +19,13 @@ from dragoman_server.bundle.load import Bundle, load_bundle
 from dragoman_server.core.search_options import SearchOptions
 from dragoman_training.data.batches import pad
 from dragoman_training.model import Transformer
-from tests import transformers_model
-from tests.full_precision import IN_FULL
 from tests.reference.decoding import decode
 from tests.reference.model import ReferenceModel
-from tests.support import ctranslate2_model
+from tests.support import ctranslate2_model, transformers_model
 from tests.support.bundle_weights import load_model
+from tests.support.full_precision import IN_FULL
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 # English words of all kinds, for a model that says how words are spoken: those of a text that will not change.
 WORDS = list(dict.fromkeys(re.findall("[a-z]+", (ROOT / "LICENSE").read_text().lower())))[:300]
 FEWER_WORDS = WORDS[::5]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 UNITS = {"seconds", "bytes", "tokens", "rows", "ratio", "celsius", "watts"}
 CELL = re.compile(r"(?<!\\)\|")
 

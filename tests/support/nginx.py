@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.local import LOOPBACK, free_port
-from tests.waiting import until
+from tests.support.waiting import until
 
 # Of a server that is gone nginx takes no notice for a second, by default for ten.
 CONFIGURATION = """\

@@ -12,7 +12,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import external_data_helper, numpy_helper
 
-from tests.full_precision import IN_FULL
+from tests.support.full_precision import IN_FULL
 
 Array = NDArray[Any]
 

@@ -42,7 +42,7 @@ from dragoman_server.metrics import ServerMetrics
 from dragoman_server.models.registry import ModelRegistry
 from dragoman_server.runtime.scorer_session import RowScores
 from dragoman_server.telemetry.observer import Observer
-from tests.waiting import until_async
+from tests.support.waiting import until_async
 
 SPECIAL = ["<pad>", "<unk>", "<s>", "</s>"]
 LETTERS = "abcdefghijklmnopqrstuvwxyz' é"

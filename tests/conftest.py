@@ -90,7 +90,7 @@ def start_server(tmp_path: Path) -> Iterator[StartServer]:
         yield start
         for server in servers:
             if server.process.poll() is None:
-                assert server.stop() == 0, server.last_words()
+                assert server.stop() == 0, server.log_tail()
     finally:
         for server in servers:
             if server.process.poll() is None:
@@ -103,4 +103,4 @@ def tiny_server(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     log = tmp_path_factory.mktemp("server") / "server.log"
     with LocalServer("--bundle", str(tiny_bundle), log=log) as server:
         yield server
-        assert server.stop() == 0, server.last_words()
+        assert server.stop() == 0, server.log_tail()

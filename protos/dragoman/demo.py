@@ -136,10 +136,10 @@ def demo(console: Console) -> None:
         console.print(Rule("Metrics", align="left"))
         show_metrics(server, console)
         console.print(Rule("Stopping", align="left"))
-        last_words = server.last_words()
+        log_tail = server.log_tail()
         status = server.stop()
     if status != 0:
-        raise ServerStartError(f"dragoman-serve ended with exit status {status}; it said:\n{last_words}")
+        raise ServerStartError(f"dragoman-serve ended with exit status {status}; it said:\n{log_tail}")
     console.print("The server finished what it had to do and ended. Where to go on:")
     console.print(NEXT, highlight=False)
 

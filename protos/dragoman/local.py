@@ -133,9 +133,9 @@ class LocalServer:
                 time.sleep(POLL_SECONDS)  # not listening yet, or not ready
         exited = self.process.poll()
         reason = "was not serving in time" if exited is None else f"exited with {exited}"
-        raise ServerStartError(f"dragoman-serve {reason}; it said:\n{self.last_words()}")
+        raise ServerStartError(f"dragoman-serve {reason}; it said:\n{self.log_tail()}")
 
-    def last_words(self, lines: int = 15) -> str:
+    def log_tail(self, lines: int = 15) -> str:
         """The end of the log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 

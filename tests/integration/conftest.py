@@ -36,4 +36,4 @@ def shipped_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]
     log = tmp_path_factory.mktemp("server") / "server.log"
     with LocalServer("--bundle", str(IN_FULL), log=log) as server, Client(server.address) as client:
         yield client
-        assert server.stop() == 0, server.last_words()
+        assert server.stop() == 0, server.log_tail()

@@ -193,7 +193,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         target = Target(server)
         yield target
         target.channel.close()
-        assert server.stop() == 0, server.last_words()
+        assert server.stop() == 0, server.log_tail()
 
 
 @pytest.mark.parametrize("method", methods(GENERATION, INFERENCE, HEALTH, REFLECTION))
@@ -216,7 +216,7 @@ def administered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         target = Target(server)
         yield target
         target.channel.close()
-        assert server.stop() == 0, server.last_words()
+        assert server.stop() == 0, server.log_tail()
 
 
 @pytest.mark.parametrize(

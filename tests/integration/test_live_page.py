@@ -312,7 +312,7 @@ def test_nobody_else_was_asked_and_nobody_complained(page: Page, server: LocalSe
 
 def test_a_server_that_is_gone_is_told(page: Page, server: LocalServer) -> None:
     """The last test of this server."""
-    assert server.stop() == 0, server.last_words()
+    assert server.stop() == 0, server.log_tail()
     page.until("!document.getElementById('notice').hidden && document.body.classList.contains('stale')")
     notice = page.evaluate("document.getElementById('notice').textContent")
     assert re.fullmatch(r"The server does not answer since .+\. What is below is from then\.", notice)

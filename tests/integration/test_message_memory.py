@@ -28,7 +28,7 @@ GZIP = grpc.Compression.Gzip
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     with LocalServer(log=tmp_path_factory.mktemp("compressed") / "server.log") as started:
         yield started
-        assert started.stop() == 0, started.last_words()
+        assert started.stop() == 0, started.log_tail()
 
 
 def send(channel: grpc.Channel, method: str, data: bytes) -> None:

@@ -33,7 +33,7 @@ WORD, SOUND = "dragoman", "D R AE G OW M AH N"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     with LocalServer(log=tmp_path_factory.mktemp("rough") / "server.log") as started:
         yield started
-        assert started.stop() == 0, started.last_words()
+        assert started.stop() == 0, started.log_tail()
         assert wrong_lines(started.log.read_text()) == []
 
 

@@ -80,7 +80,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             with pytest.raises(ResourceExhaustedError):
                 client.generate("quokka", model=MODEL)
         yield running
-        assert server.stop() == 0, server.last_words()
+        assert server.stop() == 0, server.log_tail()
 
 
 def test_the_documented_table_is_what_a_live_page_says(running: Running) -> None:

@@ -66,7 +66,7 @@ async def test_three_servers_are_restarted_one_after_the_other_and_no_call_fails
             await until_async(lambda: _work(pinned, stub))
             async with constant_load(calls) as ended:
                 for index, server in enumerate(servers):
-                    assert await asyncio.to_thread(server.stop) == 0, server.last_words()
+                    assert await asyncio.to_thread(server.stop) == 0, server.log_tail()
                     servers[index] = await asyncio.to_thread(start, server.port)
                     await until_async(partial(_is_found, servers[index]))  # before the next one leaves
     finally:

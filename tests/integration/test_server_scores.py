@@ -26,7 +26,7 @@ def stub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with LocalServer(*arguments, log=tmp_path_factory.mktemp("server") / "server.log") as server:
         with grpc.insecure_channel(server.address) as channel:
             yield generation_pb2_grpc.GenerationServiceStub(channel)
-        assert server.stop() == 0, server.last_words()
+        assert server.stop() == 0, server.log_tail()
 
 
 def weights(attention: pb.Attention) -> Any:
@@ -78,7 +78,7 @@ def test_scores_of_integers_are_close_to_those_of_generation(tmp_path: Path) -> 
             answer = client.generate(word, log_probabilities=True)
             score = client.score(word, [answer.text]).scores[0]
             assert score.log_probability == pytest.approx(answer.log_probability, abs=0.1)
-        assert server.stop() == 0, server.last_words()
+        assert server.stop() == 0, server.log_tail()
 
 
 def test_many_score_and_generate_at_once(stub: Any) -> None:

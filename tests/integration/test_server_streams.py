@@ -29,7 +29,7 @@ def stub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with LocalServer(log=tmp_path_factory.mktemp("server") / "server.log") as server:
         with grpc.insecure_channel(server.address) as channel:
             yield generation_pb2_grpc.GenerationServiceStub(channel)
-        assert server.stop() == 0, server.last_words()
+        assert server.stop() == 0, server.log_tail()
 
 
 def phones(draw: random.Random, most: int) -> str:

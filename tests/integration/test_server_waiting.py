@@ -54,7 +54,7 @@ def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[L
     arguments = ["--bundle", str(bundle), "--engines", "1", "--max-rows", "1", "--queue-size", "20000"]
     with LocalServer(*arguments, log=log) as started:
         yield started
-        assert started.stop() == 0, started.last_words()
+        assert started.stop() == 0, started.log_tail()
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def pair(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loc
     arguments = ["--bundle", str(bundle), "--workers", "2", "--engines", "1", "--max-rows", str(ROWS)]
     with LocalServer(*arguments, "--hang-seconds", "1", log=log) as started:
         yield started
-        assert started.stop() == 0, started.last_words()
+        assert started.stop() == 0, started.log_tail()
 
 
 @pytest.fixture

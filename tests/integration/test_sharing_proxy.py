@@ -48,7 +48,7 @@ async def test_servers_behind_nginx_are_restarted_one_after_the_other_and_no_cal
                 async with constant_load(calls, at_once=2) as ended:
                     for index, server in enumerate(servers):
                         await until_async(partial(is_found, server))
-                        assert await asyncio.to_thread(server.stop) == 0, server.last_words()
+                        assert await asyncio.to_thread(server.stop) == 0, server.log_tail()
                         servers[index] = await asyncio.to_thread(start, server.port)
                     await until_async(partial(is_found, servers[-1]))
     finally:

@@ -35,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     """Of the bundle that ships."""
     with LocalServer(log=tmp_path_factory.mktemp("server") / "server.log") as server:
         yield server
-        assert server.stop() == 0, server.last_words()
+        assert server.stop() == 0, server.log_tail()
 
 
 @pytest.fixture

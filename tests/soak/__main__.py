@@ -51,7 +51,7 @@ def main(
             except (OSError, psutil.Error, grpc.RpcError):
                 if server.process.poll() is None:
                     raise
-                found = [Finding("the server lives", f"it said at last:\n{server.last_words(3)}", False)]
+                found = [Finding("the server lives", f"it said at last:\n{server.log_tail(3)}", False)]
             status = server.stop()
     found.append(Finding("it ends with exit status 0", str(status), status == 0))
     for finding in found:

@@ -148,7 +148,7 @@ def watched(prometheus_installed: None, tmp_path_factory: pytest.TempPathFactory
         prometheus.until('ALERTS{alertname="DragomanModelNotLoaded"}')
         yield Watched(prometheus, idle, start, time.time(), ended)
         for server in (busy, idle):
-            assert server.stop() == 0, server.last_words()
+            assert server.stop() == 0, server.log_tail()
 
 
 def test_the_load_was_of_every_kind(watched: Watched) -> None:

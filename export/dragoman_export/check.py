@@ -20,7 +20,7 @@ from dragoman_export.references import Reference, ScorerGraph, TorchReference, l
 from dragoman_export.walk import ALLOWANCE, Walk, draw_sources, limit, walk
 from dragoman_server.bundle.load import Bundle, BundleError
 from dragoman_server.bundle.manifest import INTEGERS, Manifest, Precision
-from dragoman_server.machine.cpu import usable_cpus
+from dragoman_server.machine import usable_cpus
 from dragoman_server.runtime.device import Device, DeviceError
 from dragoman_server.runtime.device_errors import first_line, is_out_of_memory
 from dragoman_server.runtime.model import Runtime, Sessions

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from dragoman_export.generate import greedy, within_limit
 from dragoman_server.bundle.load import Bundle
-from dragoman_server.machine.cpu import usable_cpus
+from dragoman_server.machine import usable_cpus
 from dragoman_server.runtime.device import Device
 from dragoman_server.runtime.model import Runtime, Sessions
 from dragoman_training.data.corpus import Pair, references

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from dragoman_server.machine.cpu import usable_cpus
+from dragoman_server.machine import usable_cpus
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("onnxruntime", "ctranslate2", "grpcio", "protobuf", "tokenizers", "numpy", "uvloop")

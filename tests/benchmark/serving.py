@@ -10,7 +10,7 @@ from typing import Any
 from dragoman.local import LOOPBACK, LocalServer
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.bundle.load import Bundle
-from dragoman_server.machine.cpu import usable_cpus
+from dragoman_server.machine import usable_cpus
 from tests.benchmark.actor import Actor
 from tests.benchmark.raw_loop import RawLoop
 from tests.benchmark.results import Arrivals, Bulk, Row

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from dragoman_server.bundle.load import Bundle
-from dragoman_server.machine.cpu import usable_cpus
+from dragoman_server.machine import usable_cpus
 from tests.benchmark.actor import Actor, ActorError
 from tests.benchmark.translator import CTranslate2
 from tests.benchmark.turns import Contender

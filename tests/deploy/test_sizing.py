@@ -13,7 +13,7 @@ from dragoman.local import LocalServer
 from dragoman_server.bundle.load import load_bundle, shipped_bundle
 from dragoman_server.bundle.manifest import Manifest
 from dragoman_server.engine.memory_budget import DEFAULT_ROWS, Memory, MemoryBudgetError, plan_rows
-from dragoman_server.machine.memory import in_words
+from dragoman_server.machine import format_bytes
 from dragoman_server.runtime.device_memory import row_bytes
 from tests.conftest import ROOT
 from tests.ramp.lead import Moment, Ramp
@@ -59,7 +59,7 @@ def test_rows_are_as_large_as_the_page_says(manifest: Manifest) -> None:
         )
         sizes = [row_bytes(of, each) for each in (4, 2)]
         assert sizes == [bytes_of_row(of, each) for each in (4, 2)]
-        assert told == [in_words(count * each) for count in (1, DEFAULT_ROWS) for each in sizes]
+        assert told == [format_bytes(count * each) for count in (1, DEFAULT_ROWS) for each in sizes]
         integers = row_bytes(of.model_copy(update={"cache": "int8"}), 4)
         assert integers == sizes[0] / 4 + 6 * int(layers) * int(width), "as the sentence about int8 says"
     assert table[0][:4] == tuple(
@@ -104,9 +104,9 @@ def test_the_line_that_is_shown_is_one_of_the_server() -> None:
         < by_free(free=free, computing=computing, row=row, engines=2)
         == pytest.approx(left / row / 2, rel=0.01)
     )
-    assert (in_words(round(free / 10)), in_words(round(2 * DEFAULT_ROWS * row))) == (
-        in_words(round(spare)),
-        in_words(round(total)),
+    assert (format_bytes(round(free / 10)), format_bytes(round(2 * DEFAULT_ROWS * row))) == (
+        format_bytes(round(spare)),
+        format_bytes(round(total)),
     )
 
 

@@ -11,7 +11,7 @@ import sys
 from dragoman_server.bundle.load import load_bundle, shipped_bundle
 from dragoman_server.engine.host import LocalModel
 from dragoman_server.engine.layout import EngineOptions
-from dragoman_server.machine.memory import resident_memory
+from dragoman_server.machine import resident_memory
 engines = int(sys.argv[1])
 model = LocalModel(load_bundle(shipped_bundle()), EngineOptions(device="cpu", engines=engines, threads_per_engine=1))
 runtimes = [model.runtime(index, int(sys.argv[2])) for index in range(engines)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from dragoman_server.machine.memory import free_memory
+from dragoman_server.machine import free_memory
 from dragoman_server.metrics import ServerMetrics
 from dragoman_server.metrics.gpus import GpuMetrics
 from tests.support.metrics_table import documented, told

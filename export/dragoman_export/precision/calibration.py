@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from dragoman_export.precision.products import Floats, Graph
-from dragoman_server.machine.cpu import usable_cpus
+from dragoman_server.machine import usable_cpus
 
 
 @dataclass

@@ -15,7 +15,7 @@ from dragoman_export.quality import NAMES, Decoded, lost
 from dragoman_export.walk import draw_sources
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.bundle.manifest import Precision
-from dragoman_server.machine.cpu import usable_cpus
+from dragoman_server.machine import usable_cpus
 from dragoman_server.runtime.device import CPU, Device, open_session
 from dragoman_server.runtime.model import Runtime, Sessions
 from dragoman_training.recipe import Metric

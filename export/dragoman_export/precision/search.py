@@ -17,7 +17,7 @@ from dragoman_export.precision.sensitivity import most_sensitive
 from dragoman_export.quality import Decoded, decode
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.bundle.manifest import Integers
-from dragoman_server.machine.cpu import usable_cpus
+from dragoman_server.machine import usable_cpus
 from dragoman_server.runtime.device import CPU
 from dragoman_training.data.corpus import Pair
 from dragoman_training.recipe import Metric

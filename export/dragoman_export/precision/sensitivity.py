@@ -10,7 +10,7 @@ from dragoman_export.precision.calibration import Feed
 from dragoman_export.precision.lower import Weights, rewrite
 from dragoman_export.precision.products import Floats
 from dragoman_server.bundle.manifest import Integers
-from dragoman_server.machine.cpu import usable_cpus
+from dragoman_server.machine import usable_cpus
 
 
 def log_probabilities(scorer: ort.InferenceSession, feeds: Sequence[Feed]) -> Floats:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dragoman_server.machine.memory import in_words
+from dragoman_server.machine import format_bytes
 
 # Of an engine, where nobody asks for more. Many more make a CPU no faster; but with as many a batch of 64 is decoded
 # at once beside the rows that are kept for single calls, which gave a large model in one engine a quarter more tokens.
@@ -65,27 +65,26 @@ def plan_rows(memory: Memory, working: int, row: int, engines: int, asked: int |
         if memory.budget is None:
             remedy = "lower --max-rows, or give it more memory" if asked else "give it more memory"
         room = f"there is room for {fitting:,}" if fitting else "there is room for none"
-        needed = in_words(max(rows, 1) * row * engines)
+        needed = format_bytes(max(rows, 1) * row * engines)
         raise MemoryBudgetError(f"not enough memory for {wanted} in {each}, {needed}: {explained}, so {room}; {remedy}")
     reason = "as --max-rows says" if asked else "the default" if rows == DEFAULT_ROWS else "what there is room for"
-    total = in_words(rows * row * engines)
+    total = format_bytes(rows * row * engines)
     what = "1 cache row" if rows == 1 else f"{rows} cache rows"
-    return Plan(rows, f"{explained}; {each} gets {what} ({reason}) of {in_words(row)}, together {total}")
+    return Plan(rows, f"{explained}; {each} gets {what} ({reason}) of {format_bytes(row)}, together {total}")
 
 
 def _left(memory: Memory, working: int) -> tuple[str, int]:
     """What is left for rows, explained."""
-    kept = f"{in_words(working)} are kept for computing"
+    kept = f"{format_bytes(working)} are kept for computing"
     open_to_all = memory.free - memory.free // SPARE
     if memory.budget is not None and memory.budget - memory.used <= memory.free:
         left = memory.budget - memory.used - working
-        start = f"of the budget of {in_words(memory.budget)} {in_words(memory.used)} are in use"
+        start = f"of the budget of {format_bytes(memory.budget)} {format_bytes(memory.used)} are in use"
     else:
         left = open_to_all - working
-        start = (
-            f"of {in_words(memory.free)} that the {memory.place} has free {in_words(memory.free // SPARE)} stay free"
-        )
+        spare = format_bytes(memory.free // SPARE)
+        start = f"of {format_bytes(memory.free)} that the {memory.place} has free {spare} stay free"
         if memory.budget is not None:
-            start = f"the {memory.place} has less than the budget of {in_words(memory.budget)}; {start}"
-    rest = f"which leaves {in_words(left)} for cache rows" if left > 0 else "which leaves nothing for cache rows"
+            start = f"the {memory.place} has less than the budget of {format_bytes(memory.budget)}; {start}"
+    rest = f"which leaves {format_bytes(left)} for cache rows" if left > 0 else "which leaves nothing for cache rows"
     return f"{start} and {kept}, {rest}", left

@@ -19,7 +19,7 @@ from dragoman_server.engine.layout import EngineOptions
 from dragoman_server.engine.scorer import ScoringRuntime
 from dragoman_server.engine.shared_queue import Queue
 from dragoman_server.engine.watchdog import Watchdog
-from dragoman_server.machine.memory import resident_memory
+from dragoman_server.machine import resident_memory
 from dragoman_server.runtime.device_errors import WorkerLostError, first_line
 from dragoman_server.runtime.precision import warning
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dragoman_server.machine.memory import free_memory
+from dragoman_server.machine import free_memory
 
 
 class MemoryMetrics(Collector):

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from dragoman_server.machine.memory import resident_memory
+from dragoman_server.machine import resident_memory
 
 RestartReason = Literal["died", "hung", "errors"]
 

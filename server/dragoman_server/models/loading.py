@@ -15,7 +15,7 @@ from dragoman_server.engine.host import Host
 from dragoman_server.engine.layout import EngineOptions
 from dragoman_server.engine.pool import EnginePool
 from dragoman_server.engine.scorer import Scorer
-from dragoman_server.machine.cpu import usable_cpus
+from dragoman_server.machine import usable_cpus
 from dragoman_server.messages.limits import request_limits, token_limits
 from dragoman_server.messages.served_model import ServedModel
 from dragoman_server.metrics import ModelMetrics

@@ -13,8 +13,7 @@ from typing import Any, Protocol
 import structlog
 
 from dragoman_server.config import ServerConfig
-from dragoman_server.machine.cpu import usable_cpus
-from dragoman_server.machine.garbage import keep, release
+from dragoman_server.machine import freeze_objects, trim_memory, usable_cpus
 from dragoman_server.messages.api_error import unavailable
 from dragoman_server.messages.wording import shortened
 from dragoman_server.metrics import ModelMetrics
@@ -113,7 +112,7 @@ class ModelManager:
             if snapshot.settings is None:
                 raise RepositoryError(snapshot.problem)
             await self._follow(snapshot)
-        keep()
+        freeze_objects()
         self._registry.open()
 
     async def watch(self, seconds: float) -> None:
@@ -375,7 +374,7 @@ class ModelManager:
         log.info("unloaded", model=loaded.name, version=loaded.version)
         del loaded
         await asyncio.sleep(0)  # the frames of its last calls hold it until then
-        await asyncio.to_thread(release)
+        await asyncio.to_thread(trim_memory)
 
     async def _notice_failure(self, loaded: LoadedVersion) -> None:
         await loaded.pool.failed.wait()

@@ -1,7 +1,7 @@
 """What a model needs of a device's memory, and what there is."""
 
 from dragoman_server.bundle.manifest import Manifest
-from dragoman_server.machine.memory import free_memory, resident_memory
+from dragoman_server.machine import free_memory, resident_memory
 from dragoman_server.runtime import cuda
 from dragoman_server.runtime.device import Device
 

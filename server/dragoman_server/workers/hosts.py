@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dragoman_server.config import ServerConfig
 from dragoman_server.config.devices import split_devices
 from dragoman_server.engine.host import Host, LocalHost
-from dragoman_server.machine.cpu import usable_cpus
+from dragoman_server.machine import usable_cpus
 from dragoman_server.metrics import ServerMetrics
 from dragoman_server.workers.worker import Worker
 

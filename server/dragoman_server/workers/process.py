@@ -24,7 +24,7 @@ from dragoman_server.bundle.load import Bundle, BundleError
 from dragoman_server.core.search import RowScores, StepRequest
 from dragoman_server.engine.host import LocalModel
 from dragoman_server.engine.layout import EngineOptions
-from dragoman_server.machine.garbage import release
+from dragoman_server.machine import trim_memory
 from dragoman_server.runtime.device import Device, DeviceError
 from dragoman_server.runtime.device_errors import first_line, is_out_of_memory
 from dragoman_server.runtime.model import Runtime
@@ -90,7 +90,7 @@ class Desk:
         self._runtime = self._scorer = None
         if self._key is not None:
             self._models.pop(self._key).close()
-        release()
+        trim_memory()
 
     def _ready(self, copies: Copies, tokens: NDArray[Any], positions: NDArray[Any]) -> Runtime:
         runtime, rows = self._copy(copies), len(tokens)

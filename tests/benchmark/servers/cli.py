@@ -14,7 +14,7 @@ import typer
 from dragoman.local import LOOPBACK, LocalServer, ServerStartError
 from dragoman_export.errors import ExportError
 from dragoman_server.bundle.load import Bundle, BundleError
-from dragoman_server.machine.cpu import usable_cpus
+from dragoman_server.machine import usable_cpus
 from tests.benchmark import results
 from tests.benchmark.actor import Actor, ActorError
 from tests.benchmark.cli import Arithmetic, Model, bundle_of

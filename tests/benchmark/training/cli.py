@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dragoman_server.machine.cpu import usable_cpus
+from dragoman_server.machine import usable_cpus
 from tests.benchmark import results
 from tests.benchmark.actor import Actor, ActorError
 from tests.benchmark.machine import describe

@@ -1,1 +1,0 @@
-"""The machine or container: CPU quota, memory limits and the allocator."""

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import numpy as np
@@ -35,6 +35,7 @@ from dragoman_server.core.requests import (
 )
 from dragoman_server.decoding.stop_sequences import StopTracker
 from dragoman_server.decoding.text_stream import TargetDecoder
+from dragoman_server.engine.pool import EnginePool
 from dragoman_server.engine.scorer import Scorer
 from dragoman_server.messages.limits import request_limits
 from dragoman_server.messages.served_model import ServedModel
@@ -335,7 +336,9 @@ async def serve_fake(
     scorer = Scorer(scoring.load, bundle.manifest.shape, score_queue, metrics.model(MODEL))
     if ready:
         limits = request_limits(ServerConfig(max_beam_size=6, max_hypotheses=8), 64, bundle.manifest.shape)
-        registry.serve(ServedModel(bundle, engines, scorer, "cpu", window, limits, metrics.model(MODEL).unseen))
+        registry.serve(
+            ServedModel(bundle, cast(EnginePool, engines), scorer, "cpu", window, limits, metrics.model(MODEL).unseen)
+        )
         health.set_serving(True)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub = generation_pb2_grpc.GenerationServiceStub(channel)

@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 from hypothesis import strategies as st
 
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.messages.wire import varint
+from dragoman_server.messages.protobuf_encoding import varint
 
 MOST_CHANGES = 4  # of one message
 DEPTH = 4

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dragoman.inference import open_inference_pb2 as oip
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.api.inference.parameters import NOT_TOLD, Parameters, named_as_here
+from dragoman_server.api.inference.parameters import NOT_TOLD, Parameters, translate_field_names
 from dragoman_server.messages.api_error import ApiError, invalid, unavailable
 
 KINDS = {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}
@@ -200,7 +200,7 @@ def test_timeouts_are_microseconds() -> None:
     ],
 )
 def test_errors_name_the_fields_of_this_protocol(field: str, name: str) -> None:
-    with pytest.raises(ApiError) as refused, named_as_here():
+    with pytest.raises(ApiError) as refused, translate_field_names():
         raise invalid(field, "is odd")
     assert refused.value.message == f"{name} is odd"
     assert isinstance(refused.value.detail, error_details_pb2.BadRequest)
@@ -209,6 +209,6 @@ def test_errors_name_the_fields_of_this_protocol(field: str, name: str) -> None:
 
 def test_other_errors_stay_as_they_are() -> None:
     error = unavailable("not now")
-    with pytest.raises(ApiError) as refused, named_as_here():
+    with pytest.raises(ApiError) as refused, translate_field_names():
         raise error
     assert refused.value is error

@@ -142,7 +142,9 @@ class World:
         metrics = ModelMetrics()
         scorer = Scorer(FakeScoring().load, bundle.manifest.shape, 10, metrics)
         limits = request_limits(config, 64, bundle.manifest.shape)
-        served = ServedVersion(ServedModel(bundle, FakeEngines(), scorer, "cpu", 8, limits, lambda: None))
+        served = ServedVersion(
+            ServedModel(bundle, cast(EnginePool, FakeEngines()), scorer, "cpu", 8, limits, lambda: None)
+        )
         pool = cast(EnginePool, FakePool(bundle))
         self.loaded.append(LoadedVersion(served, pool, scorer, metrics, 0.5))
         return self.loaded[-1]
@@ -226,8 +228,8 @@ async def test_a_broken_version_is_refused_with_its_reason_and_the_old_one_stays
     assert world.answers("m") == "m@1"
     assert world.answers("m@2") == "UNAVAILABLE"
     assert world.state("m@2") == ("FAILED", "/models/m/2 is broken")
-    (listed,) = [model for model in world.registry.list() if model.version == "2"]
-    assert (listed.state, listed.problem) == (pb.MODEL_STATE_FAILED, "/models/m/2 is broken")
+    (list_nearest,) = [model for model in world.registry.list() if model.version == "2"]
+    assert (list_nearest.state, list_nearest.problem) == (pb.MODEL_STATE_FAILED, "/models/m/2 is broken")
     assert 'dragoman_model_load_failures_total{model="m"} 1.0' in world.page()
     source.models["m"]["2"] = "mended"
     await world.manager._alone(world.manager._rescan)

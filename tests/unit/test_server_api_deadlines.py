@@ -53,7 +53,7 @@ async def test_the_deadline_does_not_move_while_a_request_is_read(
 ) -> None:
     context = Call()
     monkeypatch.setattr("dragoman_server.api.generation_service.time", SimpleNamespace(monotonic=lambda: context.now))
-    for step in ("plan", "source_ids"):
+    for step in ("read_options", "encode_source"):
         monkeypatch.setattr(ServedModel, step, context.slow(getattr(ServedModel, step)))
     async with serve_fake() as face:
         await call(face.service, context)

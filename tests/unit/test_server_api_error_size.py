@@ -14,7 +14,7 @@ from grpc_status import rpc_status
 from dragoman.inference import open_inference_pb2 as oip
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.messages.api_error import ApiError, invalid
-from dragoman_server.messages.wording import cut, listed
+from dragoman_server.messages.error_text import list_nearest, truncate
 from dragoman_server.models.registry import Route
 from tests.support.fake_engines import MODEL, Face, serve_fake
 
@@ -109,12 +109,12 @@ def test_no_error_can_be_made_too_large(value: str) -> None:
 
 
 def test_a_text_that_fits_is_left_as_it_is() -> None:
-    assert cut("a" * 700, 700) == "a" * 700
-    assert cut("ab%d", 6) == "ab%d"
-    assert cut("ab%d", 5) == "ab%..."
-    assert listed([]) == "none"
-    assert listed(["b", "a"], "a") == "b, a"
-    assert listed(list("fedcba"), "a").startswith("a, ")
+    assert truncate("a" * 700, 700) == "a" * 700
+    assert truncate("ab%d", 6) == "ab%d"
+    assert truncate("ab%d", 5) == "ab%..."
+    assert list_nearest([]) == "none"
+    assert list_nearest(["b", "a"], "a") == "b, a"
+    assert list_nearest(list("fedcba"), "a").startswith("a, ")
 
 
 def test_the_message_is_that_of_the_status() -> None:

@@ -1,7 +1,7 @@
 """Every option of the API: what it becomes, and what is refused of it and said then."""
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -16,9 +16,10 @@ from dragoman_server.core.search_options import (
     SamplingOptions,
     SearchOptions,
 )
+from dragoman_server.engine.pool import EnginePool
 from dragoman_server.engine.scorer import Scorer
 from dragoman_server.messages.api_error import ApiError
-from dragoman_server.messages.generation_options import Wanted, read_details, read_options, reseeded
+from dragoman_server.messages.generation_options import ResponseDetails, read_details, read_options, reseeded
 from dragoman_server.messages.limits import request_limits
 from dragoman_server.messages.served_model import ServedModel
 from dragoman_server.messages.token_ids import TargetEncoder
@@ -46,7 +47,7 @@ def only(*given: int) -> pb.TokenIds:
 
 
 async def search(options: dict[str, Any], limits: pb.Limits = LIMITS) -> SearchOptions:
-    return await read_options(pb.GenerationOptions(**options), Wanted(), TARGET, limits)
+    return await read_options(pb.GenerationOptions(**options), ResponseDetails(), TARGET, limits)
 
 
 BEAM = {"beam_size": 4}
@@ -359,7 +360,7 @@ async def test_patience_and_bounds_hold_in_the_other_protocol_as_well() -> None:
     decimals = {"repetition_penalty": 0.01, "patience": 0.9}
     given = {"beam_size": oip.InferParameter(int64_param=5), "early_stopping": oip.InferParameter(bool_param=True)}
     given |= {name: oip.InferParameter(double_param=value) for name, value in decimals.items()}
-    found = await read_options(Parameters(given).options, Wanted(), TARGET, LIMITS)
+    found = await read_options(Parameters(given).options, ResponseDetails(), TARGET, LIMITS)
     assert found.constraints.repetition_penalty == 0.01
     assert found.beam
     assert found.beam.enough(5) == 5
@@ -404,20 +405,20 @@ async def test_seeds_are_drawn_where_there_is_none() -> None:
 @pytest.mark.parametrize(
     ("details", "wanted"),
     [
-        ({}, Wanted()),
-        ({"tokens": True}, Wanted(tokens=True)),
-        ({"log_probabilities": True}, Wanted(tokens=True, log_probabilities=True)),
-        ({"top_tokens": 20}, Wanted(tokens=True, log_probabilities=True, top_tokens=20)),
-        ({"alignment": True}, Wanted(tokens=True, alignment=True)),
-        ({"attention": True}, Wanted(tokens=True, attention=True)),
+        ({}, ResponseDetails()),
+        ({"tokens": True}, ResponseDetails(tokens=True)),
+        ({"log_probabilities": True}, ResponseDetails(tokens=True, log_probabilities=True)),
+        ({"top_tokens": 20}, ResponseDetails(tokens=True, log_probabilities=True, top_tokens=20)),
+        ({"alignment": True}, ResponseDetails(tokens=True, alignment=True)),
+        ({"attention": True}, ResponseDetails(tokens=True, attention=True)),
     ],
     ids=lambda case: "-".join(case) if isinstance(case, dict) else "",
 )
-async def test_details_imply_others(details: dict[str, Any], wanted: Wanted) -> None:
+async def test_details_imply_others(details: dict[str, Any], wanted: ResponseDetails) -> None:
     assert read_details(pb.Details(**details), LIMITS) == wanted
     found = await read_options(pb.GenerationOptions(), wanted, TARGET, LIMITS)
     assert (found.log_probabilities, found.top_tokens) == (wanted.log_probabilities, wanted.top_tokens)
-    assert {field.name for field in pb.Details.DESCRIPTOR.fields} == set(Wanted.__slots__)
+    assert {field.name for field in pb.Details.DESCRIPTOR.fields} == set(ResponseDetails.__slots__)
 
 
 @pytest.mark.parametrize("count", [-1, 21])
@@ -461,8 +462,8 @@ async def test_the_limits_are_those_that_are_told() -> None:
 
 async def test_a_request_without_options_gets_what_reading_none_gives() -> None:
     scorer = Scorer(FakeScoring().load, BUNDLE.manifest.shape, 1, ModelMetrics())
-    model = ServedModel(BUNDLE, FakeEngines(), scorer, "cpu", 8, LIMITS, lambda: None)
-    read = await read_options(pb.GenerationOptions(), Wanted(), model.target, LIMITS)
-    assert await model.plan(pb.GenerationOptions(), pb.Details()) == (read, read_details(pb.Details(), LIMITS))
-    assert (await model.plan(pb.GenerationOptions(max_new_tokens=1), pb.Details()))[0] != read
-    assert (await model.plan(pb.GenerationOptions(), pb.Details(tokens=True)))[1] != Wanted()
+    model = ServedModel(BUNDLE, cast(EnginePool, FakeEngines()), scorer, "cpu", 8, LIMITS, lambda: None)
+    read = await read_options(pb.GenerationOptions(), ResponseDetails(), model.target, LIMITS)
+    assert await model.read_options(pb.GenerationOptions(), pb.Details()) == (read, read_details(pb.Details(), LIMITS))
+    assert (await model.read_options(pb.GenerationOptions(max_new_tokens=1), pb.Details()))[0] != read
+    assert (await model.read_options(pb.GenerationOptions(), pb.Details(tokens=True)))[1] != ResponseDetails()

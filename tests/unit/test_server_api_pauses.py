@@ -13,7 +13,7 @@ from dragoman.inference import open_inference_pb2 as oip
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.api.yielding import Pauses
 from dragoman_server.messages.api_error import ApiError
-from dragoman_server.messages.wire import length_delimited
+from dragoman_server.messages.protobuf_encoding import length_delimited
 from tests.support.fake_engines import MODEL, serve_fake
 from tests.support.waiting import until_async
 

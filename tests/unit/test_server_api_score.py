@@ -11,7 +11,7 @@ from google.protobuf import duration_pb2
 from google.rpc import code_pb2
 
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.messages.answers import write_attention
+from dragoman_server.messages.response_writer import write_attention
 from tests.support.fake_engines import MODEL, Face, FakeEngines, serve_fake
 from tests.support.refusals import assert_refused
 from tests.support.waiting import until_async

@@ -13,8 +13,7 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from dragoman_server.security.access import Access
-from dragoman_server.security.expiry import ends_at
-from dragoman_server.security.tls import Tls
+from dragoman_server.security.tls import Tls, expiry_of
 from dragoman_server.security.watched_files import FileError
 from tests.support.certificates import Authority, Mount
 
@@ -106,9 +105,9 @@ def test_the_end_of_the_certificate_is_known(authority: Authority) -> None:
 @pytest.mark.parametrize("damage", [b"", b"\x30\x00", b"\x30\x03\x30\x01\x30", bytes(100), b"\x30\x84\xff\xff\xff\xff"])
 def test_what_is_no_certificate_has_no_end(damage: bytes) -> None:
     with pytest.raises(ValueError):
-        ends_at(ssl.DER_cert_to_PEM_cert(damage))
+        expiry_of(ssl.DER_cert_to_PEM_cert(damage))
     with pytest.raises(ValueError):
-        ends_at(damage.decode("latin-1"))
+        expiry_of(damage.decode("latin-1"))
 
 
 def test_metrics_tell_of_what_can_not_be_used(authority: Authority) -> None:

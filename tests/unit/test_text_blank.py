@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, normalizers
 
 from dragoman_server.bundle.manifest import SpecialTokens
 from dragoman_server.messages.api_error import ApiError
-from dragoman_server.messages.blank_text import is_blank, made_of
+from dragoman_server.messages.blank_text import describe_characters, is_blank
 from dragoman_server.messages.token_ids import SourceEncoder
 from dragoman_training.data.tokenizers import train_tokenizer
 from dragoman_training.recipe import TokenizerConfig
@@ -81,4 +81,4 @@ def test_all_that_can_be_seen_is_content() -> None:
 
 def test_names_are_bounded() -> None:
     every = "".join(c for c in map(chr, range(0x110000)) if unicodedata.category(c) == "Cf")
-    assert len(made_of(every)) < 200
+    assert len(describe_characters(every)) < 200

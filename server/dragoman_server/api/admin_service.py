@@ -9,7 +9,7 @@ from dragoman.v1 import admin_pb2 as pb
 from dragoman.v1 import admin_pb2_grpc
 from dragoman_server.core.errors import Rejection
 from dragoman_server.messages.api_error import ApiError, invalid
-from dragoman_server.messages.wording import shortened
+from dragoman_server.messages.error_text import shorten
 from dragoman_server.models.manager import ModelManager, NotLoadedError, UnknownModelError
 from dragoman_server.models.state import Report
 from dragoman_server.models.versions import split
@@ -92,7 +92,7 @@ def _check_name(name: str) -> None:
 
 def _not_found(name: str, error: UnknownModelError) -> ApiError:
     detail = error_details_pb2.ResourceInfo(
-        resource_type="dragoman.v1.Model", resource_name=shortened(name), description=str(error)
+        resource_type="dragoman.v1.Model", resource_name=shorten(name), description=str(error)
     )
     return ApiError(grpc.StatusCode.NOT_FOUND, str(error), detail, Rejection.UNKNOWN_MODEL)
 

@@ -29,7 +29,7 @@ ADMINISTRATION = (
     "inference.GRPCInferenceService/RepositoryModelUnload",
 )
 METADATA, BEARER = "authorization", "bearer "
-# A tensor may claim any shape; it is looked at, and refused, behind the gate.
+# A tensor may claim any shape; it is looked at, and refused, after authentication.
 MOST_COUNTED, MOST_DIMENSIONS = 1_000_000, 2
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -38,7 +38,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 CALLER: ContextVar[str | None] = ContextVar("caller", default=None)
 
 
-class Gate(Collector):
+class Authenticator(Collector):
     """What every call goes through.
 
     Args:

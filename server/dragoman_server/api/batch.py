@@ -17,11 +17,12 @@ from dragoman_server.core.errors import (
     Rejection,
 )
 from dragoman_server.core.requests import Finished, GenerationRequest, Stages
-from dragoman_server.messages.answer_size import MESSAGE, TokenBytes
+from dragoman_server.engine.generation import Generation
 from dragoman_server.messages.api_error import ApiError, from_engine, invalid
 from dragoman_server.messages.batch_room import BatchShare
-from dragoman_server.messages.generation_options import Wanted, reseeded
-from dragoman_server.messages.served_model import PendingAnswer, ServedModel
+from dragoman_server.messages.generation_options import ResponseDetails, reseeded
+from dragoman_server.messages.response_size import MESSAGE, TokenFormat
+from dragoman_server.messages.served_model import ServedModel
 
 CHUNK_INPUTS = 256  # that are looked at in a few milliseconds
 ROOM_SECONDS = 0.02  # how often an item looks again that found the scorer's queue full
@@ -40,11 +41,11 @@ class Batch(Generic[Kept]):
     Args:
         model: the model.
         request: what all items share; its `source_ids` are replaced by each item's.
-        wanted: what to return beside the text.
+        details: what to return beside the text.
         reject: counts an item that is refused.
         own_seeds: each item that samples has a seed of its own, so that equal inputs may have different answers.
         keep: what to keep of an item that is answered, until all are.
-        form: how the answers' tokens will be written.
+        token_format: how the answers' tokens will be written.
         all_or_none: the first item that fails ends the call, and those that run.
     """
 
@@ -52,20 +53,20 @@ class Batch(Generic[Kept]):
         self,
         model: ServedModel,
         request: GenerationRequest,
-        wanted: Wanted,
+        details: ResponseDetails,
         reject: Callable[[Rejection], None],
         own_seeds: bool,
         keep: Callable[[pb.BatchItem], Kept],
-        form: TokenBytes = MESSAGE,
+        token_format: TokenFormat = MESSAGE,
         all_or_none: bool = False,
     ) -> None:
         self._model = model
         self._request = request
-        self._wanted = wanted
+        self._details = details
         self._reject = reject
         self._own_seeds = own_seeds
         self._keep = keep
-        self._form = form
+        self._token_format = token_format
         self._all_or_none = all_or_none
         self._failed = 0  # items
         self._bytes = 0  # of the items so far
@@ -90,16 +91,16 @@ class Batch(Generic[Kept]):
             raise invalid("inputs", f"has {len(inputs)} items, but a batch may have at most {most}")
         record = RECORD.get()
         if record is not None:
-            record.tokenize(len(inputs))
+            record.begin_tokenizing(len(inputs))
         sources = await self._encode(inputs)
         for source in sources:
             if self._all_or_none and isinstance(source, ApiError):
                 raise source
         source_tokens = sum(len(source) for source in sources if not isinstance(source, ApiError))
         if record is not None:
-            record.tokens(source_tokens)
-        self._model.check_attention(self._wanted, self._request.search, source_tokens)
-        self._model.sizes.check(self._wanted, self._request.search, source_tokens, self._form, len(inputs))
+            record.end_tokenizing(source_tokens)
+        self._model.check_attention(self._details, self._request.search, source_tokens)
+        self._model.sizes.check(self._details, self._request.search, source_tokens, self._token_format, len(inputs))
         items: dict[int, Kept] = {}
         work = iter(enumerate(sources))
         try:
@@ -129,7 +130,7 @@ class Batch(Generic[Kept]):
         texts: list[int] = []  # indices of inputs that come as text
         for index, source in enumerate(inputs):
             try:
-                ids = self._model.given_ids(source, f"inputs[{start + index}]")
+                ids = self._model.check_source_ids(source, f"inputs[{start + index}]")
             except ApiError as error:
                 sources.append(error.with_traceback(None))  # which would hold on to all the inputs
                 continue
@@ -176,7 +177,7 @@ class Batch(Generic[Kept]):
         search = reseeded(self._request.search) if self._own_seeds else self._request.search
         stages = None if RECORD.get() is None else Stages(time.monotonic())
         request = replace(self._request, source_ids=source, search=search, stages=stages)
-        generation: PendingAnswer | None = None
+        generation: Generation | None = None
         try:
             generation = await self._submit(request)
             finished = await generation.result()
@@ -187,7 +188,7 @@ class Batch(Generic[Kept]):
             if generation is not None:
                 generation.cancel()
 
-    async def _submit(self, request: GenerationRequest) -> PendingAnswer:
+    async def _submit(self, request: GenerationRequest) -> Generation:
         async with self._submitting:
             try:
                 generation = self._model.submit(request)
@@ -201,6 +202,6 @@ class Batch(Generic[Kept]):
     async def _write(self, request: GenerationRequest, finished: Finished) -> pb.GenerateResponse:
         while True:
             try:
-                return await self._model.answer(request, finished, self._wanted)
+                return await self._model.write_response(request, finished, self._details)
             except QueueFullError:  # of the scorer
                 await asyncio.sleep(ROOM_SECONDS)

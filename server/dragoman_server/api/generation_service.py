@@ -16,11 +16,11 @@ from dragoman_server.api.streaming import stream_answer
 from dragoman_server.core.call_record import RECORD
 from dragoman_server.core.errors import Rejection
 from dragoman_server.core.requests import GenerationRequest, Priority
-from dragoman_server.messages.answer_size import JSON, MESSAGE, TokenBytes
 from dragoman_server.messages.api_error import invalid
-from dragoman_server.messages.generation_options import Wanted, read_priority, read_time_limit
+from dragoman_server.messages.generation_options import ResponseDetails, read_priority, read_time_limit
+from dragoman_server.messages.protobuf_encoding import EncodedMessage, length_delimited
+from dragoman_server.messages.response_size import JSON, MESSAGE, TokenFormat
 from dragoman_server.messages.served_model import ServedModel
-from dragoman_server.messages.wire import Encoded, length_delimited
 from dragoman_server.models.registry import ModelRegistry
 
 SERVICE = "dragoman.v1.GenerationService"
@@ -45,26 +45,26 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         with self._models.use(request.model) as model:
-            generation_request, wanted = await _prepare(model, request, context)
+            generation_request, details = await _prepare(model, request, context)
             generation = model.submit(generation_request)
             try:
                 finished = await generation.result()
             finally:
                 generation.cancel()
-            return await model.answer(generation_request, finished, wanted)
+            return await model.write_response(generation_request, finished, details)
 
     async def GenerateStream(
         self, request: pb.GenerateRequest, context: Context
     ) -> AsyncGenerator[pb.GenerateStreamResponse, None]:
         with self._models.use(request.model) as model:
-            generation_request, wanted = await _prepare(model, request, context, streaming=True)
-            async with aclosing(stream_answer(model, generation_request, wanted)) as messages:
+            generation_request, details = await _prepare(model, request, context, streaming=True)
+            async with aclosing(stream_answer(model, generation_request, details)) as messages:
                 async for message in messages:
                     yield message
 
-    async def GenerateBatch(self, request: pb.GenerateBatchRequest, context: Context) -> Encoded:
+    async def GenerateBatch(self, request: pb.GenerateBatchRequest, context: Context) -> EncodedMessage:
         """Gives a GenerateBatchResponse."""
-        return Encoded(b"".join(await self._answer_batch(request, context, _encoded)))
+        return EncodedMessage(b"".join(await self._answer_batch(request, context, _encoded)))
 
     async def answer_all(self, request: pb.GenerateBatchRequest, context: Context) -> list[pb.GenerateResponse]:
         """As GenerateBatch, but the first input that fails ends the call with its error.
@@ -78,17 +78,17 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         request: pb.GenerateBatchRequest,
         context: Context,
         keep: Callable[[pb.BatchItem], Kept],
-        form: TokenBytes = MESSAGE,
+        token_format: TokenFormat = MESSAGE,
         all_or_none: bool = False,
     ) -> list[Kept]:
         arrival = time.monotonic()
         with self._models.use(request.model) as model:
-            search, wanted = await model.plan(request.options, request.details)
+            search, details = await model.read_options(request.options, request.details)
             stop = read_time_limit(request.options, arrival)
             priority = read_priority(request.priority, Priority.BATCH)
             shared = GenerationRequest([], search, _deadline(context), stop, priority=priority)
             own_seeds = not request.options.HasField("seed")
-            batch = Batch(model, shared, wanted, self._reject, own_seeds, keep, form, all_or_none)
+            batch = Batch(model, shared, details, self._reject, own_seeds, keep, token_format, all_or_none)
             return await batch.run(request.inputs)
 
     async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
@@ -134,7 +134,7 @@ async def _detokenize(tokenizer: Tokenizer, ids: Sequence[int]) -> pb.Detokenize
 
 async def _prepare(
     model: ServedModel, request: pb.GenerateRequest, context: Context, streaming: bool = False
-) -> tuple[GenerationRequest, Wanted]:
+) -> tuple[GenerationRequest, ResponseDetails]:
     """What to ask the engines for, and what to tell of it.
 
     Raises:
@@ -143,15 +143,15 @@ async def _prepare(
     arrival = time.monotonic()
     record = RECORD.get()
     if record is not None:
-        record.tokenize(1)
-    search, wanted = await model.plan(request.options, request.details)
+        record.begin_tokenizing(1)
+    search, details = await model.read_options(request.options, request.details)
     stop = read_time_limit(request.options, arrival)
-    source_ids = await model.source_ids(request.input, "input")
-    model.check_attention(wanted, search, len(source_ids))
-    model.sizes.check(wanted, search, len(source_ids))
+    source_ids = await model.encode_source(request.input, "input")
+    model.check_attention(details, search, len(source_ids))
+    model.sizes.check(details, search, len(source_ids))
     priority = read_priority(request.priority, Priority.INTERACTIVE)
-    stages = None if record is None else record.tokens(len(source_ids))
-    return GenerationRequest(source_ids, search, _deadline(context), stop, streaming, priority, stages), wanted
+    stages = None if record is None else record.end_tokenizing(len(source_ids))
+    return GenerationRequest(source_ids, search, _deadline(context), stop, streaming, priority, stages), details
 
 
 def _deadline(context: Context) -> float | None:

@@ -11,12 +11,12 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
-from dragoman_server.api.auth import CALLER, Gate
+from dragoman_server.api.auth import CALLER, Authenticator
 from dragoman_server.api.inflate import inflate
 from dragoman_server.core.call_record import RECORD, REQUEST_ID, record_call
 from dragoman_server.core.errors import EngineError
 from dragoman_server.messages.api_error import ApiError, abort, from_engine, malformed
-from dragoman_server.messages.wire import Encoded
+from dragoman_server.messages.protobuf_encoding import EncodedMessage
 from dragoman_server.metrics import ServerMetrics
 from dragoman_server.telemetry.observer import Observer
 
@@ -38,7 +38,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     far: gRPC itself answers them with RESOURCE_EXHAUSTED.
 
     Args:
-        gate: who may call; by default everyone.
+        authenticator: who may call; by default everyone.
         log_text: log what clients send.
         observer: hears of every call that ended.
         most_bytes: of a request that comes compressed, once it is not.
@@ -47,7 +47,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     def __init__(
         self,
         metrics: ServerMetrics,
-        gate: Gate | None = None,
+        authenticator: Authenticator | None = None,
         log_text: bool = False,
         observer: Observer | None = None,
         most_bytes: int = 4 * 2**20,
@@ -56,7 +56,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._log_text = log_text
         self._observer = observer
         self._metrics = metrics
-        self._gate = gate or Gate()
+        self._authenticator = authenticator or Authenticator()
         self._wrapped: dict[str, Handler] = {}
 
     async def intercept_service(
@@ -126,7 +126,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                         raise request
                     if self._log_text:
                         log.info("received", method=method, request_id=call.record.id, request=str(request))
-                    with self._gate.call(method, request, context) as admitted:
+                    with self._authenticator.call(method, request, context) as admitted:
                         return await behaviour(admitted, context)
                 except Exception as error:
                     told = call.failed(error)
@@ -151,7 +151,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     if self._log_text:
                         log.info("received", method=method, request_id=call.record.id, request=str(request))
                     # Closed when the client leaves, so that its rows are given back at once.
-                    with self._gate.call(method, request, context) as admitted:
+                    with self._authenticator.call(method, request, context) as admitted:
                         async with aclosing(behaviour(admitted, context)) as messages:
                             async for message in messages:
                                 await send(context, message)
@@ -189,7 +189,7 @@ class _Call:
         self.record = record_call(self._method, self._context.invocation_metadata(), RECEIVED.get())
         RECORD.set(self.record)
         if self._observer is not None:
-            self.record.tell = self._observer.ended
+            self.record.report = self._observer.ended
         self._context.set_trailing_metadata(((REQUEST_ID, self.record.id),))
         self._metrics.calls.begin(self._method)
         return self
@@ -224,4 +224,4 @@ class _Call:
 def _writer(handler: Handler) -> Callable[[Any], bytes]:
     write = handler.response_serializer
     assert write is not None, "every method of a generated servicer has one"
-    return lambda message: message.content if isinstance(message, Encoded) else write(message)
+    return lambda message: message.content if isinstance(message, EncodedMessage) else write(message)

@@ -20,7 +20,7 @@ ALPHA, STABLE = "v1alpha", "v1"
 V1 = reflection.SERVICE_NAME.replace(ALPHA, STABLE)
 
 
-class Symbols:
+class PoolWithMethods:
     """A pool that finds the file of a method, too: to the protocol, methods are symbols like services and messages.
 
     NOTE: no subclass of DescriptorPool: protobuf makes a plain pool of it.
@@ -52,7 +52,7 @@ def enable_reflection(services: Iterable[str], server: grpc.aio.Server) -> None:
         _copy(_file(name), pool, known)
     _copy(error_details_pb2.DESCRIPTOR, pool, known)
     pool.Add(_stable())
-    servicer = reflection.aio.ReflectionServicer([*names, V1], pool=Symbols(pool))
+    servicer = reflection.aio.ReflectionServicer([*names, V1], pool=PoolWithMethods(pool))
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
     handler = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,

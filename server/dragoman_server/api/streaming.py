@@ -7,12 +7,12 @@ from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.core.requests import BeamProgress, GenerationRequest, Progress
 from dragoman_server.core.search_options import Constraints
 from dragoman_server.decoding.text_stream import TargetDecoder, TextStream
-from dragoman_server.messages.generation_options import Wanted
+from dragoman_server.messages.generation_options import ResponseDetails
 from dragoman_server.messages.served_model import ServedModel
 
 
 async def stream_answer(
-    model: ServedModel, request: GenerationRequest, wanted: Wanted
+    model: ServedModel, request: GenerationRequest, details: ResponseDetails
 ) -> AsyncGenerator[pb.GenerateStreamResponse, None]:
     """Asks the engines, and tells what they decide as they do. Whoever stops to listen must close it.
 
@@ -27,14 +27,14 @@ async def stream_answer(
         async for event in generation.events():
             if isinstance(event, Progress):
                 text = streams[event.hypothesis].push(event.ids)
-                tokens = model.writer.progress(event, wanted)
+                tokens = model.writer.progress(event, details)
                 if text or tokens:
                     yield pb.GenerateStreamResponse(text=text, tokens=tokens, hypothesis=event.hypothesis)
             elif isinstance(event, BeamProgress):
                 progress = pb.BeamProgress(tokens=event.tokens, running=event.running, finished=event.finished)
                 yield pb.GenerateStreamResponse(progress=progress)
             else:
-                final = await model.answer(request, event, wanted)
+                final = await model.write_response(request, event, details)
                 last = len(final.hypotheses) - 1  # it comes together with the whole
                 for index, hypothesis in enumerate(final.hypotheses):
                     stream = streams[index]

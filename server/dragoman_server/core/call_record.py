@@ -40,7 +40,7 @@ class CallRecord:
         code: name of the status that it ended with.
         key: name of the API key that it came with.
         parts: requests that it had, where they stream, each with a record of its own.
-        tell: takes the records of those.
+        report: takes the records of those.
     """
 
     __slots__ = (
@@ -56,11 +56,11 @@ class CallRecord:
         "model",
         "parts",
         "received",
+        "report",
         "source_tokens",
         "stages",
         "started",
         "target_tokens",
-        "tell",
         "tokenized",
         "tokenizing",
         "traceparent",
@@ -81,29 +81,29 @@ class CallRecord:
         self.code = "OK"
         self.key: str | None = None
         self.parts = 0
-        self.tell: Callable[[CallRecord], None] | None = None
+        self.report: Callable[[CallRecord], None] | None = None
 
     @property
     def seconds(self) -> float:
         return self.ended - self.started
 
-    def tokenize(self, inputs: int) -> None:
+    def begin_tokenizing(self, inputs: int) -> None:
         """Its inputs are being tokenized."""
         self.tokenizing = monotonic()
         self.inputs = inputs
 
-    def tokens(self, source_tokens: int) -> Stages:
+    def end_tokenizing(self, source_tokens: int) -> Stages:
         """They have been. Gives where the engines note how far they get with the only one."""
         self.tokenized = monotonic()
         self.source_tokens = source_tokens
         self.stages = Stages(self.tokenized)
         return self.stages
 
-    def scored(self, source_tokens: int, target_tokens: int, targets: int) -> None:
+    def add_scores(self, source_tokens: int, target_tokens: int, targets: int) -> None:
         """Its targets have been scored."""
         self.source_tokens, self.target_tokens, self.hypotheses = source_tokens, target_tokens, targets
 
-    def answered(self, request: GenerationRequest, finished: Finished) -> None:
+    def add_answer(self, request: GenerationRequest, finished: Finished) -> None:
         """One of its inputs has its answer."""
         hypotheses = finished.hypotheses
         self.hypotheses += len(hypotheses)
@@ -145,7 +145,7 @@ def new_id() -> str:
 
 
 @contextmanager
-def record_part() -> Iterator[CallRecord]:
+def record_stream_request() -> Iterator[CallRecord]:
     """One of the requests of a call whose requests stream, as long as it is worked at in a task of its own."""
     whole = RECORD.get() or CallRecord("", "")
     whole.parts += 1
@@ -159,5 +159,5 @@ def record_part() -> Iterator[CallRecord]:
         raise
     finally:
         part.ended = monotonic()
-        if whole.tell is not None:
-            whole.tell(part)
+        if whole.report is not None:
+            whole.report(part)

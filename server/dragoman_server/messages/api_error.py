@@ -19,7 +19,7 @@ from dragoman_server.core.errors import (
     QueueFullError,
     Rejection,
 )
-from dragoman_server.messages.wording import cut, listed, shortened
+from dragoman_server.messages.error_text import list_nearest, shorten, truncate
 from dragoman_server.security.keys import OverLimitError
 
 DETAILS_KEY = "grpc-status-details-bin"  # where gRPC implementations look for a google.rpc.Status
@@ -53,7 +53,7 @@ class ApiError(Exception):
         rejection: Rejection | None = None,
         reason: str | None = None,
     ) -> None:
-        message = cut(message, MESSAGE_BYTES)
+        message = truncate(message, MESSAGE_BYTES)
         if detail is not None:
             _cut_texts(detail)
         super().__init__(message)
@@ -92,8 +92,8 @@ def malformed() -> ApiError:
 
 def unknown_model(name: str, known: list[str]) -> ApiError:
     """NOT_FOUND."""
-    shown = shortened(name)
-    message = f"model {shown!r} is not served here; there is {listed(known, name)}"
+    shown = shorten(name)
+    message = f"model {shown!r} is not served here; there is {list_nearest(known, name)}"
     detail = error_details_pb2.ResourceInfo(resource_type="dragoman.v1.Model", resource_name=shown, description=message)
     return ApiError(grpc.StatusCode.NOT_FOUND, message, detail, Rejection.UNKNOWN_MODEL)
 
@@ -146,7 +146,7 @@ async def abort(context: grpc.aio.ServicerContext[object, object], error: ApiErr
 def _cut_texts(message: Message) -> None:
     for field, value in message.ListFields():
         if isinstance(value, str):
-            setattr(message, field.name, cut(value, DETAIL_BYTES))
+            setattr(message, field.name, truncate(value, DETAIL_BYTES))
         elif field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
             for part in [value] if isinstance(value, Message) else value:
                 _cut_texts(part)

@@ -33,7 +33,7 @@ def is_blank(text: str) -> bool:
     return not any(map(_is_seen, text))
 
 
-def made_of(text: str) -> str:
+def describe_characters(text: str) -> str:
     """Its distinct characters, the first few by code point and name: 'U+0020 SPACE and U+200B ZERO WIDTH SPACE'."""
     characters = list(dict.fromkeys(text))
     named = [f"U+{ord(character):04X} {_name(character)}" for character in characters[:MOST_NAMED]]

@@ -3,11 +3,11 @@
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.core.search_options import Constraints
 from dragoman_server.messages.api_error import invalid
-from dragoman_server.messages.number_fields import Fields
+from dragoman_server.messages.option_reader import OptionReader
 from dragoman_server.messages.token_ids import TargetEncoder
 
 
-async def read_constraints(fields: Fields, target: TargetEncoder, limits: pb.Limits) -> Constraints:
+async def read_constraints(fields: OptionReader, target: TargetEncoder, limits: pb.Limits) -> Constraints:
     """All of them but min_new_tokens.
 
     Raises:
@@ -58,7 +58,7 @@ async def _prefix(options: pb.GenerationOptions, target: TargetEncoder) -> tuple
     return prefix
 
 
-def _suppressed_tokens(fields: Fields, target: TargetEncoder, limits: pb.Limits) -> set[int]:
+def _suppressed_tokens(fields: OptionReader, target: TargetEncoder, limits: pb.Limits) -> set[int]:
     tokens = fields.options.suppressed_tokens
     if len(tokens) > limits.suppressed_tokens:
         problem = f"has {len(tokens)} tokens, but at most {limits.suppressed_tokens} can be suppressed"

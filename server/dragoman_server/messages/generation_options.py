@@ -15,7 +15,7 @@ from dragoman_server.core.search_options import (
 )
 from dragoman_server.messages.api_error import invalid
 from dragoman_server.messages.constraint_options import choosable_tokens, read_constraints
-from dragoman_server.messages.number_fields import Fields
+from dragoman_server.messages.option_reader import OptionReader
 from dragoman_server.messages.token_ids import TargetEncoder
 
 MAX_DURATION_SECONDS = 315_576_000_000  # google.protobuf.Duration's own limit: 10,000 years
@@ -46,7 +46,7 @@ PRIORITIES: dict[pb.Priority, Priority] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ResponseDetails:
     """What a client wants beside the text: Details, with what they imply."""
 
     tokens: bool = False
@@ -56,19 +56,19 @@ class Wanted:
     attention: bool = False
 
     @property
-    def look(self) -> bool:
+    def needs_attention(self) -> bool:
         """Whether it has to be known where the tokens look."""
         return self.alignment or self.attention
 
 
-def read_details(details: pb.Details, limits: pb.Limits) -> Wanted:
+def read_details(details: pb.Details, limits: pb.Limits) -> ResponseDetails:
     """Raises:
     ApiError: `top_tokens` is not in 0 .. the limit.
     """
     if not 0 <= details.top_tokens <= limits.top_tokens:
         raise invalid("details.top_tokens", f"is {details.top_tokens}, but must be in 0 to {limits.top_tokens}")
     log_probabilities = details.log_probabilities or details.top_tokens > 0
-    return Wanted(
+    return ResponseDetails(
         tokens=details.tokens or log_probabilities or details.alignment or details.attention,
         log_probabilities=log_probabilities,
         top_tokens=details.top_tokens,
@@ -78,21 +78,21 @@ def read_details(details: pb.Details, limits: pb.Limits) -> Wanted:
 
 
 async def read_options(
-    options: pb.GenerationOptions, wanted: Wanted, target: TargetEncoder, limits: pb.Limits
+    options: pb.GenerationOptions, details: ResponseDetails, target: TargetEncoder, limits: pb.Limits
 ) -> SearchOptions:
     """What to search for and how.
 
     Raises:
         ApiError: an option is out of its range, is of no use with the others, or contradicts them.
     """
-    fields = Fields(options)
+    fields = OptionReader(options)
     if fields.given <= LENGTHS:  # as most do, who then need not wait while all the others are looked for
         max_new_tokens, constraints = _lengths(fields, UNCONSTRAINED, target.max_tokens)
         return SearchOptions(
             max_new_tokens,
             constraints=constraints,
-            log_probabilities=wanted.log_probabilities,
-            top_tokens=wanted.top_tokens,
+            log_probabilities=details.log_probabilities,
+            top_tokens=details.top_tokens,
         )
     beam, sampling = _beam(fields, limits), _sampling(fields)
     if sampling and beam:
@@ -121,8 +121,8 @@ async def read_options(
         sampling=sampling,
         constraints=constraints,
         alternatives=options.alternatives,
-        log_probabilities=wanted.log_probabilities,
-        top_tokens=wanted.top_tokens,
+        log_probabilities=details.log_probabilities,
+        top_tokens=details.top_tokens,
     )
 
 
@@ -133,7 +133,7 @@ def reseeded(search: SearchOptions) -> SearchOptions:
     return replace(search, sampling=replace(search.sampling, seed=secrets.randbits(64)))
 
 
-def _beam(fields: Fields, limits: pb.Limits) -> BeamOptions | None:
+def _beam(fields: OptionReader, limits: pb.Limits) -> BeamOptions | None:
     options = fields.options
     if not fields.has("beam_size"):
         fields.need(OF_BEAM_SEARCH, "beam_size")
@@ -163,7 +163,7 @@ def _beam(fields: Fields, limits: pb.Limits) -> BeamOptions | None:
     )
 
 
-def _sampling(fields: Fields) -> SamplingOptions | None:
+def _sampling(fields: OptionReader) -> SamplingOptions | None:
     options = fields.options
     if not options.sample:
         fields.need(OF_SAMPLING, "sample")
@@ -184,7 +184,7 @@ def _rule(value: float, none: float) -> float | None:
 
 
 def _num_hypotheses(
-    fields: Fields, beam: BeamOptions | None, sampling: SamplingOptions | None, limits: pb.Limits
+    fields: OptionReader, beam: BeamOptions | None, sampling: SamplingOptions | None, limits: pb.Limits
 ) -> int:
     if fields.options.alternatives or sampling:
         most, why = limits.hypotheses, ", which is the server's limit"
@@ -197,7 +197,7 @@ def _num_hypotheses(
     return fields.integer("num_hypotheses", 1, 1, most, why)
 
 
-def _lengths(fields: Fields, constraints: Constraints, limit: int) -> tuple[int, Constraints]:
+def _lengths(fields: OptionReader, constraints: Constraints, limit: int) -> tuple[int, Constraints]:
     """max_new_tokens, and the constraints with min_new_tokens."""
     forced = len(constraints.prefix) if constraints.prefix_bias is None else 0
     why = f", which is what the model's limit and a prefix of {forced} leave" if forced else ", the model's limit"

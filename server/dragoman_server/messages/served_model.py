@@ -2,21 +2,22 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.core.call_record import RECORD
-from dragoman_server.core.requests import BeamProgress, Finished, GenerationRequest, Progress
+from dragoman_server.core.requests import Finished, GenerationRequest
 from dragoman_server.core.search_options import SearchOptions
 from dragoman_server.decoding.text_stream import TargetDecoder
-from dragoman_server.engine.scorer import Scored, Target
-from dragoman_server.messages.answer_size import AnswerSizes
-from dragoman_server.messages.answers import AnswerWriter
+from dragoman_server.engine.pool import EnginePool
+from dragoman_server.engine.scorer import Scorer, Target
 from dragoman_server.messages.api_error import invalid
 from dragoman_server.messages.batch_room import BatchRoom
-from dragoman_server.messages.generation_options import Wanted, read_details, read_options
+from dragoman_server.messages.generation_options import ResponseDetails, read_details, read_options
+from dragoman_server.messages.response_size import ResponseSizes
+from dragoman_server.messages.response_writer import ResponseWriter
 from dragoman_server.messages.token_ids import SourceEncoder, TargetEncoder, is_text
 from dragoman_server.messages.turns import Turns
 
@@ -24,30 +25,6 @@ from dragoman_server.messages.turns import Turns
 INLINE_TOKENS = 1024
 
 Message = TypeVar("Message", pb.GenerateResponse, pb.ScoreResponse)
-
-
-class PendingAnswer(Protocol):
-    """What the service needs of server.engine.pool.Generation."""
-
-    async def result(self) -> Finished: ...
-
-    def events(self) -> AsyncIterator[Progress | BeamProgress | Finished]: ...
-
-    def cancel(self) -> None: ...
-
-
-class Engines(Protocol):
-    """What the service needs of server.engine.pool.EnginePool."""
-
-    def submit(self, request: GenerationRequest) -> PendingAnswer:
-        """Raises QueueFullError or EngineUnavailableError."""
-
-
-class Scorer(Protocol):
-    """What the service needs of server.engine.scorer.Scorer."""
-
-    async def score(self, targets: Sequence[Target], deadline: float | None) -> list[Scored]:
-        """Raises QueueFullError, DeadlineExpiredError or EngineUnavailableError."""
 
 
 class ServedModel:
@@ -66,7 +43,7 @@ class ServedModel:
     def __init__(
         self,
         bundle: Bundle,
-        engines: Engines,
+        engines: EnginePool,
         scorer: Scorer,
         device: str,
         batch_window: int,
@@ -80,18 +57,18 @@ class ServedModel:
         self.encoder = SourceEncoder(bundle.source_tokenizer, manifest.tokens, manifest.limits.max_source_tokens)
         self.target = TargetEncoder(bundle.target_tokenizer, manifest.tokens, manifest.limits.max_target_tokens)
         self.decoder = TargetDecoder(bundle.target_tokenizer)
-        self.writer = AnswerWriter(bundle, self.decoder)
+        self.writer = ResponseWriter(bundle, self.decoder)
         self.tokenizers = {pb.SIDE_SOURCE: bundle.source_tokenizer, pb.SIDE_TARGET: bundle.target_tokenizer}
         self.info = _info(bundle, device, limits)
         turns = Turns(engines.submit)
         self.submit, self.wait_for_room = turns.submit, turns.wait
         self._planes = manifest.shape.decoder_layers * manifest.shape.heads
-        self.sizes = AnswerSizes(bundle.source_tokenizer, bundle.target_tokenizer, self._planes, limits)
+        self.sizes = ResponseSizes(bundle.source_tokenizer, bundle.target_tokenizer, self._planes, limits)
         self._scorer = scorer
         self._count_unseen = count_unseen
-        self._usual = SearchOptions(self.target.max_tokens), Wanted()
+        self._usual = SearchOptions(self.target.max_tokens), ResponseDetails()
 
-    async def source_ids(self, source: pb.Input, field: str) -> list[int]:
+    async def encode_source(self, source: pb.Input, field: str) -> list[int]:
         """The checked ids of an input.
 
         Args:
@@ -100,11 +77,11 @@ class ServedModel:
         Raises:
             ApiError: the input is not one the model can read.
         """
-        if ids := self.given_ids(source, field):
+        if ids := self.check_source_ids(source, field):
             return ids
         return await self.encoder.encode(source.text, f"{field}.text")
 
-    def given_ids(self, source: pb.Input, field: str) -> list[int] | None:
+    def check_source_ids(self, source: pb.Input, field: str) -> list[int] | None:
         """The checked ids of an input that comes as ids, None for one that comes as text.
 
         Raises:
@@ -114,7 +91,9 @@ class ServedModel:
             return None
         return self.encoder.check_ids(source.token_ids.ids, f"{field}.token_ids.ids")
 
-    async def plan(self, options: pb.GenerationOptions, details: pb.Details) -> tuple[SearchOptions, Wanted]:
+    async def read_options(
+        self, options: pb.GenerationOptions, details: pb.Details
+    ) -> tuple[SearchOptions, ResponseDetails]:
         """What to search for, and what to tell of it.
 
         Raises:
@@ -122,10 +101,10 @@ class ServedModel:
         """
         if not options.ByteSize() and not details.ByteSize():  # as of most
             return self._usual
-        wanted = read_details(details, self.limits)
-        return await read_options(options, wanted, self.target, self.limits), wanted
+        response_details = read_details(details, self.limits)
+        return await read_options(options, response_details, self.target, self.limits), response_details
 
-    def check_attention(self, wanted: Wanted, search: SearchOptions, source_tokens: int) -> None:
+    def check_attention(self, details: ResponseDetails, search: SearchOptions, source_tokens: int) -> None:
         """Refuses what might have too many weights for one response.
 
         Args:
@@ -134,33 +113,35 @@ class ServedModel:
         Raises:
             ApiError: it might.
         """
-        if wanted.attention:
+        if details.attention:
             prefix = len(search.constraints.prefix)
             target_tokens = search.num_hypotheses * (prefix + search.max_new_tokens + 1)
             remedy = "lower max_new_tokens or num_hypotheses, or ask for less at once"
             self._check_weights(target_tokens * source_tokens, "details.attention", remedy)
 
-    async def answer(self, request: GenerationRequest, finished: Finished, wanted: Wanted) -> pb.GenerateResponse:
+    async def write_response(
+        self, request: GenerationRequest, finished: Finished, details: ResponseDetails
+    ) -> pb.GenerateResponse:
         """The whole answer.
 
         Raises:
             QueueFullError, DeadlineExpiredError, EngineUnavailableError: as the scorer does, if it is needed.
         """
-        looks = None
-        if wanted.look:
+        attention = None
+        if details.needs_attention:
             targets = [
-                Target(request.source_ids, result.ids, wanted.alignment, wanted.attention)
+                Target(request.source_ids, result.ids, details.alignment, details.attention)
                 for result in finished.hypotheses
             ]
-            looks = await self._scorer.score(targets, request.deadline)
+            attention = await self._scorer.score(targets, request.deadline)
         tokens = (
-            sum(len(result.ids) for result in finished.hypotheses) * (1 + wanted.top_tokens) if wanted.tokens else 0
+            sum(len(result.ids) for result in finished.hypotheses) * (1 + details.top_tokens) if details.tokens else 0
         )
-        response = await _write(tokens, lambda: self.writer.response(request, finished, wanted, looks))
+        response = await _write(tokens, lambda: self.writer.response(request, finished, details, attention))
         if response.unseen_source_tokens:
             self._count_unseen()
         if (record := RECORD.get()) is not None:
-            record.answered(request, finished)
+            record.add_answer(request, finished)
         return response
 
     async def score(self, request: pb.ScoreRequest, deadline: float | None) -> pb.ScoreResponse:
@@ -174,8 +155,8 @@ class ServedModel:
         if count > most:
             raise invalid("targets", f"has {count} targets, but at most {most} are scored at once")
         if (record := RECORD.get()) is not None:
-            record.tokenize(1)
-        source_ids = await self.source_ids(request.input, "input")
+            record.begin_tokenizing(1)
+        source_ids = await self.encode_source(request.input, "input")
         names = [f"targets[{index}]" for index in range(count)]
         parts = await self.target.encode(request.targets, names, whole=True)
         if request.attention:
@@ -188,7 +169,7 @@ class ServedModel:
             record.tokenized = time.monotonic()
         found = await self._scorer.score(targets, deadline)
         if record is not None:
-            record.scored(len(source_ids), tokens, count)
+            record.add_scores(len(source_ids), tokens, count)
         return await _write(tokens, lambda: self.writer.score(source_ids, targets, found))
 
     def _check_weights(self, weights: int, field: str, remedy: str) -> None:

@@ -9,7 +9,7 @@ from tokenizers import Encoding, Tokenizer
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.bundle.manifest import SpecialTokens
 from dragoman_server.messages.api_error import ApiError, invalid
-from dragoman_server.messages.blank_text import is_blank, made_of
+from dragoman_server.messages.blank_text import describe_characters, is_blank
 
 # Texts up to this many characters are tokenized on the event loop, in a millisecond or two; longer ones in a thread.
 INLINE_CHARACTERS = 2048
@@ -171,7 +171,7 @@ class SourceEncoder(TextEncoder):
             )
             return invalid(field, problem)
         if is_blank(text):
-            return invalid(field, f"is empty: it holds only {made_of(text)}")
+            return invalid(field, f"is empty: it holds only {describe_characters(text)}")
         return None
 
     def _check(self, encoding: Encoding, text: str, field: str) -> list[int]:
@@ -180,7 +180,7 @@ class SourceEncoder(TextEncoder):
             raise self._too_long(len(ids), field)
         self._check_known(encoding, text, field)
         if self._blank.issuperset(ids[:-1]):
-            raise invalid(field, f"is empty once it is normalised: it holds only {made_of(text)}")
+            raise invalid(field, f"is empty once it is normalised: it holds only {describe_characters(text)}")
         return ids
 
     def _too_long(self, tokens: int, field: str) -> ApiError:
@@ -225,7 +225,9 @@ class TargetEncoder(TextEncoder):
                 if whole and ids and ids[-1] == self.end:
                     ids.pop()
             if not ids and not whole:
-                raise invalid(field, f"is empty: it holds only {made_of(given.text)}" if given.text else "is empty")
+                raise invalid(
+                    field, f"is empty: it holds only {describe_characters(given.text)}" if given.text else "is empty"
+                )
             if len(ids) > self.max_tokens:
                 raise self._too_long(f"{len(ids)} tokens", field)
             parts.append(tuple(ids))

@@ -15,7 +15,7 @@ import structlog
 from dragoman_server.config import ServerConfig
 from dragoman_server.machine import freeze_objects, trim_memory, usable_cpus
 from dragoman_server.messages.api_error import unavailable
-from dragoman_server.messages.wording import shortened
+from dragoman_server.messages.error_text import shorten
 from dragoman_server.metrics import ModelMetrics
 from dragoman_server.models.load_plan import Orders
 from dragoman_server.models.loading import LoadedVersion, LoadError, load_version
@@ -257,12 +257,12 @@ class ModelManager:
         name, asked = split(name)
         model = self._models.get(name) if is_name(name) else None
         if model is None:
-            raise UnknownModelError(f"there is no model {shortened(name)!r} in {self.source.path}")
+            raise UnknownModelError(f"there is no model {shorten(name)!r} in {self.source.path}")
         if asked is None or asked == LATEST:
             return model, None
         version = model.settings.aliases.get(asked, asked)
         if version not in model.found and version not in model.versions:
-            raise UnknownModelError(f"there is no version {shortened(asked)!r} of model {name} in {self.source.path}")
+            raise UnknownModelError(f"there is no version {shorten(asked)!r} of model {name} in {self.source.path}")
         return model, version
 
     async def _follow(self, snapshot: Snapshot) -> None:

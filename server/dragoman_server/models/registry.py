@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.core.call_record import RECORD
 from dragoman_server.messages.api_error import invalid, unavailable, unknown_model
+from dragoman_server.messages.error_text import list_nearest
 from dragoman_server.messages.served_model import ServedModel
-from dragoman_server.messages.wording import listed
 from dragoman_server.models.versions import LATEST, newest_first, split
 
 
@@ -173,7 +173,7 @@ class ModelRegistry:
     def _default_name(self) -> str:
         if not self._routes:
             raise unavailable("no model is loaded")
-        names = listed(sorted(self._routes))
+        names = list_nearest(sorted(self._routes))
         if self._default is None:
             raise invalid("model", f"is empty, but this server has no default model: name one of {names}")
         if self._default not in self._routes:

@@ -10,7 +10,7 @@ from dragoman.inference import open_inference_pb2_grpc
 from dragoman.v1 import admin_pb2_grpc, generation_pb2_grpc
 from dragoman_server.api.admin_service import SERVICE as ADMIN
 from dragoman_server.api.admin_service import AdminService
-from dragoman_server.api.auth import Gate
+from dragoman_server.api.auth import Authenticator
 from dragoman_server.api.generation_service import SERVICE as GENERATION
 from dragoman_server.api.generation_service import GenerationService
 from dragoman_server.api.health_service import Health
@@ -54,10 +54,10 @@ def listen(
     if (connections := allow_connections(config)) < config.max_connections:
         log.warning("the limit of open files allows fewer connections than --max-connections", connections=connections)
     addresses = addresses_of(config.host, config.port, "--port")
-    gate = Gate(access.keys)
-    metrics.registry.register(gate)
+    authenticator = Authenticator(access.keys)
+    metrics.registry.register(authenticator)
     metrics.registry.register(access)
-    interceptor = CallInterceptor(metrics, gate, config.log_text, observer, config.max_message_bytes)
+    interceptor = CallInterceptor(metrics, authenticator, config.log_text, observer, config.max_message_bytes)
     server = grpc.aio.server(interceptors=[interceptor], options=server_options(config, connections))
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, server)
     open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(inference, server)

@@ -1,5 +1,6 @@
 """TLS of the gRPC port, one-sided or mutual, with certificates that may be renewed while connections are open."""
 
+import datetime
 import os
 import ssl
 import time
@@ -10,12 +11,15 @@ from pathlib import Path
 import grpc
 import structlog
 
-from dragoman_server.security.expiry import ends_at
 from dragoman_server.security.watched_files import FileError, WatchedFiles
 
 log = structlog.get_logger()
 
 Configuration = grpc.ServerCertificateConfiguration
+
+# DER tags (X.690) of the values that lead to a certificate's expiry.
+UTC_TIME, GENERALIZED_TIME, VERSION = 0x17, 0x18, 0xA0
+END = "-----END CERTIFICATE-----"
 
 
 class Tls:
@@ -73,7 +77,7 @@ class Tls:
             if not _holds_certificates(authorities):
                 raise FileError(f"{self._names[2]} holds no certificates in PEM form")
         try:
-            self.ends = ends_at(certificate.decode("ascii", "replace"))
+            self.ends = expiry_of(certificate.decode("ascii", "replace"))
         except ValueError:
             self.ends = None
         if self.ends is not None and self.ends < time.time():
@@ -115,3 +119,41 @@ def _as_file(content: bytes) -> Iterator[str]:
         yield f"/proc/self/fd/{descriptor}"
     finally:
         os.close(descriptor)
+
+
+def expiry_of(pem: str) -> float:
+    """Seconds since 1970 at which the first certificate of a PEM text ends.
+
+    The way there (RFC 5280, 4.1): Certificate, tbsCertificate, and in it, behind version (which may be left out),
+    serial number, signature algorithm and issuer, the validity: from, until.
+
+    Raises:
+        ValueError: it is not a certificate.
+    """
+    start = pem.find("-----BEGIN CERTIFICATE-----")
+    stop = pem.find(END, start)
+    if start < 0 or stop < 0:
+        raise ValueError("no certificate")
+    der = ssl.PEM_cert_to_DER_cert(pem[start : stop + len(END)] + "\n")
+    try:
+        fields = _parts(_parts(_parts(der)[0][1])[0][1])
+        validity = _parts(fields[4 if fields[0][0] == VERSION else 3][1])
+        tag, content = validity[1]
+        style = {UTC_TIME: "%y%m%d%H%M%SZ", GENERALIZED_TIME: "%Y%m%d%H%M%SZ"}[tag]
+        moment = datetime.datetime.strptime(content.decode("ascii"), style)
+    except (IndexError, KeyError) as error:
+        raise ValueError("no certificate") from error
+    return moment.replace(tzinfo=datetime.UTC).timestamp()
+
+
+def _parts(der: bytes) -> list[tuple[int, bytes]]:
+    """Tag and content of the values that follow each other in DER."""
+    parts, at = [], 0
+    while at < len(der):
+        tag, size, at = der[at], der[at + 1], at + 2
+        if size & 0x80:
+            count = size & 0x7F
+            size, at = int.from_bytes(der[at : at + count], "big"), at + count
+        parts.append((tag, der[at : at + size]))
+        at += size
+    return parts

@@ -24,11 +24,11 @@ from dragoman_server.api.inference.metadata import (
     server_metadata,
 )
 from dragoman_server.api.inference.outputs import FINAL, OutputWriter
-from dragoman_server.api.inference.parameters import Parameters, named_as_here
+from dragoman_server.api.inference.parameters import Parameters, translate_field_names
 from dragoman_server.api.inference.stream import RequestStream
 from dragoman_server.api.inference.tensors import read_texts
 from dragoman_server.api.yielding import Pauses
-from dragoman_server.core.call_record import record_part
+from dragoman_server.core.call_record import record_stream_request
 from dragoman_server.core.errors import DeadlineExpiredError, EngineError, Rejection
 from dragoman_server.messages.api_error import ApiError, from_engine, invalid
 from dragoman_server.metrics import ServerMetrics
@@ -129,7 +129,7 @@ class InferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
             # One text is someone who waits; whoever sends many at once has time.
             priority=parameters.priority or (pb.PRIORITY_INTERACTIVE if len(texts) == 1 else pb.PRIORITY_BATCH),
         )
-        with named_as_here(), _deadline(parameters.timeout):
+        with translate_field_names(), _deadline(parameters.timeout):
             async with asyncio.timeout(parameters.timeout):
                 answers = await self._generation.answer_all(asked, context)
         return await writer.whole(answers)
@@ -218,7 +218,7 @@ class InferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
         """Raises:
         ApiError: the request is not one that this service takes, or there is no such model.
         """
-        with named_as_here():
+        with translate_field_names():
             model = self._models.find(_name(request.model_name, request.model_version)).model
         texts = read_texts(request, model.limits.batch_items)
         parameters = Parameters(request.parameters)
@@ -228,7 +228,7 @@ class InferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
         self, request: oip.ModelInferRequest, context: Context
     ) -> AsyncGenerator[oip.ModelStreamInferResponse, None]:
         """The answer to one request of a stream: its pieces, or what is wrong with it."""
-        with record_part() as record:
+        with record_stream_request() as record:
             try:
                 texts, parameters, writer = self._read(request)
                 if len(texts) > 1:
@@ -243,7 +243,7 @@ class InferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
                     details=parameters.details,
                     priority=parameters.priority,
                 )
-                with named_as_here(), _deadline(parameters.timeout):
+                with translate_field_names(), _deadline(parameters.timeout):
                     async with aclosing(self._generation.GenerateStream(asked, context)) as messages:
                         async for message in _within(messages, parameters.timeout):
                             if response := await writer.piece(message):
@@ -259,7 +259,7 @@ class InferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
                 yield oip.ModelStreamInferResponse(error_message=problem, infer_response=failed)
 
     def _describe(self, name: str, version: str) -> pb.Model:
-        with named_as_here():
+        with translate_field_names():
             return self._models.describe(_name(name, version))
 
     def _ready_models(self) -> list[pb.Model]:

@@ -13,8 +13,8 @@ from google.rpc import error_details_pb2
 from dragoman.inference import open_inference_pb2 as oip
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.messages.api_error import ApiError, invalid
+from dragoman_server.messages.error_text import shorten
 from dragoman_server.messages.limits import SUPPRESSED_SEQUENCES
-from dragoman_server.messages.wording import shortened
 
 # Not told here: they need more than a tensor of texts and numbers.
 NOT_TOLD = ("alignment", "attention")
@@ -53,7 +53,7 @@ class Parameters:
             elif field := _field(self.details, name):
                 _fill(self.details, field, value)
             elif name != "triton_enable_empty_final_response":  # the last response is told from the others in any case
-                _refuse(shortened(name), "is not a parameter of this server")
+                _refuse(shorten(name), "is not a parameter of this server")
 
     def _read_priority(self, value: Any) -> None:
         # A name, or a number as Triton has it: 1 goes first.
@@ -71,7 +71,7 @@ class Parameters:
 
 
 @contextmanager
-def named_as_here() -> Iterator[None]:
+def translate_field_names() -> Iterator[None]:
     """Lets errors name what this protocol calls the fields of the other."""
     try:
         yield
@@ -97,7 +97,7 @@ def _name(field: str) -> str:
 def _value(name: str, parameter: oip.InferParameter) -> Any:
     kind = parameter.WhichOneof("parameter_choice")
     if kind is None:
-        _refuse(shortened(name), "has no value")
+        _refuse(shorten(name), "has no value")
     return getattr(parameter, kind)
 
 

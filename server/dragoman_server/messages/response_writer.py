@@ -18,14 +18,14 @@ from dragoman_server.core.requests import (
 )
 from dragoman_server.decoding.text_stream import TargetDecoder
 from dragoman_server.engine.scorer import Scored, Target
-from dragoman_server.messages.generation_options import Wanted
-from dragoman_server.messages.wire import length_delimited
+from dragoman_server.messages.generation_options import ResponseDetails
+from dragoman_server.messages.protobuf_encoding import length_delimited
 
 WEIGHTS = pb.Attention.DESCRIPTOR.fields_by_name["weights"].number
 FINISH_REASONS = {reason: getattr(pb, f"FINISH_REASON_{reason.name}") for reason in FinishReason}
 
 
-class AnswerWriter:
+class ResponseWriter:
     """Answers of one model."""
 
     def __init__(self, bundle: Bundle, decoder: TargetDecoder) -> None:
@@ -37,19 +37,23 @@ class AnswerWriter:
         self._unseen = frozenset(bundle.manifest.unseen_source_tokens)
 
     def response(
-        self, request: GenerationRequest, finished: Finished, wanted: Wanted, looks: Sequence[Scored] | None = None
+        self,
+        request: GenerationRequest,
+        finished: Finished,
+        details: ResponseDetails,
+        attention: Sequence[Scored] | None = None,
     ) -> pb.GenerateResponse:
         """The whole answer.
 
         Args:
-            looks: where the tokens of each hypothesis look, if that is wanted.
+            attention: where the tokens of each hypothesis look, if that is details.
         """
-        hypotheses = [self._hypothesis(result, wanted) for result in finished.hypotheses]
-        for hypothesis, look in zip(hypotheses, looks or (), strict=False):
-            if look.alignment is not None:
-                hypothesis.alignment.extend(look.alignment[:-1])  # the end token is not among the tokens
-            if look.attention is not None:
-                write_attention(hypothesis.attention, look.attention)
+        hypotheses = [self._hypothesis(result, details) for result in finished.hypotheses]
+        for hypothesis, scored in zip(hypotheses, attention or (), strict=False):
+            if scored.alignment is not None:
+                hypothesis.alignment.extend(scored.alignment[:-1])  # the end token is not among the tokens
+            if scored.attention is not None:
+                write_attention(hypothesis.attention, scored.attention)
         sampling = request.search.sampling
         return pb.GenerateResponse(
             hypotheses=hypotheses,
@@ -57,14 +61,14 @@ class AnswerWriter:
             model=self._model,
             model_version=self._version,
             seed=sampling.seed if sampling else None,
-            source=self._source(request.source_ids) if wanted.look else None,
+            source=self._source(request.source_ids) if details.needs_attention else None,
             unseen_source_tokens=self._unseen_places(request.source_ids),
         )
 
-    def progress(self, progress: Progress, wanted: Wanted) -> list[pb.Token] | None:
+    def progress(self, progress: Progress, details: ResponseDetails) -> list[pb.Token] | None:
         """The tokens of an event as the details ask for them, None where they don't."""
         forced = 0 if progress.log_probabilities else len(progress.ids)
-        return self._tokens(progress.ids, progress.log_probabilities, progress.alternatives, forced, wanted)
+        return self._tokens(progress.ids, progress.log_probabilities, progress.alternatives, forced, details)
 
     def score(self, source_ids: Sequence[int], targets: Sequence[Target], found: Sequence[Scored]) -> pb.ScoreResponse:
         """The answer to a request to score these targets."""
@@ -87,16 +91,16 @@ class AnswerWriter:
             unseen_source_tokens=self._unseen_places(source_ids),
         )
 
-    def _hypothesis(self, result: HypothesisResult, wanted: Wanted) -> pb.Hypothesis:
+    def _hypothesis(self, result: HypothesisResult, details: ResponseDetails) -> pb.Hypothesis:
         ids = result.ids
         text = self._decode(ids)
         return pb.Hypothesis(
             text=text if result.characters is None else text[: result.characters],
             finish_reason=FINISH_REASONS[result.reason],
             target_tokens=len(ids),
-            tokens=self._tokens(ids, result.log_probabilities, result.alternatives, result.prefix, wanted),
-            log_probability=sum(result.log_probabilities) if wanted.log_probabilities else None,
-            score=result.score if wanted.log_probabilities else None,
+            tokens=self._tokens(ids, result.log_probabilities, result.alternatives, result.prefix, details),
+            log_probability=sum(result.log_probabilities) if details.log_probabilities else None,
+            score=result.score if details.log_probabilities else None,
         )
 
     def _tokens(
@@ -105,18 +109,18 @@ class AnswerWriter:
         log_probabilities: Sequence[float],
         alternatives: Sequence[Sequence[TokenChoice]],
         forced: int,
-        wanted: Wanted,
+        details: ResponseDetails,
     ) -> list[pb.Token] | None:
         """Args:
         log_probabilities, alternatives: of the ids behind the first `forced`; more are ignored.
         """
-        if not wanted.tokens:
+        if not details.tokens:
             return None
         tokens = [pb.Token(id=i, text=self._target_text(i)) for i in ids]
-        if wanted.log_probabilities:
+        if details.log_probabilities:
             for token, log_probability in zip(tokens[forced:], log_probabilities, strict=False):
                 token.log_probability = log_probability
-        if wanted.top_tokens:
+        if details.top_tokens:
             for token, choices in zip(tokens[forced:], alternatives, strict=False):
                 possible = [choice for choice in choices if choice.log_probability > -math.inf]
                 token.alternatives.extend(map(self._choice, possible))

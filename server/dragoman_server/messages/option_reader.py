@@ -9,7 +9,7 @@ from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.messages.api_error import invalid
 
 
-class Fields:
+class OptionReader:
     """The options of one request.
 
     Attributes:

@@ -8,12 +8,12 @@ NEAREST = 5  # names that an error lists
 VALUE_CHARACTERS = 100  # of a client's value that an error repeats
 
 
-def shortened(value: str, most: int = VALUE_CHARACTERS) -> str:
+def shorten(value: str, most: int = VALUE_CHARACTERS) -> str:
     """The beginning of what a client sent, to be repeated in an error."""
     return value if len(value) <= most else f"{value[:most]}..."
 
 
-def cut(text: str, most: int) -> str:
+def truncate(text: str, most: int) -> str:
     """The beginning of a text, up to so many bytes as gRPC sends a status's message: each byte of what is not printable
     ASCII becomes three.
     """
@@ -26,7 +26,7 @@ def cut(text: str, most: int) -> str:
     return text
 
 
-def listed(names: Sequence[str], like: str = "") -> str:
+def list_nearest(names: Sequence[str], like: str = "") -> str:
     """The names that there are, or those most like the one that was asked for and how many more there are.
 
     Args:
@@ -43,7 +43,7 @@ def _likeness(like: str) -> Callable[[str], tuple[float, int]]:
 
     Anyone may ask, so it has to be told quickly: difflib's true ratio takes milliseconds for each name.
     """
-    matcher = SequenceMatcher(None, b=shortened(like), autojunk=False)
+    matcher = SequenceMatcher(None, b=shorten(like), autojunk=False)
 
     def likeness(name: str) -> tuple[float, int]:
         matcher.set_seq1(name)

@@ -10,7 +10,7 @@ import pytest
 
 from dragoman.inference import open_inference_pb2 as oip
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.api.auth import CALLER, Gate
+from dragoman_server.api.auth import CALLER, Authenticator
 from dragoman_server.messages.api_error import ApiError
 from dragoman_server.new_key import add
 from dragoman_server.security.keys import ApiKeys
@@ -45,10 +45,10 @@ class Door:
         self.clock = Clock()
         self.keys = {"plain": add(path, "plain"), "ops": add(path, "ops", admin=True)}
         self.keys["slow"] = add(path, "slow", per_second="10")
-        self.gate = Gate(ApiKeys(path, self.clock))
+        self.authenticator = Authenticator(ApiKeys(path, self.clock))
 
     def call(self, name: str, method: str = GENERATE, request: Any = None) -> Any:
-        return self.gate.call(method, request or pb.GenerateRequest(), self.context(name))
+        return self.authenticator.call(method, request or pb.GenerateRequest(), self.context(name))
 
     def context(self, name: str) -> Any:
         return cast("Any", Call(("user-agent", "x"), ("authorization", f"Bearer {self.keys[name]}")))
@@ -79,12 +79,12 @@ def test_a_call_is_known_by_its_key(door: Door) -> None:
     for value in (key, f"Basic {key}", "Bearer", "Bearer ", f"Bearer {key} {key}", f"Bearer {key}".encode() + b"\xff"):
         with (
             pytest.raises(ApiError) as error,
-            door.gate.call(GENERATE, None, cast("Any", Call(("authorization", value)))),
+            door.authenticator.call(GENERATE, None, cast("Any", Call(("authorization", value)))),
         ):
             pass
         assert error.value.code is grpc.StatusCode.UNAUTHENTICATED
         assert key not in error.value.message
-    with door.gate.call(GENERATE, None, cast("Any", Call(("authorization", f"bearer  {key}")))):
+    with door.authenticator.call(GENERATE, None, cast("Any", Call(("authorization", f"bearer  {key}")))):
         pass
 
 
@@ -148,7 +148,7 @@ async def test_requests_of_one_stream_come_as_fast_as_the_key_may(door: Door) ->
 
 def test_without_keys_everyone_may(door: Door) -> None:
     request = pb.GenerateRequest()
-    with Gate().call(LOAD, request, cast("Any", Call())) as admitted:
+    with Authenticator().call(LOAD, request, cast("Any", Call())) as admitted:
         assert admitted is request
-    with door.gate.call("grpc.health.v1.Health/Check", request, cast("Any", Call())) as admitted:
+    with door.authenticator.call("grpc.health.v1.Health/Check", request, cast("Any", Call())) as admitted:
         assert admitted is request

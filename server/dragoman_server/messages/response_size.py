@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.core.search_options import SearchOptions
 from dragoman_server.messages.api_error import ApiError, invalid
-from dragoman_server.messages.generation_options import Wanted
+from dragoman_server.messages.generation_options import ResponseDetails
 
 # Bytes of an answer, and of a hypothesis, beside its tokens and its text.
 ANSWER_BYTES, HYPOTHESIS_BYTES = 64, 48
@@ -21,18 +21,18 @@ ALIGNMENT_BYTES, WEIGHT_BYTES = 2, 4
 
 
 @dataclass(frozen=True, slots=True)
-class TokenBytes:
+class TokenFormat:
     """What a token takes at most, beside its text: by itself, and with its log-probability."""
 
-    alone: int
+    token: int
     log_probability: int
 
 
-MESSAGE = TokenBytes(alone=10, log_probability=5)  # as dragoman.v1.Token
-JSON = TokenBytes(alone=45, log_probability=44)  # as the Open Inference Protocol has it
+MESSAGE = TokenFormat(token=10, log_probability=5)  # as dragoman.v1.Token
+JSON = TokenFormat(token=45, log_probability=44)  # as the Open Inference Protocol has it
 
 
-class AnswerSizes:
+class ResponseSizes:
     """Sizes of one model's answers.
 
     Args:
@@ -48,27 +48,29 @@ class AnswerSizes:
 
     def check(
         self,
-        wanted: Wanted,
+        details: ResponseDetails,
         search: SearchOptions,
         source_tokens: int,
-        form: TokenBytes = MESSAGE,
+        token_format: TokenFormat = MESSAGE,
         inputs: int | None = None,
     ) -> None:
         """Refuses what might have too large an answer, and says how much would fit.
 
         Args:
             source_tokens: of all inputs together.
-            form: how tokens are written.
+            token_format: how tokens are written.
             inputs: of a batch.
 
         Raises:
             ApiError: it might.
         """
-        if search.num_hypotheses == 1 and not wanted.tokens:
+        if search.num_hypotheses == 1 and not details.tokens:
             return
         count = inputs or 1
-        per_token = self._per_token(wanted, form, source_tokens / count)
-        fixed = ANSWER_BYTES + (source_tokens / count * (MESSAGE.alone + self._source) if wanted.look else 0)
+        per_token = self._per_token(details, token_format, source_tokens / count)
+        fixed = ANSWER_BYTES + (
+            source_tokens / count * (MESSAGE.token + self._source) if details.needs_attention else 0
+        )
         behind = len(search.constraints.prefix) + 1  # tokens that are no new ones
         hypothesis = HYPOTHESIS_BYTES + (behind + search.max_new_tokens) * per_token
         answer = fixed + search.num_hypotheses * hypothesis
@@ -95,9 +97,9 @@ class AnswerSizes:
         Raises:
             ApiError: the answer would be too large.
         """
-        wanted = Wanted(tokens=True, log_probabilities=True, alignment=alignment, attention=attention)
-        size = ANSWER_BYTES + source_tokens * (MESSAGE.alone + self._source)
-        size += targets * HYPOTHESIS_BYTES + tokens * self._per_token(wanted, MESSAGE, source_tokens)
+        details = ResponseDetails(tokens=True, log_probabilities=True, alignment=alignment, attention=attention)
+        size = ANSWER_BYTES + source_tokens * (MESSAGE.token + self._source)
+        size += targets * HYPOTHESIS_BYTES + tokens * self._per_token(details, MESSAGE, source_tokens)
         if size > self._most:
             problem = f"would have an answer of {self._too_many(size)}: about {int(self._most / size * targets)} fit"
             raise invalid("targets", problem)
@@ -111,15 +113,17 @@ class AnswerSizes:
     def _most(self) -> int:
         return self._limits.answer_bytes
 
-    def _per_token(self, wanted: Wanted, form: TokenBytes, source_tokens: float) -> float:
+    def _per_token(self, details: ResponseDetails, token_format: TokenFormat, source_tokens: float) -> float:
         """Bytes of one target token of a hypothesis, its part of the text included."""
         size = self._target
-        if wanted.tokens:
-            token = form.alone + self._target + (form.log_probability if wanted.log_probabilities else 0)
-            size += token * (1 + wanted.top_tokens)
-        if wanted.alignment:
+        if details.tokens:
+            token = (
+                token_format.token + self._target + (token_format.log_probability if details.log_probabilities else 0)
+            )
+            size += token * (1 + details.top_tokens)
+        if details.alignment:
             size += ALIGNMENT_BYTES
-        if wanted.attention:
+        if details.attention:
             size += self._weights * source_tokens
         return size
 

@@ -31,7 +31,7 @@ from dragoman_server.bundle.manifest import (
 )
 from dragoman_training.data.tokenizers import BEGIN_ID, END_ID, PAD_ID, UNKNOWN_ID
 from dragoman_training.model import Transformer
-from dragoman_training.run import Run
+from dragoman_training.run.load import Run
 
 CacheChoice = Literal["auto", "float", "int8"]
 EXPORTERS = ("dragoman", "onnx", "onnxscript", "torch")

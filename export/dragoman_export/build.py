@@ -16,8 +16,8 @@ from dragoman_export.quality import NAMES, Decoded, decode
 from dragoman_server.bundle.load import Bundle, load_bundle
 from dragoman_server.bundle.manifest import INTEGERS, Integers, Precision
 from dragoman_server.runtime.device import CPU, Device, DeviceError, choose_device
-from dragoman_training.data.corpus import Pair
-from dragoman_training.run import Run
+from dragoman_training.data.pairs import Pair
+from dragoman_training.run.load import Run
 
 GREEDY_SOURCES = 256  # decoded by model and graphs
 EXAMPLES = 6

@@ -17,7 +17,7 @@ from dragoman_server.bundle.manifest import MANIFEST_FILE, NAME_PATTERN, Manifes
 from dragoman_server.runtime.device import DeviceError
 from dragoman_training.data.tokenizers import UNKNOWN_ID
 from dragoman_training.errors import TrainingError
-from dragoman_training.run import Run, load_run
+from dragoman_training.run.load import Run, load_run
 
 __all__ = ["Options", "check", "export_run"]
 

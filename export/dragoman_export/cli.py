@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from dragoman_server.bundle.manifest import Precision
-from dragoman_training.errors import lacking
+from dragoman_training.errors import missing_extra
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -93,7 +93,7 @@ def export(
         from dragoman_export.errors import CheckFailedError, ExportError
         from dragoman_export.report import print_loss, print_report
     except ModuleNotFoundError as error:
-        print(f"error: {lacking(error, 'export')}", file=sys.stderr)
+        print(f"error: {missing_extra(error, 'export')}", file=sys.stderr)
         raise typer.Exit(1) from None
 
     console = Console(highlight=False)

@@ -7,13 +7,14 @@ from tokenizers import Tokenizer
 
 from dragoman_export.errors import ExportError
 from dragoman_server.messages.blank_text import is_blank
-from dragoman_training.data.corpus import BadLines, Pair, distinct_sources, read_pairs
-from dragoman_training.data.encode import Tokenizers, encode
-from dragoman_training.data.prepare import DATA, DEV, LONGEST, digest
-from dragoman_training.data.written import read_written
+from dragoman_training.data.corpus import BadLines, read_pairs
+from dragoman_training.data.encode import Tokenizers, encode_pairs
+from dragoman_training.data.pairs import Pair, distinct_sources, read_pairs_file
+from dragoman_training.data.prepare import pairs_digest
 from dragoman_training.errors import DataError
+from dragoman_training.files import DATA_FILE, DEV_FILE, LONGEST_FILE
 from dragoman_training.recipe import ParallelFiles
-from dragoman_training.run import Run
+from dragoman_training.run.load import Run
 
 
 def evaluation_data(run: Run, say: Callable[[str], None]) -> dict[str, list[Pair]]:
@@ -47,19 +48,19 @@ def evaluation_data(run: Run, say: Callable[[str], None]) -> dict[str, list[Pair
             if count != expected.get(what, count):
                 raise ExportError(
                     f"{place}: holds {count} usable {what}, but the run measured {name} on {expected[what]} "
-                    f"({run.path / DATA}): what is measured here would be of something else; put the file back as it "
-                    "was"
+                    f"({run.path / DATA_FILE}): what is measured here would be of something else; put the file back as "
+                    "it was"
                 )
-        if told.get(f"{name}_sha256") not in (None, digest(pairs)):
+        if told.get(f"{name}_sha256") not in (None, pairs_digest(pairs)):
             raise ExportError(
-                f"{place}: its texts are not those that the run measured {name} on ({run.path / DATA}): what is "
+                f"{place}: its texts are not those that the run measured {name} on ({run.path / DATA_FILE}): what is "
                 "measured here would be of something else; put the file back as it was"
             )
         if pairs:
             data[name] = pairs
 
     data: dict[str, list[Pair]] = {}
-    read("dev", str(run.path / DEV), run.dev_pairs)
+    read("dev", str(run.path / DEV_FILE), run.dev_pairs)
     files: list[Path | ParallelFiles] = run.recipe.data.test or []
     read("test", "data.test", lambda: _within_limits(run, read_pairs(files, BadLines("skip"))))
     return data
@@ -67,9 +68,9 @@ def evaluation_data(run: Run, say: Callable[[str], None]) -> dict[str, list[Pair
 
 def training_data(run: Run) -> list[Pair]:
     """The longest training pairs that the run wrote down; none where it is one of before, or the file is gone."""
-    path = run.path / LONGEST
+    path = run.path / LONGEST_FILE
     try:
-        return read_written(path) if path.exists() else []
+        return read_pairs_file(path) if path.exists() else []
     except DataError as error:
         raise ExportError(str(error)) from error
 
@@ -77,7 +78,7 @@ def training_data(run: Run) -> list[Pair]:
 def _within_limits(run: Run, pairs: Sequence[Pair]) -> list[Pair]:
     """Those that training keeps of a file."""
     tokenizers = Tokenizers(run.source_tokenizer, run.target_tokenizer)
-    return [pair for pair, _, fault in encode(run.recipe, tokenizers, pairs) if fault is None]
+    return [pair for pair, _, fault in encode_pairs(run.recipe, tokenizers, pairs) if fault is None]
 
 
 def spread(texts: Sequence[str], count: int) -> list[str]:

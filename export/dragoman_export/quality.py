@@ -8,8 +8,8 @@ from dragoman_server.bundle.load import Bundle
 from dragoman_server.machine import usable_cpus
 from dragoman_server.runtime.device import Device
 from dragoman_server.runtime.model import Runtime, Sessions
-from dragoman_training.data.corpus import Pair, references
-from dragoman_training.data.normalization import comparable
+from dragoman_training.data.normalization import canonical
+from dragoman_training.data.pairs import Pair, references
 from dragoman_training.evaluation.metrics import LOWER_IS_BETTER, METRICS, better
 from dragoman_training.recipe import Metric
 
@@ -57,7 +57,7 @@ def decode(bundle: Bundle, device: Device, pairs: Sequence[Pair], metrics: Seque
     expected = references(pairs, bundle.source_tokenizer, bundle.target_tokenizer)
     kept = list(within_limit(bundle.source_tokenizer, list(expected), bundle.manifest.limits.max_source_tokens))
     rows = greedy(runtime, [ids for _, ids in kept])
-    texts = [comparable(bundle.target_tokenizer, text) for text in bundle.target_tokenizer.decode_batch(rows)]
+    texts = [canonical(bundle.target_tokenizer, text) for text in bundle.target_tokenizer.decode_batch(rows)]
     answers = dict.fromkeys(expected, "") | {source: text for (source, _), text in zip(kept, texts, strict=True)}
     scores = {metric: METRICS[metric](answers, expected).value for metric in metrics}
     ids = {source: row for (source, _), row in zip(kept, rows, strict=True)}

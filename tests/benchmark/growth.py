@@ -15,7 +15,7 @@ from dragoman_server.bundle.load import Bundle
 from dragoman_server.runtime.device import CPU
 from dragoman_server.runtime.model import Runtime, Sessions
 from dragoman_training.model import ModelConfig
-from dragoman_training.recipe import SHIPPED, load_recipe
+from dragoman_training.recipe import SHIPPED_RECIPES, load_recipe
 from tests.benchmark import results
 from tests.benchmark.machine import describe
 from tests.benchmark.random_bundle import BASE, random_bundle
@@ -103,7 +103,7 @@ def main(
     output: Annotated[Path, typer.Option(help="Folder of growth.json.")] = results.RESULTS,
 ) -> None:
     """Measures how time grows; the random models are made the first time, which takes minutes."""
-    shapes = {"g2p-en": load_recipe(SHIPPED / "g2p-en.yaml").model, "base": BASE}
+    shapes = {"g2p-en": load_recipe(SHIPPED_RECIPES / "g2p-en.yaml").model, "base": BASE}
     document: dict[str, Any] = {"machine": describe("tests.benchmark.growth"), "models": {}}
     for name, shape in shapes.items():
         print(name, flush=True)

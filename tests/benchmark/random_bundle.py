@@ -19,7 +19,7 @@ from dragoman_server.bundle.load import Bundle, BundleError, load_bundle
 from dragoman_server.bundle.manifest import INTEGERS, Precision
 from dragoman_server.runtime.device import CPU
 from dragoman_training.model import ModelConfig
-from dragoman_training.run import load_run
+from dragoman_training.run.load import load_run
 from tests.support.random_model import write_run
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,7 +15,7 @@ from dragoman_server.bundle.load import Bundle, load_bundle
 from dragoman_server.bundle.manifest import Precision
 from dragoman_server.runtime.device import CPU, DeviceError, choose_device
 from dragoman_server.runtime.model import Runtime, Sessions
-from dragoman_training.run import load_run
+from dragoman_training.run.load import load_run
 from tests.gpu.host_stream import HostStream, run_on
 
 SLOTS = 12

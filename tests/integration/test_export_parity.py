@@ -34,11 +34,11 @@ from dragoman_server.bundle.load import load_bundle
 from dragoman_server.bundle.manifest import MANIFEST_FILE, SpecialTokens
 from dragoman_server.runtime.device import CPU
 from dragoman_server.runtime.model import Runtime, Sessions
-from dragoman_training.checkpoint import load_state, save_state
 from dragoman_training.evaluation.evaluate import measure
 from dragoman_training.evaluation.greedy import answer
 from dragoman_training.model import Transformer
-from dragoman_training.run import load_run
+from dragoman_training.run.checkpoint import load_state, save_state
+from dragoman_training.run.load import load_run
 from tests.support.untrained import small_run
 
 # As in T5 1.1: no bias, no scale but at the end, heads of a width of their own, and positions that are distances.

@@ -8,7 +8,7 @@ from dragoman_server.bundle.load import load_bundle, shipped_bundle
 from dragoman_server.core.search import StepRequest
 from dragoman_server.runtime.device import CPU
 from dragoman_server.runtime.model import Runtime, Sessions
-from dragoman_training.run import load_run
+from dragoman_training.run.load import load_run
 
 
 def test_special_tokens_have_no_probability_and_the_others_all_of_it() -> None:

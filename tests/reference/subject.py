@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dragoman_server.core.search_options import SearchOptions
 from dragoman_training.data.tokenizers import BEGIN_ID, END_ID
-from dragoman_training.run import Run, load_run
+from dragoman_training.run.load import Run, load_run
 from tests.reference.decoding import Decoded, decode
 from tests.reference.model import Forward, ReferenceModel
 

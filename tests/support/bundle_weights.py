@@ -21,7 +21,7 @@ from onnx import numpy_helper
 from torch import Tensor, nn
 
 from dragoman_server.bundle.load import Bundle
-from dragoman_training.data.tokenizers import NEVER_WRITTEN
+from dragoman_training.data.tokenizers import NEVER_GENERATED
 from dragoman_training.model import ModelConfig, Transformer
 from dragoman_training.model.layers import DecoderLayer, EncoderLayer
 from tests.support.parts import decoder_layers, encoder_layers, last_norm, norms, position_table
@@ -73,7 +73,7 @@ def load_model(bundle: Bundle) -> Transformer:
         raise UnreadableGraphError(
             f"{bundle.path}: the graphs are not those of the manifest's model: {error!r}"
         ) from None
-    model.decoder.forbid(NEVER_WRITTEN)  # as the exported one
+    model.decoder.forbid(NEVER_GENERATED)  # as the exported one
     return model
 
 

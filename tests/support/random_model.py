@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
-from dragoman_training.checkpoint import save_state
-from dragoman_training.data.prepare import SOURCE_TOKENIZER, TARGET_TOKENIZER
 from dragoman_training.data.tokenizers import END, END_ID, PAD_ID, SPECIAL_TOKENS, UNKNOWN
+from dragoman_training.files import SOURCE_TOKENIZER, TARGET_TOKENIZER
 from dragoman_training.model import ModelConfig, Transformer
 from dragoman_training.recipe import Recipe, save_recipe
+from dragoman_training.run.checkpoint import save_state
 from tests.support.parts import last_norm
 
 LENGTHS = (15, 31)  # of sources and targets of dev, without the end token

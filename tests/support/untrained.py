@@ -4,11 +4,11 @@ import random
 from pathlib import Path
 from typing import Any
 
-from dragoman_training.checkpoint import save_state
-from dragoman_training.data.prepare import SOURCE_TOKENIZER, TARGET_TOKENIZER
 from dragoman_training.data.tokenizers import SPECIAL_TOKENS
+from dragoman_training.files import SOURCE_TOKENIZER, TARGET_TOKENIZER
 from dragoman_training.model import ModelConfig
 from dragoman_training.recipe import Recipe, save_recipe
+from dragoman_training.run.checkpoint import save_state
 from tests.support.random_model import random_model, symbol, symbol_tokenizer
 
 VOCABULARY = 40

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dragoman_training.checkpoint import checkpoint_path, checkpoint_steps, load_state
+from dragoman_training.run.checkpoint import checkpoint_path, checkpoint_steps, load_state
 
 OPTIONS = [
     *("--device", "cpu", "--threads", "1"),

@@ -26,8 +26,8 @@ from dragoman_server.runtime.device import CPU, Device
 from dragoman_server.runtime.device_memory import row_bytes
 from dragoman_server.runtime.graph_check import check_caches
 from dragoman_server.runtime.model import Runtime, Sessions
-from dragoman_training.data.corpus import Pair
-from dragoman_training.run import load_run
+from dragoman_training.data.pairs import Pair
+from dragoman_training.run.load import load_run
 from tests.support.untrained import VOCABULARY, small_run
 
 ROWS, STEPS = 6, 5

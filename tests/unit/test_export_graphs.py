@@ -19,7 +19,7 @@ from dragoman_export.graphs.packing import Packing
 from dragoman_export.onnx_files import WEIGHTS_FILE, operators, save, trace
 from dragoman_server.bundle.manifest import Attention, Precision, Shape
 from dragoman_training.model import ModelConfig, Transformer
-from dragoman_training.run import Run, load_run
+from dragoman_training.run.load import Run, load_run
 from tests.support.parts import position_table
 from tests.support.untrained import small_run
 

@@ -13,10 +13,10 @@ from dragoman_export.quality import Decoded, decode
 from dragoman_server.bundle.load import load_bundle, shipped_bundle
 from dragoman_server.bundle.manifest import Precision
 from dragoman_server.runtime.device import CPU
-from dragoman_training.data.corpus import Pair
+from dragoman_training.data.pairs import Pair
 from dragoman_training.evaluation.metrics import METRICS
 from dragoman_training.recipe import Metric
-from dragoman_training.run import load_run
+from dragoman_training.run.load import load_run
 from tests.support.untrained import small_run
 
 ALL: list[Metric] = ["exact_match", "sequence_error_rate", "word_error_rate", "bleu", "chrf"]

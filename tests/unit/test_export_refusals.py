@@ -12,9 +12,9 @@ from dragoman_export.cli import app
 from dragoman_export.data import evaluation_data, spread, unusable
 from dragoman_export.errors import ExportError
 from dragoman_server.bundle.manifest import MANIFEST_FILE
-from dragoman_training.checkpoint import checkpoint_path, load_state, save_state
-from dragoman_training.data.prepare import digest
-from dragoman_training.run import load_run
+from dragoman_training.data.prepare import pairs_digest
+from dragoman_training.run.checkpoint import checkpoint_path, load_state, save_state
+from dragoman_training.run.load import load_run
 from tests.support.random_model import symbol_tokenizer
 from tests.support.untrained import small_run
 
@@ -124,7 +124,7 @@ def test_dev_that_the_run_measured_and_lost(run: Path, tmp_path: Path) -> None:
 def test_data_of_the_same_size_that_is_not_what_the_run_measured(run: Path, tmp_path: Path) -> None:
     changed = tmp_path / "run"
     shutil.copytree(run, changed)
-    told = {"counts": {"dev": {"pairs": 8}}, "dev_sha256": digest(load_run(changed).dev_pairs())}
+    told = {"counts": {"dev": {"pairs": 8}}, "dev_sha256": pairs_digest(load_run(changed).dev_pairs())}
     (changed / "data.json").write_text(json.dumps(told))
     assert len(evaluation_data(load_run(changed), print)["dev"]) == 8
     file = changed / "dev.tsv"

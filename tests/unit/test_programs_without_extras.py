@@ -9,7 +9,7 @@ import pytest
 
 import dragoman_export.cli
 import dragoman_training.cli
-from dragoman_training.errors import lacking
+from dragoman_training.errors import missing_extra
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_the_server_names_what_it_lacks(package: str) -> None:
 
 def test_a_missing_module_of_ours_is_a_defect() -> None:
     with pytest.raises(ModuleNotFoundError):
-        lacking(ModuleNotFoundError("it is missing", name="dragoman_training.gone"), "training")
+        missing_extra(ModuleNotFoundError("it is missing", name="dragoman_training.gone"), "training")
 
 
 @pytest.mark.parametrize("program", [dragoman_training.cli, dragoman_export.cli], ids=["train", "export"])

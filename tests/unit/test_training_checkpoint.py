@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dragoman_training.checkpoint import (
+from dragoman_training.errors import TrainingError
+from dragoman_training.run.checkpoint import (
     average_checkpoints,
     checkpoint_path,
     checkpoint_steps,
@@ -14,7 +15,6 @@ from dragoman_training.checkpoint import (
     load_state,
     save_state,
 )
-from dragoman_training.errors import TrainingError
 
 
 def fill(run: Path, *steps: int) -> None:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from dragoman_training.data.corpus import BadLines, Pair, read_pairs, references
+from dragoman_training.data.corpus import BadLines, read_pairs
+from dragoman_training.data.pairs import Pair, references
 from dragoman_training.data.prepare import prepare, read_splits
-from dragoman_training.data.tokenizers import untrained
+from dragoman_training.data.tokenizers import empty_tokenizer
 from dragoman_training.errors import DataError
-from dragoman_training.recipe import SHIPPED, ParallelFiles, Recipe, TokenizerConfig, load_recipe
+from dragoman_training.recipe import SHIPPED_RECIPES, ParallelFiles, Recipe, TokenizerConfig, load_recipe
 
 
 def sides(file: Path | ParallelFiles, bad: BadLines | None = None) -> list[tuple[str, str]]:
@@ -80,11 +81,11 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def small_recipe(folder: Path, *overrides: str) -> Recipe:
     (folder / "train.tsv").write_text("".join(f"{n}\tnumber {n % 3}\n{n}\tnumber\n" for n in range(50)))
     changes = [f"data.train=[{folder / 'train.tsv'}]", "data.dev_held_out_sources=10", "data.test=null", *overrides]
-    return load_recipe(SHIPPED / "tiny.yaml", changes)
+    return load_recipe(SHIPPED_RECIPES / "tiny.yaml", changes)
 
 
 def targets(pairs: list[Pair]) -> dict[str, list[str]]:
-    reader = untrained(TokenizerConfig(kind="symbols"))
+    reader = empty_tokenizer(TokenizerConfig(kind="symbols"))
     return references(pairs, reader, reader)
 
 
@@ -173,8 +174,8 @@ def test_a_run_keeps_to_its_data(tmp_path: Path) -> None:
 
 
 def test_the_tiny_corpus_is_right() -> None:
-    names = dict(read[:2] for read in read_pairs([SHIPPED / "numbers.train.tsv"], BadLines("refuse")))
-    tests = dict(read[:2] for read in read_pairs([SHIPPED / "numbers.test.tsv"], BadLines("refuse")))
+    names = dict(read[:2] for read in read_pairs([SHIPPED_RECIPES / "numbers.train.tsv"], BadLines("refuse")))
+    tests = dict(read[:2] for read in read_pairs([SHIPPED_RECIPES / "numbers.test.tsv"], BadLines("refuse")))
     assert not names.keys() & tests.keys()
     for number, name in {**names, **tests}.items():
         thousands, rest = divmod(int(number), 1000)

@@ -11,15 +11,16 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from dragoman_training import cli, divergence, trainer
-from dragoman_training.checkpoint import checkpoint_path, checkpoint_steps, load_state
+from dragoman_training import cli, trainer
 from dragoman_training.data.batches import collate
 from dragoman_training.data.prepare import prepare
 from dragoman_training.errors import TrainingError
-from dragoman_training.journal import read_journal
-from dragoman_training.optimization import learning_rate
-from dragoman_training.recipe import SHIPPED, TrainingConfig, load_recipe
-from dragoman_training.run import load_run
+from dragoman_training.optimization import divergence
+from dragoman_training.optimization.optimizer import learning_rate
+from dragoman_training.recipe import SHIPPED_RECIPES, TrainingConfig, load_recipe
+from dragoman_training.run.checkpoint import checkpoint_path, checkpoint_steps, load_state
+from dragoman_training.run.load import load_run
+from dragoman_training.run.metrics_log import read_metrics_log
 from dragoman_training.trainer import Trainer, train
 
 torch.set_num_threads(1)
@@ -105,7 +106,7 @@ def test_on_the_way(
     assert load_recipe(run / "recipe.yaml").training.learning_rate == 0.0004
     change = {"step": last, "training.learning_rate": [0.004, 0.0004]}
     assert load_run(run).provenance["report"]["recipe_changes"] == [change]
-    rates = {r["step"]: r["learning_rate"] for r in read_journal(run) if r["kind"] == "train"}
+    rates = {r["step"]: r["learning_rate"] for r in read_metrics_log(run) if r["kind"] == "train"}
     assert rates[last] == pytest.approx(10 * rates[last + 1], rel=0.2)
 
 
@@ -124,7 +125,7 @@ def test_what_a_run_may_go_on_with(command: list[str], tmp_path: Path, monkeypat
 
 @pytest.fixture
 def loop(tmp_path: Path) -> Trainer:
-    recipe = load_recipe(SHIPPED / "tiny.yaml", SMALL)
+    recipe = load_recipe(SHIPPED_RECIPES / "tiny.yaml", SMALL)
     data = prepare(recipe, tmp_path, lambda line: None)
     return Trainer(recipe, tmp_path, data, torch.device("cpu"), threading.Event(), lambda line: None)
 
@@ -159,7 +160,7 @@ def test_an_untrained_model_has_not_diverged(tmp_path: Path) -> None:
     """A wide one pays several times what guessing costs, where its embedding is its output layer too."""
     changes = "model.d_model=512", "model.share_embeddings=output", "model.norm=pre", "training.steps=1"
     assert "step 1/1" in said_by(tmp_path / "run", *changes)
-    loss = read_journal(tmp_path / "run")[0]["loss"]
+    loss = read_metrics_log(tmp_path / "run")[0]["loss"]
     vocabulary = load_run(tmp_path / "run").target_tokenizer.get_vocab_size()
     assert 2 * math.log(vocabulary) < loss < divergence.untrained_loss(vocabulary, 512)
 
@@ -177,14 +178,14 @@ def test_weights_are_tried_without_a_trace(loop: Trainer) -> None:
 
 def said_by(run: Path, *changes: str) -> str:
     console = Console(file=io.StringIO(), width=200)
-    train(load_recipe(SHIPPED / "tiny.yaml", [*SMALL, *changes]), run, device="cpu", console=console)
+    train(load_recipe(SHIPPED_RECIPES / "tiny.yaml", [*SMALL, *changes]), run, device="cpu", console=console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
 def test_gradient_norms_are_written_down(tmp_path: Path) -> None:
     said_by(tmp_path / "run", "training.clip_norm=null", "training.log_every=4")
-    norms = [r["gradient_norm"] for r in read_journal(tmp_path / "run") if r["kind"] == "train"]
+    norms = [r["gradient_norm"] for r in read_metrics_log(tmp_path / "run") if r["kind"] == "train"]
     assert len(norms) == 3
     assert all(0 < norm < math.inf for norm in norms)
 

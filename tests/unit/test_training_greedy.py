@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dragoman_training.data.corpus import Pair
+from dragoman_training.data.pairs import Pair
 from dragoman_training.data.tokenizers import BEGIN_ID, END_ID, train_tokenizer
 from dragoman_training.evaluation.evaluate import measure
 from dragoman_training.evaluation.greedy import answer, greedy

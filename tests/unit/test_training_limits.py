@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from dragoman_training.data.pairs import read_pairs_file
 from dragoman_training.data.prepare import TrainingData, prepare
 from dragoman_training.data.tokenizers import LONGEST_PIECE, load_tokenizer, train_tokenizer
-from dragoman_training.data.written import read_written
 from dragoman_training.errors import DataError, RecipeError
-from dragoman_training.recipe import SHIPPED, ParallelFiles, Recipe, TokenizerConfig, load_recipe
+from dragoman_training.recipe import SHIPPED_RECIPES, ParallelFiles, Recipe, TokenizerConfig, load_recipe
 
 KINDS = ["characters", "symbols", "bpe", "unigram"]
 
@@ -20,7 +20,7 @@ KINDS = ["characters", "symbols", "bpe", "unigram"]
 def recipe(train: Path, *overrides: str, kind: str = "characters", vocabulary: int = 400) -> Recipe:
     tokenizers = f"tokenizers={{source: {{kind: {kind}, vocabulary: {vocabulary}}}}}"
     changes = [f"data.train=[{train}]", "data.dev_held_out_sources=5", "data.test=null", "data.on_bad_line=skip"]
-    return load_recipe(SHIPPED / "tiny.yaml", [*changes, tokenizers, *overrides])
+    return load_recipe(SHIPPED_RECIPES / "tiny.yaml", [*changes, tokenizers, *overrides])
 
 
 def prepared(folder: Path, name: str, lines: list[str], *overrides: str, kind: str) -> TrainingData:
@@ -182,4 +182,4 @@ def test_dev_comes_back_with_its_tabs(tmp_path: Path) -> None:
     files = whole.data.model_copy(update={"train": [ParallelFiles(source=source, target=target)]})
     data = prepare(whole.model_copy(update={"data": files}), run, lambda line: None)
     assert len(data.dev_pairs) == 5
-    assert [pair[:2] for pair in read_written(run / "dev.tsv")] == [pair[:2] for pair in data.dev_pairs]
+    assert [pair[:2] for pair in read_pairs_file(run / "dev.tsv")] == [pair[:2] for pair in data.dev_pairs]

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman_training import loss as module
 from dragoman_training.data.batches import IGNORED
-from dragoman_training.loss import smoothed_cross_entropy
 from dragoman_training.model.linear import Linear
+from dragoman_training.optimization import loss as module
+from dragoman_training.optimization.loss import smoothed_cross_entropy
 
 torch.set_num_threads(1)
 

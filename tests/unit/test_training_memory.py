@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from dragoman_training.memory import _library
+from dragoman_training.optimization.allocator import _library
 
 FREED = """
 from pathlib import Path
-from dragoman_training.memory import give_back, keep_freed
+from dragoman_training.optimization.allocator import give_back, keep_freed
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 >> 20

@@ -5,7 +5,7 @@ import math
 import pytest
 from torch import nn
 
-from dragoman_training.optimization import build_optimizer, learning_rate
+from dragoman_training.optimization.optimizer import build_optimizer, learning_rate
 from dragoman_training.recipe import TrainingConfig
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from dragoman_training.errors import RecipeError
-from dragoman_training.recipe import SHIPPED, find_recipe, load_recipe, save_recipe
+from dragoman_training.recipe import SHIPPED_RECIPES, find_recipe, load_recipe, save_recipe
 
-TINY = SHIPPED / "tiny.yaml"
+TINY = SHIPPED_RECIPES / "tiny.yaml"
 
 
-@pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(SHIPPED_RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_shipped_recipes_are_sound_and_survive_saving(path: Path, tmp_path: Path) -> None:
     recipe = load_recipe(path)
     save_recipe(recipe, tmp_path / "recipe.yaml")
@@ -20,11 +20,11 @@ def test_shipped_recipes_are_sound_and_survive_saving(path: Path, tmp_path: Path
 
 def test_the_manual_explains_every_key() -> None:
     """In g2p-en.yaml each key stands below a comment; only `dev`, which excludes its neighbour, is inside one."""
-    lines = (SHIPPED / "g2p-en.yaml").read_text().splitlines()
+    lines = (SHIPPED_RECIPES / "g2p-en.yaml").read_text().splitlines()
     explained = {
         line.split(":")[0].strip() for above, line in pairwise(lines) if above.lstrip().startswith("#") and ":" in line
     }
-    recipe = load_recipe(SHIPPED / "g2p-en.yaml")
+    recipe = load_recipe(SHIPPED_RECIPES / "g2p-en.yaml")
     for section in (recipe.data, recipe.tokenizers, recipe.tokenizers.source, recipe.model, recipe.training):
         assert set(type(section).model_fields) - explained <= {"dev"}
     assert set(type(recipe.evaluation).model_fields) <= explained

@@ -13,7 +13,7 @@ from transformers.models.t5.modeling_t5 import T5Attention, T5LayerNorm
 from dragoman_training.model import ModelConfig
 from dragoman_training.model.attention import MultiHeadAttention
 from dragoman_training.model.feed_forward import Activation, FeedForward
-from dragoman_training.model.layers import norm_of
+from dragoman_training.model.layers import build_norm
 from dragoman_training.model.positions import RelativePositions, sinusoids
 from tests.unit.test_training_model import SHAPE, assert_learns, build
 
@@ -62,7 +62,7 @@ def test_activations(ours: Activation, theirs: str, gated: bool) -> None:
 
 
 def test_root_mean_square_norm_is_that_of_t5() -> None:
-    ours, theirs = norm_of(8, "rms", 1e-6), T5LayerNorm(8, eps=1e-6)
+    ours, theirs = build_norm(8, "rms", 1e-6), T5LayerNorm(8, eps=1e-6)
     weight = torch.randn(8)
     for norm in (ours, theirs):
         norm.weight.data = weight

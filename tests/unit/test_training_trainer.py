@@ -10,16 +10,16 @@ import pytest
 import torch
 from rich.console import Console
 
-from dragoman_training import checkpoint
-from dragoman_training.checkpoint import checkpoint_path, checkpoint_steps, load_state
-from dragoman_training.claim import held
 from dragoman_training.data.batches import Batch, EncodedPair, collate
 from dragoman_training.data.prepare import prepare
 from dragoman_training.data.tokenizers import SPECIAL_TOKENS
 from dragoman_training.errors import TrainingError
-from dragoman_training.journal import read_journal
-from dragoman_training.recipe import SHIPPED, Recipe, load_recipe
-from dragoman_training.run import load_run
+from dragoman_training.recipe import SHIPPED_RECIPES, Recipe, load_recipe
+from dragoman_training.run import checkpoint
+from dragoman_training.run.checkpoint import checkpoint_path, checkpoint_steps, load_state
+from dragoman_training.run.directory import lock_directory
+from dragoman_training.run.load import load_run
+from dragoman_training.run.metrics_log import read_metrics_log
 from dragoman_training.trainer import Outcome, Trainer, train
 
 torch.set_num_threads(1)
@@ -41,7 +41,7 @@ SMALL = [
 
 
 def small(*overrides: str) -> Recipe:
-    return load_recipe(SHIPPED / "tiny.yaml", [*SMALL, *overrides])
+    return load_recipe(SHIPPED_RECIPES / "tiny.yaml", [*SMALL, *overrides])
 
 
 def go(recipe: Recipe, run: Path, *, resume: bool = False, stop: threading.Event | None = None) -> tuple[Outcome, str]:
@@ -78,7 +78,7 @@ def test_what_a_run_leaves(tmp_path: Path) -> None:
     # Every fourth step, every sixth (where dev is measured), and the last three of them kept.
     assert checkpoint_steps(run) == [6, 8, 12]
     assert load_state(checkpoint_path(run, 12)).keys() == {"model", "optimizer", "step", "epoch", "position", "rng"}
-    records = read_journal(run)
+    records = read_metrics_log(run)
     assert [r["step"] for r in records if r["kind"] == "train"] == [5, 10, 12]
     assert [r["step"] for r in records if r["kind"] == "dev"] == [6, 12]
     report = json.loads((run / "report.json").read_text())
@@ -156,7 +156,7 @@ def test_killed_between_checkpoint_and_evaluation(tmp_path: Path, monkeypatch: p
             go(recipe, tmp_path / "run")
     assert checkpoint_steps(tmp_path / "run")[-1] == 6
     go(recipe, tmp_path / "run", resume=True)
-    assert [r["step"] for r in read_journal(tmp_path / "run") if r["kind"] == "dev"] == [6, 12]
+    assert [r["step"] for r in read_metrics_log(tmp_path / "run") if r["kind"] == "dev"] == [6, 12]
     assert same(tmp_path / "whole", tmp_path / "run")
 
 
@@ -261,7 +261,7 @@ def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
 
 
 def test_one_process_trains_in_a_directory(tmp_path: Path) -> None:
-    with held(tmp_path / "run"), pytest.raises(TrainingError, match="another process trains there"):
+    with lock_directory(tmp_path / "run"), pytest.raises(TrainingError, match="another process trains there"):
         go(small("training.steps=3"), tmp_path / "run")
     assert go(small("training.steps=3"), tmp_path / "run")[0].finished
 

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman_training.data.corpus import Pair
-from dragoman_training.data.written import read_written, write_pairs
+from dragoman_training.data.pairs import Pair, read_pairs_file, write_pairs
 from dragoman_training.errors import DataError
-from dragoman_training.recipe import SHIPPED, load_recipe, save_recipe
+from dragoman_training.recipe import SHIPPED_RECIPES, load_recipe, save_recipe
 
 texts = st.text(st.characters(exclude_categories=["Cs"])) | st.text("\\\t\n\rtnr\ufeff\u2028 ")
 
@@ -20,7 +19,7 @@ def test_pairs_of_any_text_come_back(tmp_path_factory: pytest.TempPathFactory) -
     @given(st.lists(st.tuples(texts, texts)))
     def check(sides: list[tuple[str, str]]) -> None:
         write_pairs(file, [Pair(*pair, Path("a.tsv"), 1) for pair in sides])
-        assert [pair[:2] for pair in read_written(file)] == sides
+        assert [pair[:2] for pair in read_pairs_file(file)] == sides
 
     check()
 
@@ -42,13 +41,13 @@ def test_damaged_files_are_refused(content: bytes | None, message: str, tmp_path
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(DataError) as error:
-        read_written(file)
+        read_pairs_file(file)
     assert f"{file}{message}" in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["1e3", "1.5e-4", "010", "yes", "null", "a: b", "ü\\t'\"", "2026-01-01", " a "])
 def test_a_recipe_comes_back_whatever_its_files_are_called(name: str, tmp_path: Path) -> None:
-    recipe = load_recipe(SHIPPED / "tiny.yaml")
+    recipe = load_recipe(SHIPPED_RECIPES / "tiny.yaml")
     named = recipe.model_copy(update={"data": recipe.data.model_copy(update={"train": [Path(name)]})})
     save_recipe(named, tmp_path / "recipe.yaml")
     assert load_recipe(tmp_path / "recipe.yaml").data.train == [Path(name)]

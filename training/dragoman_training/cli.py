@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from dragoman_training.errors import TrainingError, lacking
+from dragoman_training.errors import TrainingError, missing_extra
 
 STOPPED = 75  # EX_TEMPFAIL: saved, not finished, to be resumed
 
@@ -47,7 +47,7 @@ def run(
         from dragoman_training.recipe import find_recipe, load_recipe
         from dragoman_training.trainer import train
     except ModuleNotFoundError as error:
-        print(f"error: {lacking(error, 'training')}", file=sys.stderr)
+        print(f"error: {missing_extra(error, 'training')}", file=sys.stderr)
         raise typer.Exit(1) from None
 
     stop = threading.Event()

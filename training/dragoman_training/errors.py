@@ -5,7 +5,7 @@ class TrainingError(Exception):
     """What the command line prints without a traceback."""
 
 
-def lacking(error: ModuleNotFoundError, extra: str) -> str:
+def missing_extra(error: ModuleNotFoundError, extra: str) -> str:
     """What to tell a person whose installation lacks what an extra brings.
 
     Raises:

@@ -1,4 +1,7 @@
-"""Files that are whole or not there: written beside their place, synced, then renamed into it."""
+"""The files of a run directory: their names, and writing that survives a kill.
+
+A file is written beside its place, synced and renamed, so that it is either complete or not there.
+"""
 
 import json
 import os
@@ -7,6 +10,17 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from dragoman_training.errors import TrainingError
+
+RECIPE_FILE = "recipe.yaml"
+SOURCE_TOKENIZER, TARGET_TOKENIZER = "source_tokenizer.json", "target_tokenizer.json"
+DATA_FILE = "data.json"  # counts and fingerprints
+DEV_FILE = "dev.tsv"  # the dev pairs
+LONGEST_FILE = "longest.tsv"  # the training pairs with the longest sources
+BAD_LINES_FILE = "bad_lines.txt"
+METRICS_FILE = "metrics.jsonl"
+CURVES_FILE = "curves.png"
+REPORT_FILE = "report.json"
+MODEL_FILE = "model.pt"  # written last: a run that has it is finished
 
 
 def write(path: Path, fill: Callable[[BinaryIO], object]) -> None:

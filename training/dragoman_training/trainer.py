@@ -12,8 +12,22 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from dragoman_training import divergence
-from dragoman_training.checkpoint import (
+from dragoman_training.data.batches import Batch, BatchSampler
+from dragoman_training.data.pairs import Pair, distinct_sources
+from dragoman_training.data.prepare import TrainingData, prepare
+from dragoman_training.data.tokenizers import PAD_ID
+from dragoman_training.errors import TrainingError
+from dragoman_training.evaluation.evaluate import measure, negative_log_likelihood
+from dragoman_training.evaluation.metrics import Score
+from dragoman_training.files import CURVES_FILE, MODEL_FILE, RECIPE_FILE, REPORT_FILE, read_json, write_text
+from dragoman_training.model import Transformer
+from dragoman_training.optimization import divergence
+from dragoman_training.optimization.allocator import give_back, keep_freed
+from dragoman_training.optimization.loss import smoothed_cross_entropy
+from dragoman_training.optimization.optimizer import build_optimizer, learning_rate, warmup_warning
+from dragoman_training.progress import ProgressBar, Window
+from dragoman_training.recipe import Recipe, save_recipe
+from dragoman_training.run.checkpoint import (
     average_checkpoints,
     checkpoint_path,
     checkpoint_steps,
@@ -21,23 +35,8 @@ from dragoman_training.checkpoint import (
     latest_checkpoint,
     save_state,
 )
-from dragoman_training.claim import RECIPE, claim, held
-from dragoman_training.curves import draw_curves
-from dragoman_training.data.batches import Batch, BatchSampler
-from dragoman_training.data.corpus import Pair, distinct_sources
-from dragoman_training.data.prepare import TrainingData, prepare
-from dragoman_training.data.tokenizers import PAD_ID
-from dragoman_training.errors import TrainingError
-from dragoman_training.evaluation.evaluate import measure, negative_log_likelihood
-from dragoman_training.evaluation.metrics import Score
-from dragoman_training.files import read_json, write_text
-from dragoman_training.journal import Journal
-from dragoman_training.loss import smoothed_cross_entropy
-from dragoman_training.memory import give_back, keep_freed
-from dragoman_training.model import Transformer
-from dragoman_training.optimization import build_optimizer, learning_rate, warmup_warning
-from dragoman_training.progress import ProgressBar, Window
-from dragoman_training.recipe import Recipe, save_recipe
+from dragoman_training.run.directory import lock_directory, prepare_directory
+from dragoman_training.run.metrics_log import MetricsLog, draw_curves
 
 
 class _Stopped(Exception):
@@ -89,16 +88,16 @@ def train(
     place = _device(device)
     if threads is not None:
         torch.set_num_threads(threads)
-    with held(run):
+    with lock_directory(run):
         return _train(recipe, run, resume, place, stop or threading.Event(), console or Console(stderr=True))
 
 
 def _train(
     recipe: Recipe, run: Path, resume: bool, place: torch.device, stop: threading.Event, console: Console
 ) -> Outcome:
-    changed = claim(recipe, run, resume)
-    ended = read_json(run / "report.json")
-    if (run / "model.pt").exists() and ended is not None:
+    changed = prepare_directory(recipe, run, resume)
+    ended = read_json(run / REPORT_FILE)
+    if (run / MODEL_FILE).exists() and ended is not None:
         return Outcome(ended["steps_trained"], ended)
     report: dict[str, Any] | None = None
     with ProgressBar(recipe.training.steps, console) as bar:
@@ -110,7 +109,7 @@ def _train(
         try:
             trainer.note(changed)
             # Not before, so that data that are refused leave no run behind; but before anything is learned.
-            save_recipe(recipe, run / RECIPE)
+            save_recipe(recipe, run / RECIPE_FILE)
             if trainer.run_steps(bar):
                 report = trainer.finish()
         except _Stopped:
@@ -160,7 +159,7 @@ class Trainer:
         self.step = self.epoch = self.position = 0
         self.gradient_norm = 0.0  # of the last step, before it was clipped
         self._restore()
-        self.journal = Journal(run, self.step)
+        self.journal = MetricsLog(run, self.step)
         if device.type == "cpu":
             keep_freed()
 
@@ -375,8 +374,8 @@ class Trainer:
         changes = self.journal.notes()
         if changes:
             report["recipe_changes"] = changes
-        draw_curves(self.journal.records, self.run / "curves.png")
-        write_text(self.run / "report.json", json.dumps(report, indent=2) + "\n")
+        draw_curves(self.journal.records, self.run / CURVES_FILE)
+        write_text(self.run / REPORT_FILE, json.dumps(report, indent=2) + "\n")
         # Last: a run that has its model.pt is finished.
-        save_state(self.run / "model.pt", {"model": weights, "steps": steps})
+        save_state(self.run / MODEL_FILE, {"model": weights, "steps": steps})
         return report

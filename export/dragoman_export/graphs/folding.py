@@ -13,7 +13,7 @@ from dragoman_export.graphs.packing import PackedEncoder, Packing, Unpacked
 from dragoman_training.model import Transformer
 from dragoman_training.model.attention import MultiHeadAttention
 from dragoman_training.model.layers import DecoderLayer, EncoderLayer, Residual
-from dragoman_training.model.positions import Embedding, RelativePositions, combined
+from dragoman_training.model.positions import Embedding, RelativePositions, combine_embeddings
 
 
 class FusedSelfAttention(nn.Module):
@@ -67,7 +67,7 @@ class FoldedEmbedding(nn.Module):
     def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Stands in for the trained module's `forward`: ids and positions [..., n] -> [..., n, d_model]."""
         offset = None if self.positions is None else self.positions(positions)
-        return combined(self.tokens(ids), offset, self.norm, self.norm_of)
+        return combine_embeddings(self.tokens(ids), offset, self.norm, self.norm_of)
 
 
 class FoldedRelative(nn.Module):

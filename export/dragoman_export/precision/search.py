@@ -19,7 +19,7 @@ from dragoman_server.bundle.load import Bundle
 from dragoman_server.bundle.manifest import Integers
 from dragoman_server.machine import usable_cpus
 from dragoman_server.runtime.device import CPU
-from dragoman_training.data.corpus import Pair
+from dragoman_training.data.pairs import Pair
 from dragoman_training.recipe import Metric
 
 CALIBRATED = 512  # sources that tell how large activations become

@@ -14,7 +14,7 @@ import torch
 from dragoman_training.data.batches import EncodedPair
 from dragoman_training.data.tokenizers import END_ID, PAD_ID, SPECIAL_TOKENS
 from dragoman_training.model import ModelConfig, Transformer
-from dragoman_training.recipe import SHIPPED, Recipe, TrainingConfig, load_recipe
+from dragoman_training.recipe import SHIPPED_RECIPES, Recipe, TrainingConfig, load_recipe
 from tests.benchmark.random_bundle import BASE, VOCABULARY
 
 PAIRS = 20_000
@@ -61,7 +61,7 @@ def small_work(precision: Precision) -> Work:
 
     With the norm after each sub-layer, as the only place that all trainers know; that costs the same.
     """
-    recipe = load_recipe(SHIPPED / "g2p-en.yaml")
+    recipe = load_recipe(SHIPPED_RECIPES / "g2p-en.yaml")
     vocabularies = 31, 43
     training = recipe.training.model_copy(update={"precision": precision})
     model = recipe.model.model_copy(update={"norm": "post"})

@@ -4,16 +4,14 @@ import codecs
 import gzip
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from tokenizers import Tokenizer
-
 from dragoman_training.data import characters
-from dragoman_training.data.normalization import comparable
+from dragoman_training.data.pairs import Pair
 from dragoman_training.data.tokenizers import SPECIAL_TOKENS
 from dragoman_training.errors import DataError
 from dragoman_training.recipe import ParallelFiles
@@ -26,15 +24,6 @@ _WIDE = {
     "UTF-16LE": codecs.BOM_UTF16_LE,
     "UTF-16BE": codecs.BOM_UTF16_BE,
 }
-
-
-class Pair(NamedTuple):
-    """A source, its target, and where they stand (line numbers start at 1)."""
-
-    source: str
-    target: str
-    file: Path
-    line: int
 
 
 class BadLine(NamedTuple):
@@ -200,28 +189,3 @@ def _sound(pair: Pair, bad: BadLines) -> bool:
                 bad.report(pair.file, pair.line, "reserved_token", f"the {name} holds the reserved token {token}")
                 return False
     return True
-
-
-def distinct_sources(pairs: Iterable[Pair], tokenizer: Tokenizer) -> dict[str, str]:
-    """Sources as `comparable` has them, of which the tokenizer's model can tell one from another, in the data's order.
-
-    Returns:
-        each with its first spelling.
-    """
-    found: dict[str, str] = {}
-    for pair in pairs:
-        found.setdefault(comparable(tokenizer, pair.source), pair.source)
-    return found
-
-
-def references(pairs: Iterable[Pair], source_tokenizer: Tokenizer, target_tokenizer: Tokenizer) -> dict[str, list[str]]:
-    """Each distinct source with all its targets, in the order of the data.
-
-    Sources that are the same to the model are one, written as the first of them; targets are as `comparable` has them.
-    """
-    first: dict[str, str] = {}
-    found: dict[str, list[str]] = {}
-    for pair in pairs:
-        source = first.setdefault(comparable(source_tokenizer, pair.source), pair.source)
-        found.setdefault(source, []).append(comparable(target_tokenizer, pair.target))
-    return found

@@ -6,8 +6,9 @@ from typing import NamedTuple
 from tokenizers import Tokenizer
 
 from dragoman_training.data.batches import EncodedPair
-from dragoman_training.data.corpus import BadLines, Pair
-from dragoman_training.data.tokenizers import CLOSED, fewest_tokens, train_tokenizer, untrained
+from dragoman_training.data.corpus import BadLines
+from dragoman_training.data.pairs import Pair
+from dragoman_training.data.tokenizers import CLOSED, empty_tokenizer, min_tokens, train_tokenizer
 from dragoman_training.recipe import Recipe
 
 
@@ -18,7 +19,7 @@ class Tokenizers(NamedTuple):
     target: Tokenizer
 
 
-def learn(recipe: Recipe, pairs: list[Pair]) -> Tokenizers:
+def train_tokenizers(recipe: Recipe, pairs: list[Pair]) -> Tokenizers:
     """Tokenizers as the recipe asks for them, from those pairs alone that keep to the model's limits.
 
     How long a pair is in tokens of bpe or unigram is only known once they are learned; so where pairs turn out to be
@@ -39,13 +40,13 @@ def learn(recipe: Recipe, pairs: list[Pair]) -> Tokenizers:
         tokenizers = Tokenizers(source, target)
         if recipe.data.on_bad_line == "refuse":
             return tokenizers  # a pair that is too long ends the run
-        short = [pair for pair, _, fault in encode(recipe, tokenizers, pairs) if fault is None]
+        short = [pair for pair, _, fault in encode_pairs(recipe, tokenizers, pairs) if fault is None]
         if len(short) in (0, len(pairs)):
             return tokenizers
         pairs = short
 
 
-def encode(
+def encode_pairs(
     recipe: Recipe, tokenizers: Tokenizers, pairs: Sequence[Pair]
 ) -> Iterator[tuple[Pair, EncodedPair, str | None]]:
     """Each pair, its token ids, and why it is too long for the model, or None."""
@@ -56,7 +57,7 @@ def encode(
         yield pair, EncodedPair(source.ids, target.ids), fault
 
 
-def without_overlong(recipe: Recipe, pairs: Sequence[Pair], bad: BadLines) -> list[Pair]:
+def drop_overlong(recipe: Recipe, pairs: Sequence[Pair], bad: BadLines) -> list[Pair]:
     """The pairs that may keep to the model's limits; others are too long whatever the tokenizers will be, and reported.
 
     For characters and symbols this is exact. It keeps what cannot fit from every later step: the draw of dev, and the
@@ -64,10 +65,10 @@ def without_overlong(recipe: Recipe, pairs: Sequence[Pair], bad: BadLines) -> li
     """
     source = recipe.tokenizers.source
     target = recipe.tokenizers.target or source
-    sides = untrained(source), untrained(target)
+    sides = empty_tokenizer(source), empty_tokenizer(target)
     kept: list[Pair] = []
     for pair in pairs:
-        counts = fewest_tokens(sides[0], source, pair.source), fewest_tokens(sides[1], target, pair.target)
+        counts = min_tokens(sides[0], source, pair.source), min_tokens(sides[1], target, pair.target)
         fault = _too_long(recipe, *counts, exact=(source.kind in CLOSED, target.kind in CLOSED))
         if fault is None:
             kept.append(pair)

@@ -45,7 +45,7 @@ def build_normalizer(config: TokenizerConfig) -> normalizers.Normalizer:
     return normalizers.Sequence(steps)
 
 
-def comparable(tokenizer: Tokenizer, text: str) -> str:
+def canonical(tokenizer: Tokenizer, text: str) -> str:
     """The text as the tokenizer reads it: what decoding gives back, were each piece of it in the vocabulary.
 
     Texts that are the same to the model become equal; answers and references are compared in this form.

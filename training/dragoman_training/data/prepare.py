@@ -11,17 +11,17 @@ from typing import Literal
 from tokenizers import Tokenizer
 
 from dragoman_training.data.batches import EncodedPair
-from dragoman_training.data.corpus import BadLines, Pair, distinct_sources, read_pairs
-from dragoman_training.data.encode import Tokenizers, encode, learn, without_overlong
-from dragoman_training.data.normalization import comparable
-from dragoman_training.data.tokenizers import SPECIAL_TOKENS, load_tokenizer, save_tokenizer, untrained
-from dragoman_training.data.written import write_pairs
+from dragoman_training.data.corpus import BadLines, read_pairs
+from dragoman_training.data.encode import Tokenizers, drop_overlong, encode_pairs, train_tokenizers
+from dragoman_training.data.normalization import canonical
+from dragoman_training.data.pairs import Pair, distinct_sources, write_pairs
+from dragoman_training.data.tokenizers import SPECIAL_TOKENS, empty_tokenizer, load_tokenizer, save_tokenizer
 from dragoman_training.errors import DataError
 from dragoman_training.files import read_json, write_text
 from dragoman_training.recipe import Recipe
 
 SOURCE_TOKENIZER, TARGET_TOKENIZER = "source_tokenizer.json", "target_tokenizer.json"
-DATA, DEV, LONGEST, BAD_LINES = "data.json", "dev.tsv", "longest.tsv", "bad_lines.txt"
+DATA_FILE, DEV_FILE, LONGEST_FILE, BAD_LINES_FILE = "data.json", "dev.tsv", "longest.tsv", "bad_lines.txt"
 KEPT_LONGEST = 64  # training pairs that an export gets to see: numbers grow with length, and dev may be shorter
 MOST_MESSAGES = 10  # of bad lines, on the terminal
 
@@ -63,8 +63,8 @@ def read_splits(recipe: Recipe, bad: BadLines) -> Splits:
     """
     data = recipe.data
     train, dev, test = (_read(recipe, name, bad) for name in ("train", "dev", "test"))
-    reader = untrained(recipe.tokenizers.source)
-    keyed = [(comparable(reader, pair.source), pair) for pair in train]
+    reader = empty_tokenizer(recipe.tokenizers.source)
+    keyed = [(canonical(reader, pair.source), pair) for pair in train]
     known = {key for key, _ in keyed}
     overlap: dict[str, int] = {}
     for name, pairs in (("dev", dev), ("test", test)):
@@ -88,7 +88,7 @@ def _read(recipe: Recipe, name: Literal["train", "dev", "test"], bad: BadLines) 
     """The sound pairs of a set that are not too long in any case; none where the recipe has no such set."""
     files = getattr(recipe.data, name)
     since = len(bad.found)
-    pairs = without_overlong(recipe, read_pairs(files or [], bad), bad)
+    pairs = drop_overlong(recipe, read_pairs(files or [], bad), bad)
     if files and not pairs:
         raise _nothing_left(name, bad, since)
     return pairs
@@ -102,7 +102,7 @@ def _drawn(keyed: Iterable[tuple[str, Pair]], count: int, seed: int, bad: BadLin
     """Some of the sources.
 
     Args:
-        keyed: pairs, each with its source as `comparable` has it.
+        keyed: pairs, each with its source as `canonical` has it.
     """
     spellings: dict[str, str] = {}
     for key, pair in keyed:
@@ -143,7 +143,7 @@ def _prepare(recipe: Recipe, run: Path, say: Callable[[str], None], bad: BadLine
     def encoded(pairs: list[Pair], name: str) -> tuple[list[EncodedPair], list[Pair]]:
         since = len(bad.found)
         kept: list[tuple[EncodedPair, Pair]] = []
-        for pair, ids, fault in encode(recipe, tokenizers, pairs):
+        for pair, ids, fault in encode_pairs(recipe, tokenizers, pairs):
             if fault is None:
                 kept.append((ids, pair))
             else:
@@ -170,13 +170,13 @@ def _prepare(recipe: Recipe, run: Path, say: Callable[[str], None], bad: BadLine
         "bad_lines": dict(bad.counts),
         "unseen_source_tokens": unseen_source_tokens(tokenizers.source, train),
         "train_sha256": _fingerprint(train),
-        "dev_sha256": digest(dev_pairs),
-        "test_sha256": digest(test_pairs),
+        "dev_sha256": pairs_digest(dev_pairs),
+        "test_sha256": pairs_digest(test_pairs),
     }
-    write_text(run / DATA, json.dumps(document, indent=2) + "\n")
-    write_pairs(run / DEV, dev_pairs)
+    write_text(run / DATA_FILE, json.dumps(document, indent=2) + "\n")
+    write_pairs(run / DEV_FILE, dev_pairs)
     by_length = sorted(range(len(train)), key=lambda i: len(train[i].source), reverse=True)
-    write_pairs(run / LONGEST, [train_pairs[i] for i in by_length[:KEPT_LONGEST]])
+    write_pairs(run / LONGEST_FILE, [train_pairs[i] for i in by_length[:KEPT_LONGEST]])
     sizes = ", ".join(f"{name} {count['pairs']:,} pairs" for name, count in counts.items())
     say(f"{sizes}; vocabulary {tokenizers.source.get_vocab_size():,} / {tokenizers.target.get_vocab_size():,}")
     return TrainingData(*tokenizers, train, dev, dev_pairs, test_pairs)
@@ -193,20 +193,20 @@ def _tell(bad: BadLines, run: Path, say: Callable[[str], None]) -> None:
     messages = bad.messages
     if not messages:
         return
-    write_text(run / BAD_LINES, "".join(f"{message}\n" for message in messages))
+    write_text(run / BAD_LINES_FILE, "".join(f"{message}\n" for message in messages))
     for message in messages[:MOST_MESSAGES]:
         say(f"skipped {message}")
     kinds = ", ".join(f"{kind} {count}" for kind, count in bad.counts.items())
     for file in bad.emptied:
         say(f"warning: every line of {file} is skipped")
-    say(f"skipped {len(messages)} bad lines ({kinds}); all stand in {run / BAD_LINES}")
+    say(f"skipped {len(messages)} bad lines ({kinds}); all stand in {run / BAD_LINES_FILE}")
 
 
 def _tokenizers(recipe: Recipe, run: Path, train: list[Pair]) -> Tokenizers:
     """Those of the run, so that a resumed run never depends on how they were trained; else new ones, saved."""
     source_file, target_file = run / SOURCE_TOKENIZER, run / TARGET_TOKENIZER
     if not (source_file.exists() and target_file.exists()):
-        learned = learn(recipe, train)
+        learned = train_tokenizers(recipe, train)
         save_tokenizer(learned.source, source_file)
         save_tokenizer(learned.target, target_file)
     return Tokenizers(load_tokenizer(source_file), load_tokenizer(target_file))
@@ -226,7 +226,7 @@ def _fingerprint(pairs: Iterable[EncodedPair]) -> str:
     return digest.hexdigest()
 
 
-def digest(pairs: Iterable[Pair]) -> str:
+def pairs_digest(pairs: Iterable[Pair]) -> str:
     """Of texts, by which an export knows that a set is the one that the run measured."""
     told = hashlib.sha256()
     for pair in pairs:
@@ -235,6 +235,6 @@ def digest(pairs: Iterable[Pair]) -> str:
 
 
 def _check_fingerprint(run: Path, train: list[EncodedPair]) -> None:
-    told = read_json(run / DATA)
+    told = read_json(run / DATA_FILE)
     if told is not None and told.get("train_sha256") != _fingerprint(train):
         raise DataError(f"{run}: the training data is not what this run was started with, so it cannot be resumed")

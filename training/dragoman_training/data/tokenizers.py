@@ -15,7 +15,7 @@ from dragoman_training.recipe import TokenizerConfig
 PAD, UNKNOWN, BEGIN, END = "<pad>", "<unk>", "<s>", "</s>"
 SPECIAL_TOKENS = [PAD, UNKNOWN, BEGIN, END]
 PAD_ID, UNKNOWN_ID, BEGIN_ID, END_ID = range(4)
-NEVER_WRITTEN = (PAD_ID, UNKNOWN_ID, BEGIN_ID)  # by a model that is trained
+NEVER_GENERATED = (PAD_ID, UNKNOWN_ID, BEGIN_ID)  # by a model that is trained
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 RESERVED_ALPHABET = set("".join(SPECIAL_TOKENS + BYTE_TOKENS))
 CLOSED = ("characters", "symbols")  # kinds whose tokens are known before anything is learned
@@ -70,7 +70,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def untrained(config: TokenizerConfig) -> Tokenizer:
+def empty_tokenizer(config: TokenizerConfig) -> Tokenizer:
     """A tokenizer that normalises, cuts and joins text as the recipe says, and has no vocabulary yet.
 
     For bpe and unigram, a space is put before every text and each word's piece begins with its space ("▁"), so a word
@@ -94,7 +94,7 @@ def untrained(config: TokenizerConfig) -> Tokenizer:
     return tokenizer
 
 
-def fewest_tokens(reader: Tokenizer, config: TokenizerConfig, text: str) -> int:
+def min_tokens(reader: Tokenizer, config: TokenizerConfig, text: str) -> int:
     """How many tokens any tokenizer of this recipe needs for a text at least, the end token not counted.
 
     Exact for characters and symbols, whatever their vocabularies; none of bpe and unigram has pieces that span words
@@ -113,7 +113,7 @@ def fewest_tokens(reader: Tokenizer, config: TokenizerConfig, text: str) -> int:
 
 def _closed_vocabulary(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     """Characters, or symbols between white space: every one that occurs in the training data, in sorted order."""
-    tokenizer = untrained(config)
+    tokenizer = empty_tokenizer(config)
     split = list if config.kind == "characters" else str.split
     found = sorted({symbol for text in texts for symbol in split(tokenizer.normalizer.normalize_str(text))})
     vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *found])}
@@ -124,7 +124,7 @@ def _closed_vocabulary(config: TokenizerConfig, texts: Iterable[str]) -> Tokeniz
 def _subwords(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     """BPE or unigram pieces; a character that is no piece is spelled in bytes, so that every text can be encoded."""
     room = config.vocabulary - len(SPECIAL_TOKENS) - len(BYTE_TOKENS)
-    tokenizer = untrained(config)
+    tokenizer = empty_tokenizer(config)
     trainer: trainers.Trainer
     if config.kind == "bpe":
         trainer = trainers.BpeTrainer(
@@ -153,7 +153,7 @@ def _subwords(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
 
 def _unlearnable(config: TokenizerConfig, texts: Sequence[str], key: str, error: Exception) -> str:
     if config.kind == "unigram":
-        normalize = untrained(config).normalizer.normalize_str
+        normalize = empty_tokenizer(config).normalizer.normalize_str
         alphabet = set().union(*map(normalize, texts)) - {" "}
         least = len(SPECIAL_TOKENS) + len(BYTE_TOKENS) + len(alphabet | RESERVED_ALPHABET | {"▁"})
         if config.vocabulary < least:

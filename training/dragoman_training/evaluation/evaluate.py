@@ -7,8 +7,8 @@ from tokenizers import Tokenizer
 from torch.nn import functional as F
 
 from dragoman_training.data.batches import IGNORED, BatchSampler, EncodedPair, collate
-from dragoman_training.data.corpus import Pair, references
-from dragoman_training.data.normalization import comparable
+from dragoman_training.data.normalization import canonical
+from dragoman_training.data.pairs import Pair, references
 from dragoman_training.evaluation.greedy import answer
 from dragoman_training.evaluation.metrics import METRICS, Score
 from dragoman_training.model import Transformer
@@ -54,5 +54,5 @@ def measure(
     """
     expected = references(pairs, source_tokenizer, target_tokenizer)
     written = answer(model, source_tokenizer, target_tokenizer, expected, between=between)
-    answers = {source: comparable(target_tokenizer, text) for source, text in written.items()}
+    answers = {source: canonical(target_tokenizer, text) for source, text in written.items()}
     return {metric: METRICS[metric](answers, expected) for metric in metrics}

@@ -16,7 +16,7 @@ References = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True)
 class Score:
-    """A percentage, and for BLEU and chrF the signature that makes it comparable."""
+    """A percentage, and for BLEU and chrF the signature that makes it canonical."""
 
     value: float
     signature: str | None = None

@@ -10,7 +10,7 @@ from dragoman_training.model.dropout import Dropout
 from dragoman_training.model.feed_forward import FeedForward
 
 
-def norm_of(d_model: int, kind: NormKind, epsilon: float) -> nn.Module:
+def build_norm(d_model: int, kind: NormKind, epsilon: float) -> nn.Module:
     """Layer norm, or root mean square norm, over the last dimension."""
     return nn.LayerNorm(d_model, eps=epsilon) if kind == "layer" else nn.RMSNorm(d_model, eps=epsilon)
 
@@ -25,7 +25,7 @@ class Residual(nn.Module):
     def __init__(self, shape: LayerShape) -> None:
         super().__init__()
         self.pre = shape.norm == "pre"
-        self.norm = norm_of(shape.d_model, shape.norm_kind, shape.norm_epsilon)
+        self.norm = build_norm(shape.d_model, shape.norm_kind, shape.norm_epsilon)
         self.dropout = Dropout(shape.dropout)
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:

@@ -87,10 +87,10 @@ class Embedding(nn.Module):
         if self.positions is not None:
             offset = self.positions[: ids.size(1)] if positions is None else self.positions[positions]
         tokens = self.tokens(ids) if self.scale == 1 else self.tokens(ids) * self.scale
-        return self.dropout(combined(tokens, offset, self.norm, self.norm_of))  # type: ignore[no-any-return]
+        return self.dropout(combine_embeddings(tokens, offset, self.norm, self.norm_of))  # type: ignore[no-any-return]
 
 
-def combined(tokens: Tensor, offset: Tensor | None, norm: nn.Module, norm_of: EmbeddingNorm) -> Tensor:
+def combine_embeddings(tokens: Tensor, offset: Tensor | None, norm: nn.Module, norm_of: EmbeddingNorm) -> Tensor:
     """Scaled token embeddings and embeddings of positions, [..., d_model] each, to what the first layer reads."""
     if norm_of == "tokens":
         tokens = norm(tokens)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman_training.model.config import ModelConfig
-from dragoman_training.model.layers import DecoderLayer, EncoderLayer, norm_of
+from dragoman_training.model.layers import DecoderLayer, EncoderLayer, build_norm
 from dragoman_training.model.positions import Embedding, RelativePositions
 
 
@@ -172,7 +172,7 @@ class Transformer(nn.Module):
 
 def _last_norm(config: ModelConfig) -> nn.Module:
     """The norm behind a stack; with `post` the last layer has ended with one already."""
-    return norm_of(config.d_model, config.norm_kind, config.norm_epsilon) if config.norm == "pre" else nn.Identity()
+    return build_norm(config.d_model, config.norm_kind, config.norm_epsilon) if config.norm == "pre" else nn.Identity()
 
 
 def _embedding(config: ModelConfig, tokens: nn.Embedding, max_length: int, *, decoder: bool = False) -> Embedding:

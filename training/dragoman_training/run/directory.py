@@ -7,18 +7,36 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dragoman_training.checkpoint import checkpoint_steps
-from dragoman_training.data.prepare import BAD_LINES, DATA, DEV, LONGEST, SOURCE_TOKENIZER, TARGET_TOKENIZER
 from dragoman_training.errors import TrainingError
-from dragoman_training.journal import METRICS
+from dragoman_training.files import (
+    BAD_LINES_FILE,
+    DATA_FILE,
+    DEV_FILE,
+    LONGEST_FILE,
+    METRICS_FILE,
+    MODEL_FILE,
+    RECIPE_FILE,
+    SOURCE_TOKENIZER,
+    TARGET_TOKENIZER,
+)
 from dragoman_training.recipe import Recipe, load_recipe
+from dragoman_training.run.checkpoint import checkpoint_steps
 
-RECIPE = "recipe.yaml"
+WRITTEN_BEFORE_TRAINING = (
+    RECIPE_FILE,
+    SOURCE_TOKENIZER,
+    TARGET_TOKENIZER,
+    DATA_FILE,
+    DEV_FILE,
+    LONGEST_FILE,
+    METRICS_FILE,
+    BAD_LINES_FILE,
+)
 # What a run may go on with changed: they decide how a step is made and nothing of what was learned before.
 CHANGEABLE = ("training.learning_rate", "training.warmup_steps", "training.clip_norm")
 
 
-def claim(recipe: Recipe, run: Path, resume: bool) -> dict[str, tuple[Any, Any]]:
+def prepare_directory(recipe: Recipe, run: Path, resume: bool) -> dict[str, tuple[Any, Any]]:
     """Makes the directory ready for this recipe. The recipe itself is to be saved once its data is found to be sound.
 
     Returns:
@@ -27,8 +45,8 @@ def claim(recipe: Recipe, run: Path, resume: bool) -> dict[str, tuple[Any, Any]]
     Raises:
         TrainingError: it holds a run and this is not to resume it, or that run has another recipe.
     """
-    saved = run / RECIPE
-    finished = (run / "model.pt").exists()
+    saved = run / RECIPE_FILE
+    finished = (run / MODEL_FILE).exists()
     if checkpoint_steps(run) or finished:
         if not resume:
             raise TrainingError(f"{run} already holds a run; give --resume to go on with it, or another directory")
@@ -46,7 +64,7 @@ def claim(recipe: Recipe, run: Path, resume: bool) -> dict[str, tuple[Any, Any]]
         return {}  # killed before its first checkpoint; its tokenizers stay, since to train unigram again gives others
     # What an attempt that came to no checkpoint left behind (its data were refused, say) binds nobody.
     run.mkdir(parents=True, exist_ok=True)
-    for name in (RECIPE, SOURCE_TOKENIZER, TARGET_TOKENIZER, DATA, DEV, LONGEST, METRICS, BAD_LINES):
+    for name in WRITTEN_BEFORE_TRAINING:
         (run / name).unlink(missing_ok=True)
     return {}
 
@@ -60,7 +78,7 @@ def _flat(document: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def held(run: Path) -> Iterator[None]:
+def lock_directory(run: Path) -> Iterator[None]:
     """Within, no other process trains in this directory.
 
     Raises:

@@ -3,21 +3,12 @@
 The keys are explained where a reader meets them: in the comments of `training/dragoman_training/recipes/g2p-en.yaml`.
 """
 
-import json
-import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
-from dragoman_training.errors import RecipeError
-from dragoman_training.files import write_text
 from dragoman_training.model import ModelConfig
-from dragoman_training.recipe_errors import sentence
-
-SHIPPED = Path(__file__).parent / "recipes"
 
 Metric = Literal["bleu", "chrf", "exact_match", "sequence_error_rate", "word_error_rate"]
 DevMetric = Literal["loss", "bleu", "chrf", "exact_match", "sequence_error_rate", "word_error_rate"]
@@ -166,121 +157,3 @@ class Recipe(Section):
                 if getattr(self.training, key):
                     raise ValueError(f"training.{key} needs a dev set: give data.dev or data.dev_held_out_sources")
         return self
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML as a reader expects it: 1e-3 is a number (YAML 1.1 says a string), and a key stands once."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """A mapping; a key that stands twice is an error."""
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for i, key in enumerate(keys):
-            if key in keys[:i]:
-                line = node.value[i][0].start_mark.line + 1
-                raise yaml.YAMLError(f"line {line}: the key {key} stands twice")
-        return super().construct_mapping(node, deep)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes in quotes what `_Loader` would take for a number: a file may be called 1e3."""
-
-
-for _kind in (_Loader, _Dumper):
-    _kind.add_implicit_resolver(
-        "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-    )
-
-
-def _parse(text: str, where: str) -> Any:
-    try:
-        return yaml.load(text, _Loader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise RecipeError(f"{where} is not valid YAML: {place}{error.problem or error.context}") from None
-    except yaml.YAMLError as error:
-        raise RecipeError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from None
-
-
-def _override(document: dict[str, Any], assignment: str) -> None:
-    """Puts one `key.with.dots=value` into the document; the value is read as YAML."""
-    key, equals, value = assignment.partition("=")
-    if not equals or not key:
-        raise RecipeError(f"--set {assignment}: expected key=value, for example training.steps=1000")
-    *parents, last = key.split(".")
-    place = document
-    for parent in parents:
-        if place.get(parent) is None:
-            place[parent] = {}
-        place = place[parent]
-        if not isinstance(place, dict):
-            raise RecipeError(f"--set {assignment}: {parent} holds a value, not keys")
-    place[last] = _parse(value, f"--set {assignment}")
-
-
-def find_recipe(name: Path) -> Path:
-    """A recipe's file: the path as given, or else the recipe of that name that ships in the package.
-
-    Raises:
-        RecipeError: there is neither.
-    """
-    for path in (name, SHIPPED / name.name, SHIPPED / f"{name.name}.yaml"):
-        if path.is_file():
-            return path
-    shipped = ", ".join(sorted(path.stem for path in SHIPPED.glob("*.yaml")))
-    raise RecipeError(f"{name}: no such recipe; give a YAML file or one of the shipped ones ({shipped})")
-
-
-def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Reads and validates a recipe.
-
-    Relative data paths are looked for from the current directory and then from the recipe's own; a path found in
-    neither stays as it is (a run can be loaded and exported without its data).
-
-    Args:
-        path: the YAML file.
-        overrides: `key.with.dots=value`, in order.
-
-    Raises:
-        RecipeError: one sentence naming the key.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path}: cannot be read ({error})") from None
-    document = _parse(text, str(path))
-    if not isinstance(document, dict):
-        raise RecipeError(f"{path}: expected a mapping with the keys {', '.join(Recipe.model_fields)}")
-    for assignment in overrides:
-        _override(document, assignment)
-    try:
-        # By way of JSON because there strict means what a reader of YAML expects: "3" is no number and true is no 1,
-        # while a list may become a tuple and a text a path.
-        recipe = Recipe.model_validate_json(json.dumps(document, default=str), strict=True)
-    except ValidationError as error:
-        raise RecipeError(f"{path}: {sentence(error, Recipe)}") from None
-    return _located(recipe, path.parent)
-
-
-def save_recipe(recipe: Recipe, path: Path) -> None:
-    """Writes the recipe, defaults and overrides included, as YAML that `load_recipe` reads back."""
-    write_text(path, yaml.dump(recipe.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True))
-
-
-def _located(recipe: Recipe, folder: Path) -> Recipe:
-    """The recipe with each data path that exists only beside the recipe file made to point there."""
-
-    def locate(path: Path) -> Path:
-        return folder / path if not path.exists() and (folder / path).exists() else path
-
-    def locate_all(entries: list[DataFile] | None) -> list[DataFile] | None:
-        return entries and [
-            locate(entry)
-            if isinstance(entry, Path)
-            else ParallelFiles(source=locate(entry.source), target=locate(entry.target))
-            for entry in entries
-        ]
-
-    data = recipe.data
-    found = {"train": locate_all(data.train), "dev": locate_all(data.dev), "test": locate_all(data.test)}
-    return recipe.model_copy(update={"data": data.model_copy(update=found)})

@@ -4,17 +4,20 @@ import json
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 from torch.utils.tensorboard import SummaryWriter
 
 from dragoman_training.evaluation.metrics import better
-from dragoman_training.files import write_text
+from dragoman_training.files import METRICS_FILE, write_text
 
-METRICS = "metrics.jsonl"
+matplotlib.use("Agg")  # no display needed
+
+from matplotlib import pyplot as plt
 
 Record = dict[str, Any]
 
 
-class Journal:
+class MetricsLog:
     """Records of kind "train", "dev" and "recipe", one JSON object a line, each with its step.
 
     A run that resumes at a step forgets what was written beyond it: those steps come again.
@@ -25,8 +28,8 @@ class Journal:
     """
 
     def __init__(self, run: Path, step: int) -> None:
-        self.path = run / METRICS
-        self.records = [record for record in read_journal(run) if record["step"] <= step]
+        self.path = run / METRICS_FILE
+        self.records = [record for record in read_metrics_log(run) if record["step"] <= step]
         write_text(self.path, "".join(json.dumps(record) + "\n" for record in self.records))
         self.file = self.path.open("a")
         self.board = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
@@ -78,9 +81,9 @@ class Journal:
         self.board.close()
 
 
-def read_journal(run: Path) -> list[Record]:
+def read_metrics_log(run: Path) -> list[Record]:
     """The records of a run; a last line torn by a kill is left out."""
-    path = run / METRICS
+    path = run / METRICS_FILE
     records: list[Record] = []
     for line in path.read_text().splitlines() if path.exists() else []:
         try:
@@ -88,3 +91,23 @@ def read_journal(run: Path) -> list[Record]:
         except json.JSONDecodeError:
             break
     return records
+
+
+def draw_curves(records: list[Record], path: Path) -> None:
+    """Loss, dev metrics, and learning rate over the steps, as a PNG."""
+    train = [r for r in records if r["kind"] == "train"]
+    dev = [r for r in records if r["kind"] == "dev"]
+    figure, (losses, metrics, rates) = plt.subplots(1, 3, figsize=(15, 4), layout="constrained")
+    losses.plot([r["step"] for r in train], [r["loss"] for r in train], label="train (smoothed)")
+    losses.plot([r["step"] for r in dev], [r["loss"] for r in dev], "o-", label="dev")
+    losses.set(title="loss, nats a token", xlabel="step")
+    for name in sorted({name for r in dev for name in r} - {"kind", "step", "loss"}):
+        metrics.plot([r["step"] for r in dev if name in r], [r[name] for r in dev if name in r], "o-", label=name)
+    metrics.set(title="dev, %", xlabel="step")
+    rates.plot([r["step"] for r in train], [r["learning_rate"] for r in train])
+    rates.set(title="learning rate", xlabel="step")
+    for axes in (losses, metrics):
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend()
+    figure.savefig(path, dpi=100)
+    plt.close(figure)

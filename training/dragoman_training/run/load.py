@@ -7,15 +7,13 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from dragoman_training.checkpoint import average_checkpoints, checkpoint_steps, load_state
-from dragoman_training.data.corpus import Pair
-from dragoman_training.data.prepare import DEV, SOURCE_TOKENIZER, TARGET_TOKENIZER
-from dragoman_training.data.tokenizers import NEVER_WRITTEN, PAD_ID, load_tokenizer
-from dragoman_training.data.written import read_written
+from dragoman_training.data.pairs import Pair, read_pairs_file
+from dragoman_training.data.tokenizers import NEVER_GENERATED, PAD_ID, load_tokenizer
 from dragoman_training.errors import TrainingError
-from dragoman_training.files import read_json
+from dragoman_training.files import DEV_FILE, MODEL_FILE, RECIPE_FILE, SOURCE_TOKENIZER, TARGET_TOKENIZER, read_json
 from dragoman_training.model import Transformer
 from dragoman_training.recipe import ParallelFiles, Recipe, load_recipe
+from dragoman_training.run.checkpoint import average_checkpoints, checkpoint_steps, load_state
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Run:
         Raises:
             DataError: what the run wrote down of them is gone or damaged.
         """
-        return read_written(self.path / DEV)
+        return read_pairs_file(self.path / DEV_FILE)
 
 
 def load_run(path: Path) -> Run:
@@ -54,13 +52,13 @@ def load_run(path: Path) -> Run:
     Raises:
         TrainingError: the directory holds no run, no checkpoint, or a damaged file.
     """
-    if not (path / "recipe.yaml").exists():
+    if not (path / RECIPE_FILE).exists():
         raise TrainingError(f"{path}: no run here (recipe.yaml is missing); expected what dragoman-train wrote")
-    recipe = load_recipe(path / "recipe.yaml")
+    recipe = load_recipe(path / RECIPE_FILE)
     source, target = load_tokenizer(path / SOURCE_TOKENIZER), load_tokenizer(path / TARGET_TOKENIZER)
-    finished = (path / "model.pt").exists()
+    finished = (path / MODEL_FILE).exists()
     if finished:
-        state = load_state(path / "model.pt")
+        state = load_state(path / MODEL_FILE)
         weights, steps = state["model"], state["steps"]
     else:
         steps = checkpoint_steps(path)[-recipe.training.average_last :]
@@ -74,7 +72,7 @@ def load_run(path: Path) -> Run:
         raise TrainingError(
             f"{path}: its weights are not of the shape that recipe.yaml and the tokenizers give"
         ) from None
-    model.decoder.forbid(NEVER_WRITTEN)
+    model.decoder.forbid(NEVER_GENERATED)
     provenance = _provenance(path, recipe, finished, steps)
     unseen = provenance.get("data", {}).pop("unseen_source_tokens", [])
     return Run(path, recipe, source, target, model.eval(), unseen, provenance)

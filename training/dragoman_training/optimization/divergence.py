@@ -3,9 +3,9 @@
 import math
 from pathlib import Path
 
-from dragoman_training.checkpoint import checkpoint_steps
 from dragoman_training.errors import TrainingError
 from dragoman_training.recipe import TrainingConfig
+from dragoman_training.run.checkpoint import checkpoint_steps
 
 # Times the loss of an untrained model. Measured on `tiny`: at fifty times its learning rate a run stays below that loss
 # and learns; at 250 times it comes to 20 times that loss, and ends worse than guessing.

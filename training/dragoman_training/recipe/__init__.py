@@ -1,0 +1,30 @@
+"""The recipe: the YAML file that describes a training run."""
+
+from dragoman_training.recipe.load import SHIPPED_RECIPES, find_recipe, load_recipe, save_recipe
+from dragoman_training.recipe.schema import (
+    DataConfig,
+    DevMetric,
+    EvaluationConfig,
+    Metric,
+    ParallelFiles,
+    Recipe,
+    TokenizerConfig,
+    TokenizersConfig,
+    TrainingConfig,
+)
+
+__all__ = [
+    "SHIPPED_RECIPES",
+    "DataConfig",
+    "DevMetric",
+    "EvaluationConfig",
+    "Metric",
+    "ParallelFiles",
+    "Recipe",
+    "TokenizerConfig",
+    "TokenizersConfig",
+    "TrainingConfig",
+    "find_recipe",
+    "load_recipe",
+    "save_recipe",
+]

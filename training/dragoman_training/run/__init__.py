@@ -1,0 +1,1 @@
+"""The directory of a training run: its recipe, data, checkpoints, metrics and report."""

@@ -322,7 +322,7 @@ def test_a_repository_that_makes_no_sense_is_told(repository: Path, tmp_path: Pa
     assert said.startswith(f"{repository}/repository.yaml: models.numbers.max_rows is 'none'; expected a whole number")
     (repository / "repository.yaml").write_text("default: letters")
     said = refuses_to_start("--model-repository", repository)
-    assert said == f"repository.yaml names letters, of which there is nothing in {repository}"
+    assert said == f"repository.yaml names letters, which {repository} does not contain"
 
 
 async def test_asyncio_programs_administer_too(start_server: StartServer, repository: Path) -> None:

@@ -23,7 +23,7 @@ from dragoman_server.metrics import ModelMetrics, ServerMetrics
 from dragoman_server.models.loading import LoadedVersion, LoadError
 from dragoman_server.models.manager import ModelManager, NotLoadedError, UnknownModelError
 from dragoman_server.models.registry import ModelRegistry, ServedVersion
-from dragoman_server.models.repository import Found, Repository, RepositoryError, Snapshot, Source
+from dragoman_server.models.repository import ModelSource, Repository, RepositoryError, RepositoryScan, VersionFiles
 from dragoman_server.models.settings import Latest, ModelSettings, Pinned, RepositorySettings
 from dragoman_server.runtime.device import CPU
 from tests.support.fake_engines import FakeEngines, FakeScoring, letters_bundle
@@ -61,12 +61,12 @@ class FakeSource:
         self.incomplete: set[str] = set()
         self.error = ""
 
-    def scan(self) -> Snapshot:
+    def scan(self) -> RepositoryScan:
         if self.error:
             raise RepositoryError(self.error)
         models = {
             name: {
-                version: Found(
+                version: VersionFiles(
                     self.path / name / version,
                     content,
                     content,
@@ -76,7 +76,7 @@ class FakeSource:
             }
             for name, versions in self.models.items()
         }
-        return Snapshot(models, self.settings, self.problem)
+        return RepositoryScan(models, self.settings, self.problem)
 
 
 class World:
@@ -89,7 +89,7 @@ class World:
         health: as last told.
     """
 
-    def __init__(self, source: Source, config: ServerConfig | None = None) -> None:
+    def __init__(self, source: ModelSource, config: ServerConfig | None = None) -> None:
         self.source = source
         self.registry = ModelRegistry()
         self.metrics = ServerMetrics()
@@ -223,16 +223,16 @@ async def test_a_broken_version_is_refused_with_its_reason_and_the_old_one_stays
     await world.manager.start()
     source.models["m"]["2"] = "broken"
     for _ in range(2):
-        await world.manager._alone(world.manager._rescan)
+        await world.manager._exclusively(world.manager._rescan)
     assert world.loads == ["m@1", "m@2"]  # it is tried once
     assert world.answers("m") == "m@1"
     assert world.answers("m@2") == "UNAVAILABLE"
     assert world.state("m@2") == ("FAILED", "/models/m/2 is broken")
-    (list_nearest,) = [model for model in world.registry.list() if model.version == "2"]
-    assert (list_nearest.state, list_nearest.problem) == (pb.MODEL_STATE_FAILED, "/models/m/2 is broken")
+    (refused,) = [model for model in world.registry.list() if model.version == "2"]
+    assert (refused.state, refused.problem) == (pb.MODEL_STATE_FAILED, "/models/m/2 is broken")
     assert 'dragoman_model_load_failures_total{model="m"} 1.0' in world.page()
     source.models["m"]["2"] = "mended"
-    await world.manager._alone(world.manager._rescan)
+    await world.manager._exclusively(world.manager._rescan)
     assert world.answers("m") == "m@2"
     assert world.state("m@2") == ("READY", "")
 
@@ -296,7 +296,7 @@ async def test_changed_files_replace_what_is_served_and_broken_ones_do_not() -> 
     source.models["m"]["1"] = "broken"
     await world.rescan()
     assert world.answers("m@1") == "m@1"
-    assert world.state("m@1") == ("READY", "what is there now could not take its place: /models/m/1 is broken")
+    assert world.state("m@1") == ("READY", "the current files could not replace it: /models/m/1 is broken")
     source.models["m"]["1"] = "b"
     await world.rescan()
     await until_async(lambda: [pool.closed for pool in world.pools("m@1")] == [True, False])
@@ -432,7 +432,7 @@ async def test_a_default_that_is_not_there_is_refused_and_the_one_before_holds(t
     settings = tmp_path / "repository.yaml"
     world = World(repository(tmp_path, "m/1", "n/1"))
     settings.write_text("default: zz")
-    with pytest.raises(RepositoryError, match=r"^repository.yaml names zz, of which there is nothing in "):
+    with pytest.raises(RepositoryError, match=r"^repository.yaml names zz, which "):
         await world.manager.start()
     settings.write_text("default: n")
     await world.manager.start()
@@ -459,10 +459,10 @@ async def test_a_default_that_is_taken_away_is_missed_by_name_and_the_others_go_
     (tmp_path / "repository.yaml").write_text("default: n")
     await world.manager.start()
     (tmp_path / "n").rename(tmp_path / ".n")
-    with pytest.raises(NotLoadedError, match=r"repository.yaml names n, of which there is nothing in "):
+    with pytest.raises(NotLoadedError, match=r"repository.yaml names n, which "):
         await world.manager.reload()
     assert world.answers("m") == "m@1"
-    with pytest.raises(ApiError, match=r"^the default model, n, is not there now: name one of m$") as missed:
+    with pytest.raises(ApiError, match=r"^the default model, n, does not exist now: name one of m$") as missed:
         world.registry.find("")
     assert missed.value.code is grpc.StatusCode.UNAVAILABLE
     (tmp_path / ".n").rename(tmp_path / "n")
@@ -552,7 +552,7 @@ async def test_watching_goes_on_after_a_mistake(monkeypatch: pytest.MonkeyPatch)
     await world.manager.start()
     scan, mistakes = source.scan, iter([True])
 
-    def mistaken() -> Snapshot:
+    def mistaken() -> RepositoryScan:
         if next(mistakes, False):
             raise KeyError("a bug")
         return scan()

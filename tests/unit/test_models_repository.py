@@ -68,10 +68,10 @@ def test_a_copy_counts_when_all_of_it_is_there(tmp_path: Path) -> None:
         return repository.scan().models["m"]["1"].problem
 
     folder.mkdir(parents=True)
-    assert problem() == "there is no manifest.json yet"
+    assert problem() == "manifest.json is missing"
     manifest = json.dumps({"files": {"weights.bin": {"bytes": 5}}})
     (folder / "manifest.json").write_text(manifest[:20])
-    assert problem() == "manifest.json is not there as a whole"
+    assert problem() == "manifest.json is incomplete"
     (folder / "manifest.json").write_text(manifest)
     assert problem() == "weights.bin is missing"
     (folder / "weights.bin").write_bytes(b"123")
@@ -178,14 +178,14 @@ def test_a_model_has_options_of_its_own(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("a: [", "is not YAML"),
-        ("[1]", "it must be a table"),
-        ("modells: {}", "modells is not known here; there are default, models"),
-        ("models: 0", "models must be a table"),
-        ("models: {m: no}", "models.m must be a table"),
-        ("models: {m: {aliases: []}}", "models.m.aliases must be a table"),
-        ("default: [1]", "default: [1] is not the name of a model"),
-        ("models: {../x: {}}", "models: '../x' is not the name of a model"),
-        ("models: {m: {version: 1}}", "models.m.version is not known here"),
+        ("[1]", "it must be a mapping"),
+        ("modells: {}", "modells is not known; the keys here are default, models"),
+        ("models: 0", "models must be a mapping"),
+        ("models: {m: no}", "models.m must be a mapping"),
+        ("models: {m: {aliases: []}}", "models.m.aliases must be a mapping"),
+        ("default: [1]", "default: [1] is not a model name"),
+        ("models: {../x: {}}", "models: '../x' is not a model name"),
+        ("models: {m: {version: 1}}", "models.m.version is not known"),
         ("models: {m: {versions: 3}}", "models.m.versions: 3 is none of latest"),
         (
             "models: {m: {versions: 2026-05-03}}",
@@ -194,13 +194,13 @@ def test_a_model_has_options_of_its_own(tmp_path: Path) -> None:
         ("models: {m: {versions: [true]}}", "models.m.versions: true can't be a version"),
         ("models: {m: {versions: {latest: 0}}}", "models.m.versions: {'latest': 0} is none of latest"),
         ("models: {m: {versions: []}}", "models.m.versions: [] is none of latest"),
-        ("models: {m: {versions: [1.10]}}", "models.m.versions: 1.1 might be several versions; write it in quotes"),
-        ("models: {m: {versions: [2026-01-02]}}", '2026-01-02 might be several versions; write it in quotes, "2026-'),
+        ("models: {m: {versions: [1.10]}}", "models.m.versions: 1.1 is ambiguous as a version; write it in quotes"),
+        ("models: {m: {versions: [2026-01-02]}}", '2026-01-02 is ambiguous as a version; write it in quotes, "2026-'),
         ("models: {m: {aliases: {7: 1}}}", "models.m.aliases: 7 can't be an alias"),
         ("models: {m: {aliases: {'7': 1}}}", "models.m.aliases: '7' can't be an alias"),
         ("models: {m: {aliases: {latest: 1}}}", "models.m.aliases: 'latest' can't be an alias"),
         ("models: {m: {aliases: {stable: ../1}}}", "models.m.aliases.stable: '../1' can't be a version"),
-        ("models: {m: {port: 1}}", "models.m.port is not known here"),
+        ("models: {m: {port: 1}}", "models.m.port is not known"),
         ("models: {m: {max_rows: 0}}", "models.m.max_rows is 0; expected a whole number of at least 1"),
         ("models: {m: {max_rows: yes}}", "models.m.max_rows is true; expected a whole number of at least 1"),
         ("models: {m: {device: gpu}}", "models.m.device is 'gpu': "),
@@ -261,7 +261,7 @@ def test_wrong_settings_leave_the_models_to_be_seen_and_say_what_is_wrong(tmp_pa
     (tmp_path / "repository.yaml").write_text("models: 3")
     snapshot = Repository(tmp_path, ServerConfig()).scan()
     assert snapshot.settings is None
-    assert "models must be a table" in snapshot.problem
+    assert "models must be a mapping" in snapshot.problem
     assert snapshot.models.keys() == {"m"}
 
 
@@ -271,11 +271,11 @@ def test_models_that_are_not_there_are_told_and_a_default_that_is_not_there_is_w
     models = "models: {o: {}, m: {versions: [1, 2], aliases: {stable: 1, next: 3}}}"
     (tmp_path / "repository.yaml").write_text(models)
     snapshot = repository.scan()
-    assert snapshot.problem == f"repository.yaml names m@2, m@3, o, of which there is nothing in {tmp_path}"
+    assert snapshot.problem == f"repository.yaml names m@2, m@3, o, which {tmp_path} does not contain"
     assert snapshot.settings is not None
     (tmp_path / "repository.yaml").write_text(f"default: n\n{models}")
     snapshot = repository.scan()
-    assert snapshot.problem == f"repository.yaml names m@2, m@3, n, o, of which there is nothing in {tmp_path}"
+    assert snapshot.problem == f"repository.yaml names m@2, m@3, n, o, which {tmp_path} does not contain"
     assert snapshot.settings is None
     assert snapshot.models.keys() == {"m"}
     bundle(tmp_path / "n" / "1")

@@ -15,7 +15,7 @@ from dragoman.inference import open_inference_pb2 as oip
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.messages.api_error import ApiError, invalid
 from dragoman_server.messages.error_text import list_nearest, truncate
-from dragoman_server.models.registry import Route
+from dragoman_server.models.registry import ModelVersions
 from tests.support.fake_engines import MODEL, Face, serve_fake
 
 MOST_BYTES = 4096
@@ -56,8 +56,8 @@ async def refused(call: Any) -> grpc.aio.AioRpcError:
 def add_aliases(face: Face, names: list[str]) -> None:
     with face.registry.use("") as model:
         [served] = [face.registry.find("")]
-        route = Route(model.version, {model.version: served}, aliases=dict.fromkeys(names, model.version))
-        face.registry.arrange({MODEL: route}, MODEL)
+        versions = ModelVersions(model.version, {model.version: served}, aliases=dict.fromkeys(names, model.version))
+        face.registry.update({MODEL: versions}, MODEL)
 
 
 async def test_of_many_names_the_nearest_five_are_told(face: Face) -> None:
@@ -76,7 +76,7 @@ async def test_of_many_names_the_nearest_five_are_told(face: Face) -> None:
 
 async def test_a_server_without_a_default_names_five_models(face: Face) -> None:
     served = face.registry.find("")
-    face.registry.arrange({f"model-{number}": Route("1", {"1": served}) for number in range(9)}, None)
+    face.registry.update({f"model-{number}": ModelVersions("1", {"1": served}) for number in range(9)}, None)
     error = await refused(face.stub.Generate(pb.GenerateRequest()))
     assert (error.details() or "").endswith("name one of model-0, model-1, model-2, model-3, model-4 and 4 more")
 

@@ -11,7 +11,7 @@ from dragoman_server.core.errors import Rejection
 from dragoman_server.messages.api_error import ApiError, invalid
 from dragoman_server.messages.error_text import shorten
 from dragoman_server.models.manager import ModelManager, NotLoadedError, UnknownModelError
-from dragoman_server.models.state import Report
+from dragoman_server.models.state import VersionReport
 from dragoman_server.models.versions import split
 
 SERVICE = "dragoman.v1.AdminService"
@@ -65,7 +65,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         return [_describe(report) for report in self._manager.reports() if report.model == model]
 
 
-def _describe(report: Report) -> pb.VersionStatus:
+def _describe(report: VersionReport) -> pb.VersionStatus:
     status = pb.VersionStatus(
         model=report.model,
         version=report.version,

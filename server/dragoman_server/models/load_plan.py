@@ -1,7 +1,7 @@
-"""What to load and what to let go, from what there is, what is served, and what is wanted. Pure."""
+"""Decides which versions of a model to load and which to retire. Pure logic."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dragoman_server.models.settings import All, Latest, ModelSettings
 from dragoman_server.models.versions import newest_first
@@ -9,12 +9,12 @@ from dragoman_server.models.versions import newest_first
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A version as it lies in the repository.
+    """A version as it is in the repository now.
 
     Attributes:
-        identity: changes with its content, its place, or the options it is to be served with.
-        stamp: changes whenever any of its files is written.
-        complete: whether all its files are there, as far as one can tell without reading them.
+        identity: Text that changes with the version's content, path or options.
+        stamp: Text that changes whenever one of its files is written.
+        complete: Whether all files seem to be there, judged without reading them.
     """
 
     identity: str
@@ -23,39 +23,34 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """What became of a version.
+class Overrides:
+    """What administrators loaded and unloaded by hand; this takes precedence over the settings.
 
     Attributes:
-        ready: what of it takes requests; None where it is not served.
-        failed: what could not be loaded.
+        model_unloaded: Whether the whole model is unloaded, except for the versions in `loaded`.
+        loaded: Versions to serve.
+        unloaded: Versions not to serve.
     """
 
-    ready: str | None = None
-    failed: Candidate | None = None
+    model_unloaded: bool = False
+    loaded: frozenset[str] = frozenset()
+    unloaded: frozenset[str] = frozenset()
+
+    def load(self, version: str) -> "Overrides":
+        return replace(self, loaded=self.loaded | {version}, unloaded=self.unloaded - {version})
+
+    def unload(self, version: str) -> "Overrides":
+        return replace(self, loaded=self.loaded - {version}, unloaded=self.unloaded | {version})
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
-    """What an administrator has asked for by hand.
+class LoadPlan:
+    """What to do about one model now.
 
     Attributes:
-        out: serve nothing but `extra`.
-        held: versions that are not served.
-        extra: versions that are served, whatever the settings say.
-    """
-
-    out: bool = False
-    held: frozenset[str] = frozenset()
-    extra: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Attributes:
-    load: versions to load, the latest first.
-    retire: versions that take no more requests from now on.
-    current: the version that requests without one get from now on.
+        load: Versions to load, newest first.
+        retire: Versions that take no more requests.
+        current: The version for requests that name none; None while no version is served.
     """
 
     load: tuple[str, ...]
@@ -63,62 +58,62 @@ class Plan:
     current: str | None
 
 
-def make_plan(
+def plan_loads(
     settings: ModelSettings,
-    found: Mapping[str, Candidate],
-    states: Mapping[str, State],
-    orders: Orders = Orders(),
+    candidates: Mapping[str, Candidate],
+    ready: Mapping[str, str],
+    failed: Mapping[str, Candidate],
+    overrides: Overrides = Overrides(),
     current: str | None = None,
-) -> Plan:
-    """What to do about one model now. After each load it is to be asked again.
+) -> LoadPlan:
+    """Returns what to do about one model. Plan again after each load.
 
-    A version that can't be loaded, or is not there as a whole, leaves its place to the next. What is served is retired
-    only when what takes its place is served, or when the model is gone or unloaded.
+    The next version takes the place of one that can't be loaded or is incomplete. A served version is retired only
+    once its replacement is served, or when the model is removed or unloaded.
 
     Args:
-        found: the versions in the repository.
-        states: of versions that were tried; others are as good as new.
-        current: as the plan before said.
+        candidates: The versions in the repository.
+        ready: The identity of each served version.
+        failed: The candidates that could not be loaded, by version; they are not tried again.
+        current: The current version of the previous plan.
     """
-    ready = {version for version, state in states.items() if state.ready is not None}
-    usable = found.keys() - orders.held
+    usable = candidates.keys() - overrides.unloaded
 
     def loadable(version: str) -> bool:
-        state = states.get(version, State())
-        return found[version].complete and found[version] != state.failed
+        return candidates[version].complete and candidates[version] != failed.get(version)
 
-    candidates = [version for version in newest_first(usable) if version in ready or loadable(version)]
-    chosen = [] if orders.out else _choose(settings, candidates)
-    named = orders.extra if orders.out else orders.extra | set(settings.aliases.values())
-    wanted = {*chosen, *(version for version in candidates if version in named)}
+    ranked = [version for version in newest_first(usable) if version in ready or loadable(version)]
+    chosen = [] if overrides.model_unloaded else _choose(settings, ranked)
+    named = overrides.loaded if overrides.model_unloaded else overrides.loaded | set(settings.aliases.values())
+    target = {*chosen, *(version for version in ranked if version in named)}
     load = [
         version
-        for version in newest_first(wanted)
-        if loadable(version) and states.get(version, State()).ready != found[version].identity
+        for version in newest_first(target)
+        if loadable(version) and ready.get(version) != candidates[version].identity
     ]
-    most = settings.choice.count if isinstance(settings.choice, Latest) else 1
-    lacking = 0 if orders.out else min(most, len(usable)) - len(ready.intersection(chosen))
-    unwanted = ready - wanted
-    kept = newest_first(unwanted - orders.held)[: max(lacking, 0)]
-    retire = unwanted - set(kept)
-    serving = ready - retire
-    return Plan(tuple(load), frozenset(retire), _current(chosen, serving, current))
+    # As long as fewer chosen versions are served than the settings ask for, old ones fill in for them.
+    count = settings.choice.count if isinstance(settings.choice, Latest) else 1
+    missing = 0 if overrides.model_unloaded else min(count, len(usable)) - len(ready.keys() & set(chosen))
+    superseded = ready.keys() - target
+    kept = newest_first(superseded - overrides.unloaded)[: max(missing, 0)]
+    retire = superseded - set(kept)
+    return LoadPlan(tuple(load), frozenset(retire), _current(chosen, ready.keys() - retire, current))
 
 
-def _choose(settings: ModelSettings, candidates: list[str]) -> list[str]:
-    """Of candidates, the latest first, those that the settings want."""
+def _choose(settings: ModelSettings, ranked: list[str]) -> list[str]:
+    """Returns the versions that the settings choose from `ranked`, which is sorted newest first."""
     choice = settings.choice
     if isinstance(choice, All):
-        return candidates
+        return ranked
     if isinstance(choice, Latest):
-        return candidates[: choice.count]
-    return [version for version in candidates if version in choice.versions]
+        return ranked[: choice.count]
+    return [version for version in ranked if version in choice.versions]
 
 
-def _current(chosen: list[str], serving: set[str], before: str | None) -> str | None:
+def _current(chosen: list[str], serving: set[str], previous: str | None) -> str | None:
     for version in chosen:
         if version in serving:
             return version
-    if before in serving:
-        return before
+    if previous in serving:
+        return previous
     return next(iter(newest_first(serving)), None)

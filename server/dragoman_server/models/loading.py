@@ -1,4 +1,4 @@
-"""Brings a version of a model up, until it could answer, and takes it down again."""
+"""Loads a version of a model until it can answer, and closes it again."""
 
 import asyncio
 import time
@@ -25,22 +25,22 @@ from dragoman_server.runtime.device_errors import WorkerLostError, is_out_of_mem
 
 log = structlog.get_logger()
 
-MOST_ATTEMPTS = 3  # at loading where workers end
-RETRY_SECONDS = 0.2  # for the end of one to be noticed
+MAX_ATTEMPTS = 3  # loads, as long as workers die
+RETRY_SECONDS = 0.2  # until the death of a worker is noticed
 
 
 class LoadError(Exception):
-    """The version can't be served; the message says why in one sentence."""
+    """The version can't be served; the message is one sentence on why."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedVersion:
-    """A version that has run, and all that belongs to it.
+    """A version whose engines run.
 
     Attributes:
-        served: for the registry.
-        metrics: what its engines report.
-        seconds: that it took to load.
+        served: Its entry in the registry.
+        metrics: The metrics of its engines and scorer.
+        seconds: Loading time.
     """
 
     served: ServedVersion
@@ -75,12 +75,27 @@ class LoadedVersion:
         return sum(self.metrics.cache_bytes.values())
 
     async def close(self, seconds: float | None = None) -> None:
-        """Ends its threads; what is still unanswered ends with EngineUnavailableError.
+        """Ends its threads; unanswered requests end with EngineUnavailableError.
 
         Args:
-            seconds: see EnginePool.close.
+            seconds: See EnginePool.close.
         """
         await asyncio.gather(self.scorer.close(), self.pool.close(seconds))
+
+    async def retire(self, seconds: float) -> None:
+        """Waits until no call uses it, for at most so many seconds, and closes it."""
+        log.info("retiring", model=self.name, version=self.version, calls=self.served.calls)
+        try:
+            if self.served.calls:
+                await asyncio.wait_for(self.served.idle(), seconds)
+        except TimeoutError:
+            log.warning(
+                "calls of a retired version did not finish in time and end with UNAVAILABLE",
+                model=self.name,
+                version=self.version,
+                calls=self.served.calls,
+            )
+        await self.close()
 
 
 async def load_version(
@@ -91,15 +106,15 @@ async def load_version(
     on_change: Callable[[], None],
     hosts: Sequence[Host] | None = None,
 ) -> LoadedVersion:
-    """Loads a bundle and runs it, with the shapes that it will be asked for.
+    """Loads a bundle and warms it up with the shapes that it will serve.
 
     Args:
-        name, version: under which it is served, whatever its manifest says.
-        config: the server's options as they are for this model.
-        on_change, hosts: see EnginePool.
+        name, version: The names to serve it under; they replace those in its manifest.
+        config: The server's options, with those of this model.
+        on_change, hosts: See EnginePool.
 
     Raises:
-        LoadError: the bundle, the device or the memory is not what it takes.
+        LoadError: The bundle or the device can't be used, or memory is insufficient.
     """
     started = time.monotonic()
     options = EngineOptions(
@@ -132,28 +147,28 @@ async def load_version(
             raise
         remedy = "give it more memory" if config.max_rows is None else "lower --max-rows, or give it more memory"
         raise LoadError(f"there is not enough memory to load it; {remedy}") from None
-    # Twice what the engines can run: they never wait for a batch, and what it has in the queue is gone in a moment.
+    # A batch call queues up to twice what the engines can run: they never wait for it, and its backlog is soon gone.
     window = max(1, min(2 * pool.rows * pool.engines, options.queue_size // 2))
     scorer = Scorer(pool.scorer, manifest.shape, options.queue_size, metrics)
-    most = request_limits(config, pool.rows, manifest.shape)
-    served = ServedVersion(ServedModel(bundle, pool, scorer, str(pool.device), window, most, metrics.unseen))
+    request = request_limits(config, pool.rows, manifest.shape)
+    served = ServedVersion(ServedModel(bundle, pool, scorer, str(pool.device), window, request, metrics.unseen))
     return LoadedVersion(served, pool, scorer, metrics, time.monotonic() - started)
 
 
 def _compare_runtime(model: str, oldest: str, device: Device | None) -> None:
-    """Warns where ONNX Runtime is older than any that such bundles were checked with, unless it runs them on a GPU.
+    """Warns if ONNX Runtime is older than the oldest release that the bundle was checked with, except on a GPU.
 
-    There releases are others: they come later than for CPUs, and lack other things.
+    GPU releases differ: they come later than those for CPUs, and lack other features.
 
     Args:
-        oldest: as the manifest says; empty where it doesn't.
-        device: None where the model could not be loaded.
+        oldest: The oldest checked release, from the manifest; may be empty.
+        device: None if the model could not be loaded.
     """
     if device is not None and device.kind != "cpu":
         return
     if oldest and _release(onnxruntime.__version__) < _release(oldest):
         log.warning(
-            "this onnxruntime is older than any that the bundle was checked with: it may fail, or answer otherwise",
+            "onnxruntime is older than all releases the bundle was checked with: it may fail or answer differently",
             model=model,
             onnxruntime=onnxruntime.__version__,
             oldest_checked=oldest,
@@ -161,27 +176,27 @@ def _compare_runtime(model: str, oldest: str, device: Device | None) -> None:
 
 
 def _release(version: str) -> list[int]:
-    """[1, 32] of "1.32.0"."""
+    """Returns [1, 32] for "1.32.0"."""
     return [int(part) for part in version.split(".")[:2]]
 
 
 async def _start(
     bundle: Bundle, options: EngineOptions, hosts: Sequence[Host] | None, on_change: Callable[[], None]
 ) -> tuple[EnginePool, ModelMetrics]:
-    """Engines that have run. A worker that ends meanwhile is not taken for the bundle's fault, unless all do.
+    """Starts an engine pool. If a worker dies, it tries again: that need not be the bundle's fault.
 
     Raises:
-        BundleError, DeviceError, WorkerLostError: as EnginePool.start.
+        BundleError, DeviceError, WorkerLostError: See EnginePool.start.
     """
-    for attempt in range(1, MOST_ATTEMPTS + 1):
+    for attempt in range(1, MAX_ATTEMPTS + 1):
         metrics = ModelMetrics()
         pool = EnginePool(bundle, options, metrics, hosts, on_change)
         try:
             await pool.start()
         except WorkerLostError as error:
-            if attempt == MOST_ATTEMPTS:
+            if attempt == MAX_ATTEMPTS:
                 raise
-            log.warning("loads once more", model=bundle.manifest.name, reason=str(error))
+            log.warning("retrying the load", model=bundle.manifest.name, reason=str(error))
             await asyncio.sleep(RETRY_SECONDS)
         else:
             break

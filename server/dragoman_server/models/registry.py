@@ -1,4 +1,4 @@
-"""Which version a request's model name means now, and how many calls use each version. For the event loop alone."""
+"""Maps model names of requests to served versions, and counts the calls of each version. For the event loop only."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -14,10 +14,10 @@ from dragoman_server.models.versions import LATEST, newest_first, split
 
 
 class ServedVersion:
-    """A version that is loaded, and the count of the calls that use it.
+    """A loaded version and the number of calls that use it.
 
     Attributes:
-        calls: that use it now.
+        calls: Calls that use it now.
     """
 
     def __init__(self, model: ServedModel) -> None:
@@ -28,7 +28,7 @@ class ServedVersion:
 
     @contextmanager
     def used(self) -> Iterator[ServedModel]:
-        """It is not closed within."""
+        """Keeps the version from being closed while the context is open."""
         self.calls += 1
         self._idle.clear()
         try:
@@ -44,12 +44,12 @@ class ServedVersion:
 
 
 @dataclass(frozen=True, slots=True)
-class Absent:
-    """A version that is there, but not served.
+class UnservedVersion:
+    """A version in the repository that is not served.
 
     Attributes:
-        state: loading, failed or retiring.
-        problem: one sentence on why, empty where nothing is wrong.
+        state: LOADING or FAILED.
+        problem: One sentence on why it failed; empty otherwise.
     """
 
     state: pb.ModelState
@@ -57,63 +57,63 @@ class Absent:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
-    """What there is of one model.
+class ModelVersions:
+    """The versions of one model that requests may name.
 
     Attributes:
-        current: the version that requests without one get; None while none is served.
-        served: the versions that take requests.
-        absent: others that there are.
-        aliases: the version that each alias means, whether it is served or not.
+        current: The version for requests that name none; None while no version is served.
+        served: The versions that take requests.
+        unserved: The other known versions.
+        aliases: The version of each alias, served or not.
     """
 
     current: str | None
     served: Mapping[str, ServedVersion]
-    absent: Mapping[str, Absent] = field(default_factory=dict)
+    unserved: Mapping[str, UnservedVersion] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
 
-    def version(self, asked: str | None) -> str | None:
-        """The version that is meant by what a request has behind the "@"; an alias goes before a version."""
-        if asked is None or asked == LATEST:
+    def resolve(self, version: str | None) -> str | None:
+        """Returns the version for what follows "@" in a request's model name; aliases take precedence."""
+        if version is None or version == LATEST:
             return self.current
-        return self.aliases.get(asked, asked)
+        return self.aliases.get(version, version)
 
 
 class ModelRegistry:
-    """Refuses all until `arrange` was called and after `refuse`."""
+    """Resolves model names. It refuses all requests before `open` and after `refuse`."""
 
     def __init__(self) -> None:
-        self._routes: Mapping[str, Route] = {}
+        self._models: Mapping[str, ModelVersions] = {}
         self._default: str | None = None
         self._refusal: str | None = "the model is loading"
 
-    def arrange(self, routes: Mapping[str, Route], default: str | None) -> None:
-        """From now on names mean this. Calls that run keep what they have.
+    def update(self, models: Mapping[str, ModelVersions], default: str | None) -> None:
+        """Replaces what names resolve to. Running calls keep their version.
 
         Args:
-            default: what a request without a model's name gets, whether there is such a model now or not.
+            default: The model for requests that name none; it need not exist at the moment.
         """
-        self._routes, self._default = routes, default
+        self._models, self._default = models, default
 
     def serve(self, model: ServedModel) -> None:
-        """Takes requests for this model alone."""
-        self.arrange({model.name: Route(model.version, {model.version: ServedVersion(model)})}, model.name)
+        """Opens the registry with a single model."""
+        self.update({model.name: ModelVersions(model.version, {model.version: ServedVersion(model)})}, model.name)
         self.open()
 
     def open(self) -> None:
-        """Takes requests."""
+        """Starts to take requests."""
         self._refusal = None
 
     def refuse(self, reason: str) -> None:
-        """Answers no further requests."""
+        """Refuses all further requests."""
         self._refusal = reason
 
     @contextmanager
     def use(self, name: str) -> Iterator[ServedModel]:
-        """The model that a request's name means; it is not closed within.
+        """Resolves a request's model name, and keeps the version open while the context is.
 
         Raises:
-            ApiError: there is none of that name, or it is not served now.
+            ApiError: No such model exists, or it is not served now.
         """
         with self.find(name).used() as model:
             if (record := RECORD.get()) is not None:
@@ -121,79 +121,77 @@ class ModelRegistry:
             yield model
 
     def find(self, name: str) -> ServedVersion:
-        """The version meant by NAME, NAME@VERSION, NAME@alias, or "" for the default model. Raises as `use`."""
+        """Returns the version for NAME, NAME@VERSION, NAME@ALIAS, or "" for the default model. Raises as `use`."""
         if self._refusal is not None:
             raise unavailable(self._refusal)
         if not name:
             name = self._default_name()
-        model, asked = split(name)
-        route = self._routes.get(model)
-        if route is None:
-            raise unknown_model(name, sorted(self._routes))
-        version = route.version(asked)
-        if version is not None and version in route.served:
-            return route.served[version]
-        if asked is None or asked == LATEST or version in route.absent:
-            raise unavailable(_why_absent(model, route, version))
-        raise unknown_model(name, _known_versions(model, route))
+        model, requested = split(name)
+        versions = self._models.get(model)
+        if versions is None:
+            raise unknown_model(name, sorted(self._models))
+        version = versions.resolve(requested)
+        if version is not None and version in versions.served:
+            return versions.served[version]
+        if requested is None or requested == LATEST or version in versions.unserved:
+            raise unavailable(_why_unserved(model, versions, version))
+        raise unknown_model(name, _known_versions(model, versions))
 
     def list(self) -> list[pb.Model]:
-        """All versions there are, the default model first, of each the newest version first.
+        """Lists all known versions: the default model first, and the newest version of each model first.
 
         Raises:
-            ApiError: nothing is served now.
+            ApiError: The registry refuses requests now.
         """
         if self._refusal is not None:
             raise unavailable(self._refusal)
-        names = sorted(self._routes, key=lambda name: (name != self._default, name))
+        names = sorted(self._models, key=lambda name: (name != self._default, name))
         return [
             self._describe(name, version)
             for name in names
-            for version in newest_first({*self._routes[name].served, *self._routes[name].absent})
+            for version in newest_first({*self._models[name].served, *self._models[name].unserved})
         ]
 
     def describe(self, name: str) -> pb.Model:
-        """What is known of the version that a name means. Raises as `use`."""
+        """Describes the version that a name resolves to. Raises as `use`."""
         model = self.find(name).model
         return self._describe(model.name, model.version)
 
     def _describe(self, name: str, version: str) -> pb.Model:
-        route = self._routes[name]
+        versions = self._models[name]
         described = pb.Model(name=name, version=version)
-        if served := route.served.get(version):
+        if served := versions.served.get(version):
             described.CopyFrom(served.model.info)
             described.state = pb.MODEL_STATE_READY
         else:
-            described.state, described.problem = route.absent[version].state, route.absent[version].problem
-        described.aliases.extend(sorted(alias for alias, meant in route.aliases.items() if meant == version))
-        described.current = version == route.current
+            unserved = versions.unserved[version]
+            described.state, described.problem = unserved.state, unserved.problem
+        described.aliases.extend(sorted(alias for alias, target in versions.aliases.items() if target == version))
+        described.current = version == versions.current
         described.default = described.current and name == self._default
         return described
 
     def _default_name(self) -> str:
-        if not self._routes:
+        if not self._models:
             raise unavailable("no model is loaded")
-        names = list_nearest(sorted(self._routes))
+        names = list_nearest(sorted(self._models))
         if self._default is None:
             raise invalid("model", f"is empty, but this server has no default model: name one of {names}")
-        if self._default not in self._routes:
-            raise unavailable(f"the default model, {self._default}, is not there now: name one of {names}")
+        if self._default not in self._models:
+            raise unavailable(f"the default model, {self._default}, does not exist now: name one of {names}")
         return self._default
 
 
-def _known_versions(model: str, route: Route) -> list[str]:
-    return [f"{model}@{version}" for version in [*newest_first(route.served), *sorted(route.aliases)]]
+def _known_versions(model: str, versions: ModelVersions) -> list[str]:
+    return [f"{model}@{version}" for version in [*newest_first(versions.served), *sorted(versions.aliases)]]
 
 
-def _why_absent(model: str, route: Route, version: str | None) -> str:
-    """Says of a model that is known why it does not answer."""
-    absent = route.absent.get(version) if version is not None else None
-    if version is None or absent is None:
-        loading = any(each.state == pb.MODEL_STATE_LOADING for each in route.absent.values())
+def _why_unserved(model: str, versions: ModelVersions, version: str | None) -> str:
+    """Returns a sentence on why a known model does not answer."""
+    unserved = versions.unserved.get(version) if version is not None else None
+    if version is None or unserved is None:
+        loading = any(other.state == pb.MODEL_STATE_LOADING for other in versions.unserved.values())
         return f"model {model} is loading" if loading else f"no version of model {model} could be loaded"
-    reasons = {
-        pb.MODEL_STATE_LOADING: "is loading",
-        pb.MODEL_STATE_FAILED: "could not be loaded",
-        pb.MODEL_STATE_RETIRING: "is not served any more",
-    }
-    return f"version {version} of model {model} {reasons[absent.state]}"
+    if unserved.state == pb.MODEL_STATE_LOADING:
+        return f"version {version} of model {model} is loading"
+    return f"version {version} of model {model} could not be loaded"

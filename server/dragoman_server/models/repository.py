@@ -1,4 +1,4 @@
-"""What lies in a model repository, or in a single bundle, at this moment."""
+"""Scans a model repository, or a single bundle, for models and versions."""
 
 import hashlib
 import json
@@ -17,19 +17,21 @@ from dragoman_server.models.versions import is_name
 
 log = structlog.get_logger()
 
-LOST_AND_FOUND = "lost+found"  # volumes have it at their root
-MISNAMED = "passed over: names of models and versions begin with a letter or a digit; '.', '_' and '-' may follow, too"
+LOST_AND_FOUND = "lost+found"  # in the root of volumes
+MISNAMED = (
+    "ignored: names of models and versions start with a letter or digit, followed by letters, digits, '.', '_' or '-'"
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class VersionFiles:
     """The directory of a version.
 
     Attributes:
-        path: where it is, links followed.
-        content: changes with what the manifest says of its files.
-        stamp: changes whenever any of its files is written.
-        problem: what is still missing of it, in one sentence; empty where it looks complete.
+        path: Its path, with links resolved.
+        content: Hash of the manifest, and so of what it says about the files.
+        stamp: Hash of names, sizes and times; changes whenever a file is written.
+        problem: One sentence on what is still missing; empty if it looks complete.
     """
 
     path: Path
@@ -39,101 +41,103 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """All that was found at one time.
+class RepositoryScan:
+    """The result of one scan.
 
     Attributes:
-        models: the versions of each.
-        settings: what repository.yaml says; None where it is wrong, as where there is nothing of the default model,
-            and what it said before stays.
-        problem: what is wrong with the repository as a whole, in one sentence.
+        models: The versions of each model.
+        settings: The contents of repository.yaml. None if it is wrong or its default model does not exist; then the
+            previous settings stay in force.
+        problem: One sentence on what is wrong with the repository as a whole; may be empty.
     """
 
-    models: Mapping[str, Mapping[str, Found]] = field(default_factory=dict)
+    models: Mapping[str, Mapping[str, VersionFiles]] = field(default_factory=dict)
     settings: RepositorySettings | None = field(default_factory=RepositorySettings)
     problem: str = ""
 
 
 class RepositoryError(Exception):
-    """The repository can't be looked at now; the message says why."""
+    """The repository can't be scanned now; the message says why."""
 
 
-class Source(Protocol):
-    """Where models come from."""
+class ModelSource(Protocol):
+    """A place that models are loaded from."""
 
     path: Path
 
-    def scan(self) -> Snapshot:
-        """Raises RepositoryError."""
+    def scan(self) -> RepositoryScan:
+        """Lists models and versions.
+
+        Raises:
+            RepositoryError: The source can't be read.
+        """
 
 
 class SingleBundle:
-    """One bundle, under the name and the version that its manifest gives it."""
+    """A single bundle, served under the name and version in its manifest."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def scan(self) -> Snapshot:
+    def scan(self) -> RepositoryScan:
         try:
             root, manifest = load_manifest(self.path)
         except BundleError as error:
             raise RepositoryError(str(error)) from None
-        found = replace(_look(root), problem="")  # what is missing shows when it is loaded
-        return Snapshot({manifest.name: {manifest.version: found}}, RepositorySettings(default=manifest.name))
+        files = replace(_inspect(root), problem="")  # loading reports missing files
+        return RepositoryScan({manifest.name: {manifest.version: files}}, RepositorySettings(default=manifest.name))
 
 
 class Repository:
-    """A directory with NAME/VERSION/, a bundle each, and perhaps a repository.yaml.
+    """A directory with a bundle in each NAME/VERSION/, and optionally a repository.yaml.
 
-    Names that begin with a dot are passed over, so that copies can be made under such a name and renamed when they are
-    complete, and so that mounted volumes of Kubernetes may hold their "..data".
-    Other directories with names that no model or version may have are told, once each.
+    Names that start with a dot are ignored, so that copies can be made under such a name and renamed when they are
+    complete, and so that volumes mounted by Kubernetes may contain their "..data". Other directories whose names are
+    not valid for a model or version are logged, once each.
     """
 
     def __init__(self, path: Path, config: ServerConfig) -> None:
         self.path = path
         self._config = config
-        self._before: dict[Path, Found] = {}
-        self._told: set[Path] = set()
+        self._previous: dict[Path, VersionFiles] = {}
+        self._logged: set[Path] = set()
 
-    def scan(self) -> Snapshot:
+    def scan(self) -> RepositoryScan:
         try:
             names = self._folders(self.path)
         except OSError as error:
             raise RepositoryError(f"model repository {self.path} can't be opened: {error.strerror or error}") from None
         models = {name: self._versions(self.path / name) for name in names}
-        self._before = {found.path: found for versions in models.values() for found in versions.values()}
-        settings, problem = None, ""
+        self._previous = {files.path: files for versions in models.values() for files in versions.values()}
         try:
-            said = read_settings(self.path, self._config)
-            if missing := _missing(said, models):
-                problem = f"repository.yaml names {', '.join(missing)}, of which there is nothing in {self.path}"
-            if said.default not in missing:
-                settings = said
+            settings = read_settings(self.path, self._config)
         except SettingsError as error:
-            problem = str(error)
-        return Snapshot(models, settings, problem)
+            return RepositoryScan(models, None, str(error))
+        problem = ""
+        if missing := _missing(settings, models):
+            problem = f"repository.yaml names {', '.join(missing)}, which {self.path} does not contain"
+        return RepositoryScan(models, None if settings.default in missing else settings, problem)
 
-    def _versions(self, folder: Path) -> dict[str, Found]:
-        """Of a model whose directory may vanish meanwhile."""
+    def _versions(self, folder: Path) -> dict[str, VersionFiles]:
+        """Scans the versions of a model; its directory may vanish meanwhile."""
         try:
-            return {version: _look(folder / version, self._before) for version in self._folders(folder)}
+            return {version: _inspect(folder / version, self._previous) for version in self._folders(folder)}
         except OSError:
             return {}
 
     def _folders(self, parent: Path) -> list[str]:
-        """Names of the directories that count."""
+        """Returns the names of the directories that may be models or versions."""
         folders = sorted(entry for entry in parent.iterdir() if entry.is_dir())
         for folder in folders:
             hidden = folder.name.startswith(".") or folder.name == LOST_AND_FOUND
-            if not is_name(folder.name) and not hidden and folder not in self._told:
-                self._told.add(folder)
+            if not is_name(folder.name) and not hidden and folder not in self._logged:
+                self._logged.add(folder)
                 log.warning(MISNAMED, path=str(folder))
         return [folder.name for folder in folders if is_name(folder.name)]
 
 
-def _missing(settings: RepositorySettings, models: Mapping[str, Mapping[str, Found]]) -> list[str]:
-    """Models, and versions as NAME@VERSION, that settings speak of and that are not there."""
+def _missing(settings: RepositorySettings, models: Mapping[str, Mapping[str, VersionFiles]]) -> list[str]:
+    """Returns the models, and versions as NAME@VERSION, that the settings name but the repository lacks."""
     missing = {*settings.models, *([settings.default] if settings.default else [])} - models.keys()
     for name in settings.models.keys() & models.keys():
         model = settings.models[name]
@@ -142,29 +146,29 @@ def _missing(settings: RepositorySettings, models: Mapping[str, Mapping[str, Fou
     return sorted(missing)
 
 
-def _look(folder: Path, before: Mapping[Path, Found] | None = None) -> Found:
-    """Looks at a version's directory.
+def _inspect(folder: Path, previous: Mapping[Path, VersionFiles] | None = None) -> VersionFiles:
+    """Inspects a version's directory.
 
     Args:
-        before: what was found the last time; files that have not changed are not read again.
+        previous: The result of the previous scan; unchanged files are not read again.
     """
     try:
         path = folder.resolve(strict=True)
         stamp = _stamp(path)
-        known = (before or {}).get(path)
+        known = (previous or {}).get(path)
         if known is not None and known.stamp == stamp:
             return known
         manifest = (path / MANIFEST_FILE).read_bytes()
     except FileNotFoundError:
-        return Found(folder, "", "", f"there is no {MANIFEST_FILE} yet")
+        return VersionFiles(folder, "", "", f"{MANIFEST_FILE} is missing")
     except OSError as error:
-        return Found(folder, "", "", f"it can't be read: {error.strerror or error}")
+        return VersionFiles(folder, "", "", f"it can't be read: {error.strerror or error}")
     content = hashlib.sha256(manifest).hexdigest()
-    return Found(path, content, stamp, _incomplete(path, manifest))
+    return VersionFiles(path, content, stamp, _incomplete(path, manifest))
 
 
 def _stamp(path: Path) -> str:
-    """Changes when a file is added, removed, or written, or a link comes to point elsewhere."""
+    """Returns a hash that changes when a file is added, removed or written, or a link is redirected."""
     files: list[tuple[str | int, ...]] = []
     for entry in sorted(path.iterdir()):
         try:
@@ -177,11 +181,11 @@ def _stamp(path: Path) -> str:
 
 
 def _incomplete(path: Path, manifest: bytes) -> str:
-    """What is missing of a bundle that may still be on its way. What is wrong for good shows when it is loaded."""
+    """Returns what is missing from a bundle that may still be being copied. Loading reports any other fault."""
     try:
         document: Any = json.loads(manifest)
     except (ValueError, RecursionError):
-        return f"{MANIFEST_FILE} is not there as a whole"
+        return f"{MANIFEST_FILE} is incomplete"
     files = document.get("files") if isinstance(document, dict) else None
     for name, file in files.items() if isinstance(files, dict) else ():
         expected = file.get("bytes") if isinstance(file, dict) else None

@@ -1,11 +1,11 @@
-"""repository.yaml: which versions of a repository's models are served, under which names, and with which options.
+"""repository.yaml: which versions of a repository's models to serve, under which names and with which options.
 
-default: g2p-en              # answers requests that name no model; a repository of one model needs no such line
-models:                      # a model that is not here is served with its latest version
+default: g2p-en              # the model for requests that name none; not needed for a repository of one model
+models:                      # of a model that is not listed, the latest version is served
   g2p-en:
-    versions: latest         # or {latest: 2} for the two latest, or all, or a list of some: [2, 3]
-    aliases: {stable: 2}     # requests for g2p-en@stable get version 2, which is served beside those above
-    max_rows: 16             # and other options of the server, for this model alone
+    versions: latest         # or {latest: 2} for the two latest, or all, or a list: [2, 3]
+    aliases: {stable: 2}     # requests for g2p-en@stable get version 2, which is served in addition to those above
+    max_rows: 16             # server options for this model only
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from dragoman_server.models.versions import LATEST, is_name, is_number
 
 SETTINGS_FILE = "repository.yaml"
 
-# What a model may have its own values of.
+# The server options that a model may override.
 OPTIONS = frozenset(
     {
         "device",
@@ -43,49 +43,49 @@ OPTIONS = frozenset(
 
 
 class SettingsError(Exception):
-    """repository.yaml can't be used; the message says why in one sentence."""
+    """repository.yaml can't be used; the message is one sentence on why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """The so many latest versions."""
+    """Serves the `count` latest versions."""
 
     count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class All:
-    """Every version there is."""
+    """Serves every version."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """These versions."""
+    """Serves the listed versions."""
 
     versions: frozenset[str]
 
 
-Choice = Latest | All | Pinned
+VersionChoice = Latest | All | Pinned
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """What is said of one model.
+    """The settings of one model.
 
     Attributes:
-        choice: the versions that are served.
-        aliases: the version that each means; those are served too.
-        options: the server's options that this model has its own values of.
+        choice: Which versions are served.
+        aliases: The version of each alias; those versions are served too.
+        options: Server options that this model overrides.
     """
 
-    choice: Choice = Latest()
+    choice: VersionChoice = Latest()
     aliases: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class RepositorySettings:
-    """What repository.yaml says; the same as none where it is empty."""
+    """The contents of repository.yaml; the defaults if it is empty or missing."""
 
     default: str | None = None
     models: Mapping[str, ModelSettings] = field(default_factory=dict)
@@ -95,18 +95,18 @@ class RepositorySettings:
 
 
 def read_settings(folder: Path, config: ServerConfig) -> RepositorySettings:
-    """Reads the repository.yaml of a repository, which need not have one.
+    """Reads the repository.yaml of a repository; the file is optional.
 
     Args:
-        config: the server's, of which models may have options of their own.
+        config: The server's options, which models may override.
 
     Raises:
-        SettingsError: it can't be read, or what stands in it makes no sense.
+        SettingsError: The file can't be read, or is invalid.
     """
     path = folder / SETTINGS_FILE
     try:
         document = Document(path)
-        told = document.value(document.root)
+        value = document.value(document.root)
     except FileNotFoundError:
         return RepositorySettings()
     except OSError as error:
@@ -114,16 +114,16 @@ def read_settings(folder: Path, config: ServerConfig) -> RepositorySettings:
     except DocumentError as error:
         raise SettingsError(str(error)) from None
     try:
-        return _repository(told, config)
+        return _repository(value, config)
     except SettingsError as error:
         raise SettingsError(f"{path}: {error}") from None
 
 
 def options_of(config: ServerConfig, settings: ModelSettings) -> ServerConfig:
-    """The server's options as they are for one model.
+    """Returns the server's options with those that a model overrides.
 
     Raises:
-        ValidationError: a value is not allowed.
+        ValidationError: A value is not allowed.
     """
     if not settings.options:
         return config
@@ -134,24 +134,24 @@ def _repository(document: Any, config: ServerConfig) -> RepositorySettings:
     if document is None:
         return RepositorySettings()
     table = _table(document, "it")
-    _only(table, {"default", "models"}, "")
+    _check_keys(table, {"default", "models"}, "")
     default = table.get("default")
     if default is not None and not (isinstance(default, str) and is_name(default)):
-        raise SettingsError(f"default: {default!r} is not the name of a model")
+        raise SettingsError(f"default: {default!r} is not a model name")
     models = {}
     for name, entry in _table(table.get("models"), "models").items():
         if not (isinstance(name, str) and is_name(name)):
-            raise SettingsError(f"models: {name!r} is not the name of a model")
+            raise SettingsError(f"models: {name!r} is not a model name")
         models[name] = _model(_table(entry, f"models.{name}"), f"models.{name}.", config)
     return RepositorySettings(default, models)
 
 
 def _model(table: dict[Any, Any], where: str, config: ServerConfig) -> ModelSettings:
-    _only(table, {"versions", "aliases", *OPTIONS}, where)
+    _check_keys(table, {"versions", "aliases", *OPTIONS}, where)
     aliases = {}
     for alias, version in _table(table.get("aliases"), f"{where}aliases").items():
         if not (isinstance(alias, str) and is_name(alias)) or is_number(alias) or alias == LATEST:
-            raise SettingsError(f"{where}aliases: {_spelled(alias)} can't be an alias")
+            raise SettingsError(f"{where}aliases: {_yaml(alias)} can't be an alias")
         aliases[alias] = _version(version, f"{where}aliases.{alias}")
     options = {key: value for key, value in table.items() if key in OPTIONS}
     try:
@@ -167,19 +167,19 @@ def _model(table: dict[Any, Any], where: str, config: ServerConfig) -> ModelSett
     return settings
 
 
-def _choice(value: Any, where: str) -> Choice:
+def _choice(value: Any, where: str) -> VersionChoice:
     if value == LATEST:
         return Latest()
     if value == "all":
         return All()
     if isinstance(value, list) and value:
-        return Pinned(frozenset(_version(each, where) for each in value))
+        return Pinned(frozenset(_version(item, where) for item in value))
     if isinstance(value, dict) and set(value) == {LATEST}:
         count = value[LATEST]
         if type(count) is int and count >= 1:
             return Latest(count)
     raise SettingsError(
-        f"{where}: {_spelled(value)} is none of latest, {{latest: N}} with a whole number, all, and a list of versions"
+        f"{where}: {_yaml(value)} is none of latest, {{latest: N}} with a whole number, all, or a list of versions"
     )
 
 
@@ -187,29 +187,29 @@ def _version(value: Any, where: str) -> str:
     if type(value) is int and value >= 0:
         return str(value)
     if isinstance(value, float | date):
-        raise SettingsError(f'{where}: {value} might be several versions; write it in quotes, "{value}"')
+        raise SettingsError(f'{where}: {value} is ambiguous as a version; write it in quotes, "{value}"')
     if isinstance(value, str) and is_name(value):
         return value
-    raise SettingsError(f"{where}: {_spelled(value)} can't be a version")
+    raise SettingsError(f"{where}: {_yaml(value)} can't be a version")
 
 
 def _table(value: Any, where: str) -> dict[Any, Any]:
-    """A table; null stands for an empty one."""
+    """Returns a mapping; null is an empty one."""
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise SettingsError(f"{where} must be a table of names and values")
+        raise SettingsError(f"{where} must be a mapping")
     return value
 
 
-def _only(table: dict[Any, Any], known: set[str], where: str) -> None:
+def _check_keys(table: dict[Any, Any], known: set[str], where: str) -> None:
     for key in table:
         if key not in known:
-            raise SettingsError(f"{where}{key} is not known here; there are {', '.join(sorted(known))}")
+            raise SettingsError(f"{where}{key} is not known; the keys here are {', '.join(sorted(known))}")
 
 
-def _spelled(value: Any) -> str:
-    """A value as YAML has it, rather than Python."""
+def _yaml(value: Any) -> str:
+    """Formats a value as in YAML."""
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value} (a date, unless it is in quotes)" if isinstance(value, date) else repr(value)

@@ -1,92 +1,118 @@
-"""What is known of models while they come and go, and what is told of it."""
+"""What the manager knows of each model, and the reports that it makes of it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.models.load_plan import Candidate, Orders, Plan, State, make_plan
+from dragoman_server.models.load_plan import Candidate, LoadPlan, Overrides, plan_loads
 from dragoman_server.models.loading import LoadedVersion
-from dragoman_server.models.registry import Absent, Route
-from dragoman_server.models.repository import Found
+from dragoman_server.models.registry import ModelVersions, UnservedVersion
+from dragoman_server.models.repository import VersionFiles
 from dragoman_server.models.settings import ModelSettings
 from dragoman_server.models.versions import newest_first
 
 
 @dataclass(slots=True)
-class Version:
-    """What became of a version that was tried."""
+class VersionState:
+    """The outcome of loading a version.
+
+    Attributes:
+        loaded: The version that is served.
+        identity: Identity of `loaded`.
+        failed: The candidate that could not be loaded.
+        problem: Why `failed` could not be loaded.
+    """
 
     loaded: LoadedVersion | None = None
-    identity: str | None = None  # of `loaded`
+    identity: str | None = None
     failed: Candidate | None = None
-    problem: str = ""  # of `failed`
+    problem: str = ""
+
+    def take_loaded(self) -> LoadedVersion:
+        """Returns the loaded version, which is no longer served."""
+        loaded = self.loaded
+        assert loaded is not None, "only served versions are retired"
+        self.loaded = self.identity = None
+        return loaded
 
 
 @dataclass(slots=True)
-class Model:
-    """What is known of a model."""
+class ModelState:
+    """What is known of a model.
 
-    found: Mapping[str, Found] = field(default_factory=dict)
+    Attributes:
+        files: The versions in the repository.
+        versions: The versions that were tried.
+        loading: Versions that are loading or about to be.
+    """
+
+    files: Mapping[str, VersionFiles] = field(default_factory=dict)
     settings: ModelSettings = field(default_factory=ModelSettings)
-    versions: dict[str, Version] = field(default_factory=dict)
-    orders: Orders = field(default_factory=Orders)
+    versions: dict[str, VersionState] = field(default_factory=dict)
+    overrides: Overrides = field(default_factory=Overrides)
     current: str | None = None
     loading: tuple[str, ...] = ()
-    told: Mapping[str, str] = field(default_factory=dict)  # what is wrong with versions, as last logged
+    _problems: Mapping[str, str] = field(default_factory=dict)  # those that `new_problems` has returned
 
     def candidates(self) -> dict[str, Candidate]:
         options = repr(sorted(self.settings.options.items()))
         return {
-            version: Candidate(f"{found.path} {found.content} {options}", found.stamp, not found.problem)
-            for version, found in self.found.items()
+            version: Candidate(f"{files.path} {files.content} {options}", files.stamp, not files.problem)
+            for version, files in self.files.items()
         }
 
-    def plan(self) -> Plan:
-        states = {
-            version: State(state.identity if state.loaded else None, state.failed)
-            for version, state in self.versions.items()
-        }
-        return make_plan(self.settings, self.candidates(), states, self.orders, self.current)
+    def plan(self) -> LoadPlan:
+        return self._plan({version: state.failed for version, state in self.versions.items() if state.failed})
 
-    def route(self) -> Route:
+    def _plan(self, failed: Mapping[str, Candidate]) -> LoadPlan:
+        ready = {version: state.identity or "" for version, state in self.versions.items() if state.loaded}
+        return plan_loads(self.settings, self.candidates(), ready, failed, self.overrides, self.current)
+
+    def registry_entry(self) -> ModelVersions:
+        """Returns what requests may name of this model."""
         served = {version: state.loaded.served for version, state in self.versions.items() if state.loaded}
-        absent = {}
-        for version, found in self.found.items():
+        unserved = {}
+        for version, files in self.files.items():
             if version in served:
                 continue
             if version in self.loading:
-                absent[version] = Absent(pb.MODEL_STATE_LOADING)
-            elif problem := found.problem or self.problem(version):
-                absent[version] = Absent(pb.MODEL_STATE_FAILED, problem)
-        return Route(self.current, served, absent, self.settings.aliases)
+                unserved[version] = UnservedVersion(pb.MODEL_STATE_LOADING)
+            elif problem := files.problem or self.problem(version):
+                unserved[version] = UnservedVersion(pb.MODEL_STATE_FAILED, problem)
+        return ModelVersions(self.current, served, unserved, self.settings.aliases)
 
     def problem(self, version: str) -> str:
-        """Why the version as it lies there now is not served, or the version before it still is."""
+        """Returns why the files of a version, as they are now, could not be loaded; "" if that was not tried."""
         state = self.versions.get(version)
         if state is not None and state.failed is not None and state.failed == self.candidates().get(version):
             return state.problem
         return ""
 
     def refused(self) -> list[str]:
-        """Versions that would be loaded now, had that not been tried in vain."""
-        untried = {version: State(state.identity if state.loaded else None) for version, state in self.versions.items()}
-        plan = make_plan(self.settings, self.candidates(), untried, self.orders, self.current)
-        return [version for version in plan.load if self.problem(version)]
+        """Returns the versions that should be served but could not be loaded as they are now."""
+        return [version for version in self._plan({}).load if self.problem(version)]
+
+    def new_problems(self) -> dict[str, str]:
+        """Returns what is wrong with the files of versions and was not returned before."""
+        problems = {version: files.problem for version, files in self.files.items() if files.problem}
+        new = {version: problem for version, problem in problems.items() if problem != self._problems.get(version)}
+        self._problems = problems
+        return new
 
     def forget_failures(self) -> None:
-        """What could not be loaded may be tried again."""
+        """Lets versions that could not be loaded be tried again."""
         for state in self.versions.values():
             state.failed, state.problem = None, ""
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What is to be told of a version.
+class VersionReport:
+    """The status of a version, for administrators.
 
     Attributes:
-        problem: why it is not served, or why the files there now are not.
-        held: it was unloaded by hand.
-        loaded: what serves, or finishes its requests; None where nothing does.
+        problem: Why it is not served, or why its current files are not.
+        held: Whether it was unloaded by hand.
+        loaded: The version that serves or finishes its requests; None if there is none.
     """
 
     model: str
@@ -100,32 +126,37 @@ class Report:
     loaded: LoadedVersion | None = None
 
 
-def describe(name: str, model: Model, default: bool, retiring: Sequence[LoadedVersion]) -> list[Report]:
-    """Reports of all versions of a model, the latest first.
+def report_versions(
+    name: str, model: ModelState, default: bool, retiring: Sequence[LoadedVersion]
+) -> list[VersionReport]:
+    """Reports on all versions of a model, newest first.
 
     Args:
-        default: whether it answers those who name no model.
-        retiring: versions of any model that finish their requests.
+        default: Whether it is the default model.
+        retiring: Versions of any model that finish their requests.
     """
-    route = model.route()
-    leaving = [loaded for loaded in retiring if loaded.name == name]
+    entry = model.registry_entry()
+    retiring = [loaded for loaded in retiring if loaded.name == name]
     reports = []
-    for version in newest_first({*model.found, *route.served, *(loaded.version for loaded in leaving)}):
-        state = model.versions.get(version, Version())
-        found = model.found.get(version)
-        aliases = tuple(sorted(alias for alias, meant in model.settings.aliases.items() if meant == version))
-        problem = (found.problem if found else "") or model.problem(version)
-        held = version in model.orders.held or (model.orders.out and version not in route.served)
+    for version in newest_first({*model.files, *entry.served, *(loaded.version for loaded in retiring)}):
+        state = model.versions.get(version, VersionState())
+        files = model.files.get(version)
+        aliases = tuple(sorted(alias for alias, target in model.settings.aliases.items() if target == version))
+        problem = (files.problem if files else "") or model.problem(version)
+        held = version in model.overrides.unloaded or (model.overrides.model_unloaded and version not in entry.served)
         current = version == model.current
-        gone = [loaded for loaded in leaving if loaded.version == version]
+        finishing = [loaded for loaded in retiring if loaded.version == version]
         if state.loaded:
             ready = pb.MODEL_STATE_READY
-            problem = problem and f"what is there now could not take its place: {problem}"
+            problem = problem and f"the current files could not replace it: {problem}"
             reports.append(
-                Report(name, version, ready, problem, aliases, current, current and default, held, state.loaded)
+                VersionReport(name, version, ready, problem, aliases, current, current and default, held, state.loaded)
             )
-        elif not gone or version in route.absent:
-            absent = route.absent.get(version, Absent(pb.MODEL_STATE_UNLOADED)).state
-            reports.append(Report(name, version, absent, problem, aliases, held=held))
-        reports += [Report(name, version, pb.MODEL_STATE_RETIRING, held=held, loaded=loaded) for loaded in gone]
+        elif not finishing or version in entry.unserved:
+            unserved = entry.unserved.get(version)
+            reported = pb.MODEL_STATE_UNLOADED if unserved is None else unserved.state
+            reports.append(VersionReport(name, version, reported, problem, aliases, held=held))
+        reports += [
+            VersionReport(name, version, pb.MODEL_STATE_RETIRING, held=held, loaded=loaded) for loaded in finishing
+        ]
     return reports

@@ -1,22 +1,22 @@
-"""How models and their versions are named, and how versions are ordered."""
+"""Names of models and versions, and the order of versions."""
 
 import re
 from collections.abc import Iterable
 
 from dragoman_server.bundle.manifest import NAME_PATTERN
 
-LATEST = "latest"  # an alias that every model has: what a request without a version gets
+LATEST = "latest"  # every model has this alias: the version that requests without one get
 
 _NAME = re.compile(NAME_PATTERN)
 
 
 def is_name(text: str) -> bool:
-    """Whether a directory of that name may hold a model, or a version of one; "..data" and the like do not."""
+    """Returns whether a directory of this name may hold a model or a version; "..data" may not."""
     return _NAME.match(text) is not None and len(text) <= 255
 
 
 def split(name: str) -> tuple[str, str | None]:
-    """NAME, or NAME@VERSION, or NAME@alias, in its two parts."""
+    """Splits NAME, NAME@VERSION or NAME@ALIAS into the model and the version or alias."""
     model, at, version = name.partition("@")
     return model, version if at else None
 
@@ -26,9 +26,9 @@ def is_number(version: str) -> bool:
 
 
 def rank(version: str) -> tuple[bool, int, str]:
-    """The key by which versions are sorted: whole numbers by value, all of them above texts, which go by their letters.
+    """Returns a sort key: whole numbers by value, above all other names, which sort alphabetically.
 
-    So "10" is later than "9", and a directory called "candidate" is never the latest while there is one with a number.
+    "10" is newer than "9", and a directory called "candidate" is never the latest while a numbered one exists.
     """
     return (True, int(version), version) if is_number(version) else (False, 0, version)
 

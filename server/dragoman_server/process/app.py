@@ -18,7 +18,7 @@ from dragoman_server.metrics import ServerMetrics
 from dragoman_server.models.loading import load_version
 from dragoman_server.models.manager import ModelManager
 from dragoman_server.models.registry import ModelRegistry
-from dragoman_server.models.repository import Repository, RepositoryError, SingleBundle, Source
+from dragoman_server.models.repository import ModelSource, Repository, RepositoryError, SingleBundle
 from dragoman_server.process.drain import SERVICES, Leaving
 from dragoman_server.process.ports import HealthPort, listen, serve_metrics
 from dragoman_server.process.probes import Probes
@@ -123,7 +123,7 @@ async def run(config: ServerConfig, lines: LineWriter) -> int:
     return status
 
 
-def _source(config: ServerConfig) -> Source:
+def _source(config: ServerConfig) -> ModelSource:
     if config.model_repository is not None:
         return Repository(config.model_repository, config)
     return SingleBundle(config.bundle)

@@ -1,4 +1,4 @@
-"""Generates the stubs in this folder from its .proto files; `--check` only tells whether they are up to date."""
+"""Generates the Python stubs from the .proto files in this directory; `--check` only reports whether they are current."""
 
 import argparse
 import filecmp
@@ -11,7 +11,7 @@ from grpc_tools import protoc
 
 PROTOS = Path(__file__).parent
 GENERATED = ("*_pb2.py", "*_pb2.pyi", "*_pb2_grpc.py")
-# Packages whose descriptors don't go into protobuf's default pool, with the module that stands for it.
+# Packages whose descriptors are kept out of protobuf's default pool, with the import that replaces it.
 POOLS = {"dragoman/inference": "from dragoman.inference import pool as _descriptor_pool"}
 DEFAULT_POOL = "from google.protobuf import descriptor_pool as _descriptor_pool"
 
@@ -20,7 +20,7 @@ def generate(output: Path) -> None:
     """Writes the stubs of every .proto file under `output`.
 
     Raises:
-        RuntimeError: the compiler refused a file; it has said why on standard error.
+        RuntimeError: the compiler failed; it has printed why on standard error.
     """
     well_known = Path(protoc.__file__).parent / "_proto"  # google/protobuf/*.proto
     common = importlib.util.find_spec("google.rpc")  # google/rpc/*.proto, of googleapis-common-protos
@@ -36,16 +36,17 @@ def generate(output: Path) -> None:
         for stub in (output / package).glob("*_pb2.py"):
             text = stub.read_text()
             if DEFAULT_POOL not in text:
-                raise RuntimeError(f"{stub} names its descriptor pool otherwise than expected")
+                raise RuntimeError(f"{stub} does not import its descriptor pool as expected")
             stub.write_text(text.replace(DEFAULT_POOL, pool))
 
 
 def stubs(folder: Path) -> set[Path]:
+    """Returns the generated files under a directory, relative to it."""
     return {path.relative_to(folder) for pattern in GENERATED for path in folder.rglob(pattern)}
 
 
 def outdated() -> list[Path]:
-    """Stubs, relative to this folder, that are missing, stale, or without a .proto file."""
+    """Returns the stubs that are missing, stale, or without a .proto file, relative to this directory."""
     with tempfile.TemporaryDirectory() as folder:
         fresh = Path(folder)
         generate(fresh)
@@ -55,7 +56,7 @@ def outdated() -> list[Path]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a stub is out of date")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a stub is out of date")
     if not parser.parse_args().check:
         generate(PROTOS)
     elif stale := outdated():

@@ -26,7 +26,9 @@ if _version_not_supported:
 
 
 class GRPCInferenceServiceStub:
-    """Missing associated documentation comment in .proto file."""
+    """Generates text, with texts as tensors. In all requests, an empty model name means the server's default model and an
+    empty version means the model's current one; a version may also be an alias.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -137,34 +139,41 @@ class GRPCInferenceServiceStub:
 
 
 class GRPCInferenceServiceServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Generates text, with texts as tensors. In all requests, an empty model name means the server's default model and an
+    empty version means the model's current one; a version may also be an alias.
+    """
 
     def ServerLive(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Whether the server is running.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ServerReady(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Whether the server takes requests.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ModelReady(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Whether a model takes requests. False for a model that does not exist.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ServerMetadata(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Name, version and supported extensions of the server.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ModelMetadata(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Versions, inputs and outputs of a model.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -177,32 +186,36 @@ class GRPCInferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ModelStreamInfer(self, request_iterator, context):
-        """Of Triton. Each request is answered with pieces of text as they are decided.
+        """Triton extension. Generates from one text per request and streams its pieces as they are decided.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ModelConfig(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Triton extension. The configuration of a model, including its limits.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ModelStatistics(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Triton extension. Counts and durations of a model's requests, by whichever API they arrived.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RepositoryIndex(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Triton extension. All versions of all models, loaded or not.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RepositoryModelLoad(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Triton extensions. The same as LoadModel and UnloadModel of dragoman.v1.AdminService: NAME or NAME@VERSION.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -214,8 +227,8 @@ class GRPCInferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SystemSharedMemoryStatus(self, request, context):
-        """Of Triton, for tensors that don't travel with the request. Dragoman has no regions: the status is empty, there is
-        nothing to take away, and to add one is UNIMPLEMENTED.
+        """Triton extensions for tensors in shared memory, which Dragoman does not support: the status is empty, unregistering
+        does nothing, and registering fails with UNIMPLEMENTED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -252,7 +265,7 @@ class GRPCInferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def TraceSetting(self, request, context):
-        """Of Triton; UNIMPLEMENTED.
+        """Triton extensions that fail with UNIMPLEMENTED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -376,7 +389,9 @@ def add_GRPCInferenceServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GRPCInferenceService:
-    """Missing associated documentation comment in .proto file."""
+    """Generates text, with texts as tensors. In all requests, an empty model name means the server's default model and an
+    empty version means the model's current one; a version may also be an alias.
+    """
 
     @staticmethod
     def ServerLive(request,

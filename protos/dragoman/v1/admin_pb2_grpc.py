@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class AdminServiceStub:
-    """Missing associated documentation comment in .proto file."""
+    """Loads and unloads models, and reports their state. With API keys, every method requires an administrator's key.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -57,34 +58,35 @@ class AdminServiceStub:
 
 
 class AdminServiceServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Loads and unloads models, and reports their state. With API keys, every method requires an administrator's key.
+    """
 
     def LoadModel(self, request, context):
-        """Loads a model that was unloaded, or a version that the configuration leaves out, and answers when it takes requests.
+        """Loads a model that was unloaded, or a version that the configuration leaves out. Responds when it takes requests.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnloadModel(self, request, context):
-        """Takes a model, or a version of it, out of service: new requests are refused, those that run are finished, and its
-        memory is given back. Answers when new requests are refused. It stays out until LoadModel, or until the server
-        starts again.
+        """Takes a model, or one version of it, out of service. New requests are refused, running ones are finished, then the
+        memory is released. Responds as soon as new requests are refused. The model stays unloaded until LoadModel, or
+        until the server restarts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReloadRepository(self, request, context):
-        """Looks at the repository now, loads what is new or changed, tries again what failed, unloads what is gone, and
-        answers when that is done. What was unloaded by hand stays out.
+        """Scans the repository now: loads what is new or changed, retries what failed, and unloads what is gone. Models that
+        were unloaded with UnloadModel stay unloaded. Responds when that is done.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetStatus(self, request, context):
-        """What there is, what is loaded, and why the rest is not.
+        """Returns all models and versions, which of them are loaded, and why the others are not.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -122,7 +124,8 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
-    """Missing associated documentation comment in .proto file."""
+    """Loads and unloads models, and reports their state. With API keys, every method requires an administrator's key.
+    """
 
     @staticmethod
     def LoadModel(request,

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class GenerationServiceStub:
-    """Missing associated documentation comment in .proto file."""
+    """Generates and scores text, and describes the models that do so.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -77,61 +78,62 @@ class GenerationServiceStub:
 
 
 class GenerationServiceServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Generates and scores text, and describes the models that do so.
+    """
 
     def Generate(self, request, context):
-        """Generates from one input and answers when it is done.
+        """Generates from one input. Responds when generation is finished.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GenerateStream(self, request, context):
-        """Generates from one input and sends text as it is decided. The pieces, joined, are the text that Generate returns.
-        Beam search decides at the end only: its text comes as a whole then, and counts of its progress before.
+        """Generates from one input and streams the text as it is decided. The concatenated pieces equal the text that
+        Generate returns. A beam search decides only at the end: it first streams its progress, then the whole text.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GenerateBatch(self, request, context):
-        """Generates from many inputs. Each item has its own answer or error; the call fails only where the request as a whole
-        is wrong.
+        """Generates from many inputs. Each input gets its own response or error; the call itself fails only if something is
+        wrong with the request as a whole.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Score(self, request, context):
-        """How likely given targets are, and where their tokens look in the input.
+        """Computes the log-probabilities of given targets and, on request, their alignment and attention.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """Text to the token ids that the model reads or writes.
+        """Converts text to the token ids that the model reads or writes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Detokenize(self, request, context):
-        """Token ids to text.
+        """Converts token ids to text.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListModels(self, request, context):
-        """The models this server answers for.
+        """Lists the models of this server.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """One model: its limits, its shape, where it came from.
+        """Describes one version of a model: its limits, its architecture, its origin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -189,7 +191,8 @@ def add_GenerationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GenerationService:
-    """Missing associated documentation comment in .proto file."""
+    """Generates and scores text, and describes the models that do so.
+    """
 
     @staticmethod
     def Generate(request,

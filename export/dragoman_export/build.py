@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dragoman_export.assemble import CacheChoice, Options, write_files, write_manifest
-from dragoman_export.check import Report, check_bundle
-from dragoman_export.data import spread
+from dragoman_export.bundle.bf16_on_cpu import runnable
+from dragoman_export.bundle.write import CacheChoice, ExportOptions, write_files, write_manifest
+from dragoman_export.checks.parity import ParityReport, check_bundle
+from dragoman_export.checks.quality import NAMES, Decoded, decode
 from dragoman_export.errors import CheckFailedError, ExportError
-from dragoman_export.precision.comparison import check_judgeable, compare
-from dragoman_export.precision.rounded import runnable
-from dragoman_export.precision.search import Found, example_feeds, search
-from dragoman_export.quality import NAMES, Decoded, decode
+from dragoman_export.precision.quality_loss import check_judgeable, compare
+from dragoman_export.precision.quantization_search import Found, example_feeds, search
+from dragoman_export.run_data import spread
 from dragoman_server.bundle.load import Bundle, load_bundle
 from dragoman_server.bundle.manifest import INTEGERS, Integers, Precision
 from dragoman_server.runtime.device import CPU, Device, DeviceError, choose_device
@@ -38,7 +38,7 @@ class Work:
     data: dict[str, list[Pair]]
     longest: list[Pair]
     place: Path
-    options: Options
+    options: ExportOptions
     say: Callable[[str], None]
 
     @property
@@ -54,7 +54,7 @@ class Work:
         return decode(bundle, device, pairs, self.run.recipe.evaluation.metrics)
 
 
-def build(work: Work) -> tuple[Bundle, Report]:
+def build(work: Work) -> tuple[Bundle, ParityReport]:
     """Makes a bundle somewhere in the working directory.
 
     Raises:
@@ -88,7 +88,7 @@ def build(work: Work) -> tuple[Bundle, Report]:
     return _finish(work, bundle, (tried, device), report, {"data": name} | loss, {name: decoded[1]}), report
 
 
-def _build_integers(work: Work, precision: Integers) -> tuple[Bundle, Report]:
+def _build_integers(work: Work, precision: Integers) -> tuple[Bundle, ParityReport]:
     """The graphs are checked in fp32; of the integers in their place only what is lost by them is to be known."""
     try:
         choose_device(work.options.device, work.place, precision)
@@ -152,7 +152,7 @@ def _trace(work: Work, precision: Precision) -> Bundle:
     return load_bundle(folder)
 
 
-def _check(work: Work, bundle: Bundle, device: Device) -> Report:
+def _check(work: Work, bundle: Bundle, device: Device) -> ParityReport:
     work.say(f"comparing the graphs in {bundle.manifest.precision} with the model, on {device}")
     report = check_bundle(bundle, work.run.model, spread(work.sources, GREEDY_SOURCES), device)
     if report.failures:
@@ -164,7 +164,7 @@ def _finish(
     work: Work,
     bundle: Bundle,
     tried: tuple[Bundle, Device],
-    report: Report,
+    report: ParityReport,
     loss: dict[str, Any],
     decoded: dict[str, Decoded],
 ) -> Bundle:

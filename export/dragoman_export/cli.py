@@ -88,10 +88,10 @@ def export(
     from rich.console import Console
 
     try:
-        from dragoman_export.bundle import Options, export_run
-        from dragoman_export.bundle import check as check_again
+        from dragoman_export.checks.report import print_loss, print_report
         from dragoman_export.errors import CheckFailedError, ExportError
-        from dragoman_export.report import print_loss, print_report
+        from dragoman_export.export import ExportOptions, export_run
+        from dragoman_export.export import check as check_again
     except ModuleNotFoundError as error:
         print(f"error: {missing_extra(error, 'export')}", file=sys.stderr)
         raise typer.Exit(1) from None
@@ -118,7 +118,7 @@ def export(
             return
         assert run is not None
         assert bundle is not None
-        options = Options(
+        options = ExportOptions(
             name=name or bundle.resolve().name,
             version=version,
             description=description,

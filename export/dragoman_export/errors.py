@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dragoman_export.check import Report
+    from dragoman_export.checks.parity import ParityReport
 
 
 class ExportError(Exception):
@@ -17,6 +17,6 @@ class CheckFailedError(ExportError):
         report: all that was found.
     """
 
-    def __init__(self, message: str, report: "Report") -> None:
+    def __init__(self, message: str, report: "ParityReport") -> None:
         super().__init__(message)
         self.report = report

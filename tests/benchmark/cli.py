@@ -20,8 +20,8 @@ from tests.benchmark.serving import measure
 from tests.benchmark.turns import Effort
 from tests.benchmark.workload import Workload, random_symbols, real_words
 from tests.support.bundle_weights import UnreadableGraphError, load_model
+from tests.support.bundles import SHIPPED_FP32
 from tests.support.ctranslate2_model import convert
-from tests.support.full_precision import IN_FULL
 
 WORDS = 2048
 BASE_TEXTS, BASE_SOURCE_TOKENS, BASE_TARGET_TOKENS = 64, 16, 32
@@ -45,7 +45,7 @@ def bundle_of(model: Model, precision: Arithmetic) -> Bundle:
     """Exported where it is not there."""
     if model is Model.base:
         return random_bundle("base", BASE, VOCABULARY, precision.value)
-    return load_bundle(IN_FULL if precision is Arithmetic.fp32 else shipped_bundle())
+    return load_bundle(SHIPPED_FP32 if precision is Arithmetic.fp32 else shipped_bundle())
 
 
 def workload_of(model: Model, bundle: Bundle) -> Workload:

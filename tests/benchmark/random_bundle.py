@@ -11,10 +11,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from dragoman_export.assemble import CacheChoice, Options, write_files, write_manifest
-from dragoman_export.data import evaluation_data
-from dragoman_export.precision.search import search
-from dragoman_export.quality import decode
+from dragoman_export.bundle.write import CacheChoice, ExportOptions, write_files, write_manifest
+from dragoman_export.checks.quality import decode
+from dragoman_export.precision.quantization_search import search
+from dragoman_export.run_data import evaluation_data
 from dragoman_server.bundle.load import Bundle, BundleError, load_bundle
 from dragoman_server.bundle.manifest import INTEGERS, Precision
 from dragoman_server.runtime.device import CPU
@@ -77,7 +77,7 @@ def _unchecked(run: Path, scratch: Path, name: str, precision: Precision, cache:
     loaded = load_run(run)
     place = scratch / "traced"
     place.mkdir()
-    write_manifest(write_files(loaded, place, Options(name, description="random weights"), ()), place)
+    write_manifest(write_files(loaded, place, ExportOptions(name, description="random weights"), ()), place)
     for integers in INTEGERS:
         if precision == integers:
             exact = load_bundle(place)

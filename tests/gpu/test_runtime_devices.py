@@ -82,11 +82,11 @@ def cuda_setting(bundle: Bundle, tiny_run: Path, folder: Path, name: str) -> Set
         device = choose_device("cuda", bundle.encoder)
     except DeviceError as error:
         pytest.skip(f"no GPU to test on: {error}")
-    from dragoman_export.bundle import Options, export_run
+    from dragoman_export.export import ExportOptions, export_run
 
     precision: Precision = "bf16" if name == "cuda-bf16" else "fp16"
     records = name != "cuda-unrecorded"
-    options = Options(name="tiny", precision=precision, max_quality_loss=100, device="cuda")
+    options = ExportOptions(name="tiny", precision=precision, max_quality_loss=100, device="cuda")
     export_run(tiny_run, folder / "bundle", options)
     sessions = Sessions(load_bundle(folder / "bundle"), device, 1, graphs=128 if records else 0)
     assert bool(sessions.graphs) == records, "the graph can't be recorded as a CUDA graph; the log says why"
@@ -194,11 +194,11 @@ def test_candidates_are_the_best_in_order(setting: Setting, sources: list[list[i
 
 
 def test_rows_choose_in_every_way(setting: Setting, tiny_run: Path) -> None:
-    from dragoman_export.choices import check_choices
-    from dragoman_export.references import TorchReference
+    from dragoman_export.checks.head_inputs import check_head_inputs
+    from dragoman_export.checks.references import TorchReference
 
     runtime = setting.new_runtime(SLOTS)
-    found, _ = check_choices(runtime, TorchReference(load_run(tiny_run).model, runtime.manifest.tokens))
+    found, _ = check_head_inputs(runtime, TorchReference(load_run(tiny_run).model, runtime.manifest.tokens))
     assert found["log_probabilities"] <= 4 * setting.tolerance
     assert found["attention"] <= setting.tolerance
 

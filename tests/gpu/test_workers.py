@@ -20,9 +20,9 @@ def served(request: pytest.FixtureRequest, tiny_bundle: Path, tiny_run: Path, tm
         choose_device(request.param, tiny_bundle / "encoder.onnx")
     except DeviceError as error:
         pytest.skip(f"no GPU to test on: {error}")
-    from dragoman_export.bundle import Options, export_run
+    from dragoman_export.export import ExportOptions, export_run
 
-    export_run(tiny_run, tmp_path / "fp16", Options(name="tiny", precision="fp16", device="cuda"))
+    export_run(tiny_run, tmp_path / "fp16", ExportOptions(name="tiny", precision="fp16", device="cuda"))
     return request.param, tmp_path / "fp16"
 
 

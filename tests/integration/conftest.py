@@ -9,7 +9,7 @@ import pytest
 
 from dragoman import Client
 from dragoman.local import LocalServer
-from tests.support.full_precision import IN_FULL
+from tests.support.bundles import SHIPPED_FP32
 
 if TYPE_CHECKING:  # they bring PyTorch and transformers, which most tests here do without
     import ctranslate2
@@ -34,6 +34,6 @@ def translator(shipped: Shipped, tmp_path_factory: pytest.TempPathFactory) -> ct
 def shipped_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """Of a server of the shipped model, in fp32."""
     log = tmp_path_factory.mktemp("server") / "server.log"
-    with LocalServer("--bundle", str(IN_FULL), log=log) as server, Client(server.address) as client:
+    with LocalServer("--bundle", str(SHIPPED_FP32), log=log) as server, Client(server.address) as client:
         yield client
         assert server.stop() == 0, server.log_tail()

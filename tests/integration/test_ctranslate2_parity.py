@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 import torch
 
-from dragoman_export.graphs import DecoderStep, SourceEncoder, folded
+from dragoman_export.bundle.onnx_files import trace
+from dragoman_export.graphs import DecoderStep, SourceEncoder, fold_model
 from dragoman_export.graphs.interface import decoder_interface, encoder_interface
-from dragoman_export.onnx_files import trace
 from dragoman_server.bundle.load import load_bundle, shipped_bundle
 from dragoman_server.bundle.manifest import Shape
 from dragoman_training.evaluation.greedy import greedy
 from dragoman_training.model import ModelConfig, Transformer
 from tests.benchmark.translator import CTranslate2
 from tests.support.bundle_weights import fill, load_model, read_holders
+from tests.support.bundles import SHIPPED_FP32
 from tests.support.ctranslate2_model import convert
-from tests.support.full_precision import IN_FULL
 from tests.support.random_model import symbol_tokenizer, vary_answers
 
 SOURCE_TOKENS, TARGET_TOKENS, ROWS = 11, 12, 24
@@ -98,7 +98,7 @@ def test_gives_the_same_greedy_tokens(choice: dict[str, str], tmp_path: Path) ->
 def test_reads_the_weights_back_out_of_the_graphs(choice: dict[str, str]) -> None:
     config = ModelConfig.model_validate(SHAPE | choice)
     model = random_model(config)
-    exported, shape = folded(model), onnx_shape(config)
+    exported, shape = fold_model(model), onnx_shape(config)
     encoder = trace(SourceEncoder(exported, last=True), encoder_interface(shape, "fp32", "ort"))
     decoder = trace(DecoderStep(exported, "ort"), decoder_interface(shape, "fp32", "ort"))
 
@@ -109,7 +109,7 @@ def test_reads_the_weights_back_out_of_the_graphs(choice: dict[str, str]) -> Non
 
 def test_reads_what_integers_stand_for() -> None:
     """The bundle that ships beside the same model in fp32: nearly all integers, of 7 bits, are off by half a step."""
-    integers, full = (load_model(load_bundle(path)).state_dict() for path in (shipped_bundle(), IN_FULL))
+    integers, full = (load_model(load_bundle(path)).state_dict() for path in (shipped_bundle(), SHIPPED_FP32))
     assert integers.keys() == full.keys()
     for what, values in full.items():
         step = float(values.abs().max()) / 63

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from dragoman_export.bundle import Options, export_run
+from dragoman_export.export import ExportOptions, export_run
 from dragoman_server.core.requests import GenerationRequest, HypothesisResult
 from tests.reference.decoding import Decoded
 from tests.reference.models import NARROW, WIDE, clear_run
@@ -80,7 +80,7 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         folder: Path = tmp_path_factory.mktemp(request.param)
         run = clear_run(folder / "run", *(NARROW if request.param == "narrow" else WIDE))
         bundle = folder / "bundle"
-        export_run(run, bundle, Options(name=request.param, device="cpu"))
+        export_run(run, bundle, ExportOptions(name=request.param, device="cpu"))
     with Served(bundle, ROWS) as served:
         yield Bench(Subject(run), served)
 

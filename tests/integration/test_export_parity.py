@@ -19,17 +19,17 @@ import torch
 from onnx import numpy_helper
 from typer.testing import CliRunner
 
-from dragoman_export.assemble import write_files, write_manifest
-from dragoman_export.bundle import Options, check, export_run
-from dragoman_export.check import BATCHES, Report, _check_scorer, _tie, check_bundle
+from dragoman_export.bundle.onnx_files import WEIGHTS_FILE
+from dragoman_export.bundle.write import write_files, write_manifest
+from dragoman_export.checks.offline_decoding import greedy
+from dragoman_export.checks.parity import BATCHES, ParityReport, _check_scorer, _tie, check_bundle
+from dragoman_export.checks.references import DISTURBANCES, ScorerGraph, TorchReference, largest_difference
+from dragoman_export.checks.serving_simulation import limit
 from dragoman_export.cli import app
 from dragoman_export.errors import CheckFailedError, ExportError
-from dragoman_export.generate import greedy
-from dragoman_export.graphs import folded
-from dragoman_export.graphs.folding import Folded
-from dragoman_export.onnx_files import WEIGHTS_FILE
-from dragoman_export.references import DISTURBANCES, ScorerGraph, TorchReference, largest_difference
-from dragoman_export.walk import limit
+from dragoman_export.export import ExportOptions, check, export_run
+from dragoman_export.graphs import fold_model
+from dragoman_export.graphs.folding import FoldedModel
 from dragoman_server.bundle.load import load_bundle
 from dragoman_server.bundle.manifest import MANIFEST_FILE, SpecialTokens
 from dragoman_server.runtime.device import CPU
@@ -39,7 +39,7 @@ from dragoman_training.evaluation.greedy import answer
 from dragoman_training.model import Transformer
 from dragoman_training.run.checkpoint import load_state, save_state
 from dragoman_training.run.load import load_run
-from tests.support.untrained import small_run
+from tests.support.random_model import small_run
 
 # As in T5 1.1: no bias, no scale but at the end, heads of a width of their own, and positions that are distances.
 T5 = {
@@ -89,7 +89,7 @@ def bundle(run: Path) -> Path:
     """Not to be changed; `damaged` makes copies."""
     notice = run.parent / "LICENSE.md"
     notice.write_text("Take it.")
-    options = Options(
+    options = ExportOptions(
         name="small",
         version="7",
         description="nothing to learn",
@@ -160,12 +160,12 @@ def test_parity_covers_all_batches_and_sources_to_the_maximum(bundle: Path) -> N
 )
 def test_every_kind_of_model_passes(changes: dict[str, Any], attention: Any, tmp_path: Path) -> None:
     small_run(tmp_path / "run", **changes)
-    export_run(tmp_path / "run", tmp_path / "bundle", Options(name="x", attention=attention, device="cpu"))
+    export_run(tmp_path / "run", tmp_path / "bundle", ExportOptions(name="x", attention=attention, device="cpu"))
     assert_passed(tmp_path / "bundle")
 
 
 def test_half_precision_says_what_the_cpu_can_not_tell(run: Path, tmp_path: Path) -> None:
-    export_run(run, tmp_path / "bundle", Options(name="x", precision="fp16", max_quality_loss=100, device="cpu"))
+    export_run(run, tmp_path / "bundle", ExportOptions(name="x", precision="fp16", max_quality_loss=100, device="cpu"))
     document = parity(tmp_path / "bundle")
     assert "fp16 on a GPU" in document["not_checked"][0]
     assert 1e-5 < document["largest_difference"] < document["tolerance"]
@@ -178,7 +178,7 @@ def test_half_precision_says_what_the_cpu_can_not_tell(run: Path, tmp_path: Path
 
 def test_bf16_is_checked_by_graphs_that_round(run: Path, tmp_path: Path) -> None:
     place = tmp_path / "bundle"
-    export_run(run, place, Options(name="x", precision="bf16", max_quality_loss=100))
+    export_run(run, place, ExportOptions(name="x", precision="bf16", max_quality_loss=100))
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"], "what stood in for them is gone"
     manifest = load_bundle(place).manifest
     document = manifest.parity
@@ -201,7 +201,7 @@ def narrow(request: pytest.FixtureRequest, run: Path, tmp_path_factory: pytest.T
     """Of integers; random weights give answers to near ties, of which many change."""
     place = tmp_path_factory.mktemp("narrow") / "bundle"
     precision, cache = request.param
-    export_run(run, place, Options("x", precision=precision, cache=cache, max_quality_loss=100, device="cpu"))
+    export_run(run, place, ExportOptions("x", precision=precision, cache=cache, max_quality_loss=100, device="cpu"))
     assert load_bundle(place).manifest.cache == ("int8" if cache == "int8" else "float")
     return place
 
@@ -236,7 +236,7 @@ def test_integers_are_checked_too(narrow: Path, tmp_path: Path) -> None:
 
 def test_more_loss_than_may_be_makes_no_bundle(run: Path, tmp_path: Path) -> None:
     said: list[str] = []
-    options = Options(name="x", precision="int8", max_quality_loss=-1000, device="cpu")
+    options = ExportOptions(name="x", precision="int8", max_quality_loss=-1000, device="cpu")
     right = nearly_right(run, tmp_path / "run")
     with pytest.raises(ExportError, match="with up to 4 of the most sensitive weights in fp32") as raised:
         export_run(right, tmp_path / "bundle", options, said.append)
@@ -261,7 +261,7 @@ def nearly_right(run: Path, copy: Path) -> Path:
 def test_integers_for_a_gpu_are_refused_before_any_work(run: Path, tmp_path: Path) -> None:
     said: list[str] = []
     with pytest.raises(ExportError, match="device cuda: the model is int8, which is for CPUs"):
-        export_run(run, tmp_path / "bundle", Options(name="x", precision="int8", device="cuda"), said.append)
+        export_run(run, tmp_path / "bundle", ExportOptions(name="x", precision="int8", device="cuda"), said.append)
     assert said == []
     assert list(tmp_path.iterdir()) == []
 
@@ -434,7 +434,7 @@ def chaotic(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_state(run / "model.pt", state)
     bundle = run.parent / "bundle"
     bundle.mkdir()
-    write_manifest(write_files(load_run(run), bundle, Options("x"), ["w5"]), bundle)
+    write_manifest(write_files(load_run(run), bundle, ExportOptions("x"), ["w5"]), bundle)
     return run
 
 
@@ -613,16 +613,16 @@ def test_failed_export_leaves_nothing_and_an_older_bundle_as_it_was(
     shutil.copytree(bundle, place)
     before = {path: path.read_bytes() for path in place.iterdir()}
 
-    def wrongly_folded(model: Transformer) -> Folded:
-        copy = folded(model)
+    def wrongly_folded(model: Transformer) -> FoldedModel:
+        copy = fold_model(model)
         with torch.no_grad():
             next(copy.decoder.norm.parameters()).mul_(1.01)
         return copy
 
-    monkeypatch.setattr("dragoman_export.assemble.folded", wrongly_folded)
+    monkeypatch.setattr("dragoman_export.bundle.write.fold_model", wrongly_folded)
     with pytest.raises(CheckFailedError, match="so no bundle was made: cached step and PyTorch") as raised:
-        export_run(run, place, Options(name="small", overwrite=True, device="cpu"))
-    assert isinstance(raised.value.report, Report)
+        export_run(run, place, ExportOptions(name="small", overwrite=True, device="cpu"))
+    assert isinstance(raised.value.report, ParityReport)
     assert {path: path.read_bytes() for path in place.iterdir()} == before
     assert list(place.parent.iterdir()) == [place]
 
@@ -630,7 +630,7 @@ def test_failed_export_leaves_nothing_and_an_older_bundle_as_it_was(
 def test_overwrite_replaces_all_of_an_older_bundle(bundle: Path, run: Path, tmp_path: Path) -> None:
     place = tmp_path / "bundles" / "small"
     shutil.copytree(bundle, place)
-    export_run(run, place, Options(name="newer", overwrite=True, device="cpu"))
+    export_run(run, place, ExportOptions(name="newer", overwrite=True, device="cpu"))
     assert load_bundle(place).manifest.name == "newer"
     assert not (place / "LICENSE.md").exists()
     assert list(place.parent.iterdir()) == [place]
@@ -650,16 +650,16 @@ def test_terminated_export_leaves_nothing_behind(run: Path, tmp_path: Path) -> N
 
 DEAF = """
 import os, signal
-from dragoman_export import bundle, cli
+from dragoman_export import cli, export
 
-def deaf(*arguments, load_run=bundle.load_run):
+def deaf(*arguments, load_run=export.load_run):
     try:
         os.kill(os.getpid(), signal.SIGTERM)
     except BaseException:  # as tracers have it
         pass
     return load_run(*arguments)
 
-bundle.load_run = deaf
+export.load_run = deaf
 cli.main()
 """
 

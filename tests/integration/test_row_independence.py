@@ -12,7 +12,7 @@ from dragoman_server.core.search import LogitEdits, StepRequest
 from dragoman_server.runtime.device import CPU
 from dragoman_server.runtime.model import BLOCKWISE, Runtime, Sessions, lone_rows_differ
 from dragoman_server.runtime.step_scores import PlainScores
-from tests.support.full_precision import IN_FULL
+from tests.support.bundles import SHIPPED_FP32
 
 ANSWER = [23, 14, 9, 30]  # decoded, whatever the model would say
 ALL = 43  # tokens
@@ -20,7 +20,7 @@ ALL = 43  # tokens
 
 @pytest.fixture(scope="module")
 def bundle() -> Bundle:
-    return load_bundle(IN_FULL)
+    return load_bundle(SHIPPED_FP32)
 
 
 def source(bundle: Bundle, text: str) -> list[int]:

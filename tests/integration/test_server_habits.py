@@ -11,7 +11,7 @@ from dragoman import Client
 from dragoman.local import ServerStartError
 from dragoman_server.bundle.load import shipped_bundle
 from tests.conftest import StartServer
-from tests.support.full_precision import IN_FULL
+from tests.support.bundles import SHIPPED_FP32
 
 # Python imports a module of this name when it starts. NOTE: on SIGUSR1 it tells of the event loop, and that it hears.
 SITE = """
@@ -78,7 +78,7 @@ def test_a_gpu_that_does_not_work_is_told_loudly_or_stops_the_start(
     start_server: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_first(tmp_path, "sitecustomize.py", BROKEN_GPU, monkeypatch)
-    server = start_server("--bundle", str(IN_FULL), "--engines", "1", "--log-format", "json")
+    server = start_server("--bundle", str(SHIPPED_FP32), "--engines", "1", "--log-format", "json")
     with Client(server.address) as client:
         assert client.generate("court").text == "K AO R T"
     [fallback] = [value for name, value in server.metrics().items() if name.startswith("dragoman_device_fallback")]
@@ -87,7 +87,7 @@ def test_a_gpu_that_does_not_work_is_told_loudly_or_stops_the_start(
     assert line["level"] == "error"
     assert "CUDA" in line["reason"]
     with pytest.raises(ServerStartError, match="exited with 1") as refused:
-        start_server("--bundle", str(IN_FULL), "--device", "cuda")
+        start_server("--bundle", str(SHIPPED_FP32), "--device", "cuda")
     assert "CUDA" in str(refused.value)
 
 

@@ -21,7 +21,7 @@ from dragoman.retry import NO_RETRY
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
 from tests.conftest import StartServer
-from tests.support.altered_bundles import lengthened
+from tests.support.bundles import lengthened
 from tests.support.samples import sum_of
 from tests.support.waiting import PATIENCE, until
 

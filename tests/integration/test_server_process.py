@@ -22,7 +22,7 @@ from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
 from dragoman_server.bundle.load import shipped_bundle
 from tests.conftest import StartServer
-from tests.support.altered_bundles import lengthened
+from tests.support.bundles import lengthened
 from tests.support.samples import sum_of
 from tests.support.waiting import PATIENCE, until
 

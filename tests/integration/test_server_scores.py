@@ -13,7 +13,7 @@ from dragoman import Client
 from dragoman.local import LocalServer
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
-from tests.support.full_precision import IN_FULL
+from tests.support.bundles import SHIPPED_FP32
 
 WORDS = ["hello", "transformer", "colonel", "a", "onnx", "dragoman", "queue", "weight"]
 DETAILS = pb.Details(log_probabilities=True, alignment=True, attention=True)
@@ -22,7 +22,7 @@ DETAILS = pb.Details(log_probabilities=True, alignment=True, attention=True)
 @pytest.fixture(scope="module")
 def stub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Of a server of the shipped model, in fp32."""
-    arguments = ("--bundle", str(IN_FULL), "--max-beam-size", "4", "--max-hypotheses", "5", "--max-rows", "32")
+    arguments = ("--bundle", str(SHIPPED_FP32), "--max-beam-size", "4", "--max-hypotheses", "5", "--max-rows", "32")
     with LocalServer(*arguments, log=tmp_path_factory.mktemp("server") / "server.log") as server:
         with grpc.insecure_channel(server.address) as channel:
             yield generation_pb2_grpc.GenerationServiceStub(channel)

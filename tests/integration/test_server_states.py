@@ -21,7 +21,7 @@ from dragoman.local import LOOPBACK, free_port, serve_command
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
 from dragoman_server.bundle.load import shipped_bundle
-from tests.support.altered_bundles import failing
+from tests.support.bundles import failing
 from tests.support.certificates import Authority
 from tests.support.waiting import PATIENCE, until
 

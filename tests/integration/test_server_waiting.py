@@ -15,7 +15,7 @@ from google.protobuf import duration_pb2
 from dragoman.local import LocalServer, ServerStartError
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
-from tests.support.altered_bundles import lengthened
+from tests.support.bundles import lengthened
 from tests.support.samples import sum_of
 from tests.support.waiting import PATIENCE, until
 

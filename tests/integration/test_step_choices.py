@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dragoman_export.bundle import Options, export_run
+from dragoman_export.export import ExportOptions, export_run
 from dragoman_server.bundle.load import Bundle, load_bundle
 from dragoman_server.bundle.manifest import Attention
 from dragoman_server.core.search import LogitEdits, StepRequest
 from dragoman_server.runtime.device import CPU
 from dragoman_server.runtime.model import Runtime, Sessions
-from tests.support.untrained import small_run
+from tests.support.random_model import small_run
 
 ROWS, STEPS, SLOTS = 24, 5, 26
 GROUPS = [[5], [7, 5], [1], [9], [10], [2, 9], [1, 2, 5, 9, 8], list(range(12)), list(range(ROWS))[::-1]]
@@ -21,7 +21,9 @@ GROUPS = [[5], [7, 5], [1], [9], [10], [2, 9], [1, 2, 5, 9, 8], list(range(12)),
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     attention: Attention = request.param
     folder = tmp_path_factory.mktemp("choices")
-    export_run(small_run(folder / "run"), folder / "bundle", Options(name="small", attention=attention, device="cpu"))
+    export_run(
+        small_run(folder / "run"), folder / "bundle", ExportOptions(name="small", attention=attention, device="cpu")
+    )
     return load_bundle(folder / "bundle")
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dragoman_export.bundle import Options, export_run
+from dragoman_export.export import ExportOptions, export_run
 from dragoman_server.bundle.load import shipped_bundle
 from tests.support.parity import WORDS
 
@@ -32,11 +32,11 @@ class Model:
 
 SHIPPED = Model("shipped", WORDS[:INPUTS])
 FRESH = {
-    "fp32": Options(name="fp32"),
-    "int8": Options(name="int8", precision="int8", cache="float", max_quality_loss=ANY_LOSS),
-    "int8-caches": Options(name="int8-caches", precision="int8", cache="int8", max_quality_loss=ANY_LOSS),
-    "int8-weights": Options(name="int8-weights", precision="int8-weights", max_quality_loss=ANY_LOSS),
-    "int4": Options(name="int4", precision="int4", max_quality_loss=ANY_LOSS),
+    "fp32": ExportOptions(name="fp32"),
+    "int8": ExportOptions(name="int8", precision="int8", cache="float", max_quality_loss=ANY_LOSS),
+    "int8-caches": ExportOptions(name="int8-caches", precision="int8", cache="int8", max_quality_loss=ANY_LOSS),
+    "int8-weights": ExportOptions(name="int8-weights", precision="int8-weights", max_quality_loss=ANY_LOSS),
+    "int4": ExportOptions(name="int4", precision="int4", max_quality_loss=ANY_LOSS),
 }
 MODELS = [SHIPPED, *(Model(name, NUMBERS, name in ("int8-weights", "int4")) for name in FRESH)]
 

@@ -7,7 +7,7 @@ import torch
 from dragoman_training.data.tokenizers import END_ID, PAD_ID
 from dragoman_training.model import ModelConfig, Transformer
 from dragoman_training.run.checkpoint import save_state
-from tests.support.parts import decoder_layers, last_norm
+from tests.support.model_parts import decoder_layers, last_norm
 from tests.support.random_model import write_run
 
 MAX_SOURCE, MAX_TARGET = 9, 16

@@ -24,7 +24,7 @@ from dragoman_server.bundle.load import Bundle
 from dragoman_training.data.tokenizers import NEVER_GENERATED
 from dragoman_training.model import ModelConfig, Transformer
 from dragoman_training.model.layers import DecoderLayer, EncoderLayer
-from tests.support.parts import decoder_layers, encoder_layers, last_norm, norms, position_table
+from tests.support.model_parts import decoder_layers, encoder_layers, last_norm, norms, position_table
 
 Array = NDArray[np.float32]
 INTEGERS, ROW_SCALES = ".int8", ".scale.column"  # how the names of a table's parts end

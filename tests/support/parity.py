@@ -23,7 +23,7 @@ from tests.reference.decoding import decode
 from tests.reference.model import ReferenceModel
 from tests.support import ctranslate2_model, transformers_model
 from tests.support.bundle_weights import load_model
-from tests.support.full_precision import IN_FULL
+from tests.support.bundles import SHIPPED_FP32
 
 ROOT = Path(__file__).resolve().parents[2]
 # English words of all kinds, for a model that says how words are spoken: those of a text that will not change.
@@ -52,7 +52,7 @@ class Shipped:
     """The model's parts, and itself in PyTorch and transformers."""
 
     def __init__(self) -> None:
-        self.bundle: Bundle = load_bundle(IN_FULL)
+        self.bundle: Bundle = load_bundle(SHIPPED_FP32)
         self.tokens = self.bundle.manifest.tokens
         self.source_tokenizer: Tokenizer = self.bundle.source_tokenizer
         self.target_tokenizer: Tokenizer = self.bundle.target_tokenizer

@@ -8,11 +8,11 @@ import pytest
 from packaging.version import Version
 from structlog.testing import capture_logs
 
-from dragoman_export.assemble import OLDEST_ONNXRUNTIME
+from dragoman_export.bundle.write import OLDEST_ONNXRUNTIME
 from dragoman_server.bundle.load import load_manifest, shipped_bundle
 from dragoman_server.models import loading
 from dragoman_server.runtime.device import CPU, Device
-from tests.support.full_precision import IN_FULL
+from tests.support.bundles import SHIPPED_FP32
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,7 +25,7 @@ def test_tests_run_on_the_oldest_onnxruntime_that_is_allowed() -> None:
     assert Version(pinned) == Version(bound)
 
 
-@pytest.mark.parametrize("bundle", [shipped_bundle(), IN_FULL])
+@pytest.mark.parametrize("bundle", [shipped_bundle(), SHIPPED_FP32])
 def test_bundles_say_what_made_them(bundle: Path) -> None:
     manifest = load_manifest(bundle)[1]
     assert manifest.exporter.keys() == {"dragoman", "onnx", "onnxscript", "torch"}

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dragoman_export.assemble import ENCODER, Options, write_files, write_manifest
 from dragoman_export.build import Work, _shortness, build
-from dragoman_export.check import Report
+from dragoman_export.bundle.write import ENCODER, ExportOptions, write_files, write_manifest
+from dragoman_export.checks.parity import ParityReport
 from dragoman_export.errors import CheckFailedError
-from dragoman_export.precision.cache import find_scales, pays
+from dragoman_export.precision.caches import find_scales, pays
 from dragoman_export.precision.calibration import Feed, feeds
-from dragoman_export.precision.lower import Weights, load_graphs, lower
-from dragoman_export.precision.products import Floats
+from dragoman_export.precision.editable_graph import Floats
+from dragoman_export.precision.quantize import Weights, load_graphs, quantize_bundle
 from dragoman_server.bundle.load import Bundle, BundleError, load_bundle
 from dragoman_server.bundle.manifest import INTEGERS, MANIFEST_FILE
 from dragoman_server.core.search import StepRequest
@@ -28,7 +28,7 @@ from dragoman_server.runtime.graph_check import check_caches
 from dragoman_server.runtime.model import Runtime, Sessions
 from dragoman_training.data.pairs import Pair
 from dragoman_training.run.load import load_run
-from tests.support.untrained import VOCABULARY, small_run
+from tests.support.random_model import VOCABULARY, small_run
 
 ROWS, STEPS = 6, 5
 
@@ -38,7 +38,7 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     folder = tmp_path_factory.mktemp("cache") / "exact"
     folder.mkdir()
     run = load_run(small_run(folder.parent / "run"))
-    write_manifest(write_files(run, folder, Options("x"), ["w5"]), folder)
+    write_manifest(write_files(run, folder, ExportOptions("x"), ["w5"]), folder)
     return load_bundle(folder)
 
 
@@ -54,7 +54,9 @@ def shown(exact: Bundle) -> list[Feed]:
 @pytest.fixture(scope="module")
 def narrow(exact: Bundle, shown: list[Feed]) -> Bundle:
     """Integers in the caches, and floats everywhere else."""
-    return lower(exact, exact.path.parent / "narrow", INTEGERS[0], Weights({}, {}), [], find_scales(exact, shown, 1))
+    return quantize_bundle(
+        exact, exact.path.parent / "narrow", INTEGERS[0], Weights({}, {}), [], find_scales(exact, shown, 1)
+    )
 
 
 LENGTHS = [3, 9, 1, 5, 7, 2] * 7
@@ -209,17 +211,17 @@ def test_integers_that_fail_the_check_give_way_to_floats(
 ) -> None:
     checked: list[str] = []
 
-    def check(work: Work, bundle: Bundle, device: Device) -> Report:
+    def check(work: Work, bundle: Bundle, device: Device) -> ParityReport:
         checked.append(bundle.manifest.cache)
         if bundle.manifest.cache == "int8":
-            raise CheckFailedError("the check failed", Report({}, []))
-        return Report({"reference": "", "tolerance": 1, "largest_difference": 0, "scorer": {}, "choices": {}}, [])
+            raise CheckFailedError("the check failed", ParityReport({}, []))
+        return ParityReport({"reference": "", "tolerance": 1, "largest_difference": 0, "scorer": {}, "choices": {}}, [])
 
     monkeypatch.setattr("dragoman_export.build._check", check)
-    monkeypatch.setattr("dragoman_export.precision.search.pays", lambda *_: True)
+    monkeypatch.setattr("dragoman_export.precision.quantization_search.pays", lambda *_: True)
     said: list[str] = []
     run = load_run(exact.path.parent / "run")
-    options = Options("x", precision="int8", max_quality_loss=1000)
+    options = ExportOptions("x", precision="int8", max_quality_loss=1000)
     bundle, _ = build(Work(run, {"dev": run.dev_pairs()}, [], tmp_path, options, said.append))
     assert checked == ["float", "int8", "float"]
     assert bundle.manifest.cache == "float"
@@ -245,7 +247,7 @@ def test_integers_that_fail_say_how_short_the_texts_were(
 ) -> None:
     run = load_run(exact.path.parent / "run")
     longest = [] if source is None or target is None else [Pair(source, target, tmp_path, 1)]
-    work = Work(run, {"dev": run.dev_pairs()}, longest, tmp_path, Options("x"), print)
+    work = Work(run, {"dev": run.dev_pairs()}, longest, tmp_path, ExportOptions("x"), print)
     sentences = [
         f"the longest {side} has 4 tokens in dev{training}, and the limit is {limit}" for side, training, limit in told
     ]
@@ -255,7 +257,7 @@ def test_integers_that_fail_say_how_short_the_texts_were(
 
 def test_integers_that_fail_on_long_texts_are_not_excused(exact: Bundle, tmp_path: Path) -> None:
     pairs = [Pair("w5 " * 8, "w5 " * 7, tmp_path, 1)]
-    work = Work(load_run(exact.path.parent / "run"), {"dev": pairs}, [], tmp_path, Options("x"), print)
+    work = Work(load_run(exact.path.parent / "run"), {"dev": pairs}, [], tmp_path, ExportOptions("x"), print)
     assert _shortness(work, exact) == ""
 
 
@@ -268,9 +270,9 @@ def test_scales_are_found_on_the_longest_of_training_too(
         shown.extend(feed["source_ids"].size for feed in feeds)
         return find_scales(bundle, feeds, threads)
 
-    monkeypatch.setattr("dragoman_export.precision.search.find_scales", find)
+    monkeypatch.setattr("dragoman_export.precision.quantization_search.find_scales", find)
     run = load_run(exact.path.parent / "run")
-    options = Options("x", precision="int8", cache="int8", max_quality_loss=1000)
+    options = ExportOptions("x", precision="int8", cache="int8", max_quality_loss=1000)
     longest = [Pair("w5 w6 w7 w8 w9 w10 w11 w12", "w5", tmp_path, 1)]
     build(Work(run, {"dev": run.dev_pairs()}, longest, tmp_path, options, lambda _: None))
     assert shown == [4] * 8 + [9]

@@ -12,16 +12,16 @@ import torch
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from dragoman_export.assemble import DECODER, ENCODER, SCORER, model_shape, trace_graphs
-from dragoman_export.graphs import DecoderStep, SourceEncoder, folded
+from dragoman_export.bundle.onnx_files import WEIGHTS_FILE, operators, save, trace
+from dragoman_export.bundle.write import DECODER, ENCODER, SCORER, model_shape, trace_graphs
+from dragoman_export.graphs import DecoderStep, SourceEncoder, fold_model
 from dragoman_export.graphs.interface import DTYPES, decoder_interface, encoder_interface
 from dragoman_export.graphs.packing import Packing
-from dragoman_export.onnx_files import WEIGHTS_FILE, operators, save, trace
 from dragoman_server.bundle.manifest import Attention, Precision, Shape
 from dragoman_training.model import ModelConfig, Transformer
 from dragoman_training.run.load import Run, load_run
-from tests.support.parts import position_table
-from tests.support.untrained import small_run
+from tests.support.model_parts import position_table
+from tests.support.random_model import small_run
 
 LAYERS = 2
 Models = dict[str, onnx.ModelProto]
@@ -45,7 +45,7 @@ def standard_step(run: Run) -> onnx.ModelProto:
 def trace_step(
     model: Transformer, shape: Shape, attention: Attention, precision: Precision = "fp32"
 ) -> onnx.ModelProto:
-    step = DecoderStep(folded(model).to(DTYPES[precision]), attention)
+    step = DecoderStep(fold_model(model).to(DTYPES[precision]), attention)
     return trace(step, decoder_interface(shape, precision, attention))
 
 
@@ -158,7 +158,7 @@ def test_graphs_have_the_nodes_they_need_and_no_more(
 
 def test_the_standard_form_is_standard(run: Run, ort_graphs: Models, standard_step: onnx.ModelProto) -> None:
     shape = model_shape(run)
-    encoder = trace(SourceEncoder(folded(run.model), last=False), encoder_interface(shape, "fp32", "standard"))
+    encoder = trace(SourceEncoder(fold_model(run.model), last=False), encoder_interface(shape, "fp32", "standard"))
     expected = times(run.recipe.model.encoder_layers, ENCODER_LAYER) + ENCODER_REST
     assert operators(encoder) == expected
     for model in (encoder, standard_step, ort_graphs[SCORER]):
@@ -244,7 +244,7 @@ def test_half_precision_keeps_what_needs_range_in_float(run: Run, attention: Att
 def test_bf16_is_what_onnx_says_it_is(run: Run, ort_graphs: Models) -> None:
     """The encoder in bf16, which ONNX Runtime runs on no CPU, by ONNX's own evaluator of graphs."""
     encoder = trace(
-        SourceEncoder(folded(run.model).to(torch.bfloat16), last=True),
+        SourceEncoder(fold_model(run.model).to(torch.bfloat16), last=True),
         encoder_interface(model_shape(run), "bf16", "ort"),
     )
     feed = {"source_ids": np.array([[4, 5, 6, 2], [7, 2, 0, 0]]), "source_lengths": np.array([4, 2], np.int32)}
@@ -273,7 +273,7 @@ def test_folding_changes_neither_the_model_nor_what_logits_are(
     torch.manual_seed(0)
     model = Transformer(CONFIG.model_copy(update={"share_embeddings": share, "norm": norm}), 11, 11, 0).eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    copy = folded(model)
+    copy = fold_model(model)
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name
     ids = torch.tensor([[2, 7, 5]])

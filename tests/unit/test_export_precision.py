@@ -11,12 +11,12 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from dragoman_export.bundle.bf16_on_cpu import widen
 from dragoman_export.precision import blockwise, int8, scales
 from dragoman_export.precision.calibration import Range, ranges
-from dragoman_export.precision.comparison import agreement
-from dragoman_export.precision.lower import Weights, rewrite
-from dragoman_export.precision.products import LARGE, Graph
-from dragoman_export.precision.rounded import widen
+from dragoman_export.precision.editable_graph import LARGE, Graph
+from dragoman_export.precision.quality_loss import agreement
+from dragoman_export.precision.quantize import Weights, rewrite
 from dragoman_export.precision.sensitivity import most_sensitive
 from dragoman_server.runtime.device import CPU, open_session
 

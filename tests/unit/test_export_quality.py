@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from dragoman_export.assemble import Options
 from dragoman_export.build import Work, build
-from dragoman_export.check import Report
+from dragoman_export.bundle.write import ExportOptions
+from dragoman_export.checks.parity import ParityReport
+from dragoman_export.checks.quality import Decoded, decode
 from dragoman_export.errors import ExportError
-from dragoman_export.precision.comparison import check_judgeable
-from dragoman_export.quality import Decoded, decode
+from dragoman_export.precision.quality_loss import check_judgeable
 from dragoman_server.bundle.load import load_bundle, shipped_bundle
 from dragoman_server.bundle.manifest import Precision
 from dragoman_server.runtime.device import CPU
@@ -17,7 +17,7 @@ from dragoman_training.data.pairs import Pair
 from dragoman_training.evaluation.metrics import METRICS
 from dragoman_training.recipe import Metric
 from dragoman_training.run.load import load_run
-from tests.support.untrained import small_run
+from tests.support.random_model import small_run
 
 ALL: list[Metric] = ["exact_match", "sequence_error_rate", "word_error_rate", "bleu", "chrf"]
 
@@ -36,12 +36,16 @@ def test_no_precision_of_a_model_that_knows_nothing_is_judged(
     precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = load_bundle(shipped_bundle())
-    for name, result in (("_trace", bundle), ("_check", Report({}, [])), ("runnable", (bundle, CPU))):
+    for name, result in (("_trace", bundle), ("_check", ParityReport({}, [])), ("runnable", (bundle, CPU))):
         monkeypatch.setattr(f"dragoman_export.build.{name}", lambda *_, result=result: result)
     pairs = [Pair(word, "one two", tmp_path, 1) for word in ("hello", "cat", "dog")]
     run = load_run(small_run(tmp_path / "run"))
     with pytest.raises(ExportError, match=rf"--precision {precision} costs can't be judged: .* to dev are no better"):
-        build(Work(run, {"dev": pairs}, [], tmp_path, Options("x", precision=precision, device="cpu"), lambda _: None))
+        build(
+            Work(
+                run, {"dev": pairs}, [], tmp_path, ExportOptions("x", precision=precision, device="cpu"), lambda _: None
+            )
+        )
 
 
 def decoded(answers: list[str], targets: list[str], metrics: list[Metric] = ALL) -> Decoded:

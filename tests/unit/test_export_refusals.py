@@ -7,16 +7,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from dragoman_export.bundle import Options, export_run
 from dragoman_export.cli import app
-from dragoman_export.data import evaluation_data, spread, unusable
 from dragoman_export.errors import ExportError
+from dragoman_export.export import ExportOptions, export_run
+from dragoman_export.run_data import evaluation_data, spread, unusable
 from dragoman_server.bundle.manifest import MANIFEST_FILE
 from dragoman_training.data.prepare import pairs_digest
 from dragoman_training.run.checkpoint import checkpoint_path, load_state, save_state
 from dragoman_training.run.load import load_run
-from tests.support.random_model import symbol_tokenizer
-from tests.support.untrained import small_run
+from tests.support.random_model import small_run, symbol_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +23,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_run(tmp_path_factory.mktemp("run") / "run")
 
 
-def refused(run: Path, bundle: Path, options: Options) -> str:
+def refused(run: Path, bundle: Path, options: ExportOptions) -> str:
     """The sentence with which an export is refused."""
     before = sorted(bundle.parent.rglob("*"))
     with pytest.raises(ExportError) as raised:
@@ -35,7 +34,7 @@ def refused(run: Path, bundle: Path, options: Options) -> str:
     return message
 
 
-OPTIONS = Options(name="small")
+OPTIONS = ExportOptions(name="small")
 
 
 def test_run_that_is_none(tmp_path: Path) -> None:
@@ -145,22 +144,24 @@ def test_directory_that_is_no_bundle_is_never_overwritten(run: Path, tmp_path: P
     precious = tmp_path / "home"
     precious.mkdir()
     (precious / "letters.txt").write_text("mine")
-    assert "is no bundle" in refused(run, precious, Options(name="small", overwrite=True))
+    assert "is no bundle" in refused(run, precious, ExportOptions(name="small", overwrite=True))
 
 
 def test_name_that_no_request_could_hold(run: Path, tmp_path: Path) -> None:
-    assert "--name 'my model' must be letters" in refused(run, tmp_path / "bundle", Options(name="my model"))
+    assert "--name 'my model' must be letters" in refused(run, tmp_path / "bundle", ExportOptions(name="my model"))
 
 
 def test_notice_that_is_missing(run: Path, tmp_path: Path) -> None:
     notices = [tmp_path / "LICENSE"]
-    assert "is not a file" in refused(run, tmp_path / "bundle", Options(name="small", notices=notices))
+    assert "is not a file" in refused(run, tmp_path / "bundle", ExportOptions(name="small", notices=notices))
 
 
 def test_notice_that_would_take_a_graphs_place(run: Path, tmp_path: Path) -> None:
     notice = tmp_path / "encoder.onnx"
     notice.write_text("free to all")
-    assert "under the name encoder.onnx" in refused(run, tmp_path / "bundle", Options(name="small", notices=[notice]))
+    assert "under the name encoder.onnx" in refused(
+        run, tmp_path / "bundle", ExportOptions(name="small", notices=[notice])
+    )
 
 
 @pytest.mark.parametrize(
@@ -172,7 +173,7 @@ def test_notice_that_would_take_a_graphs_place(run: Path, tmp_path: Path) -> Non
     ],
 )
 def test_example_that_the_model_can_not_take(run: Path, tmp_path: Path, text: str, reason: str) -> None:
-    message = refused(run, tmp_path / "bundle", Options(name="small", examples=[text]))
+    message = refused(run, tmp_path / "bundle", ExportOptions(name="small", examples=[text]))
     assert reason in message
     assert text in message
 

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from dragoman_export.graphs.top import block_width, split_top
+from dragoman_export.graphs.two_pass_top_k import block_width, split_top_k
 
 VOCABULARY = 4200
 NUMBERS = np.random.default_rng(0)
@@ -33,7 +33,7 @@ def graph(vocabulary: int = VOCABULARY) -> onnx.ModelProto:
 @pytest.fixture(scope="module")
 def split() -> ort.InferenceSession:
     model = graph()
-    split_top(model, VOCABULARY)
+    split_top_k(model, VOCABULARY)
     assert sum(node.op_type == "ReduceMax" for node in model.graph.node) == 1
     onnx.checker.check_model(model)
     return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
@@ -72,5 +72,5 @@ def test_blocks_divide_the_vocabulary(vocabulary: int, width: int | None) -> Non
 def test_what_can_not_be_divided_stays() -> None:
     model = graph(65_537)
     before = model.SerializeToString()
-    split_top(model, 65_537)
+    split_top_k(model, 65_537)
     assert model.SerializeToString() == before

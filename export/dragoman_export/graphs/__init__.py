@@ -2,7 +2,7 @@
 
 from dragoman_export.graphs.decoder import DecoderStep
 from dragoman_export.graphs.encoder import SourceEncoder
-from dragoman_export.graphs.folding import folded
+from dragoman_export.graphs.folding import fold_model
 from dragoman_export.graphs.scorer import Scorer
 
-__all__ = ["DecoderStep", "Scorer", "SourceEncoder", "folded"]
+__all__ = ["DecoderStep", "Scorer", "SourceEncoder", "fold_model"]

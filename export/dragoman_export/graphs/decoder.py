@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from dragoman_export.graphs.folding import Folded, FoldedCrossAttention, FusedSelfAttention
+from dragoman_export.graphs.folding import FoldedCrossAttention, FoldedModel, FusedSelfAttention
 from dragoman_export.graphs.head import Choice, ShortList, choose, look
 from dragoman_export.graphs.operators import attention, group_query_attention, tensor_scatter
 from dragoman_server.bundle.manifest import Attention
@@ -113,7 +113,7 @@ class DecoderStep(nn.Module):
         form: of the attentions.
     """
 
-    def __init__(self, model: Folded, form: Attention) -> None:
+    def __init__(self, model: FoldedModel, form: Attention) -> None:
         super().__init__()
         self.decoder, self.layers = model.decoder, model.decoder_layers
         self.attention = OrtAttention if form == "ort" else StandardAttention

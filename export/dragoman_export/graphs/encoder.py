@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from dragoman_export.graphs.folding import Folded
+from dragoman_export.graphs.folding import FoldedModel
 
 
 class SourceEncoder(nn.Module):
@@ -13,7 +13,7 @@ class SourceEncoder(nn.Module):
         last: also give keys and values of each row's last position, which GroupQueryAttention wants (see the decoder).
     """
 
-    def __init__(self, model: Folded, *, last: bool) -> None:
+    def __init__(self, model: FoldedModel, *, last: bool) -> None:
         super().__init__()
         self.encoder, self.memory = model.encoder, model.memory
         self.planes, self.heads = 2 * len(model.decoder_layers), model.heads

@@ -97,11 +97,11 @@ class FoldedRelative(nn.Module):
         return self.table(index).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
 
 
-class Folded(nn.Module):
+class FoldedModel(nn.Module):
     """A model in the form in which its graphs compute.
 
     Args:
-        model: whose parts were replaced, see `folded`.
+        model: whose parts were replaced, see `fold_model`.
         memory: projects the encoder's output to keys and values of all decoder layers in one product:
             [n, d_model] -> [n, layers * 2 * d_model], keys of layer 0, values of layer 0, keys of layer 1, ...
     """
@@ -114,7 +114,7 @@ class Folded(nn.Module):
 
 
 @torch.no_grad()
-def folded(trained: Transformer) -> Folded:
+def fold_model(trained: Transformer) -> FoldedModel:
     """A copy of the model to export: fewer and larger products, no factor that stands alone, no padding.
 
     The factor sqrt(d_model) moves into the token tables, 1 / sqrt(d_head) into the projections of queries, and the
@@ -139,7 +139,7 @@ def folded(trained: Transformer) -> Folded:
         stack.embedding = FoldedEmbedding(embedding)
         relative = cast(Iterable[RelativePositions], stack.relative)
         stack.relative = nn.ModuleList(FoldedRelative(each, longest) for each in relative)
-    return Folded(model, memory)
+    return FoldedModel(model, memory)
 
 
 def stacked(linears: Iterable[nn.Linear]) -> nn.Linear:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dragoman_export.graphs.folding import Folded, FoldedCrossAttention, FusedSelfAttention
+from dragoman_export.graphs.folding import FoldedCrossAttention, FoldedModel, FusedSelfAttention
 from dragoman_export.graphs.operators import attention
 from dragoman_export.graphs.packing import Packing, Unpacked
 
@@ -21,7 +21,7 @@ class Scorer(nn.Module):
         end: id of the token that closes a target.
     """
 
-    def __init__(self, model: Folded, end: int) -> None:
+    def __init__(self, model: FoldedModel, end: int) -> None:
         super().__init__()
         self.encoder, self.memory, self.decoder = model.encoder, model.memory, model.decoder
         self.layers = model.decoder_layers

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dragoman_export.errors import ExportError
 from dragoman_export.huggingface.families import Family, family
-from dragoman_export.huggingface.weights import Weights
+from dragoman_export.huggingface.weight_files import Weights
 from dragoman_training.model import Transformer
 from dragoman_training.model.attention import MultiHeadAttention
 from dragoman_training.model.feed_forward import GATED

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from dragoman_export.precision import scales
-from dragoman_export.precision.products import CONTRIB, Floats, Graph
+from dragoman_export.precision.editable_graph import CONTRIB, Floats, Graph
 
 BLOCK = 32  # inputs that share a scale
 INTEGERS = 4  # `accuracy_level`: activations are multiplied as 8-bit integers

@@ -9,7 +9,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from dragoman_export.precision.products import Floats, Graph
+from dragoman_export.precision.editable_graph import Floats, Graph
 from dragoman_server.machine import usable_cpus
 
 

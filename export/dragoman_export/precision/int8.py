@@ -16,7 +16,7 @@ from onnx import NodeProto, helper
 
 from dragoman_export.precision import scales
 from dragoman_export.precision.calibration import Range
-from dragoman_export.precision.products import CONTRIB, Floats, Graph, Product
+from dragoman_export.precision.editable_graph import CONTRIB, Floats, Graph, Product
 
 MULTIPLIED = 63  # the largest integer of a weight that is multiplied: symmetric around zero
 LOOKED_UP = 127  # and of a table of which only rows are wanted

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dragoman_export.precision.products import Floats
+from dragoman_export.precision.editable_graph import Floats
 
 # Of the scale that reaches the largest value: with a smaller one that value is clipped, and all others come closer.
 SHARES = tuple(1 - 0.02 * step for step in range(11))

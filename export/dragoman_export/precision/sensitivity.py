@@ -7,8 +7,8 @@ import onnx
 import onnxruntime as ort
 
 from dragoman_export.precision.calibration import Feed
-from dragoman_export.precision.lower import Weights, rewrite
-from dragoman_export.precision.products import Floats
+from dragoman_export.precision.editable_graph import Floats
+from dragoman_export.precision.quantize import Weights, rewrite
 from dragoman_server.bundle.manifest import Integers
 from dragoman_server.machine import usable_cpus
 

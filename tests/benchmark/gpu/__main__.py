@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from dragoman_export.bundle import Options, export_run
+from dragoman_export.export import ExportOptions, export_run
 from dragoman_server.bundle.load import load_bundle
 from dragoman_server.bundle.manifest import Precision
 from dragoman_server.runtime.device import DeviceError, choose_device
@@ -45,7 +45,7 @@ def main(
         precision: Precision = "fp32" if device == "cpu" else "fp16"
         kind = "cpu" if device == "cpu" else "cuda"
         try:
-            export_run(run, path, Options(name="base", precision=precision, max_quality_loss=100, device=kind))
+            export_run(run, path, ExportOptions(name="base", precision=precision, max_quality_loss=100, device=kind))
             bundle = load_bundle(path)
             chosen = choose_device(device, bundle.decoder)
         except DeviceError as error:

@@ -18,7 +18,7 @@ from dragoman_training.model import Transformer
 from dragoman_training.model.attention import MultiHeadAttention
 from tests.benchmark.gpu.steps import Load, median_seconds
 from tests.support.ctranslate2_model import convert
-from tests.support.parts import decoder_layers
+from tests.support.model_parts import decoder_layers
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman_export.references import TorchReference, largest_difference
-from dragoman_export.walk import draw_sources
+from dragoman_export.checks.references import TorchReference, largest_difference
+from dragoman_export.checks.serving_simulation import draw_sources
 from dragoman_server.core.search import LogitEdits, RowScores, StepRequest
 from dragoman_server.runtime.model import Runtime
 
@@ -13,7 +13,7 @@ TEMPERATURES = (1.0, 0.5, 1.6)
 ROWS = 12
 
 
-def check_choices(runtime: Runtime, reference: TorchReference) -> tuple[dict[str, float], dict[str, float]]:
+def check_head_inputs(runtime: Runtime, reference: TorchReference) -> tuple[dict[str, float], dict[str, float]]:
     """The largest differences between the graphs and the model in double precision, in nats and in shares of attention.
 
     And those that rounding to single precision makes on the same inputs.

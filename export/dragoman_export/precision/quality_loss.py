@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from dragoman_export.bundle.bf16_on_cpu import stood_in_for
+from dragoman_export.checks.quality import NAMES, Decoded, lost
+from dragoman_export.checks.serving_simulation import draw_sources
+from dragoman_export.checks.step_timing import least_seconds
 from dragoman_export.errors import ExportError
 from dragoman_export.precision.calibration import Feed
-from dragoman_export.precision.rounded import stood_in_for
 from dragoman_export.precision.sensitivity import log_probabilities
-from dragoman_export.precision.timing import least_seconds
-from dragoman_export.quality import NAMES, Decoded, lost
-from dragoman_export.walk import draw_sources
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.bundle.manifest import Precision
 from dragoman_server.machine import usable_cpus

@@ -10,7 +10,7 @@ import onnxruntime as ort
 import torch
 from numpy.typing import NDArray
 
-from dragoman_export.recorded import recorded
+from dragoman_export.checks.recorded import recorded
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.bundle.manifest import SpecialTokens
 from dragoman_server.runtime.device import Device, open_session

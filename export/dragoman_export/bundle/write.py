@@ -12,10 +12,10 @@ from typing import Literal
 
 import onnx
 
-from dragoman_export.graphs import DecoderStep, Scorer, SourceEncoder, folded
+from dragoman_export.bundle.onnx_files import operators, save, trace
+from dragoman_export.graphs import DecoderStep, Scorer, SourceEncoder, fold_model
 from dragoman_export.graphs.interface import DTYPES, Interface, decoder_interface, encoder_interface, scorer_interface
-from dragoman_export.graphs.top import split_top
-from dragoman_export.onnx_files import operators, save, trace
+from dragoman_export.graphs.two_pass_top_k import split_top_k
 from dragoman_server.bundle.manifest import (
     MANIFEST_FILE,
     Attention,
@@ -40,7 +40,7 @@ ENCODER, DECODER, SCORER = "encoder.onnx", "decoder.onnx", "scorer.onnx"
 
 
 @dataclass(frozen=True)
-class Options:
+class ExportOptions:
     """What can be chosen of a bundle.
 
     Attributes:
@@ -67,7 +67,7 @@ class Options:
     device: str = "auto"
 
 
-def write_files(run: Run, folder: Path, options: Options, examples: Sequence[str]) -> Manifest:
+def write_files(run: Run, folder: Path, options: ExportOptions, examples: Sequence[str]) -> Manifest:
     """Writes all files of a bundle but its manifest.
 
     Returns:
@@ -124,7 +124,7 @@ def trace_graphs(
     model: Transformer, shape: Shape, attention: Attention, precision: Precision
 ) -> dict[str, onnx.ModelProto]:
     """The three graphs of a model by file name, with their weights inside."""
-    ready = folded(model).to(DTYPES[precision])
+    ready = fold_model(model).to(DTYPES[precision])
     modules = {
         ENCODER: SourceEncoder(ready, last=attention == "ort"),
         DECODER: DecoderStep(ready, attention),
@@ -133,7 +133,7 @@ def trace_graphs(
     ports = interfaces(shape, attention, precision)
     graphs = {name: trace(module, ports[name]) for name, module in modules.items()}
     if precision == "fp32":  # what GPUs compute is in half precision
-        split_top(graphs[DECODER], shape.target_vocabulary)
+        split_top_k(graphs[DECODER], shape.target_vocabulary)
     return graphs
 
 

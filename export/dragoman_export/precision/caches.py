@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper
 
+from dragoman_export.checks.step_timing import least_seconds
 from dragoman_export.precision.calibration import Feed
-from dragoman_export.precision.products import CONTRIB, Floats, Graph
-from dragoman_export.precision.timing import least_seconds
+from dragoman_export.precision.editable_graph import CONTRIB, Floats, Graph
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.runtime.device import CPU
 from dragoman_server.runtime.model import Runtime, Sessions

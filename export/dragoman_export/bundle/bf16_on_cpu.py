@@ -15,8 +15,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from dragoman_export.assemble import DECODER, ENCODER, SCORER
-from dragoman_export.onnx_files import save
+from dragoman_export.bundle.onnx_files import save
+from dragoman_export.bundle.write import DECODER, ENCODER, SCORER
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.bundle.manifest import Manifest
 from dragoman_server.runtime.device import CPU, Device, DeviceError, choose_device

@@ -6,12 +6,12 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from dragoman_export.assemble import Options, model_shape
 from dragoman_export.build import GREEDY_SOURCES, Work, build
-from dragoman_export.check import Report, check_bundle
-from dragoman_export.data import evaluation_data, spread, training_data, unusable
+from dragoman_export.bundle.bf16_on_cpu import runnable
+from dragoman_export.bundle.write import ExportOptions, model_shape
+from dragoman_export.checks.parity import ParityReport, check_bundle
 from dragoman_export.errors import ExportError
-from dragoman_export.precision.rounded import runnable
+from dragoman_export.run_data import evaluation_data, spread, training_data, unusable
 from dragoman_server.bundle.load import BundleError, load_bundle
 from dragoman_server.bundle.manifest import MANIFEST_FILE, NAME_PATTERN, Manifest
 from dragoman_server.runtime.device import DeviceError
@@ -19,7 +19,7 @@ from dragoman_training.data.tokenizers import UNKNOWN_ID
 from dragoman_training.errors import TrainingError
 from dragoman_training.run.load import Run, load_run
 
-__all__ = ["Options", "check", "export_run"]
+__all__ = ["ExportOptions", "check", "export_run"]
 
 
 def _silent(_: str) -> None:
@@ -27,8 +27,8 @@ def _silent(_: str) -> None:
 
 
 def export_run(
-    run: Path, bundle: Path, options: Options, say: Callable[[str], None] = _silent
-) -> tuple[Manifest, Report]:
+    run: Path, bundle: Path, options: ExportOptions, say: Callable[[str], None] = _silent
+) -> tuple[Manifest, ParityReport]:
     """Exports a run, checks the graphs against the model and measures their quality; the bundle stands only after that.
 
     Args:
@@ -71,7 +71,7 @@ def export_run(
     return made.manifest, report
 
 
-def check(bundle: Path, run: Path | None, device: str, say: Callable[[str], None] = _silent) -> Report:
+def check(bundle: Path, run: Path | None, device: str, say: Callable[[str], None] = _silent) -> ParityReport:
     """Checks a bundle again.
 
     Args:
@@ -113,7 +113,7 @@ def _check_place(bundle: Path, *, overwrite: bool) -> None:
         raise ExportError(f"{bundle} is no bundle (it has no {MANIFEST_FILE}), so it is not overwritten")
 
 
-def _check_options(options: Options) -> None:
+def _check_options(options: ExportOptions) -> None:
     if not re.fullmatch(NAME_PATTERN, options.name):
         raise ExportError(f"--name {options.name!r} must be letters, digits, '.', '_' and '-', a letter or digit first")
     taken: set[str] = set()
@@ -125,7 +125,7 @@ def _check_options(options: Options) -> None:
         taken.add(notice.name)
 
 
-def _check_head(run: Run, options: Options) -> None:
+def _check_head(run: Run, options: ExportOptions) -> None:
     width = model_shape(run).d_head
     if options.attention == "ort" and width % 8:
         raise ExportError(

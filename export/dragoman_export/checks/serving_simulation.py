@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman_export.references import Reference, largest_difference
+from dragoman_export.checks.references import Reference, largest_difference
 from dragoman_server.runtime.buffers import Memory
 from dragoman_server.runtime.model import Runtime
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dragoman_export.generate import greedy, within_limit
+from dragoman_export.checks.offline_decoding import greedy, within_limit
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.machine import usable_cpus
 from dragoman_server.runtime.device import Device

@@ -5,10 +5,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dragoman_export.check import Report
+from dragoman_export.checks.parity import ParityReport
 
 
-def print_report(report: Report, console: Console) -> None:
+def print_report(report: ParityReport, console: Console) -> None:
     """Prints differences and timings, what was not checked, and what failed."""
     document = report.document
     table = Table(title=f"cached step against {document['reference']}, on {document['device']}", title_justify="left")

@@ -5,16 +5,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dragoman_export.assemble import SCORER, CacheChoice
-from dragoman_export.data import spread
+from dragoman_export.bundle.write import SCORER, CacheChoice
+from dragoman_export.checks.offline_decoding import within_limit
+from dragoman_export.checks.quality import Decoded, decode
 from dragoman_export.errors import ExportError
-from dragoman_export.generate import within_limit
-from dragoman_export.precision.cache import Scales, find_scales, pays
+from dragoman_export.precision.caches import Scales, find_scales, pays
 from dragoman_export.precision.calibration import Feed, feeds, ranges
-from dragoman_export.precision.comparison import points_lost
-from dragoman_export.precision.lower import WIDER, Weights, load_graphs, lower, weight_names
+from dragoman_export.precision.quality_loss import points_lost
+from dragoman_export.precision.quantize import WIDER, Weights, load_graphs, quantize_bundle, weight_names
 from dragoman_export.precision.sensitivity import most_sensitive
-from dragoman_export.quality import Decoded, decode
+from dragoman_export.run_data import spread
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.bundle.manifest import Integers
 from dragoman_server.machine import usable_cpus
@@ -81,7 +81,7 @@ def search(
     wider: list[str] = []
     least = float("inf")
     while True:
-        bundle = lower(exact, folder, precision, weights, wider, scales)
+        bundle = quantize_bundle(exact, folder, precision, weights, wider, scales)
         found = decode(bundle, CPU, pairs, metrics)
         points = points_lost(decoded, found)
         if points <= limit:
@@ -122,8 +122,8 @@ def _cache_scales(
     if cache == "int8":
         return scales
     other = folder.with_name(f"{folder.name}-cache")
-    plain = lower(exact, folder, precision, weights, [])
-    faster = pays(plain, lower(exact, other, precision, weights, [], scales), shown, threads)
+    plain = quantize_bundle(exact, folder, precision, weights, [])
+    faster = pays(plain, quantize_bundle(exact, other, precision, weights, [], scales), shown, threads)
     shutil.rmtree(other)
     say(f"caches hold {'integers' if faster else 'floats'}, with which steps are faster here")
     return scales if faster else None

@@ -11,13 +11,13 @@ import onnxruntime as ort
 import torch
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
-from dragoman_export.choices import check_choices
+from dragoman_export.bundle.bf16_on_cpu import stood_in_for
+from dragoman_export.checks.head_inputs import check_head_inputs
+from dragoman_export.checks.offline_decoding import greedy, within_limit
+from dragoman_export.checks.recorded import recorded
+from dragoman_export.checks.references import Reference, ScorerGraph, TorchReference, largest_difference
+from dragoman_export.checks.serving_simulation import ALLOWANCE, Walk, draw_sources, limit, walk
 from dragoman_export.errors import ExportError
-from dragoman_export.generate import greedy, within_limit
-from dragoman_export.precision.rounded import stood_in_for
-from dragoman_export.recorded import recorded
-from dragoman_export.references import Reference, ScorerGraph, TorchReference, largest_difference
-from dragoman_export.walk import ALLOWANCE, Walk, draw_sources, limit, walk
 from dragoman_server.bundle.load import Bundle, BundleError
 from dragoman_server.bundle.manifest import INTEGERS, Manifest, Precision
 from dragoman_server.machine import usable_cpus
@@ -51,7 +51,7 @@ _RUNTIME_ERRORS = (RuntimeError, DeviceError, ort_errors.Fail, ort_errors.Invali
 
 
 @dataclass
-class Report:
+class ParityReport:
     """The outcome of a check.
 
     Attributes:
@@ -65,7 +65,7 @@ class Report:
     failures: list[str] = field(default_factory=list)
 
 
-def check_bundle(bundle: Bundle, model: Transformer | None, texts: Sequence[str], device: Device) -> Report:
+def check_bundle(bundle: Bundle, model: Transformer | None, texts: Sequence[str], device: Device) -> ParityReport:
     """Compares what the graphs of a bundle compute with what they should.
 
     Args:
@@ -87,7 +87,7 @@ def check_bundle(bundle: Bundle, model: Transformer | None, texts: Sequence[str]
         raise ExportError(f"the graphs of {bundle.path} can't be run: {first_line(error)}") from error
 
 
-def _check(bundle: Bundle, model: Transformer | None, texts: Sequence[str], device: Device) -> Report:
+def _check(bundle: Bundle, model: Transformer | None, texts: Sequence[str], device: Device) -> ParityReport:
     manifest = bundle.manifest
     threads = usable_cpus()
     sessions = Sessions(bundle, device, threads)
@@ -112,7 +112,7 @@ def _check(bundle: Bundle, model: Transformer | None, texts: Sequence[str], devi
         "torch": torch.__version__,
         "not_checked": _not_checked(manifest, trained is not None, device),
     }
-    report = Report(document, walks)
+    report = ParityReport(document, walks)
     for found in walks:
         where = f"{found.rows} rows of up to {found.source} source tokens"
         if not found.difference <= found.limit(tolerance):
@@ -212,7 +212,7 @@ def _check_choices(
     runtime: Runtime, trained: TorchReference, tolerance: float, failures: list[str]
 ) -> dict[str, float]:
     """LogitEdits, temperatures, vocabularies and attention of a step."""
-    found, rounding = check_choices(runtime, trained)
+    found, rounding = check_head_inputs(runtime, trained)
     for name, difference in found.items():
         allowance = 1 if name == "attention" else CHOICE_ALLOWANCE
         seen = allowance * rounding[name]

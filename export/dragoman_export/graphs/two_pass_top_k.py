@@ -16,7 +16,7 @@ NARROWEST, WIDEST = 32, 512  # block of tokens
 IDS = "ids"  # the output that names the decoder's TopK over the whole vocabulary
 
 
-def split_top(model: onnx.ModelProto, vocabulary: int) -> None:
+def split_top_k(model: onnx.ModelProto, vocabulary: int) -> None:
     """Rewrites the decoder's TopK over the whole vocabulary, where that is large and can be divided into blocks.
 
     For graphs of CPUs: on a GPU what is computed of `k`, which is on the host, would keep a step from being recorded.

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import onnx
 
-from dragoman_export.assemble import DECODER, ENCODER, SCORER, file_entry, write_manifest
-from dragoman_export.onnx_files import WEIGHTS_FILE, operators, save
-from dragoman_export.precision import blockwise, cache, int8
+from dragoman_export.bundle.onnx_files import WEIGHTS_FILE, operators, save
+from dragoman_export.bundle.write import DECODER, ENCODER, SCORER, file_entry, write_manifest
+from dragoman_export.precision import blockwise, caches, int8
 from dragoman_export.precision.calibration import Range
-from dragoman_export.precision.products import Graph
+from dragoman_export.precision.editable_graph import Graph
 from dragoman_server.bundle.load import Bundle, load_bundle
 from dragoman_server.bundle.manifest import MANIFEST_FILE, Integers
 
@@ -62,13 +62,13 @@ def rewrite(model: onnx.ModelProto, precision: Integers, weights: Weights, wider
     graph.finish()
 
 
-def lower(
+def quantize_bundle(
     exact: Bundle,
     folder: Path,
     precision: Integers,
     weights: Weights,
     wider: Collection[str],
-    scales: cache.Scales | None = None,
+    scales: caches.Scales | None = None,
 ) -> Bundle:
     """Writes a bundle of integers.
 
@@ -87,7 +87,7 @@ def lower(
     for model in models.values():
         rewrite(model, precision, weights, wider)
         if scales is not None:
-            cache.rewrite(model, scales)
+            caches.rewrite(model, scales)
     counts = {name: dict(operators(model)) for name, model in models.items()}
     save(models, folder)
     for name in exact.manifest.files:

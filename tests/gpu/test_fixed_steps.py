@@ -24,7 +24,7 @@ WAYS = {
     "candidates": StepRequest(5),
     "temperature": StepRequest(3, temperature=0.6),
     "edits": StepRequest(2, edits=LogitEdits([4, 7, 9], [1.3, 1.0, 0.8], [0.0, -np.inf, 0.0])),
-    "temperature and plain": StepRequest(3, temperature=0.6, plain=True),
+    "temperature and plain": StepRequest(3, temperature=0.6, untempered=True),
     "short list": StepRequest(2, vocabulary=(2, 5, 6, 8)),
     "attention": StepRequest(1, attention=True),
     "more candidates than are kept for": StepRequest(MOST_CANDIDATES + 1),
@@ -80,7 +80,7 @@ def test_rows_that_fill_up_change_nothing(plain: Runtime, filled: Runtime, way: 
             assert found.top(row)[0][:count] == expected.top(row)[0][:count]
             np.testing.assert_allclose(found.top(row)[1][:count], expected.top(row)[1][:count], atol=1e-5)
             assert found.best(row)[0] == expected.best(row)[0]
-            np.testing.assert_allclose(found.plain(row)[:count], expected.plain(row)[:count], atol=1e-5)
+            np.testing.assert_allclose(found.untempered(row)[:count], expected.untempered(row)[:count], atol=1e-5)
             np.testing.assert_allclose(found.edited(row), expected.edited(row), atol=1e-5)
             if step_request.attention:
                 np.testing.assert_allclose(found.attention(row), expected.attention(row), atol=1e-5)

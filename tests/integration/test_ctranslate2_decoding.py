@@ -136,7 +136,7 @@ def test_behind_a_forced_prefix_only_the_best_may_be_the_end_there(both: Both) -
 @pytest.mark.parametrize("width", [1, 4])
 @pytest.mark.parametrize("prefixed", [False, True], ids=["free", "prefixed"])
 def test_alternatives_are_the_same_but_for_an_end_at_once(both: Both, width: int, prefixed: bool) -> None:
-    """The first token is never the end there. RowScores are sums here where there is no length penalty."""
+    """The first token is never the end there. Scores are sums here where there is no length penalty."""
     ours: Options = {"alternatives": True, "num_hypotheses": 3, "min_new_tokens": 1}
     if width > 1:
         ours |= {"beam_size": width, "length_penalty": 0.0}

@@ -11,7 +11,7 @@ from dragoman_server.bundle.load import Bundle, load_bundle
 from dragoman_server.core.search import LogitEdits, StepRequest
 from dragoman_server.runtime.device import CPU
 from dragoman_server.runtime.model import BLOCKWISE, Runtime, Sessions, lone_rows_differ
-from dragoman_server.runtime.step_scores import PlainScores
+from dragoman_server.runtime.step_results import TopKResult
 from tests.support.bundles import SHIPPED_FP32
 
 ANSWER = [23, 14, 9, 30]  # decoded, whatever the model would say
@@ -72,7 +72,7 @@ def test_a_cpu_that_computes_lone_rows_otherwise_is_found_out(bundle: Bundle, mo
     assert not lone_rows_differ(sessions), "fp32 is the same on every CPU that was tried"
     top = Runtime.top
 
-    def rounded(runtime: Runtime, rows: int, candidates: int) -> PlainScores:
+    def rounded(runtime: Runtime, rows: int, candidates: int) -> TopKResult:
         scores = top(runtime, rows, candidates)
         if rows == 1:
             scores.log_probabilities[0, 1] = np.nextafter(scores.log_probabilities[0, 1], np.float32(-99))

@@ -7,7 +7,7 @@ import pytest
 from dragoman_server.bundle.load import load_bundle
 from dragoman_server.runtime.device import CPU
 from dragoman_server.runtime.model import WARM_UP_ENCODED, Runtime, Sessions
-from dragoman_server.runtime.step_scores import PlainScores
+from dragoman_server.runtime.step_results import TopKResult
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ def test_steps_of_few_and_of_all_rows_have_run(
     encoded: list[tuple[int, int]] = []
     top, encode = Runtime.top, Runtime.encode
 
-    def counting_top(runtime: Runtime, rows: int, candidates: int) -> PlainScores:
+    def counting_top(runtime: Runtime, rows: int, candidates: int) -> TopKResult:
         stepped.append(rows)
         return top(runtime, rows, candidates)
 

@@ -1,4 +1,4 @@
-"""RowScores and attention of a real model, beside its engines."""
+"""Scores and attention of a real model, beside its engines."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

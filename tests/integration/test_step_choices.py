@@ -51,7 +51,7 @@ class Requests:
             candidates=int(rng.integers(1, 9)),
             edits=LogitEdits(edited, [1.3] * len(edited), [0.0] * len(edited)) if rng.random() < 0.5 else None,
             temperature=[1.0, 0.7][index % 2],
-            plain=True,
+            untempered=True,
             vocabulary=self.vocabularies[index % 3] if index % 4 == 1 else None,
             attention=index % 5 == 0,
         )
@@ -70,7 +70,7 @@ class Requests:
                     (
                         ids[wanted],
                         log_probabilities[wanted],
-                        scores.plain(row)[wanted],
+                        scores.untempered(row)[wanted],
                         scores.edited(row),
                         scores.attention(row).tolist() if step_request.attention else None,
                     )

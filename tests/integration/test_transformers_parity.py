@@ -252,4 +252,4 @@ def place_of(sampler: Sampler, log_probabilities: list[float], number: float) ->
     while (drawn := sampler.draw(log_probabilities[:candidates], number)) is None:
         assert candidates < len(log_probabilities)
         candidates *= 8
-    return drawn.place
+    return drawn.rank

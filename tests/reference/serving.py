@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from dragoman_server.bundle.load import load_bundle
-from dragoman_server.core.requests import Finished, GenerationRequest, HypothesisResult, Progress
+from dragoman_server.core.requests import GenerationRequest, GenerationResult, HypothesisResult, Progress
 from dragoman_server.engine.layout import EngineOptions
 from dragoman_server.engine.pool import EnginePool
 from dragoman_server.metrics import ServerMetrics
@@ -56,7 +56,7 @@ class Served:
         async for event in generation.events():
             if isinstance(event, Progress):
                 told.setdefault(event.hypothesis, []).extend(event.ids)
-            elif isinstance(event, Finished):
+            elif isinstance(event, GenerationResult):
                 # What a stream told token by token is what it ends with.
                 final = {index: h.ids for index, h in enumerate(event.hypotheses)}
                 assert told == {index: final.get(index) for index in told}, (request, told, event)

@@ -15,7 +15,7 @@ from dragoman_server.engine.layout import EngineOptions
 from dragoman_server.engine.pool import EnginePool
 from dragoman_server.runtime.device import Device
 from dragoman_server.runtime.device_errors import WorkerLostError
-from dragoman_server.runtime.step_scores import PlainScores
+from dragoman_server.runtime.step_results import TopKResult
 from tests.support.fake_engines import letters_bundle
 
 END = 3
@@ -64,7 +64,7 @@ class CountingRuntime:
             self.positions[row + i] = 0
         return 0
 
-    def step(self, step_requests: Sequence[StepRequest]) -> PlainScores:
+    def step(self, step_requests: Sequence[StepRequest]) -> TopKResult:
         rows = len(step_requests)
         if self.steps == self.hold_at:
             self.gate.clear()
@@ -80,7 +80,7 @@ class CountingRuntime:
             answer = [*self.memory[row][-2::-1], END]
             assert self.tokens[row, 0] == (2 if position == 0 else answer[position - 1]), "fed the wrong token"
             ids.append([answer[position]])
-        return PlainScores(np.array(ids, np.int64), np.full((rows, 1), -0.5, np.float32))
+        return TopKResult(np.array(ids, np.int64), np.full((rows, 1), -0.5, np.float32))
 
     def _raise(self) -> None:
         if self.errors:

@@ -26,9 +26,9 @@ from dragoman_server.config import ServerConfig
 from dragoman_server.core.errors import EngineUnavailableError, QueueFullError
 from dragoman_server.core.requests import (
     BeamProgress,
-    Finished,
     FinishReason,
     GenerationRequest,
+    GenerationResult,
     HypothesisResult,
     Progress,
     TokenChoice,
@@ -41,7 +41,7 @@ from dragoman_server.messages.limits import request_limits
 from dragoman_server.messages.served_model import ServedModel
 from dragoman_server.metrics import ServerMetrics
 from dragoman_server.models.registry import ModelRegistry
-from dragoman_server.runtime.scorer_session import RowScores
+from dragoman_server.runtime.scorer_session import TargetScores
 from dragoman_server.telemetry.observer import Observer
 from tests.support.waiting import until_async
 
@@ -153,13 +153,13 @@ class FakeGeneration:
         self.request = request
         self.cancelled = False
         self._engines = engines
-        self._answer: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
+        self._answer: asyncio.Future[GenerationResult] = asyncio.get_running_loop().create_future()
         self._progress: asyncio.Queue[Progress | BeamProgress | None] = asyncio.Queue()
 
-    async def result(self) -> Finished:
+    async def result(self) -> GenerationResult:
         return await asyncio.shield(self._answer)
 
-    async def events(self) -> AsyncIterator[Progress | BeamProgress | Finished]:
+    async def events(self) -> AsyncIterator[Progress | BeamProgress | GenerationResult]:
         while (progress := await self._progress.get()) is not None:
             yield progress
         yield await self._answer
@@ -184,7 +184,7 @@ class FakeGeneration:
             results = self._engines.results(self.request)
             for event in events(self.request, results):
                 self._progress.put_nowait(event)
-            self._answer.set_result(Finished(results))
+            self._answer.set_result(GenerationResult(results))
         self._progress.put_nowait(None)
 
 
@@ -258,7 +258,7 @@ class FakeScoring:
         self.loads += 1
         return self
 
-    def run(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], attention: bool) -> RowScores:
+    def run(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], attention: bool) -> TargetScores:
         self.started.set()
         assert self.gate.wait(10)
         lengths = [(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]

@@ -76,7 +76,7 @@ class ScriptedRow:
 
 
 class ScriptedScores:
-    """RowScores of rows whose tokens so far are known. Refuses to tell what was not demanded.
+    """StepResult of rows whose tokens so far are known. Refuses to tell what was not demanded.
 
     Args:
         rows: by place.
@@ -91,15 +91,18 @@ class ScriptedScores:
         ids, values = self.top(row)
         return ids[0], values[0]
 
+    def best_rows(self, rows: slice | NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        raise AssertionError("a search steps its rows one by one")
+
     def top(self, row: int) -> tuple[list[int], list[float]]:
         step = self._rows[row]
         assert step.step_request.candidates, "no candidates were demanded"
         ids = step.order[: self._delivered]
         return ids.tolist(), step.tempered[ids].tolist()
 
-    def plain(self, row: int) -> list[float]:
+    def untempered(self, row: int) -> list[float]:
         step = self._rows[row]
-        assert step.step_request.plain, "log-probabilities at temperature 1 were not demanded"
+        assert step.step_request.untempered, "log-probabilities at temperature 1 were not demanded"
         values: list[float] = step.plain[step.order[: self._delivered]].tolist()
         return values
 

@@ -8,7 +8,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 from dragoman_server.bundle.load import load_bundle, shipped_bundle
 from dragoman_server.core.errors import DeadlineExpiredError, EngineUnavailableError, OutOfMemoryError, QueueFullError
-from dragoman_server.core.requests import Finished, FinishReason, Progress
+from dragoman_server.core.requests import FinishReason, GenerationResult, Progress
 from dragoman_server.decoding.factory import make_search
 from dragoman_server.decoding.text_stream import TargetDecoder
 from dragoman_server.engine.engine import Engine
@@ -59,7 +59,7 @@ async def test_stream_gives_every_token_once_and_then_the_answer() -> None:
         events = [event async for event in pool.submit(request(5, 6, 7, streaming=True)).events()]
     *progress, last = events
     assert [token for event in progress if isinstance(event, Progress) for token in event.ids] == [7, 6, 5]
-    assert isinstance(last, Finished)
+    assert isinstance(last, GenerationResult)
     assert last.hypotheses[0].ids == [7, 6, 5]
 
 
@@ -244,11 +244,11 @@ async def test_without_memory_for_a_step_the_younger_half_gives_way() -> None:
         after = await pool.submit(request(5)).result()
         await until_async(lambda: at_rest(pool))
     kept = [answer for answer in answers if not isinstance(answer, BaseException)]
-    assert all(isinstance(answer, Finished | OutOfMemoryError) for answer in answers)
-    assert isinstance(answers[0], Finished), "the oldest stays"
+    assert all(isinstance(answer, GenerationResult | OutOfMemoryError) for answer in answers)
+    assert isinstance(answers[0], GenerationResult), "the oldest stays"
     assert len(kept) >= 2, "no more than half of those that run, and half of the rest, give way"
     for answer, ids in zip(answers[1:], ([30 + i, 20 + i] for i in range(7)), strict=True):
-        assert not isinstance(answer, Finished) or answer.hypotheses[0].ids == ids
+        assert not isinstance(answer, GenerationResult) or answer.hypotheses[0].ids == ids
     assert after.hypotheses[0].ids == [5]
     assert set(metrics.errors) == {"out_of_memory"}
     assert metrics.drops.count(("failed", "running")) == 8 - len(kept)
@@ -316,7 +316,10 @@ def test_whoever_has_an_answer_gets_it_where_the_runtime_fails_the_others() -> N
     engine = Engine(0, runtime, queue, metrics, delivered.extend, failures.append, most_errors=1)
     engine.start()
     engine.join(PATIENCE)
-    assert [(job, type(event)) for job, event in delivered] == [(late, Finished), (healthy, EngineUnavailableError)]
+    assert [(job, type(event)) for job, event in delivered] == [
+        (late, GenerationResult),
+        (healthy, EngineUnavailableError),
+    ]
     assert metrics.drops == [("failed", "running")]
     assert len(failures) == 1
 

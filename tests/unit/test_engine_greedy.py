@@ -7,37 +7,36 @@ import numpy as np
 import pytest
 
 from dragoman_server.core.requests import FinishReason
-from dragoman_server.core.search import StepScores
+from dragoman_server.core.search import StepResult
 from dragoman_server.core.search_options import BeamOptions, Constraints, SamplingOptions, SearchOptions
 from dragoman_server.decoding.factory import make_search
-from dragoman_server.decoding.greedy import GreedySearch
-from dragoman_server.decoding.greedy_rows import FIRST_CAPACITY, GreedyRows
-from dragoman_server.decoding.sequence import SequenceSearch
+from dragoman_server.decoding.greedy import FIRST_CAPACITY, GreedyRows, GreedySearch
+from dragoman_server.decoding.single_hypothesis import SingleHypothesisSearch
 from dragoman_server.decoding.text_stream import TargetDecoder
 from dragoman_server.engine.job import Job
 from dragoman_server.engine.rows import RowTable
-from dragoman_server.runtime.step_scores import HeadScores, MixedScores, PlainScores
+from dragoman_server.runtime.step_results import HeadOutputs, MixedResult, TopKResult
 from tests.support.counting_engines import END, request
 from tests.support.fake_engines import letters_bundle
 
 SLOTS, VOCABULARY = 12, 9
 
 
-def plain(ids: Any, log_probabilities: Any) -> StepScores:
-    return PlainScores(ids[:, None], log_probabilities[:, None])
+def plain(ids: Any, log_probabilities: Any) -> StepResult:
+    return TopKResult(ids[:, None], log_probabilities[:, None])
 
 
-def mixed(ids: Any, log_probabilities: Any) -> StepScores:
+def mixed(ids: Any, log_probabilities: Any) -> StepResult:
     """As where another row has edits: the head's rows are in another order than those of the cache."""
     order = np.arange(len(ids))[::-1]
-    head = HeadScores(ids[order, None], log_probabilities[order, None].copy(), np.zeros((len(ids), 0), np.float32))
-    return MixedScores([(head, len(ids) - 1 - row) for row in range(len(ids))], {}, {}, {})
+    head = HeadOutputs(ids[order, None], log_probabilities[order, None].copy(), np.zeros((len(ids), 0), np.float32))
+    return MixedResult([(head, len(ids) - 1 - row) for row in range(len(ids))], {}, {}, {})
 
 
 @pytest.mark.parametrize("scores_of", [plain, mixed])
 @pytest.mark.parametrize("greedy_share", [1.0, 0.6])
 def test_rows_that_come_go_and_move_answer_as_searches_led_one_by_one(
-    scores_of: Callable[[Any, Any], StepScores], greedy_share: float
+    scores_of: Callable[[Any, Any], StepResult], greedy_share: float
 ) -> None:
     draw = np.random.default_rng(5)
     table, greedy = RowTable(SLOTS), GreedyRows(SLOTS)
@@ -51,7 +50,7 @@ def test_rows_that_come_go_and_move_answer_as_searches_led_one_by_one(
             job = Job(request(5), search, 0.0)
             row = table.add(job)
             positions[row] = 0
-            alone[job] = GreedySearch(END, search.limit)
+            alone[job] = GreedySearch(END, search.last_position + 1)
             if draw.random() < greedy_share:
                 together.add(job)
                 greedy.add(row, search)
@@ -78,7 +77,7 @@ def test_rows_that_come_go_and_move_answer_as_searches_led_one_by_one(
             elif draw.random() < 0.05:  # its time is over
                 gone.append(job)
                 if job in together:
-                    greedy.tell(owned[0], int(positions[owned[0]]))
+                    greedy.update_search(owned[0], int(positions[owned[0]]))
                 for each in (job.search, alone[job]):
                     each.stop(FinishReason.TIME_LIMIT)
         for job in gone:
@@ -129,7 +128,7 @@ def test_it_is_the_sequence_search_without_what_that_can_do_besides() -> None:
         limit = int(draw.integers(1, 12))
         greedy = GreedySearch(END, limit)
         other = make_search(SearchOptions(limit, alternatives=True), bundle.manifest.tokens, VOCABULARY, decoder)
-        assert isinstance(other, SequenceSearch)
+        assert isinstance(other, SingleHypothesisSearch)
         while True:
             ids = draw.choice(VOCABULARY, 1, p=[0, 0, 0, 0.1, *[0.18] * 5]).astype(np.int64)
             scores = plain(ids, -draw.random(1).astype(np.float32))

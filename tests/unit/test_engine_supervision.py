@@ -68,7 +68,7 @@ async def test_what_a_lost_worker_computed_fails_and_the_other_answers_all_else(
         for each in (lost, other):
             each.runtimes[0].gate.set()
         answers = await asyncio.gather(*(each.result() for each in running), return_exceptions=True)
-        assert sorted(type(each).__name__ for each in answers) == ["EngineUnavailableError", "Finished"]
+        assert sorted(type(each).__name__ for each in answers) == ["EngineUnavailableError", "GenerationResult"]
         assert [(await each.result()).hypotheses[0].ids for each in waiting] == [[20 + i] for i in range(6)]
         assert pool.available
         await until_async(lambda: lost.loads == 2)

@@ -10,9 +10,9 @@ import pytest
 from dragoman_server.core.errors import DeadlineExpiredError, QueueFullError
 from dragoman_server.core.requests import (
     BeamProgress,
-    Finished,
     FinishReason,
     GenerationRequest,
+    GenerationResult,
     HypothesisResult,
     Priority,
     Progress,
@@ -20,7 +20,7 @@ from dragoman_server.core.requests import (
 )
 from dragoman_server.core.search import StepRequest
 from dragoman_server.core.search_options import SearchOptions
-from dragoman_server.runtime.step_scores import PlainScores
+from dragoman_server.runtime.step_results import TopKResult
 from tests.support.counting_engines import END, CountingRuntime, Metrics, at_rest, pool_of, request
 from tests.support.waiting import until_async
 
@@ -70,11 +70,11 @@ async def test_a_limit_that_is_earlier_than_the_one_before_is_not_missed() -> No
 class EndingRuntime(CountingRuntime):
     """The end token is the most probable first one, and the answer's own the second."""
 
-    def step(self, step_requests: Sequence[StepRequest]) -> PlainScores:
+    def step(self, step_requests: Sequence[StepRequest]) -> TopKResult:
         own = super().step(step_requests).ids[:, :1]
         first = self.positions[: len(own), None] == 0
         ids = np.hstack([np.where(first, END, own), np.where(first, own, END)])
-        return PlainScores(ids, np.tile(np.array([-0.5, -1.5], np.float32), (len(own), 1)))
+        return TopKResult(ids, np.tile(np.array([-0.5, -1.5], np.float32), (len(own), 1)))
 
 
 async def test_rows_that_a_search_needs_no_more_are_free_for_others_at_once() -> None:
@@ -124,7 +124,7 @@ async def test_a_slow_reader_holds_up_nobody_and_finds_all_of_it_in_few_events()
     told = [event for event in (first, *rest) if isinstance(event, Progress)]
     assert [token for event in told for token in event.ids] == [*reversed(MANY)]
     assert len(told) <= 3, "what he had taken, what was under way then, and the rest"
-    assert isinstance(rest[-1], Finished)
+    assert isinstance(rest[-1], GenerationResult)
 
 
 async def test_what_a_slow_reader_has_not_taken_is_merged_by_hypothesis() -> None:
@@ -151,8 +151,8 @@ async def test_what_a_slow_reader_has_not_taken_is_merged_by_hypothesis() -> Non
             Progress([6], [-1.5], [[choice]], hypothesis=1),
         ]
         generation.deliver(Progress([8], [-0.5], [[]]))
-        generation.deliver(Finished([HypothesisResult([8], [], FinishReason.EOS)]))
-        assert [type(event) async for event in events] == [Progress, Finished]
+        generation.deliver(GenerationResult([HypothesisResult([8], [], FinishReason.EOS)]))
+        assert [type(event) async for event in events] == [Progress, GenerationResult]
 
 
 async def test_a_stream_that_is_cancelled_ends_for_its_reader() -> None:

@@ -16,9 +16,9 @@ from dragoman_server.core.search import Search
 from dragoman_server.core.search_options import BeamOptions, Constraints, SamplingOptions, SearchOptions
 from dragoman_server.decoding.beam import BeamSearch
 from dragoman_server.decoding.factory import make_search
-from dragoman_server.decoding.fork import Fork
 from dragoman_server.decoding.greedy import GreedySearch
-from dragoman_server.decoding.sequence import SequenceSearch
+from dragoman_server.decoding.shared_prefix import SharedPrefixSearch
+from dragoman_server.decoding.single_hypothesis import SingleHypothesisSearch
 from dragoman_server.decoding.text_stream import TargetDecoder
 from tests.support.scripted_scores import Run, Script, run
 
@@ -42,7 +42,7 @@ def make(options: SearchOptions) -> Search:
 def alone(options: SearchOptions, index: int, script: Script) -> HypothesisResult:
     """What one search of the fork answers by itself."""
     fork = make(replace(options, num_hypotheses=max(index + 1, 2)))
-    assert isinstance(fork, Fork)
+    assert isinstance(fork, SharedPrefixSearch)
     return run(fork.searches[index], script).hypothesis
 
 
@@ -243,7 +243,7 @@ def test_one_that_lacks_candidates_makes_all_ask_again() -> None:
     made = run(make_large(4), script)
     assert made.repeated > 0
     fork = make_large(4)
-    assert isinstance(fork, Fork)
+    assert isinstance(fork, SharedPrefixSearch)
     assert made.hypotheses == [run(search, script).hypothesis for search in fork.searches]
 
 
@@ -272,12 +272,12 @@ def test_progress_of_beams_is_added_up() -> None:
     ("options", "kind", "rows"),
     [
         (SearchOptions(5), GreedySearch, 1),
-        (SearchOptions(5, sampling=SamplingOptions(1)), SequenceSearch, 1),
-        (SearchOptions(5, sampling=SamplingOptions(1), num_hypotheses=3), Fork, 3),
-        (SearchOptions(5, alternatives=True), SequenceSearch, 1),
-        (SearchOptions(5, alternatives=True, num_hypotheses=3), Fork, 3),
+        (SearchOptions(5, sampling=SamplingOptions(1)), SingleHypothesisSearch, 1),
+        (SearchOptions(5, sampling=SamplingOptions(1), num_hypotheses=3), SharedPrefixSearch, 3),
+        (SearchOptions(5, alternatives=True), SingleHypothesisSearch, 1),
+        (SearchOptions(5, alternatives=True, num_hypotheses=3), SharedPrefixSearch, 3),
         (SearchOptions(5, beam=BeamOptions(4), num_hypotheses=3), BeamSearch, 4),
-        (SearchOptions(5, beam=BeamOptions(4), alternatives=True, num_hypotheses=3), Fork, 12),
+        (SearchOptions(5, beam=BeamOptions(4), alternatives=True, num_hypotheses=3), SharedPrefixSearch, 12),
     ],
 )
 def test_what_searches_are_made(options: SearchOptions, kind: type[Search], rows: int) -> None:

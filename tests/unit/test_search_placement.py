@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from dragoman_server.core.search import Continuation
-from dragoman_server.decoding.hypothesis import Hypothesis
-from dragoman_server.decoding.placement import place, shared_positions
+from dragoman_server.decoding.hypothesis import Hypothesis, assign_rows, shared_positions
 
 
 def root() -> Hypothesis:
@@ -30,7 +29,7 @@ def tokens(hypothesis: Hypothesis) -> list[int]:
 
 def moves(children: Sequence[Hypothesis], rows: Sequence[Hypothesis], length: int) -> list[Continuation]:
     """Row by row: the parent's row, the token, and the positions that need not be copied."""
-    running, continuations = place(children, rows, length)
+    running, continuations = assign_rows(children, rows, length)
     assert [one.row for one in running] == list(range(len(children)))
     assert [one.token for one in running] == [continuation.token for continuation in continuations]
     return continuations
@@ -94,7 +93,7 @@ def test_every_row_ends_with_what_it_shall_hold(seed: int) -> None:
         children = [child(draw.choice(running), draw.randrange(3)) for _ in range(draw.randint(1, 6))]
         before = [held.copy() for held in cache]
         parents = {one.parent.row for one in children if one.parent is not None}
-        placed, continuations = place(children, running, length)
+        placed, continuations = assign_rows(children, running, length)
         assert sorted(map(id, placed)) == sorted(map(id, children))
         cache = (cache + [[] for _ in children])[: len(children)]
         for row, (parent, token, shared) in enumerate(continuations):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dragoman_server.core.search_options import SamplingOptions
-from dragoman_server.decoding.sampling import FIRST_CANDIDATES, Drawn, RandomNumbers, Sampler
+from dragoman_server.decoding.sampling import FIRST_CANDIDATES, Draw, RandomNumbers, Sampler
 
 Array = NDArray[np.float64]
 
@@ -93,7 +93,7 @@ def test_draws_follow_the_distribution_that_the_rules_leave(rule: str) -> None:
     for _ in range(draws):
         drawn = sampler.draw(log_probabilities, numbers.next())
         assert drawn is not None
-        counts[drawn.place] += 1
+        counts[drawn.rank] += 1
     expected = left_by_the_rules(probabilities, RULES[rule])
     assert {place for place in counts if not expected[place]} == set()
     freedom = int((expected > 0).sum()) - 1
@@ -132,14 +132,14 @@ def test_candidates_that_suffice_give_what_the_whole_vocabulary_gives(
     expected = left_by_the_rules(np.exp(np.array(log_probabilities)), options)
     # The place where the cumulative distribution passes the number; rounding may matter in the last digits.
     passed = np.cumsum(expected)
-    assert passed[whole.place] > number - 1e-6
-    assert whole.place == 0 or passed[whole.place - 1] <= number + 1e-6
+    assert passed[whole.rank] > number - 1e-6
+    assert whole.rank == 0 or passed[whole.rank - 1] <= number + 1e-6
     # Sums that round to 1 leave out what is too small to be added to them.
-    assert expected[whole.place] > 0 or np.exp(log_probabilities[whole.place]) < 1e-6
+    assert expected[whole.rank] > 0 or np.exp(log_probabilities[whole.rank]) < 1e-6
     for candidates in range(1, size + 1):
         drawn = sampler.draw(log_probabilities[:candidates], number)
-        assert drawn is None or drawn.place == whole.place
-        assert drawn is None or drawn.place < drawn.reach <= candidates
+        assert drawn is None or drawn.rank == whole.rank
+        assert drawn is None or drawn.rank < drawn.used <= candidates
 
 
 def test_few_candidates_suffice_for_what_is_peaked() -> None:
@@ -168,7 +168,7 @@ def test_candidates_that_do_not_suffice_give_nothing() -> None:
         if options.top_k is None or options.top_k > FIRST_CANDIDATES:
             assert sampler.draw(flat[:FIRST_CANDIDATES], 0.5) is None
     assert Sampler(SamplingOptions(0, top_k=30), 1000).draw(flat[:29], 0.0) is None
-    assert Sampler(SamplingOptions(0), 1000).draw(flat[:64], 0.01) == Drawn(10, 11)
+    assert Sampler(SamplingOptions(0), 1000).draw(flat[:64], 0.01) == Draw(10, 11)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_candidates_that_do_not_suffice_give_nothing() -> None:
 def test_borders_of_the_rules(options: SamplingOptions, left: int) -> None:
     log_probabilities = [math.log(p) for p in (0.5, 0.25, 0.125, 0.125)]
     sampler = Sampler(options, 4)
-    places = {drawn.place for n in range(1000) if (drawn := sampler.draw(log_probabilities, n / 1000))}
+    places = {drawn.rank for n in range(1000) if (drawn := sampler.draw(log_probabilities, n / 1000))}
     assert places == set(range(left))
 
 
@@ -196,7 +196,7 @@ def test_typical_p_keeps_the_nearest_to_the_entropy_not_the_best() -> None:
     """Entropy 1.36: the surprises of 0.5 (0.69) and 0.1 (2.3) are further from it than those of 0.2 (1.61)."""
     log_probabilities = [math.log(p) for p in (0.5, 0.2, 0.2, 0.1)]
     sampler = Sampler(SamplingOptions(0, typical_p=0.3), 4)
-    places = {drawn.place for n in range(100) if (drawn := sampler.draw(log_probabilities, n / 100))}
+    places = {drawn.rank for n in range(100) if (drawn := sampler.draw(log_probabilities, n / 100))}
     assert places == {1, 2}
 
 
@@ -207,7 +207,7 @@ def test_what_is_impossible_is_never_drawn(options: SamplingOptions) -> None:
     for number in (0.0, 0.3, 0.99995, 1 - 2.0**-53):
         drawn = sampler.draw(log_probabilities, number)
         assert drawn is not None
-        assert drawn.place < 3
+        assert drawn.rank < 3
         # What follows an impossible candidate is impossible too, so that no more of them need to be seen.
         assert sampler.draw(log_probabilities[:4], number) == drawn
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from dragoman_server.core.requests import FinishReason, Progress, TokenChoice
 from dragoman_server.core.search_options import Constraints, SamplingOptions, SearchOptions
-from dragoman_server.decoding.sequence import SequenceSearch
+from dragoman_server.decoding.single_hypothesis import SingleHypothesisSearch
 from dragoman_server.decoding.stop_sequences import StopTracker
 from dragoman_server.decoding.text_stream import TargetDecoder
 from dragoman_server.decoding.token_rules import TokenRules
@@ -34,10 +34,10 @@ def letters() -> TargetDecoder:
 LETTERS_DECODER = letters()
 
 
-def search(options: SearchOptions, size: int, index: int = 0) -> SequenceSearch:
+def search(options: SearchOptions, size: int, index: int = 0) -> SingleHypothesisSearch:
     constraints = options.constraints
     stops = StopTracker(LETTERS_DECODER, constraints) if constraints.stop_sequences else None
-    return SequenceSearch(options, END, size, TokenRules(constraints, END), stops, index)
+    return SingleHypothesisSearch(options, END, size, TokenRules(constraints, END), stops, index)
 
 
 def spell(text: str, size: int = 27, weight: float = 8.0) -> Script:
@@ -304,11 +304,11 @@ def test_log_probabilities_are_those_before_temperature_and_truncation(temperatu
     sampling = SamplingOptions(1, temperature=temperature, top_k=2)
     options = SearchOptions(5, sampling=sampling, log_probabilities=True)
     made = run(search(options, 27), spell("abcdefgh"))
-    assert made.step_requests[0][0].plain
+    assert made.step_requests[0][0].untempered
     for told in made.hypothesis.log_probabilities:
         assert min(abs(told - math.log(8 / 34)), abs(told - math.log(1 / 34))) < 1e-6
     untold = run(search(replace(options, log_probabilities=False), 27), spell("abcdefgh"))
-    assert not untold.step_requests[0][0].plain
+    assert not untold.step_requests[0][0].untempered
     assert untold.hypothesis.ids == made.hypothesis.ids
     assert untold.hypothesis.log_probabilities == []
     assert untold.hypothesis.score == 0
@@ -390,7 +390,7 @@ def test_a_stop_sequence_ends_the_hypothesis_with_the_token_that_completes_it() 
 BYTES = [f"<0x{byte:02X}>" for byte in "é".encode()]
 
 
-def byte_search(options: SearchOptions) -> tuple[SequenceSearch, Callable[[tuple[int, ...]], list[float]]]:
+def byte_search(options: SearchOptions) -> tuple[SingleHypothesisSearch, Callable[[tuple[int, ...]], list[float]]]:
     """Over a model that writes x and é, spelled in bytes, and then the end token."""
     made = Tokenizer(models.WordLevel({token: n for n, token in enumerate(["</s>", "x", *BYTES])}, "</s>"))
     made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
@@ -401,7 +401,7 @@ def byte_search(options: SearchOptions) -> tuple[SequenceSearch, Callable[[tuple
     def script(so_far: tuple[int, ...]) -> list[float]:
         return [9.0 if token == written[len(so_far)] else 1.0 for token in range(4)]
 
-    return SequenceSearch(options, END, 4, TokenRules(options.constraints, END), stops), script
+    return SingleHypothesisSearch(options, END, 4, TokenRules(options.constraints, END), stops), script
 
 
 @pytest.mark.parametrize(("most", "after"), [(9, None), (3, None), (9, 3)], ids=["end token", "length", "time limit"])

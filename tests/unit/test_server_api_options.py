@@ -353,7 +353,7 @@ async def test_numbers_are_those_that_the_client_wrote(options: dict[str, Any], 
     [(0.9, 5, 5), (0.7, 5, 4), (0.58, 25, 15), (0.5, 5, 3), (0.49, 5, 2), (1, 5, 5), (1e-6, 5, 0), (1000, 64, 64000)],
 )
 def test_halves_are_rounded_up(patience: float, width: int, enough: int) -> None:
-    assert BeamOptions(64, early_stopping=True, patience=patience).enough(width) == enough
+    assert BeamOptions(64, early_stopping=True, patience=patience).finished_quota(width) == enough
 
 
 async def test_patience_and_bounds_hold_in_the_other_protocol_as_well() -> None:
@@ -363,7 +363,7 @@ async def test_patience_and_bounds_hold_in_the_other_protocol_as_well() -> None:
     found = await read_options(Parameters(given).options, ResponseDetails(), TARGET, LIMITS)
     assert found.constraints.repetition_penalty == 0.01
     assert found.beam
-    assert found.beam.enough(5) == 5
+    assert found.beam.finished_quota(5) == 5
 
 
 def test_no_option_is_left_out_here() -> None:

@@ -1,4 +1,4 @@
-"""RowScores of given targets, and where the tokens of answers look."""
+"""Scores of given targets, and where the tokens of answers look."""
 
 from collections.abc import AsyncIterator
 from typing import Any

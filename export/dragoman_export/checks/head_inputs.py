@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from dragoman_export.checks.references import TorchReference, largest_difference
 from dragoman_export.checks.serving_simulation import draw_sources
-from dragoman_server.core.search import LogitEdits, RowScores, StepRequest
+from dragoman_server.core.search import LogitEdits, StepRequest, StepResult
 from dragoman_server.runtime.model import Runtime
 
 EDITS = (0, 1, 3)
@@ -67,13 +67,13 @@ def _draw(rng: np.random.Generator, vocabulary: int, share: float) -> StepReques
         candidates=int(rng.integers(1, vocabulary + 1)),
         edits=edits,
         temperature=float(rng.choice(TEMPERATURES)) if rng.random() < share else 1.0,
-        plain=bool(rng.random() < share),
+        untempered=bool(rng.random() < share),
         vocabulary=listed,
         attention=bool(rng.random() < share),
     )
 
 
-def _difference(scores: RowScores, row: int, step_request: StepRequest, logits: NDArray[np.float64]) -> float:
+def _difference(scores: StepResult, row: int, step_request: StepRequest, logits: NDArray[np.float64]) -> float:
     """The largest difference of a row's log-probabilities to those that its logits [vocabulary] give."""
     plain = _expected(step_request, logits, 1.0)
     expected = _expected(step_request, logits, step_request.temperature)
@@ -81,8 +81,8 @@ def _difference(scores: RowScores, row: int, step_request: StepRequest, logits: 
     possible = [place for place, value in enumerate(log_probabilities) if value > -np.inf]  # others are any token
     chosen = [ids[place] for place in possible]
     pairs = [([log_probabilities[place] for place in possible], expected[chosen])]
-    if step_request.plain:
-        values = scores.plain(row)
+    if step_request.untempered:
+        values = scores.untempered(row)
         pairs.append(([values[place] for place in possible], plain[chosen]))
     if step_request.edits:
         pairs.append((scores.edited(row), expected[list(step_request.edits.ids)]))
@@ -103,7 +103,7 @@ def _largest_of_possible(actual: NDArray[np.float64], wanted: NDArray[np.float64
 
 
 def _expected(step_request: StepRequest, logits: NDArray[np.float64], temperature: float) -> NDArray[np.float64]:
-    """Log-probabilities [vocabulary], as server.search.base describes them."""
+    """Log-probabilities [vocabulary], as StepRequest defines them."""
     logits = logits.copy()
     if step_request.edits:
         ids = list(step_request.edits.ids)

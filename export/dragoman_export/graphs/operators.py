@@ -34,7 +34,7 @@ def attention(
 
     Returns:
         the shape of `query`, and the scores [rows, heads, queries, keys] that the softmax makes shares of, those beyond
-        `lengths` included. RowScores that nobody uses are not written, see export.onnx_files.trace.
+        `lengths` included. Scores that nobody uses are not written, see export.onnx_files.trace.
     """
     attributes: dict[str, Attribute] = {"scale": 1.0}
     if query.dim() == 3:

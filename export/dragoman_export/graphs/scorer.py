@@ -30,7 +30,7 @@ class Scorer(nn.Module):
     def forward(
         self, source_ids: Tensor, source_lengths: Tensor, target_ids: Tensor, target_lengths: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """RowScores a padded batch.
+        """Scores a padded batch.
 
         Args:
             source_ids: int64 [rows, source]

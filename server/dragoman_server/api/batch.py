@@ -16,7 +16,7 @@ from dragoman_server.core.errors import (
     QueueFullError,
     Rejection,
 )
-from dragoman_server.core.requests import Finished, GenerationRequest, Stages
+from dragoman_server.core.requests import GenerationRequest, GenerationResult, Stages
 from dragoman_server.engine.generation import Generation
 from dragoman_server.messages.api_error import ApiError, from_engine, invalid
 from dragoman_server.messages.batch_room import BatchShare
@@ -199,7 +199,7 @@ class Batch(Generic[Kept]):
             self._admitted = True
             return generation
 
-    async def _write(self, request: GenerationRequest, finished: Finished) -> pb.GenerateResponse:
+    async def _write(self, request: GenerationRequest, finished: GenerationResult) -> pb.GenerateResponse:
         while True:
             try:
                 return await self._model.write_response(request, finished, self._details)

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from itertools import count
 from time import monotonic
 
-from dragoman_server.core.requests import Finished, GenerationRequest, Stages
+from dragoman_server.core.requests import GenerationRequest, GenerationResult, Stages
 
 REQUEST_ID = "x-request-id"
 # Any other text might be the client's, rather than a name for its call.
@@ -103,7 +103,7 @@ class CallRecord:
         """Its targets have been scored."""
         self.source_tokens, self.target_tokens, self.hypotheses = source_tokens, target_tokens, targets
 
-    def add_answer(self, request: GenerationRequest, finished: Finished) -> None:
+    def add_answer(self, request: GenerationRequest, finished: GenerationResult) -> None:
         """One of its inputs has its answer."""
         hypotheses = finished.hypotheses
         self.hypotheses += len(hypotheses)

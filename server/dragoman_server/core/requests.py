@@ -124,7 +124,7 @@ class BeamProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class GenerationResult:
     """The answer: hypotheses, best first. It holds all tokens, those that came as Progress before as well."""
 
     hypotheses: list[HypothesisResult] = field(default_factory=list)

@@ -1,4 +1,20 @@
-"""What a search is to the engine, and the engine to a search."""
+"""The contract between an engine and the searches of its jobs.
+
+An engine calls a search in this order, once per decode step:
+
+    while True:
+        requests = search.step_requests()       # one per row of the search
+        result = <run of the decoder graph>     # all searches of the engine in one step
+        if not search.needs_more(result, rows): # of any search of the engine
+            break                               # else the same step runs again, with the new step requests
+    continuations = search.advance(result, rows)
+    search.progress()                           # streaming requests only
+    if continuations is None:
+        search.hypotheses()                     # the answer
+
+`stop` may come between two steps; `hypotheses` follows it. The engine decodes jobs whose search is a GreedySearch
+without these calls, all rows at once: see decoding/greedy.py.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +30,12 @@ from dragoman_server.core.requests import BeamProgress, FinishReason, Hypothesis
 class LogitEdits:
     """Changes to the logits of a few tokens of one row, made in the graph before the softmax.
 
-    A logit x of a token becomes (x / penalty if x > 0 else x * penalty) + offset.
+    The logit x of a token becomes (x / penalty if x > 0 else x * penalty) + offset.
 
     Attributes:
-        ids: distinct token ids.
-        penalties: 1 to leave the logit as it is.
-        offsets: -inf to forbid the token.
+        ids: Distinct token ids.
+        penalties: Repetition penalties; 1 leaves the logit as it is.
+        offsets: Added to the logit; -inf forbids the token.
     """
 
     ids: Sequence[int]
@@ -29,64 +45,63 @@ class LogitEdits:
 
 @dataclass(frozen=True, slots=True)
 class StepRequest:
-    """What a search wants to know of one row's next step.
+    """What a search asks of one row's next step.
 
     Attributes:
-        candidates: how many of the most probable tokens; 0 for none, where the next token is known already.
-        edits: made before the softmax.
-        temperature: divides the logits (after the edits); the candidates' log-probabilities are those of this
-            temperature.
-        plain: whether their log-probabilities at temperature 1 are wanted as well.
-        vocabulary: sorted ids of the only tokens that may be chosen, the same tuple at every step; None for all.
-        attention: whether to tell where the row looks in the source.
+        candidates: Number of most probable tokens to return; 0 where the next token is known already.
+        edits: Logit edits, made before the softmax.
+        temperature: Divisor of the logits, after the edits; the candidates' log-probabilities include it.
+        untempered: Whether to return the candidates' log-probabilities at temperature 1 as well.
+        vocabulary: Shortlist, sorted ids of the only tokens that may be chosen; None for all. The same tuple at
+            every step.
+        attention: Whether to return the row's cross-attention.
     """
 
     candidates: int
     edits: LogitEdits | None = None
     temperature: float = 1.0
-    plain: bool = False
+    untempered: bool = False
     vocabulary: tuple[int, ...] | None = None
     attention: bool = False
 
 
-class RowScores(Protocol):
-    """What a step found out, by row of the cache. Log-probabilities are natural, of the distribution after edits."""
+BEST_TOKEN = StepRequest(1)
+
+
+class StepResult(Protocol):
+    """The result of one step, by cache row. Log-probabilities are natural logarithms, of the edited distribution."""
 
     def best(self, row: int) -> tuple[int, float]:
-        """The most probable token (the lowest id of several) and its log-probability, -inf if all are forbidden."""
+        """Returns the most probable token (the lowest id on ties) and its log-probability, -inf if there is none."""
+
+    def best_rows(self, rows: slice | NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Returns `best` of many rows as two arrays [rows]. All of them must have sent `BEST_TOKEN`."""
 
     def top(self, row: int) -> tuple[list[int], list[float]]:
-        """The most probable tokens, best first and of equal ones the lowest id, and their log-probabilities.
+        """Returns the candidates, most probable first (the lowest id first on ties), and their log-probabilities.
 
-        Those of -inf stand for no token at all, whatever their id. At least as many as were asked for, or all there
-        are. (More, where another row of the step wanted more.)
+        Entries with -inf are no candidates, whatever their id. There are at least `StepRequest.candidates` entries, or
+        one for every token; more where another row of the step asked for more.
         """
 
-    def plain(self, row: int) -> list[float]:
-        """Log-probabilities at temperature 1 of the tokens of `top`, if they were asked for."""
+    def untempered(self, row: int) -> list[float]:
+        """Returns the log-probabilities of the tokens of `top` at temperature 1, if requested."""
 
     def edited(self, row: int) -> list[float]:
-        """Log-probabilities of the tokens in `edits.ids`, in their order."""
+        """Returns the log-probabilities of the tokens in `edits.ids`, in their order."""
 
     def attention(self, row: int) -> NDArray[np.float32]:
-        """Shares of attention over the source tokens, mean over the last layer's heads, if asked for: [source]."""
-
-
-class StepScores(RowScores, Protocol):
-    """Those of a whole step."""
-
-    def best_of(self, rows: slice | NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """As `best`, of many rows that asked for the most probable of all tokens and for nothing else: [rows] each."""
+        """Returns the cross-attention, if requested: mean over the heads of the last layer, [source]."""
 
 
 class Continuation(NamedTuple):
     """How a hypothesis goes on.
 
     Attributes:
-        parent: the place, among the rows of its search, of the row that it continues.
-        token: its next token.
-        shared: positions of the cache that the row it goes to and the parent's have in common, from the start: the
-            number of equal decoder inputs. What follows is copied. Of no meaning where the row is the parent's own.
+        parent: Index of the parent hypothesis among the rows of its search.
+        token: Next token of the hypothesis.
+        shared: Number of leading cache positions that the destination row and the parent's row have in common; the
+            engine copies the rest. Unused where the destination is the parent's own row.
     """
 
     parent: int
@@ -95,44 +110,46 @@ class Continuation(NamedTuple):
 
 
 class Search(Protocol):
-    """Decides, step by step, how the hypotheses of one request go on.
+    """Chooses the tokens of one request, step by step. The module docstring lists the calls in order.
 
-    A search starts with one row, whose first decoder input is the begin token. The engine asks for its
-    `step_requests`, steps, and asks with `needs_more` whether that was enough. If not, it asks for the step requests
-    again and repeats the step, which changes nothing. Then it calls `advance`, which returns the
-    continuations of the next step: the i-th goes to the search's i-th row. There may be more of them than before (new
-    rows are added at the end) or fewer (the last rows are freed), but never more than `rows`.
+    A search starts with one row, whose first decoder input is the begin token. The i-th continuation goes to the
+    search's i-th row. There may be more continuations than rows (the engine adds rows at the end) or fewer (it frees
+    the last ones), but never more than `rows`.
 
-    NOTE: rows are copied in place. A search keeps one child of a hypothesis in its row, so that a row is either the
-    parent of its own continuation or nobody's parent.
+    NOTE: the engine copies rows in place. A search must keep one child of each continued hypothesis in its row, so
+    that a row either is the parent of its own continuation or nobody's parent.
 
     Attributes:
-        rows: the most rows that the search will want from now on; it may fall.
+        rows: Upper bound of the rows that the search needs from now on. It may fall, never rise.
     """
 
     rows: int
 
     def step_requests(self) -> Sequence[StepRequest]:
-        """For each of its rows."""
+        """Returns the step requests of its rows."""
 
-    def needs_more(self, scores: RowScores, rows: Sequence[int]) -> bool:
-        """Whether these scores have too few candidates; the next step requests then ask for more."""
+    def needs_more(self, result: StepResult, rows: Sequence[int]) -> bool:
+        """Returns whether the result has too few candidates; the next step requests then ask for more.
 
-    def advance(self, scores: RowScores, rows: Sequence[int]) -> Sequence[Continuation] | None:
-        """Takes one step's result.
+        A repeated step changes nothing in the cache.
+        """
+
+    def advance(self, result: StepResult, rows: Sequence[int]) -> Sequence[Continuation] | None:
+        """Chooses the next tokens.
 
         Args:
-            rows: where in the scores each of its rows is.
+            result: Result of the step.
+            rows: Cache row of each of its rows.
 
         Returns:
-            what to decode next, or None where the search is over.
+            The continuations to decode next, or None where the search is over.
         """
 
     def stop(self, reason: FinishReason) -> None:
-        """Ends the search from outside, with what it has."""
+        """Ends the search from outside, with the hypotheses it has."""
 
     def progress(self) -> Sequence[Progress | BeamProgress]:
-        """What was decided since the last call."""
+        """Returns what was decided since the last call."""
 
     def hypotheses(self) -> list[HypothesisResult]:
-        """The answer, best first (samples in their order), once the search is over. At least one."""
+        """Returns the answer once the search is over: at least one hypothesis, best first, samples in their order."""

@@ -1,4 +1,4 @@
-"""What a request wants of its search."""
+"""The search options of a request: the fields of the API's GenerationOptions after validation."""
 
 import math
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class LengthNormalization(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BeamOptions:
-    """Beam search; what the fields mean and where they come from stands at the fields of the same name in the API."""
+    """Options of beam search. The fields of the same name in generation.proto explain them and cite their sources."""
 
     beam_size: int
     length_normalization: LengthNormalization = LengthNormalization.LENGTH
@@ -27,17 +27,18 @@ class BeamOptions:
     groups: int = 1
     diversity_penalty: float = 0.5
 
-    def enough(self, width: int) -> int:
-        """How many hypotheses a beam of this width, all of it or a group, must have finished for `early_stopping`.
+    def finished_quota(self, width: int) -> int:
+        """Returns the number of finished hypotheses that ends a beam of this width (or a group) with `early_stopping`.
 
-        patience * width, halves rounded up; of the decimals, for 0.58 * 25 as floats is less than 14.5.
+        That is patience * width, halves rounded up (Kasai et al. 2022). Computed with decimals: as floats, 0.58 * 25
+        is less than 14.5.
         """
         return math.floor(Decimal(str(self.patience)) * width + Decimal("0.5"))
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """Sampling; None for a rule that is not applied."""
+    """Options of sampling; None for a truncation rule that is not applied."""
 
     seed: int  # 0 to 2^64 - 1
     temperature: float = 1.0
@@ -52,16 +53,16 @@ class Constraints:
     """Which tokens may follow. Ids are of the target vocabulary.
 
     Attributes:
-        min_new_tokens: tokens before the end token may be chosen, the prefix not counted.
-        prefix: what every hypothesis starts with.
-        prefix_bias: where not None, the prefix is preferred with this weight, not forced.
-        suppressed: tokens never chosen.
-        suppressed_sequences: never completed; two or more tokens each.
-        repetition_penalty: 1 for none.
-        no_repeat_ngram_size: 0 for no such rule.
-        stop_sequences: texts that end a hypothesis.
-        include_stop_sequence: whether its text ends behind the stop sequence or before it.
-        vocabulary: sorted ids that may be chosen, the end token among them; None for all.
+        min_new_tokens: Tokens to generate before the end token may be chosen, the prefix not counted.
+        prefix: Tokens that every hypothesis starts with.
+        prefix_bias: Weight with which the prefix is preferred; None forces it.
+        suppressed: Tokens that are never chosen.
+        suppressed_sequences: Sequences of two or more tokens that are never completed.
+        repetition_penalty: Divisor (or factor) of the logits of tokens that the hypothesis has; 1 for none.
+        no_repeat_ngram_size: Length of n-grams that may not repeat; 0 for no such rule.
+        stop_sequences: Texts that end a hypothesis.
+        include_stop_sequence: Whether the text of a hypothesis includes the stop sequence that ends it.
+        vocabulary: Shortlist, sorted ids of the only tokens that may be chosen, the end token among them; None for all.
     """
 
     min_new_tokens: int = 0
@@ -81,16 +82,21 @@ UNCONSTRAINED = Constraints()
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """All of it, validated: no combination here makes no sense. Greedy where neither `beam` nor `sampling` is given.
+    """All search options of a request. Without `beam` and `sampling` the search is greedy.
+
+    Validation has excluded combinations without a meaning.
 
     Attributes:
-        max_new_tokens: 1 or more, the end token and a forced prefix not counted; with the prefix within the model's
-        limit.
-        num_hypotheses: hypotheses to answer with.
-        alternatives: the hypotheses are the best tokens at the first place after the prefix, each completed, greedily
-            or by a beam search of its own.
-        log_probabilities: whether those of tokens are wanted; where not, they may be missing.
-        top_tokens: alternatives to report at each place.
+        max_new_tokens: Length limit, 1 or more, the end token and a forced prefix not counted. Together with the
+            prefix it is within the model's limit.
+        num_hypotheses: Number of hypotheses to answer with.
+        beam: Options of beam search.
+        sampling: Options of sampling.
+        constraints: Which tokens may follow.
+        alternatives: Whether the hypotheses start with the best tokens after the prefix, one each, completed greedily
+            or by a beam search of their own.
+        log_probabilities: Whether to report log-probabilities of tokens; otherwise they may be missing.
+        top_tokens: Number of alternatives to report at each position.
     """
 
     max_new_tokens: int

@@ -9,65 +9,117 @@ from operator import itemgetter
 import numpy as np
 
 from dragoman_server.core.requests import BeamProgress, FinishReason, HypothesisResult
-from dragoman_server.core.search import Continuation, RowScores, StepRequest
+from dragoman_server.core.search import Continuation, StepRequest, StepResult
 from dragoman_server.core.search_options import SearchOptions
-from dragoman_server.decoding.hypothesis import Finished, Hypothesis
-from dragoman_server.decoding.hypothesis_score import Scoring
-from dragoman_server.decoding.placement import place
+from dragoman_server.decoding.finish import finish_reason
+from dragoman_server.decoding.hypothesis import FinishedHypothesis, Hypothesis, assign_rows
+from dragoman_server.decoding.hypothesis_score import HypothesisScore
 from dragoman_server.decoding.stop_sequences import StopTracker
 from dragoman_server.decoding.token_rules import TokenRules
 
-Found = tuple[list[int], list[float]]  # tokens, best first, and their log-probabilities
-Candidate = tuple[float, int, float, Hypothesis]  # what it is ranked by, token, log-probability, what it continues
+TopTokens = tuple[list[int], list[float]]  # tokens, best first, and their log-probabilities
+Candidate = tuple[float, int, float, Hypothesis]  # ranking value, token, log-probability, hypothesis that it continues
 
 
 @dataclass(slots=True)
-class Group:
-    """A beam of its own: the whole beam, or one of the groups of diverse beam search.
+class BeamGroup:
+    """One group of a diverse beam search (Vijayakumar et al. 2016), or the whole beam where there is one group.
 
     Attributes:
-        running: best first.
-        most: how many of those that have finished may become part of the answer, whatever other groups give.
-        finished: the best of them, best first.
-        count: how many have finished.
+        running: Running hypotheses, best first.
+        max_finished: Number of finished hypotheses to keep: as many as may enter the answer, whatever the groups
+            before this one contribute.
+        finished: Best finished hypotheses, best first.
+        finished_count: Number of hypotheses that have finished, those not kept included.
     """
 
     running: list[Hypothesis]
-    most: int
-    finished: list[Finished] = field(default_factory=list)
-    count: int = 0
+    max_finished: int
+    finished: list[FinishedHypothesis] = field(default_factory=list)
+    finished_count: int = 0
+
+    def add_finished(self, finished: FinishedHypothesis) -> None:
+        self.finished_count += 1
+        self.finished.append(finished)
+        self.finished.sort(key=itemgetter(0), reverse=True)  # stable: of equal scores the earlier hypothesis first
+        del self.finished[self.max_finished :]
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSizes:
+    """Numbers that follow from the options.
+
+    Attributes:
+        answer: Number of hypotheses to answer with.
+        group: Hypotheses of one group: beam_size / groups.
+        group_answer: Hypotheses that one group may contribute to the answer.
+        finished_quota: With early stopping, finished hypotheses that end a group; else infinity.
+        choices: Continuations of one hypothesis that can matter: the 2 * group best ones, and as many more as earlier
+            groups can penalise.
+        candidates: Candidates to request for each hypothesis.
+        first_candidates: The same for the first step after the prefix.
+    """
+
+    answer: int
+    group: int
+    group_answer: int
+    finished_quota: float
+    choices: int
+    candidates: int
+    first_candidates: int
+
+    @staticmethod
+    def of(options: SearchOptions, vocabulary_size: int, rank: int) -> "BeamSizes":
+        beam, shortlist = options.beam, options.constraints.vocabulary
+        assert beam is not None
+        answer = 1 if options.alternatives else options.num_hypotheses
+        group = beam.beam_size // beam.groups
+        group_answer = min(answer, group)
+        choices = 2 * group + (beam.beam_size - group)
+        choosable = vocabulary_size if shortlist is None else len(shortlist)
+        candidates = min(max(choices, options.top_tokens), choosable)
+        return BeamSizes(
+            answer,
+            group,
+            group_answer,
+            max(beam.finished_quota(group), group_answer) if beam.early_stopping else math.inf,
+            choices,
+            candidates,
+            max(candidates, min(rank + 1, choosable)),
+        )
 
 
 class BeamSearch:
-    """Keeps the `beam_size` hypotheses that are the most probable so far.
+    """Keeps the `beam_size` most probable hypotheses of each length.
 
-    Each step ranks the continuations by one token of all running hypotheses by the sums of their log-probabilities. Of
-    the best 2 * beam_size, those with the end token (or with the end of a stop sequence) are finished if they are among
-    the first beam_size, and dropped if not; the best beam_size of the others run on. So do Hugging Face and
-    CTranslate2. Of those that have max_new_tokens, the first beam_size are finished and the rest is dropped.
+    Each step ranks the one-token continuations of all running hypotheses by the sums of their log-probabilities. Of the
+    best 2 * beam_size, those with the end token (or with the end of a stop sequence) finish if they are among the first
+    beam_size, and are dropped if not; the best beam_size of the others run on, as in Hugging Face and CTranslate2. Of
+    those that have max_new_tokens, the first beam_size finish and the rest is dropped.
 
-    Those that have finished compete by score (scoring.py). The search is over when none runs on, or when no running
-    one can become better than those that the answer would take now. With `early_stopping` it is over, too,
-    when round(patience * beam_size) have finished, halves rounded up, but not before there are num_hypotheses.
+    Finished hypotheses compete by score (hypothesis_score.py; Wu et al. 2016). The search is over when none runs on, or
+    when no running one can become better than those that the answer would take now. With `early_stopping` it is also
+    over when round(patience * beam_size) have finished, halves rounded up (Kasai et al. 2022), but not before there are
+    num_hypotheses.
 
-    Diverse groups (Vijayakumar et al. 2016) are beams of width beam_size / groups, each of which is over by itself. In
+    Diverse groups (Vijayakumar et al. 2016) are beams of width beam_size / groups, each of which ends on its own. In
     each step they choose one after the other: a token's log-probability is lowered, for the ranking only, by the
     diversity penalty for every hypothesis of an earlier group that runs on with it. The answer takes the best of all
-    groups, at most its width from each, group by group: of what an earlier one gives a later one gives nothing again.
+    groups, at most a group's width from each. A hypothesis of an earlier group is not taken from a later one again.
 
-    The answer after `stop` has those that are finished first, then the best running ones if there are too few. Where
-    nothing is left to go on with and none has finished, it has those that ran last.
+    The answer after `stop` has the finished hypotheses first, then the best running ones if there are too few. Where no
+    continuation is possible and none has finished, it has those that ran last.
 
     Args:
-        options: of the request; `beam` is among them.
-        end: id of the end token.
-        vocabulary_size: of the target.
-        rules: of the request's constraints.
-        stops: of an empty text; None where there are no stop sequences.
-        rank: with `options.alternatives`, which token to take at the first place behind the prefix; 0 is the best.
+        options: Options of the request, `beam` among them.
+        end: Id of the end token.
+        vocabulary_size: Size of the target vocabulary.
+        rules: The request's constraints.
+        stops: Stop sequence tracker of an empty text; None without stop sequences.
+        rank: With `options.alternatives`, the rank of the token to start with after the prefix; 0 is the best.
 
     Attributes:
-        rows: see Search.
+        rows: See Search.
     """
 
     def __init__(
@@ -79,86 +131,75 @@ class BeamSearch:
         stops: StopTracker | None,
         rank: int = 0,
     ) -> None:
-        beam, constraints = options.beam, options.constraints
+        beam = options.beam
         assert beam is not None
-        self._end = end
-        self._max_new_tokens = options.max_new_tokens
-        self._rules = rules
+        self._beam, self._rules, self._end = beam, rules, end
         self._rank = rank if options.alternatives else None
         self._top_tokens = options.top_tokens
-        self._covers = beam.coverage_penalty != 0
-        self._inspects = bool(rules.soft or self._covers or options.top_tokens or options.alternatives)
+        self._max_new_tokens = options.max_new_tokens
+        self._sizes = sizes = BeamSizes.of(options, vocabulary_size, rank)
+        self._score = HypothesisScore(
+            beam, options.max_new_tokens
+        )  # max_new_tokens are the most with the end token too
+        self._uses_coverage = beam.coverage_penalty != 0
+        self._inspects = bool(rules.soft or self._uses_coverage or options.top_tokens or options.alternatives)
 
-        self._wanted = 1 if options.alternatives else options.num_hypotheses
-        self._width = beam.beam_size // beam.groups
-        self._kept = min(self._wanted, self._width)
-        self._quota = math.inf
-        if beam.early_stopping:
-            self._quota = max(beam.enough(self._width), self._kept)
-        self._diversity = beam.diversity_penalty
-        self._scoring = Scoring(beam, options.max_new_tokens)  # with the end token there are no more, nor without
+        shortlist = options.constraints.vocabulary
+        self._request = StepRequest(sizes.candidates, vocabulary=shortlist, attention=self._uses_coverage)
+        self._first_request = replace(self._request, candidates=sizes.first_candidates)
+        self._prefix_requests = (StepRequest(0, vocabulary=shortlist),)
 
-        # Of one hypothesis's best tokens, those that earlier groups chose may fall behind all others.
-        self._breadth = 2 * self._width + (beam.beam_size - self._width)
-        choosable = vocabulary_size if constraints.vocabulary is None else len(constraints.vocabulary)
-        candidates = min(max(self._breadth, options.top_tokens), choosable)
-        self._demand = StepRequest(candidates, vocabulary=constraints.vocabulary, attention=self._covers)
-        self._first_demand = replace(self._demand, candidates=max(candidates, min(rank + 1, choosable)))
-        self._unscored = StepRequest(0, vocabulary=constraints.vocabulary)
-
-        root = Hypothesis(None, -1, 0.0, 0.0)
+        root = Hypothesis.root()
         root.ids = None if rules.trivial else []
         root.stops = stops
         self._running = [root]  # by row
-        self._groups = [Group([root], most=self._kept * (n + 1)) for n in range(beam.groups)]
+        self._groups = [BeamGroup([root], max_finished=sizes.group_answer * (n + 1)) for n in range(beam.groups)]
         self._prefix = 0  # forced tokens of a running hypothesis so far
-        self._generated = 0  # its tokens behind them
+        self._generated = 0  # its tokens after them
         self._forced = rules.forced(0)
         self._reported = BeamProgress(0, 1, 0)
-        self._answer: list[Finished] | None = None
+        self._answer: list[FinishedHypothesis] | None = None
         self.rows = beam.beam_size
 
     def step_requests(self) -> Sequence[StepRequest]:
         if self._forced is not None:
-            return [self._unscored]
-        step_request = self._demand if self._generated else self._first_demand
+            return self._prefix_requests
+        request = self._request if self._generated else self._first_request
         if self._rules.trivial:
-            return [step_request] * len(self._running)
-        step_requests: list[StepRequest] = []
+            return [request] * len(self._running)
+        requests: list[StepRequest] = []
         for hypothesis in self._running:
             assert hypothesis.ids is not None
             hypothesis.edits = self._rules.edits(hypothesis.ids)
-            step_requests.append(
-                step_request if hypothesis.edits is None else replace(step_request, edits=hypothesis.edits)
-            )
-        return step_requests
+            requests.append(request if hypothesis.edits is None else replace(request, edits=hypothesis.edits))
+        return requests
 
-    def needs_more(self, scores: RowScores, rows: Sequence[int]) -> bool:
+    def needs_more(self, result: StepResult, rows: Sequence[int]) -> bool:
         return False
 
-    def advance(self, scores: RowScores, rows: Sequence[int]) -> Sequence[Continuation] | None:
+    def advance(self, result: StepResult, rows: Sequence[int]) -> Sequence[Continuation] | None:
         if self._forced is not None:
             return self._follow_prefix(self._forced)
-        found = [scores.top(row) for row in rows]
+        top = [result.top(row) for row in rows]
         if self._inspects:
-            found = [self._inspect(*step, scores) for step in zip(self._running, found, rows, strict=True)]
+            top = [self._inspect(*step, result) for step in zip(self._running, top, rows, strict=True)]
 
         children: list[Hypothesis] = []
         for group in self._groups:
             if group.running:
-                self._extend(group, self._candidates(group, found, children))
+                self._extend(group, self._candidates(group, top, children))
                 children += group.running
-        if len(self._groups) > 1 and self._beaten(children, self._finished(), self._wanted, self._generated + 1):
+        if len(self._groups) > 1 and self._cannot_improve(children, self._finished(), self._sizes.answer):
             children = []
         if not children:
             self._end_with(self._finished() or self._unfinished(FinishReason.DEAD_END))
             return None
-        self._running, continuations = place(children, self._running, self._prefix + self._generated)
+        self._running, continuations = assign_rows(children, self._running, self._prefix + self._generated)
         self._generated += 1
         return continuations
 
     def stop(self, reason: FinishReason) -> None:
-        """Answers with what has finished and, where that does not suffice, the best of what runs."""
+        """Answers with what has finished and, if that is too little, the best of what runs."""
         if self._answer is not None:
             return
         while self._forced is not None:  # a forced prefix is part of every answer
@@ -166,18 +207,18 @@ class BeamSearch:
         self._end_with(self._finished() + self._unfinished(reason))
 
     def progress(self) -> Sequence[BeamProgress]:
-        """One event after each step behind the prefix."""
+        """Returns one event after each step behind the prefix."""
         before = self._reported
-        finished = sum(group.count for group in self._groups)
+        finished = sum(group.finished_count for group in self._groups)
         self._reported = BeamProgress(self._generated, len(self._running), finished)
         return () if self._reported == before else (self._reported,)
 
     def hypotheses(self) -> list[HypothesisResult]:
-        assert self._answer is not None, "the search goes on"
+        assert self._answer is not None, "the search is not over"
         return [finished.result(self._prefix, self._top_tokens) for finished in self._answer]
 
     def _follow_prefix(self, token: int) -> Sequence[Continuation]:
-        """The only hypothesis gets the next token of the forced prefix."""
+        """Appends the next token of the forced prefix to the only hypothesis."""
         (parent,) = self._running
         child = self._child(parent, token, 0.0)
         if child.stops is not None:
@@ -189,80 +230,89 @@ class BeamSearch:
         self._forced = self._rules.forced(self._prefix)
         return (Continuation(0, token),)
 
-    def _inspect(self, hypothesis: Hypothesis, top: Found, row: int, scores: RowScores) -> Found:
-        """Keeps what is wanted of a hypothesis's step, and returns its candidates as the constraints want them."""
-        parent = hypothesis.parent
-        if self._covers:
-            attention = scores.attention(row).astype(np.float64)
-            covered = None if parent is None else parent.coverage
+    def _inspect(self, hypothesis: Hypothesis, top: TopTokens, row: int, result: StepResult) -> TopTokens:
+        """Stores coverage and alternatives of a hypothesis's step, and returns its candidates as the options change
+        them: with the bias of a soft prefix, or only the one of the requested rank.
+        """
+        if self._uses_coverage:
+            attention = result.attention(row).astype(np.float64)
+            covered = None if hypothesis.parent is None else hypothesis.parent.coverage
             hypothesis.coverage = attention if covered is None else covered + attention
         ids = hypothesis.ids
         if ids is not None and self._rules.preferred(ids) is not None:
-            top = self._rules.biased(ids, top, hypothesis.edits, scores.edited(row))
+            top = self._rules.biased(ids, top, hypothesis.edits, result.edited(row))
         tokens, log_probabilities = top
         if self._top_tokens:
             hypothesis.top = tokens[: self._top_tokens], log_probabilities[: self._top_tokens]
         if self._rank is not None and self._generated == 0:
-            only = slice(self._rank, self._rank + 1)
-            return tokens[only], log_probabilities[only]
+            ranked = slice(self._rank, self._rank + 1)
+            return tokens[ranked], log_probabilities[ranked]
         return top
 
-    def _candidates(self, group: Group, found: Sequence[Found], earlier: Sequence[Hypothesis]) -> list[Candidate]:
-        """A group's 2 * width best continuations.
+    def _candidates(self, group: BeamGroup, top: Sequence[TopTokens], earlier: Sequence[Hypothesis]) -> list[Candidate]:
+        """Returns a group's 2 * width best continuations, best first.
 
         Args:
-            found: by row.
-            earlier: what groups before this one chose in this step.
+            top: Candidates of each row.
+            earlier: Hypotheses that earlier groups run on with in this step; their tokens are penalised
+                (Vijayakumar et al. 2016, Hamming diversity).
         """
         candidates: list[Candidate] = []
         for hypothesis in group.running:
             total = hypothesis.total
-            ids, log_probabilities = found[hypothesis.row]
+            ids, log_probabilities = top[hypothesis.row]
             candidates += [
                 (total + log_probability, token, log_probability, hypothesis)
-                for token, log_probability in zip(ids[: self._breadth], log_probabilities, strict=False)
+                for token, log_probability in zip(ids[: self._sizes.choices], log_probabilities, strict=False)
             ]
-        if earlier and self._diversity:
+        if earlier and self._beam.diversity_penalty:
             times = Counter(hypothesis.token for hypothesis in earlier)
             candidates = [
-                (key - self._diversity * times[token], token, log_probability, hypothesis)
-                for key, token, log_probability, hypothesis in candidates
+                (value - self._beam.diversity_penalty * times[token], token, log_probability, hypothesis)
+                for value, token, log_probability, hypothesis in candidates
             ]
         candidates.sort(key=itemgetter(0), reverse=True)  # stable: the better hypothesis first, then the better token
-        return candidates[: 2 * self._width]
+        return candidates[: 2 * self._sizes.group]
 
-    def _extend(self, group: Group, candidates: Sequence[Candidate]) -> None:
-        """Finishes or goes on with a group's best continuations, given best first."""
+    def _extend(self, group: BeamGroup, candidates: Sequence[Candidate]) -> None:
+        """Finishes a group's best continuations or lets them run on.
+
+        Args:
+            candidates: At most 2 * width, best first. Only the first `width` may finish.
+        """
         group.running = []
-        length = self._generated + 1
-        for position, (_, token, log_probability, parent) in enumerate(candidates):
-            if log_probability == -math.inf:
-                break
-            may_finish = position < self._width
-            if token == self._end:
-                if may_finish:
-                    child = Hypothesis(parent, token, log_probability, parent.total + log_probability)
-                    child.stops = parent.stops
-                    self._finish(group, child, FinishReason.EOS)
+        last_position = self._max_new_tokens - 1
+        for rank, (_, token, log_probability, parent) in enumerate(candidates):
+            reason = finish_reason(token, log_probability, self._generated, self._end, last_position)
+            if reason is FinishReason.DEAD_END:
+                break  # so are the others
+            may_finish = rank < self._sizes.group
+            if reason is not None and not may_finish:
                 continue
             child = self._child(parent, token, log_probability)
-            characters = None if child.stops is None else child.stops.push(token)
-            if characters is not None:
-                if may_finish:
-                    self._finish(group, child, FinishReason.STOP_SEQUENCE, characters)
-            elif length == self._max_new_tokens:
-                if may_finish:
-                    self._finish(group, child, FinishReason.LENGTH)
-            else:
+            characters = None
+            if child.stops is not None and reason is not FinishReason.EOS:
+                characters = child.stops.push(token)
+                if characters is not None:
+                    reason = FinishReason.STOP_SEQUENCE
+            if reason is None:
                 group.running.append(child)
-                if len(group.running) == self._width:
+                if len(group.running) == self._sizes.group:
                     break
-        part = self._part(group)
-        enough = group.count >= self._quota and len(part) == self._kept
-        if enough or self._beaten(group.running, part, self._kept, length):
+            elif may_finish:
+                group.add_finished(self._finish(child, self._generated + 1, reason, characters))
+        if self._is_over(group):
             group.running = []
         if not group.running:
-            self.rows -= self._width
+            self.rows -= self._sizes.group
+
+    def _is_over(self, group: BeamGroup) -> bool:
+        """Returns whether a group ends after this step although some of its hypotheses could run on."""
+        contribution = self._contribution(group)
+        size = self._sizes.group_answer
+        if group.finished_count >= self._sizes.finished_quota and len(contribution) == size:
+            return True  # early stopping
+        return self._cannot_improve(group.running, contribution, size)
 
     def _child(self, parent: Hypothesis, token: int, log_probability: float) -> Hypothesis:
         child = Hypothesis(parent, token, log_probability, parent.total + log_probability)
@@ -273,63 +323,61 @@ class BeamSearch:
         return child
 
     def _finish(
-        self, group: Group, hypothesis: Hypothesis, reason: FinishReason, characters: int | None = None
-    ) -> None:
-        """Takes note of one that ended in this step."""
-        group.count += 1
-        group.finished.append(self._judged(hypothesis, self._generated + 1, reason, characters))
-        group.finished.sort(key=itemgetter(0), reverse=True)
-        del group.finished[group.most :]
-
-    def _judged(
         self, hypothesis: Hypothesis, length: int, reason: FinishReason, characters: int | None = None
-    ) -> Finished:
-        """With its score. Where text that is certain only at the end completes a stop sequence, an end token is no
-        part of the hypothesis, which yet keeps the score with it.
+    ) -> FinishedHypothesis:
+        """Scores a hypothesis that ends.
+
+        The text that becomes certain only at the end may complete a stop sequence. An end token is then no part of the
+        hypothesis any more; the score still includes it.
         """
         parent = hypothesis.parent
-        score = self._scoring.score(hypothesis.total, length, None if parent is None else parent.coverage)
+        score = self._score.score(hypothesis.total, length, None if parent is None else parent.coverage)
         if characters is None and hypothesis.stops is not None:
             characters = hypothesis.stops.finish()
             if characters is not None:
                 if reason is FinishReason.EOS and parent is not None:
                     hypothesis = parent
                 reason = FinishReason.STOP_SEQUENCE
-        return Finished(score, hypothesis, reason, characters)
+        return FinishedHypothesis(score, hypothesis, reason, characters)
 
-    def _beaten(self, running: Sequence[Hypothesis], finished: Sequence[Finished], count: int, length: int) -> bool:
-        """Whether none that runs, with so many tokens, can get among the `count` best of those that have finished."""
+    def _cannot_improve(
+        self, running: Sequence[Hypothesis], finished: Sequence[FinishedHypothesis], count: int
+    ) -> bool:
+        """Returns whether no running hypothesis of this step can get among the `count` best finished ones."""
         if len(finished) < count:
             return False
-        worst = finished[count - 1].score
+        worst, length = finished[count - 1].score, self._generated + 1
         for hypothesis in running:
             assert hypothesis.parent is not None
-            if self._scoring.bound(hypothesis.total, length, hypothesis.parent.coverage) > worst:
+            if self._score.upper_bound(hypothesis.total, length, hypothesis.parent.coverage) > worst:
                 return False
         return True
 
-    def _part(self, group: Group) -> list[Finished]:
-        """What a group has for the answer: its best, without what the groups before it give."""
+    def _contribution(self, group: BeamGroup) -> list[FinishedHypothesis]:
+        """Returns what a group contributes to the answer: its best, without the contributions of earlier groups."""
         if group is self._groups[0]:
             return group.finished
-        given: set[tuple[int, ...]] = set()
-        for one in self._groups:
-            part = [finished for finished in one.finished if tuple(finished.ids()) not in given][: self._kept]
-            if one is group:
+        taken: set[tuple[int, ...]] = set()
+        contribution: list[FinishedHypothesis] = []
+        for other in self._groups:
+            distinct = [finished for finished in other.finished if tuple(finished.ids()) not in taken]
+            contribution = distinct[: self._sizes.group_answer]
+            if other is group:
                 break
-            given.update(tuple(finished.ids()) for finished in part)
-        return part
+            taken.update(tuple(finished.ids()) for finished in contribution)
+        return contribution
 
-    def _finished(self) -> list[Finished]:
-        """What all groups have for the answer, best first."""
-        return sorted((one for group in self._groups for one in self._part(group)), key=itemgetter(0), reverse=True)
+    def _finished(self) -> list[FinishedHypothesis]:
+        """Returns the contributions of all groups, best first."""
+        contributions = (finished for group in self._groups for finished in self._contribution(group))
+        return sorted(contributions, key=itemgetter(0), reverse=True)
 
-    def _unfinished(self, reason: FinishReason) -> list[Finished]:
-        """What ran last, best first, as if it ended there."""
-        judged = [self._judged(hypothesis, self._generated, reason) for hypothesis in self._running]
-        judged.sort(key=itemgetter(0), reverse=True)
-        return list({tuple(one.ids()): one for one in judged}.values())  # groups may run the same ones
+    def _unfinished(self, reason: FinishReason) -> list[FinishedHypothesis]:
+        """Returns what ran last, best first, as if it ended there."""
+        cut = [self._finish(hypothesis, self._generated, reason) for hypothesis in self._running]
+        cut.sort(key=itemgetter(0), reverse=True)
+        return list({tuple(finished.ids()): finished for finished in cut}.values())  # groups may run the same ones
 
-    def _end_with(self, answer: list[Finished]) -> None:
-        self._answer = answer[: self._wanted]
+    def _end_with(self, answer: list[FinishedHypothesis]) -> None:
+        self._answer = answer[: self._sizes.answer]
         self._running = []

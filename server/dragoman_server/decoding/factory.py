@@ -1,4 +1,4 @@
-"""From what a request wants to the search that finds it."""
+"""Creates the search for a request's options."""
 
 from functools import cache
 
@@ -6,32 +6,32 @@ from dragoman_server.bundle.manifest import SpecialTokens
 from dragoman_server.core.search import Search
 from dragoman_server.core.search_options import UNCONSTRAINED, SearchOptions
 from dragoman_server.decoding.beam import BeamSearch
-from dragoman_server.decoding.fork import Fork
 from dragoman_server.decoding.greedy import GreedySearch
-from dragoman_server.decoding.sequence import SequenceSearch
+from dragoman_server.decoding.shared_prefix import SharedPrefixSearch
+from dragoman_server.decoding.single_hypothesis import SingleHypothesisSearch
 from dragoman_server.decoding.stop_sequences import StopTracker
 from dragoman_server.decoding.text_stream import TargetDecoder
 from dragoman_server.decoding.token_rules import TokenRules
 
 
 def make_search(options: SearchOptions, tokens: SpecialTokens, vocabulary_size: int, decoder: TargetDecoder) -> Search:
-    """A new search.
+    """Creates a search.
 
     Args:
-        vocabulary_size: of the target.
-        decoder: makes the text in which stop sequences are looked for.
+        options: Options of the request.
+        tokens: Special tokens of the bundle.
+        vocabulary_size: Size of the target vocabulary.
+        decoder: Converts tokens to the text that is searched for stop sequences.
     """
-    if _is_greedy(options):
+    if _is_plain_greedy(options):
         return GreedySearch(tokens.end, options.max_new_tokens)
-    several = options.num_hypotheses if options.sampling is not None or options.alternatives else 1
-    if several > 1:
-        searches = [_make_one(options, tokens.end, vocabulary_size, decoder, index) for index in range(several)]
-        return Fork(searches, options.alternatives)
-    return _make_one(options, tokens.end, vocabulary_size, decoder, 0)
+    count = options.num_hypotheses if options.sampling is not None or options.alternatives else 1
+    searches = [_make_search(options, tokens.end, vocabulary_size, decoder, index) for index in range(count)]
+    return SharedPrefixSearch(searches, options.alternatives) if count > 1 else searches[0]
 
 
-def _is_greedy(options: SearchOptions) -> bool:
-    """Whether it wants the most probable token every time and nothing else."""
+def _is_plain_greedy(options: SearchOptions) -> bool:
+    """Returns whether the options ask for the most probable token every time and for nothing else."""
     return not (options.beam or options.sampling or options.alternatives or options.top_tokens) and (
         options.constraints is UNCONSTRAINED or options.constraints == UNCONSTRAINED
     )
@@ -39,15 +39,13 @@ def _is_greedy(options: SearchOptions) -> bool:
 
 @cache
 def _unconstrained(end: int) -> TokenRules:
-    """For most requests, which need not make their own."""
     return TokenRules(UNCONSTRAINED, end)
 
 
-def _make_one(options: SearchOptions, end: int, vocabulary_size: int, decoder: TargetDecoder, index: int) -> Search:
-    """Of the samples or alternatives, that of this index; without such, the only one."""
-    free = options.constraints is UNCONSTRAINED
-    rules = _unconstrained(end) if free else TokenRules(options.constraints, end)
-    stops = StopTracker(decoder, options.constraints) if options.constraints.stop_sequences else None
-    if options.beam is None:
-        return SequenceSearch(options, end, vocabulary_size, rules, stops, index)
-    return BeamSearch(options, end, vocabulary_size, rules, stops, index)
+def _make_search(options: SearchOptions, end: int, vocabulary_size: int, decoder: TargetDecoder, index: int) -> Search:
+    """Creates the search of one sample or alternative, by index, or the only search of a request."""
+    constraints = options.constraints
+    rules = _unconstrained(end) if constraints is UNCONSTRAINED else TokenRules(constraints, end)
+    stops = StopTracker(decoder, constraints) if constraints.stop_sequences else None
+    kind = SingleHypothesisSearch if options.beam is None else BeamSearch
+    return kind(options, end, vocabulary_size, rules, stops, index)

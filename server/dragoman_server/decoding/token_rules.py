@@ -1,4 +1,4 @@
-"""Which tokens may follow a hypothesis, and which of them are preferred."""
+"""Token constraints: which tokens may follow a hypothesis, and which of them are preferred."""
 
 import math
 from bisect import bisect_left
@@ -12,55 +12,58 @@ UNCHANGED = (1.0, 0.0)
 
 
 class TokenRules:
-    """The constraints that concern tokens; it has no state, so all hypotheses of a request share one.
+    """The constraints on tokens. The object has no state, so all hypotheses of a request share it.
 
-    All of it is exact on the whole vocabulary, for what it changes it changes before the softmax, or, for the soft
-    prefix, by a formula that needs no more than the candidates and one token's probability.
+    The rules are exact on the whole vocabulary: they change logits before the softmax or, for a soft prefix, use a
+    formula that needs only the candidates and the probability of one token.
 
     Args:
-        constraints: of the request.
-        end: id of the end token.
+        constraints: Constraints of the request.
+        end: Id of the end token.
 
     Attributes:
-        prefix: the forced prefix; empty where it is soft.
-        soft: there is a soft prefix.
-        trivial: there are never edits, nor a bias.
+        prefix: Forced prefix; empty if the prefix is soft.
+        soft: Whether there is a soft prefix.
+        trivial: Whether there are never logit edits, nor a bias.
     """
 
     def __init__(self, constraints: Constraints, end: int) -> None:
         self.soft = constraints.prefix_bias is not None
         self.prefix: tuple[int, ...] = () if self.soft else constraints.prefix
-        self._preferred: tuple[int, ...] = constraints.prefix if self.soft else ()
+        self._soft_prefix: tuple[int, ...] = constraints.prefix if self.soft else ()
         self._bias = constraints.prefix_bias or 0.0
         self._end = end
-        self._allowed = None if constraints.vocabulary is None else frozenset(constraints.vocabulary)
-        self._first_end = len(self.prefix) + constraints.min_new_tokens
+        self._shortlist = None if constraints.vocabulary is None else frozenset(constraints.vocabulary)
+        self._min_length = len(self.prefix) + constraints.min_new_tokens
         self._sequences = constraints.suppressed_sequences
         self._penalty = constraints.repetition_penalty
         self._ngram = constraints.no_repeat_ngram_size
-        self._always = dict.fromkeys(constraints.suppressed, FORBIDDEN)
-        self._always_edits = self._edits(self._always)
-        self._early_edits = self._edits({**self._always, end: FORBIDDEN})
-        self._varies = bool(self._sequences or self._penalty != 1.0 or self._ngram or self._preferred)
-        self.trivial = not self._varies and self._always_edits is None and not constraints.min_new_tokens
+        self._suppressed = dict.fromkeys(constraints.suppressed, FORBIDDEN)
+        self._constant_edits = self._to_logit_edits(self._suppressed)
+        self._early_edits = self._to_logit_edits({**self._suppressed, end: FORBIDDEN})
+        self._depends_on_ids = bool(self._sequences or self._penalty != 1.0 or self._ngram or self._soft_prefix)
+        self.trivial = not (self._depends_on_ids or self._constant_edits or constraints.min_new_tokens)
 
-    def forced(self, place: int) -> int | None:
-        """The only token that may stand at this place; None beyond the forced prefix."""
-        return self.prefix[place] if place < len(self.prefix) else None
+    def forced(self, position: int) -> int | None:
+        """Returns the token of the forced prefix at a position; None after the prefix."""
+        return self.prefix[position] if position < len(self.prefix) else None
 
     def preferred(self, ids: Sequence[int]) -> int | None:
-        """The next token of a soft prefix that the hypothesis has followed so far, where it may be chosen at all."""
-        place = len(ids)
-        if place >= len(self._preferred) or tuple(ids) != self._preferred[:place]:
+        """Returns the next token of the soft prefix.
+
+        None where the hypothesis has left the prefix or has all of it, or where the shortlist lacks the token.
+        """
+        position = len(ids)
+        if position >= len(self._soft_prefix) or tuple(ids) != self._soft_prefix[:position]:
             return None
-        token = self._preferred[place]
-        return token if self._allowed is None or token in self._allowed else None
+        token = self._soft_prefix[position]
+        return token if self._shortlist is None or token in self._shortlist else None
 
     def edits(self, ids: Sequence[int]) -> LogitEdits | None:
-        """What to change for the step behind these ids, a forced prefix among them."""
-        early = len(ids) < self._first_end
-        if not self._varies:
-            return self._early_edits if early else self._always_edits
+        """Returns the logit edits of the step after these ids, a forced prefix included."""
+        early = len(ids) < self._min_length
+        if not self._depends_on_ids:
+            return self._early_edits if early else self._constant_edits
         edits: dict[int, tuple[float, float]] = {}
         if self._penalty != 1.0:
             edits = dict.fromkeys(ids, (self._penalty, 0.0))
@@ -69,28 +72,29 @@ class TokenRules:
         for *head, last in self._sequences:
             if len(head) <= len(ids) and list(ids[len(ids) - len(head) :]) == head:
                 edits[last] = FORBIDDEN
-        edits |= self._always
+        edits |= self._suppressed
         if early:
             edits[self._end] = FORBIDDEN
-        if (next_token := self.preferred(ids)) is not None:
-            edits.setdefault(next_token, UNCHANGED)  # its probability is needed, be it among the candidates or not
-        return self._edits(edits)
+        if (preferred := self.preferred(ids)) is not None:
+            edits.setdefault(preferred, UNCHANGED)  # so that its probability is known even if it is no candidate
+        return self._to_logit_edits(edits)
 
     def biased(
         self, ids: Sequence[int], top: tuple[list[int], list[float]], edits: LogitEdits | None, edited: Sequence[float]
     ) -> tuple[list[int], list[float]]:
-        """The candidates with the soft prefix's bias b: all probabilities times 1 - b, and b more for its next token.
+        """Returns the candidates with the soft prefix's bias b: all probabilities times 1 - b, plus b for its token.
 
-        A next token that is forbidden gets nothing, and then nor do the others lose anything.
+        Where the token is forbidden there is no bias.
 
         Args:
-            top: candidates without the bias, best first, and their log-probabilities.
-            edits: those for these ids.
-            edited: log-probabilities of `edits.ids`; not looked at where there is no bias.
+            ids: Tokens of the hypothesis.
+            top: Candidates without the bias, best first, and their log-probabilities.
+            edits: Logit edits for these ids.
+            edited: Log-probabilities of `edits.ids`; unused without a bias.
 
         Returns:
-            candidates, best first, and their log-probabilities: as many as were given or, where the next token is now
-            better than one of them and was not among them, one more. `top` itself where there is no bias.
+            Candidates, best first, and their log-probabilities: as many as before or, where the prefix's token was no
+            candidate and is now better than one, one more. `top` itself without a bias.
         """
         token = self.preferred(ids)
         if token is None or edits is None:
@@ -101,24 +105,24 @@ class TokenRules:
         share = math.log1p(-self._bias)
         others = [(candidate, value + share) for candidate, value in zip(*top, strict=True) if candidate != token]
         preferred = math.log((1.0 - self._bias) * math.exp(log_probability) + self._bias)
-        place = bisect_left(others, (-preferred, token), key=lambda other: (-other[1], other[0]))
-        # Behind all the others it might still be worse than some token that is no candidate.
-        if place < len(others) or len(others) < len(top[0]):
-            others.insert(place, (token, preferred))
+        rank = bisect_left(others, (-preferred, token), key=lambda other: (-other[1], other[0]))
+        # As the last one it might still be worse than some token that is no candidate.
+        if rank < len(others) or len(others) < len(top[0]):
+            others.insert(rank, (token, preferred))
         return [candidate for candidate, _ in others], [value for _, value in others]
 
     def _repeating(self, ids: Sequence[int]) -> list[int]:
-        """Tokens that would complete an n-gram that stands there already."""
+        """Returns the tokens that would complete an n-gram that the ids contain."""
         size = self._ngram
         if not size or len(ids) < size:
             return []
         head = list(ids[len(ids) - size + 1 :])
         return [ids[at + size - 1] for at in range(len(ids) - size + 1) if list(ids[at : at + size - 1]) == head]
 
-    def _edits(self, edits: dict[int, tuple[float, float]]) -> LogitEdits | None:
-        """Those of tokens outside the request's vocabulary, which have no logit, left out; None where none are left."""
-        if self._allowed is not None:
-            edits = {token: edit for token, edit in edits.items() if token in self._allowed}
+    def _to_logit_edits(self, edits: dict[int, tuple[float, float]]) -> LogitEdits | None:
+        """Drops tokens outside the shortlist, which have no logit, and returns None if no edit is left."""
+        if self._shortlist is not None:
+            edits = {token: edit for token, edit in edits.items() if token in self._shortlist}
         if not edits:
             return None
         penalties, offsets = zip(*edits.values(), strict=True)

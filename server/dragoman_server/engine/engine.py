@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from dragoman_server.core.engine_metrics import EngineMetrics
 from dragoman_server.core.errors import DeadlineExpiredError, EngineError, EngineUnavailableError, OutOfMemoryError
 from dragoman_server.core.requests import FinishReason
-from dragoman_server.core.search import Continuation, StepRequest, StepScores
-from dragoman_server.decoding.greedy import BEST, GreedySearch
-from dragoman_server.decoding.greedy_rows import GreedyRows
+from dragoman_server.core.search import BEST_TOKEN, Continuation, StepRequest, StepResult
+from dragoman_server.decoding.greedy import GreedyRows, GreedySearch
 from dragoman_server.engine.encoder_batches import encoder_runs
 from dragoman_server.engine.job import NEVER, Job
 from dragoman_server.engine.outcome import Event, finish, overdue
@@ -40,7 +39,7 @@ class StepRuntime(Protocol):
 
     def encode(self, sources: Sequence[Sequence[int]], row: int) -> int: ...
 
-    def step(self, step_requests: Sequence[StepRequest]) -> StepScores: ...
+    def step(self, step_requests: Sequence[StepRequest]) -> StepResult: ...
 
     def copy_target(self, source: int, target: int, start: int) -> None: ...
 
@@ -274,11 +273,11 @@ class Engine:
         else:  # a search that goes on in its only row may have had more in reserve
             self._settle(now)
 
-    def _score(self, rows: int) -> StepScores:
+    def _score(self, rows: int) -> StepResult:
         """Steps, until every search knows enough."""
         started = time.perf_counter()
         while True:
-            step_requests: list[StepRequest] = [*BEST] * rows
+            step_requests: list[StepRequest] = [BEST_TOKEN] * rows
             for job, owned in self._stepwise.items():
                 for row, step_request in zip(owned, job.search.step_requests(), strict=True):
                     step_requests[row] = step_request
@@ -337,7 +336,7 @@ class Engine:
             elif job.out_of_time(now):
                 if job not in self._stepwise:
                     [row] = rows[job]
-                    self._greedy.tell(row, int(self._runtime.positions[row]))
+                    self._greedy.update_search(row, int(self._runtime.positions[row]))
                 events.append((job, finish(job, now, self._metrics, FinishReason.TIME_LIMIT)))
             else:
                 self._note_expiry(job)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
-from dragoman_server.core.requests import BeamProgress, Finished, Progress
+from dragoman_server.core.requests import BeamProgress, GenerationResult, Progress
 from dragoman_server.engine.job import Job
 from dragoman_server.engine.outcome import Event
 
@@ -23,13 +23,13 @@ class Generation:
         self._job = job
         self._cancel = cancel
         self._loop = loop
-        self._answer: asyncio.Future[Finished] = loop.create_future()
+        self._answer: asyncio.Future[GenerationResult] = loop.create_future()
         self._ended = False  # answered or cancelled; the future alone can't tell, a cancelled waiter cancels it too
         # Progress by hypothesis, a forced prefix apart since it has no log-probabilities.
         self._untold: dict[tuple[int, bool], Progress | BeamProgress] = {}
         self._news: asyncio.Future[None] | None = None  # what a stream's reader waits for
 
-    async def result(self) -> Finished:
+    async def result(self) -> GenerationResult:
         """Waits for the answer.
 
         Raises:
@@ -38,7 +38,7 @@ class Generation:
         """
         return await self._answer
 
-    async def events(self) -> AsyncIterator[Progress | BeamProgress | Finished]:
+    async def events(self) -> AsyncIterator[Progress | BeamProgress | GenerationResult]:
         """Progress as it comes, then the answer. Only for a request with `streaming`. Raises as `result`."""
         assert self._job.request.streaming, "the request was not made for streaming"
         while self._untold or not self._ended:
@@ -67,7 +67,7 @@ class Generation:
         else:
             self._ended = True
             if not self._answer.done():  # else its waiter was cancelled, and nobody has said so to the pool yet
-                if isinstance(event, Finished):
+                if isinstance(event, GenerationResult):
                     self._answer.set_result(event)
                 else:
                     self._answer.set_exception(event)

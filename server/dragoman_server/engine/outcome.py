@@ -2,11 +2,11 @@
 
 from dragoman_server.core.engine_metrics import EngineMetrics
 from dragoman_server.core.errors import DeadlineExpiredError, EngineError
-from dragoman_server.core.requests import BeamProgress, Finished, FinishReason, Progress
+from dragoman_server.core.requests import BeamProgress, FinishReason, GenerationResult, Progress
 from dragoman_server.engine.job import Job
 from dragoman_server.engine.scheduler import Admission
 
-Event = Progress | BeamProgress | Finished | EngineError
+Event = Progress | BeamProgress | GenerationResult | EngineError
 
 
 def overdue(admission: Admission, now: float, metrics: EngineMetrics) -> list[tuple[Job, Event]]:
@@ -17,7 +17,7 @@ def overdue(admission: Admission, now: float, metrics: EngineMetrics) -> list[tu
     return [*((job, DeadlineExpiredError()) for job in admission.expired), *answers]
 
 
-def finish(job: Job, now: float, metrics: EngineMetrics, reason: FinishReason | None = None) -> Finished:
+def finish(job: Job, now: float, metrics: EngineMetrics, reason: FinishReason | None = None) -> GenerationResult:
     """The answer of a search that is over, or that is ended for a reason."""
     if reason is not None:
         job.search.stop(reason)
@@ -26,4 +26,4 @@ def finish(job: Job, now: float, metrics: EngineMetrics, reason: FinishReason | 
     hypotheses = job.search.hypotheses()
     target_tokens = sum(len(h.ids) for h in hypotheses)
     metrics.finished(hypotheses[0].reason, len(job.request.source_ids), target_tokens, now - job.arrived)
-    return Finished(hypotheses)
+    return GenerationResult(hypotheses)

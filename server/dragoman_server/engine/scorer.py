@@ -1,4 +1,4 @@
-"""RowScores given targets in a thread of its own, beside the engines, several at a time."""
+"""Scores given targets in a thread of its own, beside the engines, several at a time."""
 
 import asyncio
 import threading
@@ -22,7 +22,7 @@ from dragoman_server.core.errors import (
     QueueFullError,
 )
 from dragoman_server.runtime.device_errors import WorkerLostError, first_line, is_out_of_memory
-from dragoman_server.runtime.scorer_session import RowScores
+from dragoman_server.runtime.scorer_session import TargetScores
 
 log = structlog.get_logger()
 
@@ -34,7 +34,9 @@ CLOSE_SECONDS = 3.0  # that the last run has to end
 class ScoringRuntime(Protocol):
     """What a scorer needs of server.runtime.scorer.ScorerRuntime."""
 
-    def run(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], attention: bool) -> RowScores: ...
+    def run(
+        self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], attention: bool
+    ) -> TargetScores: ...
 
 
 class ScorerMetrics(Protocol):
@@ -128,7 +130,7 @@ class Scorer:
             return len(self._waiting), sum(len(job.target.source_ids) for job in self._waiting)
 
     async def score(self, targets: Sequence[Target], deadline: float | None) -> list[Scored]:
-        """RowScores targets, in order.
+        """Scores targets, in order.
 
         Args:
             deadline: time.monotonic() after which nobody waits for the answer. None for no deadline.

@@ -110,7 +110,7 @@ async def read_options(
             fields.refuse("num_hypotheses", f"is {num_hypotheses}, but there are only {choices} tokens to choose from")
     if beam and beam.early_stopping:
         least = 1 if options.alternatives else num_hypotheses
-        ends_at = beam.enough(beam.beam_size)
+        ends_at = beam.finished_quota(beam.beam_size)
         if ends_at < least:
             problem = f"is {beam.patience:g}, so that the search would end with {ends_at} hypotheses, but {least}"
             fields.refuse("patience", f"{problem} are needed")

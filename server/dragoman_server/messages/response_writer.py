@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.core.requests import (
-    Finished,
     FinishReason,
     GenerationRequest,
+    GenerationResult,
     HypothesisResult,
     Progress,
     TokenChoice,
@@ -39,7 +39,7 @@ class ResponseWriter:
     def response(
         self,
         request: GenerationRequest,
-        finished: Finished,
+        finished: GenerationResult,
         details: ResponseDetails,
         attention: Sequence[Scored] | None = None,
     ) -> pb.GenerateResponse:

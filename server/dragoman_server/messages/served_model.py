@@ -8,7 +8,7 @@ from typing import TypeVar
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.core.call_record import RECORD
-from dragoman_server.core.requests import Finished, GenerationRequest
+from dragoman_server.core.requests import GenerationRequest, GenerationResult
 from dragoman_server.core.search_options import SearchOptions
 from dragoman_server.decoding.text_stream import TargetDecoder
 from dragoman_server.engine.pool import EnginePool
@@ -120,7 +120,7 @@ class ServedModel:
             self._check_weights(target_tokens * source_tokens, "details.attention", remedy)
 
     async def write_response(
-        self, request: GenerationRequest, finished: Finished, details: ResponseDetails
+        self, request: GenerationRequest, finished: GenerationResult, details: ResponseDetails
     ) -> pb.GenerateResponse:
         """The whole answer.
 

@@ -24,7 +24,7 @@ from dragoman_server.core.search import StepRequest
 from dragoman_server.runtime.buffers import Block, Stream
 from dragoman_server.runtime.device_errors import first_line
 from dragoman_server.runtime.head_inputs import HeadRows
-from dragoman_server.runtime.step_scores import HeadScores, MixedScores, PlainScores
+from dragoman_server.runtime.step_results import HeadOutputs, MixedResult, TopKResult
 
 if TYPE_CHECKING:
     from dragoman_server.runtime.model import Runtime
@@ -115,7 +115,7 @@ class FixedStep:
                 binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
         self._runtime.bind_caches(binding, self.rows)
 
-    def plain(self, rows: int, candidates: int, record: bool) -> PlainScores:
+    def plain(self, rows: int, candidates: int, record: bool) -> TopKResult:
         """The most probable tokens of the first `rows` rows."""
         if not self._all_plain:
             arrays = self._choices.arrays
@@ -125,9 +125,9 @@ class FixedStep:
             self._all_plain = True
         self._run(rows, record)
         found = self._found.arrays
-        return PlainScores(found["ids"][:rows, :candidates], found["log_probabilities"][:rows, :candidates])
+        return TopKResult(found["ids"][:rows, :candidates], found["log_probabilities"][:rows, :candidates])
 
-    def mixed(self, step_requests: Sequence[StepRequest], record: bool) -> MixedScores:
+    def mixed(self, step_requests: Sequence[StepRequest], record: bool) -> MixedResult:
         """What each row asked for, which may be edits and temperatures."""
         head = HeadRows()
         for row, step_request in enumerate(step_requests):
@@ -144,12 +144,12 @@ class FixedStep:
         self._all_plain = False
         self._run(len(step_requests), record)
         found = self._found.arrays
-        scores = HeadScores(found["ids"], found["log_probabilities"], found["edited"])
+        scores = HeadOutputs(found["ids"], found["log_probabilities"], found["edited"])
         edits = {
             row: len(step_request.edits.ids) for row, step_request in enumerate(step_requests) if step_request.edits
         }
         heads = [(scores, row) if step_request.candidates else None for row, step_request in enumerate(step_requests)]
-        return MixedScores(heads, {}, edits, {})
+        return MixedResult(heads, {}, edits, {})
 
     def _run(self, rows: int, record: bool) -> None:
         self.launch(rows, record)
@@ -203,7 +203,7 @@ class FixedSteps:
         """Rows that a step of `rows` rows is filled up to."""
         return self._sizes[bisect_left(self._sizes, rows)]
 
-    def top(self, rows: int, candidates: int) -> PlainScores | None:
+    def top(self, rows: int, candidates: int) -> TopKResult | None:
         """See Runtime.top; None where there is no such step."""
         step = self._step(rows, candidates, 1)
         return None if step is None else step.plain(rows, min(candidates, self._vocabulary), self._recording)
@@ -215,7 +215,7 @@ class FixedSteps:
         step.plain(rows, candidates, self._recording)
         return partial(step.launch, rows, self._recording)
 
-    def mixed(self, step_requests: Sequence[StepRequest]) -> MixedScores | None:
+    def mixed(self, step_requests: Sequence[StepRequest]) -> MixedResult | None:
         """See Runtime.step; None where there is no such step."""
         if not all(map(_chooses_from_all, step_requests)):
             return None
@@ -272,7 +272,7 @@ def _chooses_from_all(step_request: StepRequest) -> bool:
     return (
         step_request.vocabulary is None
         and not step_request.attention
-        and not (step_request.plain and step_request.temperature != 1)
+        and not (step_request.untempered and step_request.temperature != 1)
     )
 
 

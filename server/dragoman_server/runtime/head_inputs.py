@@ -42,7 +42,7 @@ class HeadRows:
 
     def add(self, row: int, step_request: StepRequest) -> None:
         self.places[row] = self._append(row, step_request, 1 / step_request.temperature)
-        if step_request.plain and step_request.temperature != 1:
+        if step_request.untempered and step_request.temperature != 1:
             self.plain[row] = self._append(row, step_request, 1.0)
 
     def _append(self, row: int, step_request: StepRequest, scale: float) -> int:

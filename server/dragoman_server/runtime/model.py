@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.bundle.manifest import Precision
-from dragoman_server.core.search import StepRequest, StepScores
+from dragoman_server.core.search import StepRequest, StepResult
 from dragoman_server.runtime.buffers import Array, Block, Memory, Stream, allocate
 from dragoman_server.runtime.cuda import CudaStream
 from dragoman_server.runtime.cuda_graphs import MOST_STEPS, NOT_RECORDED, FixedSteps, run_options
@@ -20,7 +20,7 @@ from dragoman_server.runtime.device import Device, DeviceError, open_session
 from dragoman_server.runtime.graph_check import check_caches, check_names
 from dragoman_server.runtime.head_inputs import ShortLists
 from dragoman_server.runtime.step import Step, all_plain, is_cache
-from dragoman_server.runtime.step_scores import PlainScores
+from dragoman_server.runtime.step_results import TopKResult
 
 log = structlog.get_logger()
 
@@ -247,7 +247,7 @@ class Runtime:
             )
         self._encoder.run_with_iobinding(binding)
 
-    def step(self, step_requests: Sequence[StepRequest]) -> StepScores:
+    def step(self, step_requests: Sequence[StepRequest]) -> StepResult:
         """Decodes one token further in rows 0 .. n-1, from what stands in `tokens` and `positions`.
 
         Doing it again changes nothing: so it can be repeated with other step_requests.
@@ -264,7 +264,7 @@ class Runtime:
         scores = None if self.fixed is None else self.fixed.mixed(step_requests)
         return self._step(len(step_requests)).mixed(step_requests, self._lists) if scores is None else scores
 
-    def top(self, rows: int, candidates: int) -> PlainScores:
+    def top(self, rows: int, candidates: int) -> TopKResult:
         """As `step`, for the most probable tokens of every row and no more."""
         scores = None if self.fixed is None else self.fixed.top(rows, candidates)
         return self._step(rows).top(candidates) if scores is None else scores

@@ -10,7 +10,7 @@ from dragoman_server.runtime import cuda
 from dragoman_server.runtime.device import Device, open_session
 from dragoman_server.runtime.graph_check import check_names
 
-RowScores = tuple[NDArray[np.float32], NDArray[np.float32] | None]
+TargetScores = tuple[NDArray[np.float32], NDArray[np.float32] | None]
 
 
 class ScorerRuntime:
@@ -29,8 +29,8 @@ class ScorerRuntime:
         self._session = open_session(bundle.scorer, device, threads)
         check_names(bundle, bundle.manifest.graphs.scorer, self._session)
 
-    def run(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], attention: bool) -> RowScores:
-        """RowScores a batch.
+    def run(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], attention: bool) -> TargetScores:
+        """Scores a batch.
 
         Args:
             sources: source ids of each row, the end token included.

@@ -9,7 +9,7 @@ import onnxruntime as ort
 from dragoman_server.core.search import StepRequest
 from dragoman_server.runtime.buffers import Array
 from dragoman_server.runtime.head_inputs import HeadRows, ShortLists, is_plain
-from dragoman_server.runtime.step_scores import HeadScores, MixedScores, PlainScores
+from dragoman_server.runtime.step_results import HeadOutputs, MixedResult, TopKResult
 
 if TYPE_CHECKING:
     from dragoman_server.runtime.model import Runtime
@@ -48,7 +48,7 @@ class Step:
         # needs gets one row, whose outcome nobody looks at.
         self._least = 0 if runtime.stream is None else 1
 
-    def top(self, candidates: int) -> PlainScores:
+    def top(self, candidates: int) -> TopKResult:
         """The most probable tokens of every row."""
         runtime = self._runtime
         k = min(candidates, runtime.manifest.shape.target_vocabulary)
@@ -60,9 +60,9 @@ class Step:
             self._bind_choices(whole, short, [], runtime.no_lists)
             self._plain_k = k
         self._run()
-        return PlainScores(self._bound["ids"][: self._rows], self._bound["log_probabilities"][: self._rows])
+        return TopKResult(self._bound["ids"][: self._rows], self._bound["log_probabilities"][: self._rows])
 
-    def mixed(self, step_requests: Sequence[StepRequest], lists: ShortLists) -> MixedScores:
+    def mixed(self, step_requests: Sequence[StepRequest], lists: ShortLists) -> MixedResult:
         """What each row asked for.
 
         Args:
@@ -88,7 +88,7 @@ class Step:
         outputs = {prefix: self._head_scores(prefix) for prefix, head in ((WHOLE, whole), (SHORT, short)) if head.rows}
         if short.rows:
             outputs[SHORT].ids = lists.ids(short.step_requests, outputs[SHORT].ids)
-        heads: list[tuple[HeadScores, int] | None] = [None] * len(step_requests)
+        heads: list[tuple[HeadOutputs, int] | None] = [None] * len(step_requests)
         for prefix, head in ((WHOLE, whole), (SHORT, short)):
             for row, place in head.places.items():
                 heads[row] = (outputs[prefix], place)
@@ -97,7 +97,7 @@ class Step:
         }
         lengths = self._runtime.source_lengths
         attention = {row: self._bound["attention"][place, : lengths[row]] for place, row in enumerate(looking)}
-        return MixedScores(heads, whole.plain | short.plain, edits, attention)
+        return MixedResult(heads, whole.plain | short.plain, edits, attention)
 
     def _bind_choices(self, whole: HeadRows, short: HeadRows, looking: list[int], lists: ShortLists) -> None:
         vocabulary = self._runtime.manifest.shape.target_vocabulary
@@ -119,9 +119,9 @@ class Step:
         self._bind_input("attention_rows", np.array(looking, np.int64))
         self._bind_output("attention", (len(looking), self._runtime.source_capacity), _FLOAT)
 
-    def _head_scores(self, prefix: str) -> HeadScores:
+    def _head_scores(self, prefix: str) -> HeadOutputs:
         bound = self._bound
-        return HeadScores(bound[f"{prefix}ids"], bound[f"{prefix}log_probabilities"], bound[f"{prefix}edited"])
+        return HeadOutputs(bound[f"{prefix}ids"], bound[f"{prefix}log_probabilities"], bound[f"{prefix}edited"])
 
     def _run(self) -> None:
         self._runtime.upload(self._rows, self._size)

@@ -21,15 +21,14 @@ from typing import Any
 from numpy.typing import NDArray
 
 from dragoman_server.bundle.load import Bundle, BundleError
-from dragoman_server.core.search import RowScores, StepRequest
+from dragoman_server.core.search import StepRequest, StepResult
 from dragoman_server.engine.host import LocalModel
 from dragoman_server.engine.layout import EngineOptions
 from dragoman_server.machine import trim_memory
 from dragoman_server.runtime.device import Device, DeviceError
 from dragoman_server.runtime.device_errors import first_line, is_out_of_memory
 from dragoman_server.runtime.model import Runtime
-from dragoman_server.runtime.scorer_session import RowScores as TargetScores
-from dragoman_server.runtime.scorer_session import ScorerRuntime
+from dragoman_server.runtime.scorer_session import ScorerRuntime, TargetScores
 
 PING, OPEN, READY = b"p", b"o", b"r"
 PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -76,7 +75,7 @@ class Desk:
 
     def mixed(
         self, copies: Copies, tokens: NDArray[Any], positions: NDArray[Any], step_requests: Sequence[StepRequest]
-    ) -> RowScores:
+    ) -> StepResult:
         return self._ready(copies, tokens, positions).step(step_requests)
 
     def score(

@@ -7,12 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman_server.bundle.load import Bundle
-from dragoman_server.core.search import StepRequest, StepScores
+from dragoman_server.core.search import StepRequest, StepResult
 from dragoman_server.engine.layout import EngineOptions
 from dragoman_server.runtime.device import Device
-from dragoman_server.runtime.scorer_session import RowScores as TargetScores
+from dragoman_server.runtime.scorer_session import TargetScores
 from dragoman_server.runtime.step import all_plain
-from dragoman_server.runtime.step_scores import PlainScores
+from dragoman_server.runtime.step_results import TopKResult
 from dragoman_server.workers.channel import Channel
 
 
@@ -89,12 +89,12 @@ class RemoteRuntime:
         self.positions[rows] = 0
         return padding
 
-    def step(self, step_requests: Sequence[StepRequest]) -> StepScores:
+    def step(self, step_requests: Sequence[StepRequest]) -> StepResult:
         rows = len(step_requests)
         state = self._copied(), self.tokens[:rows], self.positions[:rows]
         if candidates := all_plain(step_requests):
-            return PlainScores(*self._channel.step("top", *state, candidates))
-        scores: StepScores = self._channel.step("mixed", *state, step_requests)
+            return TopKResult(*self._channel.step("top", *state, candidates))
+        scores: StepResult = self._channel.step("mixed", *state, step_requests)
         return scores
 
     def copy_target(self, source: int, target: int, start: int) -> None:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from dragoman_server.runtime.buffers import Array
 
 
-class PlainScores:
+class TopKResult:
     """Every row chose from the whole vocabulary, without edits: row i of the outputs belongs to row i of the cache.
 
     Args:
@@ -23,14 +23,14 @@ class PlainScores:
         ids, log_probabilities = self._best
         return ids[row], log_probabilities[row]
 
-    def best_of(self, rows: slice | NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def best_rows(self, rows: slice | NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         return self.ids[rows, 0], self.log_probabilities[rows, 0]
 
     def top(self, row: int) -> tuple[list[int], list[float]]:
         ids, log_probabilities = self._lists
         return ids[row], log_probabilities[row]
 
-    def plain(self, row: int) -> list[float]:
+    def untempered(self, row: int) -> list[float]:
         return self._lists[1][row]
 
     @cached_property
@@ -49,7 +49,7 @@ class PlainScores:
         raise AssertionError("nobody asked where the rows look")
 
 
-class MixedScores:
+class MixedResult:
     """Rows that chose in different ways.
 
     Args:
@@ -62,7 +62,7 @@ class MixedScores:
 
     def __init__(
         self,
-        heads: "list[tuple[HeadScores, int] | None]",
+        heads: "list[tuple[HeadOutputs, int] | None]",
         plain: dict[int, int],
         edits: dict[int, int],
         attention: dict[int, NDArray[np.float32]],
@@ -76,7 +76,7 @@ class MixedScores:
         ids, log_probabilities = self.top(row)
         return ids[0], log_probabilities[0]
 
-    def best_of(self, rows: slice | NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def best_rows(self, rows: slice | NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         heads = self._heads[rows] if isinstance(rows, slice) else [self._heads[row] for row in rows.tolist()]
         found = [head for head in heads if head is not None]
         assert len(found) == len(heads), "a row asked for no candidates"
@@ -90,7 +90,7 @@ class MixedScores:
         head, place = self._head(row)
         return head.ids[place].tolist(), head.log_probabilities[place].tolist()
 
-    def plain(self, row: int) -> list[float]:
+    def untempered(self, row: int) -> list[float]:
         head, place = self._head(row)
         plain: list[float] = head.log_probabilities[self._plain.get(row, place)].tolist()
         return plain
@@ -106,13 +106,13 @@ class MixedScores:
     def attention(self, row: int) -> NDArray[np.float32]:
         return self._attention[row]
 
-    def _head(self, row: int) -> "tuple[HeadScores, int]":
+    def _head(self, row: int) -> "tuple[HeadOutputs, int]":
         head = self._heads[row]
         assert head is not None, f"row {row} asked for no candidates"
         return head
 
 
-class HeadScores:
+class HeadOutputs:
     """The outputs of one of the graph's two heads.
 
     Args:

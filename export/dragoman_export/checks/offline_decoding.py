@@ -1,52 +1,55 @@
-"""Greedy decoding of many sources with a bundle's graphs, rows refilled as they end."""
+"""Greedy decoding of many sources with a bundle's graphs, without an engine."""
 
 from collections.abc import Iterator, Sequence
 
 from tokenizers import Tokenizer
 
+from dragoman_server.decoding.greedy import GreedyRows, GreedySearch
 from dragoman_server.runtime.model import Runtime
 
 
 def greedy(runtime: Runtime, sources: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Decodes all sources, as many at a time as the runtime has rows.
+    """Decodes all sources, as many at a time as the runtime has rows; finished rows are refilled.
 
     Args:
-        runtime: nothing of what it holds is kept.
-        sources: token ids, with the end token, within the model's limit.
+        runtime: Runtime whose rows are all free.
+        sources: Token ids with the end token, within the model's limit.
 
     Returns:
-        target ids of each source, without begin and end token; cut at the model's limit.
+        Target ids of each source without begin and end token, cut at the model's limit.
     """
     end = runtime.manifest.tokens.end
-    # Of about the same length together, so that little is padded.
+    searches = [GreedySearch(end, runtime.target_capacity) for _ in sources]
+    # Sources of similar length are encoded together, which saves padding.
     waiting = sorted(range(len(sources)), key=lambda i: len(sources[i]))
-    results: list[list[int]] = [[] for _ in sources]
-    running: list[int] = []  # the source that each row belongs to
+    running: list[int] = []  # source of each row
+    rows = GreedyRows(runtime.max_rows)
     while waiting or running:
-        # Encoding single newcomers is dear: let rows run empty until an eighth can be filled at once.
+        # Encoding few sources is inefficient, so an eighth of the rows must be free.
         free = runtime.max_rows - len(running)
         if waiting and (not running or free >= max(1, runtime.max_rows // 8)):
             joining, waiting = waiting[:free], waiting[free:]
             runtime.encode([sources[i] for i in joining], len(running))
-            running += joining
-        ids = runtime.top(len(running), 1).ids
-        for row in reversed(range(len(running))):
-            token, result = int(ids[row, 0]), results[running[row]]
-            if token != end:
-                result.append(token)
-                runtime.tokens[row, 0] = token
-                runtime.positions[row] += 1
-            if token == end or len(result) == runtime.target_capacity:
-                last = len(running) - 1
-                if row != last:
-                    runtime.move_row(last, row)
-                    running[row] = running[last]
-                running.pop()
-    return results
+            for i in joining:
+                rows.add(len(running), searches[i])
+                running.append(i)
+        used = len(running)
+        positions = runtime.positions[:used]
+        finished = rows.advance(runtime.top(used, 1), positions, runtime.tokens[:used])
+        positions += 1
+        for row in reversed(finished):
+            rows.remove(row)
+            last = len(running) - 1
+            if row != last:
+                runtime.move_row(last, row)
+                rows.move([(last, row)])
+                running[row] = running[last]
+            running.pop()
+    return [search.hypotheses()[0].ids for search in searches]
 
 
 def within_limit(tokenizer: Tokenizer, texts: Sequence[str], limit: int) -> Iterator[tuple[str, list[int]]]:
-    """The texts that have at most `limit` tokens, with their ids."""
+    """Yields the texts of at most `limit` tokens, with their ids."""
     for text, encoding in zip(texts, tokenizer.encode_batch(list(texts)), strict=True):
         if len(encoding.ids) <= limit:
             yield text, encoding.ids

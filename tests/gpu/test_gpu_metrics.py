@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from dragoman_server.metrics.gpus import GpuMetrics
+from dragoman_server.metrics.machine import GpuMetrics
 
 pynvml = pytest.importorskip("pynvml", reason="needs nvidia-ml-py, of the extra `server-gpu`")
 

@@ -6,7 +6,7 @@ import pytest
 
 from dragoman_server.live import history
 from dragoman_server.live.history import History
-from dragoman_server.metrics import ModelMetrics, ServerMetrics
+from dragoman_server.metrics import ModelLoad, ModelMetrics, ServerMetrics
 from dragoman_server.process.probes import Probes
 from dragoman_server.process.web import serve_http
 from tests.support.browser import Page, browsing, need_chromium
@@ -42,7 +42,7 @@ class Server:
         return f"http://127.0.0.1:{self.http.server_port}/"
 
     def model(self, name: str = NAME, fallback: bool = False) -> ModelMetrics:
-        self.metrics.loaded(name, 1.0, "cpu", "fp32", fallback=fallback)
+        self.metrics.loaded(name, "1", ModelLoad(1.0, "cpu", "fp32", fallback))
         model = self.metrics.model(name)
         model.state(0, 0, 8)
         return model

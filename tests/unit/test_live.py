@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from dragoman_server.core.requests import FinishReason
-from dragoman_server.live.history import EVERY_SECONDS, KEPT, WINDOW, History, UnknownModelError
-from dragoman_server.live.quantiles import quantile
+from dragoman_server.live.history import EVERY_SECONDS, KEPT, WINDOW, History, NotServedError
+from dragoman_server.live.points import quantile
 from dragoman_server.metrics import REQUEST_SECONDS, Histogram, ModelMetrics, ServerMetrics
 
 GENERATE = "dragoman.v1.GenerationService/Generate"
@@ -36,7 +36,7 @@ class Watched:
         for _ in range(times):
             self.clock.passed += EVERY_SECONDS
             self.history.sample()
-        point: dict[str, Any] = self.history.told()["points"][-1]
+        point: dict[str, Any] = self.history.document()["points"][-1]
         return point
 
 
@@ -119,7 +119,7 @@ def test_gauges_are_those_of_the_moment(watched: Watched) -> None:
     point = watched.step()
     assert (point["waiting"], point["running"], point["rows"]) == (10, 7, 64)
     assert point["cache"] == {"used": 700, "bytes": 6400}
-    [one] = watched.history.told("one@1")["points"]
+    [one] = watched.history.document("one@1")["points"]
     assert (one["waiting"], one["running"], one["cache"]) == (5, 3, {"used": 300, "bytes": 3200})
 
 
@@ -134,8 +134,8 @@ def test_a_model_that_is_loaded_anew_counts_from_zero_and_never_below(watched: W
     assert watched.step()["answers"] == 1 / (2 * EVERY_SECONDS)
     watched.metrics.unloaded("m", "1", new)
     assert watched.step()["answers"] == 0
-    with pytest.raises(UnknownModelError):
-        watched.history.told("m@1")
+    with pytest.raises(NotServedError):
+        watched.history.document("m@1")
 
 
 def test_points_of_a_model_that_came_late_have_the_calls_of_their_time(watched: Watched) -> None:
@@ -143,16 +143,16 @@ def test_points_of_a_model_that_came_late_have_the_calls_of_their_time(watched: 
     watched.metrics.model("late")
     call(watched.metrics)
     watched.step()
-    points = watched.history.told("late@1")["points"]
+    points = watched.history.document("late@1")["points"]
     assert [point["codes"] for point in points] == [{"OK": 1 / (4 * EVERY_SECONDS)}]
-    assert len(watched.history.told()["points"]) == 4
+    assert len(watched.history.document()["points"]) == 4
 
 
 def test_only_what_is_new_is_told_and_only_minutes_are_kept(watched: Watched) -> None:
     last = watched.step(KEPT + 5)
-    assert len(watched.history.told()["points"]) == KEPT
-    assert watched.history.told(after=last["time"])["points"] == []
-    assert len(watched.history.told(after=last["time"] - 2.5 * EVERY_SECONDS)["points"]) == 3
+    assert len(watched.history.document()["points"]) == KEPT
+    assert watched.history.document(after=last["time"])["points"] == []
+    assert len(watched.history.document(after=last["time"] - 2.5 * EVERY_SECONDS)["points"]) == 3
 
 
 def test_points_of_too_long_ago_are_not_told_even_where_there_are_few(watched: Watched) -> None:
@@ -160,7 +160,7 @@ def test_points_of_too_long_ago_are_not_told_even_where_there_are_few(watched: W
     watched.clock.passed += KEPT * EVERY_SECONDS  # the machine stood still
     call(watched.metrics, times=12)
     point = watched.step()
-    assert [each["time"] for each in watched.history.told()["points"]] == [point["time"]]
+    assert [each["time"] for each in watched.history.document()["points"]] == [point["time"]]
     assert point["codes"] == {"OK": pytest.approx(12 / ((KEPT + 4) * EVERY_SECONDS))}, "over all of the time"
 
 
@@ -171,6 +171,6 @@ def test_totals_are_since_the_start(watched: Watched) -> None:
     model.dropped("expired", "running")
     model.device_error("other")
     watched.step(KEPT)
-    totals = watched.history.told()["totals"]
+    totals = watched.history.document()["totals"]
     assert (totals["codes"], totals["drops"], totals["device_errors"]) == ({"OK": 3}, {"expired": 2}, {"other": 1})
     assert (totals["finishes"], totals["rejections"]) == ({}, {})

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from dragoman_server.machine import free_memory
 from dragoman_server.metrics import ServerMetrics
-from dragoman_server.metrics.gpus import GpuMetrics
+from dragoman_server.metrics.machine import GpuMetrics
 from tests.support.metrics_table import documented, told
 
 

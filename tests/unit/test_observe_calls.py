@@ -12,9 +12,9 @@ import pytest
 from dragoman.inference import open_inference_pb2 as oip
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.core.call_record import CallRecord, record_call
-from dragoman_server.telemetry.observer import told
+from dragoman_server.telemetry.observer import call_fields
 from dragoman_server.telemetry.phases import phases
-from dragoman_server.telemetry.summary import MOST_TIMES, Window, percentile
+from dragoman_server.telemetry.summary import MAX_TIMES, SummaryWindow, percentile
 from tests.support.fake_engines import MODEL, Face, FakeEngines, serve_fake
 from tests.support.observing import Log, staged
 
@@ -196,27 +196,27 @@ def ended(seconds: float = 1.0, code: str = "OK") -> CallRecord:
 
 
 def test_the_summary_has_rates_and_exact_percentiles() -> None:
-    window = Window(100.0)
+    window = SummaryWindow(100.0)
     for thousandths in range(200, 0, -1):
         record = ended(thousandths / 1000, "OK" if thousandths % 2 else "CANCELLED")
         record.source_tokens, record.target_tokens = 3, 2
         window.add(record)
-    fields = window.told(110.0, 0, 4)
+    fields = window.fields(110.0, 0, 4)
     assert fields["p50_ms"] == pytest.approx(100, abs=0.01)
     assert fields["p99_ms"] == pytest.approx(198, abs=0.01)
     assert (fields["seconds"], fields["calls"], fields["not_ok"], fields["calls_per_second"]) == (10.0, 200, 100, 20.0)
     assert (fields["source_tokens_per_second"], fields["target_tokens_per_second"]) == (60.0, 40.0)
-    assert "p50_ms" not in Window(0.0).told(1.0, 2, 0)
+    assert "p50_ms" not in SummaryWindow(0.0).fields(1.0, 2, 0)
     assert percentile([7.0], 50) == percentile([7.0], 99) == 7.0
     assert percentile([1.0, 2.0], 50) == 1.0
 
 
 def test_a_window_keeps_no_more_times_than_it_may() -> None:
-    window, record = Window(0.0), ended()
-    for _ in range(MOST_TIMES + 10):
+    window, record = SummaryWindow(0.0), ended()
+    for _ in range(MAX_TIMES + 10):
         window.add(record)
-    assert window.told(1.0, 0, 0)["calls"] == MOST_TIMES + 10
-    assert len(window._times) == MOST_TIMES
+    assert window.fields(1.0, 0, 0)["calls"] == MAX_TIMES + 10
+    assert len(window._times) == MAX_TIMES
 
 
 @pytest.mark.parametrize(
@@ -239,13 +239,13 @@ def test_phases_follow_one_another_as_far_as_the_call_got(record: CallRecord, sp
     found = list(phases(record))
     assert {name: end - start for name, start, end in found} == spent
     assert all(end == start for (_, _, end), (_, start, _) in pairwise(found))
-    assert told(record)["total_ms"] == (record.ended - 10) * 1000
+    assert call_fields(record)["total_ms"] == (record.ended - 10) * 1000
 
 
 def test_a_call_that_is_refused_before_its_inputs_are_looked_at_has_no_phases() -> None:
     record = ended(seconds=0.001, code="NOT_FOUND")
     assert list(phases(record)) == []
-    fields = told(record)
+    fields = call_fields(record)
     assert math.isclose(fields.pop("total_ms"), 1, rel_tol=0.01)
     assert fields == {"request_id": "name", "method": f"{SERVICE}/Generate", "code": "NOT_FOUND"}
 

@@ -64,7 +64,7 @@ def test_lines_come_out_in_order_from_many_threads() -> None:
 
 def test_who_speaks_never_waits_for_a_reader_and_what_has_no_room_is_counted() -> None:
     stream = Stuck()
-    lines = LineWriter(stream, room=10)
+    lines = LineWriter(stream, max_waiting=10)
     lines.put("first\n")
     assert stream.writing.wait(SECONDS)
     for number in range(25):
@@ -106,7 +106,7 @@ def test_a_line_that_can_not_be_made_and_a_stream_that_is_gone_are_counted_and_s
 @pytest.mark.parametrize("style", ["json", "console"])
 def test_what_the_program_and_its_libraries_log_goes_the_same_way(style: str) -> None:
     stream = Stuck()
-    lines = LineWriter(stream, room=3)
+    lines = LineWriter(stream, max_waiting=3)
     configure_logs(style, "info", False, lines)  # type: ignore[arg-type]
     log = structlog.get_logger()
     log.info("one", number=1)

@@ -16,8 +16,8 @@ from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.config import ServerConfig
 from dragoman_server.core.call_record import CallRecord
 from dragoman_server.core.errors import StartError
+from dragoman_server.telemetry.observer import start_tracing
 from dragoman_server.telemetry.tracing import CODES, CallTracer, tracer_provider
-from dragoman_server.telemetry.tracing_setup import start_tracing
 from tests.support.fake_engines import MODEL, serve_fake
 from tests.support.observing import Log, staged
 
@@ -176,7 +176,7 @@ def test_without_traces_nothing_of_opentelemetry_is_needed_or_loaded() -> None:
     assert run(code) == "[]\n"
     code = (
         "import sys; sys.modules['opentelemetry'] = None\n"
-        "from dragoman_server.telemetry.tracing_setup import start_tracing\n"
+        "from dragoman_server.telemetry.observer import start_tracing\n"
         "from dragoman_server.config import ServerConfig\n"
         "print(start_tracing(ServerConfig()))\n"
         "try: start_tracing(ServerConfig(tracing=True))\n"

@@ -12,7 +12,15 @@ from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.core.engine_metrics import EngineMetrics
 from dragoman_server.core.errors import EngineUnavailableError
 from dragoman_server.core.requests import FinishReason
-from dragoman_server.metrics import REQUEST_SECONDS, STEP_SECONDS, Histogram, ModelMetrics, ServerMetrics, geometric
+from dragoman_server.metrics import (
+    REQUEST_SECONDS,
+    STEP_SECONDS,
+    Histogram,
+    ModelLoad,
+    ModelMetrics,
+    ServerMetrics,
+    geometric,
+)
 from tests.support.fake_engines import FakeEngines, serve_fake
 
 
@@ -51,7 +59,7 @@ def test_engine_reports_are_exposed() -> None:
     engine.state(1, running=1, max_rows=32)
     engine.queue(lambda: (5, 31))
     engine.cache(0, 1024)
-    metrics.loaded("m", 1.5, "cuda:0", "fp16", fallback=False)
+    metrics.loaded("m", "1", ModelLoad(1.5, "cuda:0", "fp16", fallback=False))
     assert value(metrics, "dragoman_encode_seconds_count") == 1
     assert value(metrics, "dragoman_source_tokens_total") == 9
     assert value(metrics, "dragoman_padding_tokens_total") == 3
@@ -86,7 +94,7 @@ def test_what_was_said_of_a_version_goes_with_it() -> None:
     first, second = ModelMetrics(), ModelMetrics()
     for version, reports in (("1", first), ("2", second)):
         metrics.show("m", version, reports)
-        metrics.loaded("m", 1.5, "cpu", "fp32", fallback=False, version=version)
+        metrics.loaded("m", version, ModelLoad(1.5, "cpu", "fp32", fallback=False))
         reports.dropped("failed", "waiting")
     metrics.load_failed("m")
     labels = {"model": "m", "reason": "failed", "phase": "waiting"}

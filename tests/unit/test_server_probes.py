@@ -12,9 +12,9 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from dragoman_server.live.history import History
-from dragoman_server.metrics import ServerMetrics
+from dragoman_server.metrics import ModelLoad, ServerMetrics
 from dragoman_server.process.probes import LEAST_HANG_SECONDS, Probes
-from dragoman_server.process.web import MOST_CONNECTIONS, serve_http
+from dragoman_server.process.web import MAX_CONNECTIONS, serve_http
 
 HANG_SECONDS = 10.0
 
@@ -50,7 +50,7 @@ def port(probes: Probes) -> Iterator[int]:
 def page_port(probes: Probes) -> Iterator[int]:
     """Of a server that has a page."""
     metrics = ServerMetrics()
-    metrics.loaded("m", 1.0, "cpu", "fp32", fallback=False)
+    metrics.loaded("m", "1", ModelLoad(1.0, "cpu", "fp32", fallback=False))
     metrics.model("m")
     history = History(metrics)
     history.sample()
@@ -124,13 +124,13 @@ def test_a_client_that_says_nothing_keeps_nobody_waiting(port: int) -> None:
 def test_clients_that_say_nothing_take_no_more_than_their_share(port: int) -> None:
     """However many there are: threads stay few, the probes are answered, and so is the one that came last."""
     before = threading.active_count()
-    silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(3 * MOST_CONNECTIONS)]
+    silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(3 * MAX_CONNECTIONS)]
     try:
         for connection in silent:
             connection.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
         for path in ("/livez", "/metrics", "/startupz"):
             assert get(port, path)[0] in (200, 503)
-        assert threading.active_count() - before <= MOST_CONNECTIONS
+        assert threading.active_count() - before <= MAX_CONNECTIONS
         silent[-1].sendall(b"y\r\n\r\n")
         assert silent[-1].recv(15) == b"HTTP/1.0 200 OK"
         assert silent[0].recv(1) == b"", "the oldest has had its time"

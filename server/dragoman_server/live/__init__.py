@@ -1,1 +1,1 @@
-"""The last minutes as numbers that a person can read: for the page of the metrics port, and for `dragoman top`."""
+"""The last minutes as charts and numbers, for the page on the metrics port and for `dragoman top`."""

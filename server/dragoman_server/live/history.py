@@ -1,4 +1,4 @@
-"""The last minutes, point by point, whether or not somebody looks."""
+"""Keeps the points of the last minutes for the live page and `dragoman top`."""
 
 import threading
 import time
@@ -12,23 +12,24 @@ from dragoman_server.live.totals import DEVICE_ERRORS, DROPS, FINISHES, CallTota
 from dragoman_server.metrics import ModelMetrics, ServerMetrics
 
 EVERY_SECONDS = 2.0  # between two points
-WINDOW = 5  # points back that a point looks
+WINDOW = 5  # intervals that a point covers
 KEPT = 150  # points
 
 Key = tuple[str, str]  # name and version
 
 
-class UnknownModelError(Exception):
-    """There is no such version of a model."""
+class NotServedError(Exception):
+    """No such version of a model is served."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Snapshot:
-    """What had been counted at a moment.
+class _Counts:
+    """All counts at one time.
 
     Attributes:
-        clock, moment: seconds, monotonic and since 1970.
-        models: a version that was loaded anew counts from zero again, so who counts is told beside what.
+        clock: Monotonic seconds.
+        moment: Seconds since 1970.
+        models: The totals of each version, with the object that counts: a version loaded anew starts again at zero.
     """
 
     clock: float
@@ -38,12 +39,11 @@ class _Snapshot:
 
 
 class History:
-    """Takes a point of all models together, and of each of them, every EVERY_SECONDS, once it has been started.
-
-    For use from any thread.
+    """Takes a point of each model, and of all together, every EVERY_SECONDS once started. Thread-safe.
 
     Args:
-        clock, now: seconds, monotonic and since 1970.
+        clock: Returns monotonic seconds.
+        now: Returns seconds since 1970.
     """
 
     def __init__(
@@ -59,18 +59,18 @@ class History:
         self._calls: deque[Point] = deque(maxlen=KEPT)
         self._all: deque[Point] = deque(maxlen=KEPT)
         self._models: dict[Key, deque[Point]] = {}
-        self._snapshots = deque([self._snapshot()], maxlen=WINDOW)
+        self._counts = deque([self._count()], maxlen=WINDOW)
 
     def start(self) -> None:
-        """Takes points from now on, in a thread of its own."""
+        """Starts a thread that takes points."""
         threading.Thread(target=self._run, name="live", daemon=True).start()
 
     def sample(self) -> None:
         """Takes a point."""
-        now = self._snapshot()
+        now = self._count()
         with self._lock:
-            before = self._snapshots[0]
-            self._snapshots.append(now)
+            before = self._counts[0]
+            self._counts.append(now)
             seconds = max(now.clock - before.clock, 1e-3)
             self._calls.append(call_point(seconds, before.calls, now.calls))
             work = {key: _since(before.models.get(key), *counted) for key, counted in now.models.items()}
@@ -80,27 +80,27 @@ class History:
             for key, (metrics, _) in now.models.items():
                 self._models[key].append(point(now.moment, seconds, work[key], Gauges.of([metrics])))
 
-    def told(self, model: str = "", after: float = 0.0) -> dict[str, Any]:
-        """What a page or a terminal shows, fit for JSON.
+    def document(self, model: str = "", after: float = 0.0) -> dict[str, Any]:
+        """Returns /live.json, which the page and `dragoman top` show.
 
         Args:
-            model: NAME@VERSION; "" for all together.
-            after: only points later than this, in seconds since 1970, are wanted.
+            model: NAME@VERSION; "" for all models together.
+            after: Leaves out points up to this time, in seconds since 1970.
 
         Raises:
-            UnknownModelError: there is no such version.
+            NotServedError: No such version is served.
         """
         now = self._now()
         with self._lock:
-            latest = self._snapshots[-1]
+            latest = self._counts[-1]
             known = {f"{name}@{version}": (name, version) for name, version in latest.models}
             if model and model not in known:
-                raise UnknownModelError
+                raise NotServedError
             points = self._models.get(known[model], deque()) if model else self._all
             calls = list(self._calls)[len(self._calls) - len(points) :]
-            # Where the machine stood still, points are further apart, and so many of them reach back too far.
+            # If the machine was suspended, points are further apart, and reach back too far.
             first = max(after, now - KEPT * EVERY_SECONDS)
-            shown = [{**one, **two} for one, two in zip(points, calls, strict=True) if one["time"] > first]
+            shown = [{**work, **call} for work, call in zip(points, calls, strict=True) if work["time"] > first]
         chosen = [counted for key, (_, counted) in latest.models.items() if not model or key == known[model]]
         return {
             "started": round(self.started, 3),
@@ -122,9 +122,9 @@ class History:
             for (name, version), load in sorted(self._metrics.loads().items())
         ]
 
-    def _snapshot(self) -> _Snapshot:
+    def _count(self) -> _Counts:
         models = {key: (metrics, Totals.of(metrics)) for key, metrics in self._metrics.models().items()}
-        return _Snapshot(self._clock(), self._now(), CallTotals.of(self._metrics.calls), models)
+        return _Counts(self._clock(), self._now(), CallTotals.of(self._metrics.calls), models)
 
     def _run(self) -> None:
         while True:
@@ -137,17 +137,17 @@ def _since(before: tuple[ModelMetrics, Totals] | None, metrics: ModelMetrics, no
 
 
 def _totals(work: Totals, calls: CallTotals) -> dict[str, Any]:
-    """Counts since the start, or since a model was loaded."""
+    """Returns the counts since the start, or since a model was loaded."""
     return {
-        "codes": _counted(calls.codes.items()),
-        "rejections": _counted(calls.rejections.items()),
-        "finishes": _counted(zip(FINISHES, work.finishes, strict=True)),
-        "drops": _counted(zip(DROPS, work.drops, strict=True)),
-        "device_errors": _counted(zip(DEVICE_ERRORS, work.device_errors, strict=True)),
+        "codes": _nonzero(calls.codes.items()),
+        "rejections": _nonzero(calls.rejections.items()),
+        "finishes": _nonzero(zip(FINISHES, work.finishes, strict=True)),
+        "drops": _nonzero(zip(DROPS, work.drops, strict=True)),
+        "device_errors": _nonzero(zip(DEVICE_ERRORS, work.device_errors, strict=True)),
         "tokens": {"source": work.tokens[0], "target": work.tokens[1]},
         "answers": sum(work.finishes),
     }
 
 
-def _counted(counts: Iterable[tuple[str, float]]) -> dict[str, float]:
+def _nonzero(counts: Iterable[tuple[str, float]]) -> dict[str, float]:
     return {name: count for name, count in counts if count}

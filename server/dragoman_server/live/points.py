@@ -1,10 +1,9 @@
-"""One point of every chart: what the seconds before a moment were like."""
+"""A point of every chart: what happened in the seconds before it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dragoman_server.live.quantiles import quantile
 from dragoman_server.live.totals import DEVICE_ERRORS, DROPS, CallTotals, Totals
 from dragoman_server.metrics import REQUEST_SECONDS, STEP_SECONDS, ModelMetrics
 
@@ -16,12 +15,14 @@ Point = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """What is there at a moment.
+    """The load at one time.
 
     Attributes:
-        waiting: requests.
-        running, rows: cache rows in use, and all there are.
-        cache_used, cache: bytes likewise.
+        waiting: Requests in the queues.
+        running: Cache rows in use.
+        rows: Cache rows in total.
+        cache_used: Bytes of the rows in use.
+        cache: Bytes of all rows.
     """
 
     waiting: int = 0
@@ -43,14 +44,14 @@ class Gauges:
 
 
 def point(moment: float, seconds: float, work: Totals, gauges: Gauges) -> Point:
-    """What a model, or all of them, did in the `seconds` before `moment`.
+    """Returns what a model, or all of them, did in the `seconds` before `moment`.
 
-    Rates are per second. What can't be known is None: a quantile of nothing, the rows of no step.
+    Rates are per second. Unknown values are None: a quantile without observations, the rows per step without steps.
 
     Args:
-        moment: seconds since 1970.
-        work: of these seconds.
-        gauges: at the moment.
+        moment: Seconds since 1970.
+        work: The counts of these seconds.
+        gauges: The load at `moment`.
     """
     steps, rows = work.steps
     source_tokens, target_tokens = work.tokens
@@ -71,19 +72,44 @@ def point(moment: float, seconds: float, work: Totals, gauges: Gauges) -> Point:
 
 
 def call_point(seconds: float, before: CallTotals, now: CallTotals) -> Point:
-    """What the server was asked in some seconds. A code or reason that did not come up is left out."""
+    """Returns the calls per second, by code or refusal reason; zeros are left out."""
     return {
-        "codes": _rates(_grown(before.codes, now.codes), seconds),
-        "rejections": _rates(_grown(before.rejections, now.rejections), seconds),
+        "codes": _rates(_increase(before.codes, now.codes), seconds),
+        "rejections": _rates(_increase(before.rejections, now.rejections), seconds),
     }
 
 
-def _grown(before: dict[str, int], now: dict[str, int]) -> list[tuple[str, float]]:
+def _increase(before: dict[str, int], now: dict[str, int]) -> list[tuple[str, float]]:
     return [(name, count - before.get(name, 0)) for name, count in now.items()]
 
 
 def _rates(counts: Any, seconds: float) -> dict[str, float]:
     return {name: count / seconds for name, count in counts if count}
+
+
+def quantile(bounds: Sequence[float], counts: Sequence[float], share: float) -> float | None:
+    """Estimates the value that `share` of the observations do not exceed, like Prometheus' histogram_quantile.
+
+    Args:
+        bounds: Ascending upper bounds of the buckets; a last bucket has no bound.
+        counts: Observations in each bucket.
+        share: 0 to 1.
+
+    Returns:
+        A value inside a bucket, assuming that its observations are spread evenly; the last bound if it lies beyond;
+        None without observations.
+    """
+    rank = share * sum(counts)
+    if rank <= 0:
+        return None
+    below = 0.0
+    for index, bound in enumerate(bounds):
+        count = counts[index]
+        if below + count >= rank:
+            lower = bounds[index - 1] if index else 0.0
+            return lower + (bound - lower) * (rank - below) / count
+        below += count
+    return bounds[-1]
 
 
 def _quantiles(bounds: Sequence[float], counts: Sequence[float]) -> list[float] | None:

@@ -1,4 +1,4 @@
-"""What has been counted so far, taken at one moment, and what was counted between two."""
+"""Counts at one time, and their differences."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -13,19 +13,19 @@ Numbers = tuple[float, ...]
 FINISHES = tuple(reason.value for reason in FinishReason)
 DROPS: tuple[DropReason, ...] = get_args(DropReason)
 DEVICE_ERRORS: tuple[DeviceErrorKind, ...] = get_args(DeviceErrorKind)
-# Asked by machines every few seconds: they would hide what people and programs ask for.
+# Machines call these every few seconds; they would hide the calls of clients.
 NOT_COUNTED = ("grpc.", "inference.GRPCInferenceService/ServerLive", "inference.GRPCInferenceService/ServerReady")
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Of one version of a model, or of several together.
+    """Counts of one version of a model, or of several together.
 
     Attributes:
-        first_token, inter_token, generation: seconds, counted by bucket.
-        steps: how many, and the rows of all.
-        tokens: of sources that were encoded, and of answers.
-        finishes, drops, device_errors: in the order of the names above.
+        first_token, inter_token, generation: Seconds, counted by bucket.
+        steps: Number of steps, and the sum of their rows.
+        tokens: Encoded source tokens, and target tokens of responses.
+        finishes, drops, device_errors: Counts in the order of FINISHES, DROPS and DEVICE_ERRORS.
     """
 
     first_token: Numbers
@@ -53,20 +53,20 @@ class Totals:
             )
 
     def since(self, before: "Totals") -> "Totals":
-        """What came after `before`."""
+        """Returns what was counted after `before`."""
         return Totals(*(tuple(map(sub, now, then)) for now, then in _pairs(self, before)))
 
     def __add__(self, other: "Totals") -> "Totals":
-        return Totals(*(tuple(map(add, one, two)) for one, two in _pairs(self, other)))
+        return Totals(*(tuple(map(add, mine, theirs)) for mine, theirs in _pairs(self, other)))
 
 
 @dataclass(frozen=True, slots=True)
 class CallTotals:
-    """Of the whole server, health checks not counted.
+    """Counts of calls of the whole server, without health checks.
 
     Attributes:
-        codes: calls that ended, by status code.
-        rejections: refused requests, by reason.
+        codes: Finished calls, by status code.
+        rejections: Refused requests, by reason.
     """
 
     codes: dict[str, int]
@@ -82,13 +82,13 @@ class CallTotals:
 
 
 def nothing() -> Totals:
-    """Totals of a model that has done nothing yet."""
+    """Returns the totals of a model that has done nothing yet."""
     return Totals.of(ModelMetrics())
 
 
-def total(each: Iterable[Totals]) -> Totals:
-    return sum(each, start=nothing())
+def total(totals: Iterable[Totals]) -> Totals:
+    return sum(totals, start=nothing())
 
 
-def _pairs(one: Totals, two: Totals) -> list[tuple[Numbers, Numbers]]:
-    return [(getattr(one, field.name), getattr(two, field.name)) for field in fields(Totals)]
+def _pairs(first: Totals, second: Totals) -> list[tuple[Numbers, Numbers]]:
+    return [(getattr(first, field.name), getattr(second, field.name)) for field in fields(Totals)]

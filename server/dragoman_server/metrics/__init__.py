@@ -1,13 +1,13 @@
-"""What Prometheus sees. Every label comes from a closed set: nothing that a client sends becomes one.
+"""Metrics for Prometheus. Every label value comes from a closed set: nothing that a client sends becomes one.
 
-What is counted at every step or call is plain Python data, behind one lock for each model: that costs a microsecond or
-two. It is put into words when Prometheus asks.
+Steps and calls are counted in plain Python data behind one lock per model, which costs a microsecond or two. The text
+format is produced when Prometheus scrapes.
 """
 
 from dragoman_server.metrics.calls import CallMetrics
 from dragoman_server.metrics.histogram import REQUEST_SECONDS, ROWS, STEP_SECONDS, TOKENS, Histogram, geometric
 from dragoman_server.metrics.model_counts import ModelMetrics
-from dragoman_server.metrics.server_metrics import ServerMetrics
+from dragoman_server.metrics.server_metrics import ModelLoad, ServerMetrics
 
 __all__ = [
     "REQUEST_SECONDS",
@@ -16,6 +16,7 @@ __all__ = [
     "TOKENS",
     "CallMetrics",
     "Histogram",
+    "ModelLoad",
     "ModelMetrics",
     "ServerMetrics",
     "geometric",

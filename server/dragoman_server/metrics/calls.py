@@ -1,4 +1,4 @@
-"""The calls of every method."""
+"""Counts of calls, by method."""
 
 from collections.abc import Iterable
 
@@ -7,18 +7,19 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from dragoman_server.core.errors import Rejection
 from dragoman_server.metrics.histogram import REQUEST_SECONDS, Histogram
 
-# How calls end that are well, and those that fail through no fault of the caller. They are told of from a method's
-# first call on: where a series begins with an error Prometheus sees no rise, and takes that error for none.
+# Success, and the failures that are not the caller's fault. They are exposed from a method's first call on: Prometheus
+# sees no increase, and so no error, in a series that begins with one.
 CODES = ("OK", "UNKNOWN", "INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED")
 
 
 class CallMetrics:
-    """Counted by the interceptor; for use from the event loop alone, but for `collect`.
+    """Counts calls for the interceptor. Only `collect` may be called outside the event loop.
 
     Attributes:
-        requests: that ended, by method and code.
-        in_flight, seconds: by method.
-        rejections: requests, or items of batches, that were refused.
+        requests: Finished calls, by method and code.
+        in_flight: Running calls, by method.
+        seconds: Durations of calls, by method.
+        rejections: Refused requests and batch items, by reason.
     """
 
     def __init__(self) -> None:
@@ -36,27 +37,27 @@ class CallMetrics:
     def end(self, method: str, code: str, seconds: float) -> None:
         self.requests[method, code] = self.requests.get((method, code), 0) + 1
         self.seconds[method].observe(seconds)
-        self.in_flight[method] -= 1  # last: who sees none in flight sees all of them counted
+        self.in_flight[method] -= 1  # last: if none is in flight, all have been counted
 
     @property
     def begun(self) -> int:
-        """Calls that have come so far."""
+        """All calls so far, running ones included."""
         return sum(self.requests.values()) + sum(self.in_flight.values())
 
     def running(self, *services: str) -> int:
-        """Calls of some services that run now."""
+        """Returns how many calls of some services run now."""
         return sum(count for method, count in self.in_flight.items() if method.partition("/")[0] in services)
 
     def collect(self) -> Iterable[Metric]:
         requests = CounterMetricFamily(
-            "dragoman_requests", "Calls that ended, by gRPC status code", labels=["method", "code"]
+            "dragoman_requests", "Finished calls, by gRPC status code", labels=["method", "code"]
         )
-        in_flight = GaugeMetricFamily("dragoman_requests_in_flight", "Calls that run now", labels=["method"])
+        in_flight = GaugeMetricFamily("dragoman_requests_in_flight", "Calls in progress", labels=["method"])
         seconds = HistogramMetricFamily(
             "dragoman_request_seconds", "From a call's arrival to its last message", labels=["method"], unit="seconds"
         )
         rejections = CounterMetricFamily(
-            "dragoman_rejections", "Requests and batch items refused before an engine saw them", labels=["reason"]
+            "dragoman_rejections", "Requests and batch items refused before they reached the queue", labels=["reason"]
         )
         for labels, count in list(self.requests.items()):
             requests.add_metric(labels, count)

@@ -1,4 +1,4 @@
-"""Counts by bucket, and the bounds of the buckets."""
+"""Histograms and their bucket bounds."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ Labels = tuple[str, ...]
 
 
 def geometric(first: float, last: float, count: int) -> list[float]:
-    """`count` bucket bounds from `first` to `last`, each the same factor above the one before, to two digits."""
+    """Returns `count` bounds from `first` to `last` in geometric progression, rounded to two significant digits."""
     factor = (last / first) ** (1 / (count - 1))
     return [float(f"{first * factor**i:.2g}") for i in range(count)]
 
@@ -21,7 +21,7 @@ TOKENS = [float(2**i) for i in range(14)]  # 1 to 8192
 
 
 class Histogram:
-    """Counts by bucket. Unlike prometheus_client's it takes many equal values at once. Its owner sees to threads."""
+    """Counts by bucket. Unlike prometheus_client's, it takes many equal values at once. Not thread-safe."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
@@ -33,7 +33,7 @@ class Histogram:
         self.sum += value * count
 
     def write(self, family: HistogramMetricFamily, labels: Labels) -> None:
-        """Adds what was observed so far to a family, as cumulative counts."""
+        """Adds the cumulative counts to a metric family."""
         counts, total, buckets = list(self.counts), 0, []
         for bound, count in zip([*self.bounds, float("inf")], counts, strict=True):
             total += count

@@ -1,4 +1,4 @@
-"""What is counted of one version of a model."""
+"""Counts of one version of a model."""
 
 from collections.abc import Callable
 from threading import Lock
@@ -10,7 +10,7 @@ from dragoman_server.metrics.histogram import REQUEST_SECONDS, ROWS, STEP_SECOND
 
 
 class ModelMetrics:
-    """What engines (server.engine.metrics.EngineMetrics) and scorer of one model report; for use from any thread."""
+    """Counts what the engines (core.engine_metrics.EngineMetrics) and the scorer of a model report. Thread-safe."""
 
     def __init__(self) -> None:
         self.lock = Lock()
@@ -38,7 +38,7 @@ class ModelMetrics:
         }
         self.device_errors: dict[DeviceErrorKind, int] = dict.fromkeys(get_args(DeviceErrorKind), 0)
         self._queues: list[Callable[[], tuple[int, int]]] = []
-        self.engines: dict[int, tuple[int, int]] = {}  # rows running, rows there are
+        self.engines: dict[int, tuple[int, int]] = {}  # rows in use, max_rows
         self.cache_bytes: dict[int, int] = {}
 
     def encoded(self, seconds: float, rows: int, source_tokens: int, padding_tokens: int) -> None:
@@ -76,7 +76,7 @@ class ModelMetrics:
             self.generation_seconds.observe(seconds)
 
     def unseen(self) -> None:
-        """A request was answered whose source holds tokens that the model was not trained on."""
+        """Counts an answered request whose source has tokens that the training data lacks."""
         with self.lock:
             self.unseen_source_requests += 1
 
@@ -98,7 +98,7 @@ class ModelMetrics:
         self._queues.append(waits)
 
     def waits(self) -> tuple[int, int]:
-        """Requests that wait, targets to score among them, and their source tokens."""
+        """Returns the waiting requests, including targets to score, and their source tokens."""
         requests, tokens = zip(*(waits() for waits in self._queues), strict=True) if self._queues else ((), ())
         return sum(requests), sum(tokens)
 
@@ -109,7 +109,7 @@ class ModelMetrics:
         self.cache_bytes[engine] = bytes_
 
     def cache_used_bytes(self) -> dict[int, int]:
-        """By engine: the rows in use are that share of its pool."""
+        """Returns the bytes of the rows in use, by engine."""
         return {
             engine: self.cache_bytes.get(engine, 0) * running // max_rows
             for engine, (running, max_rows) in list(self.engines.items())

@@ -1,4 +1,4 @@
-"""What is told of models: each function makes one metric of what was counted of all of them."""
+"""The metric families of models; each function builds one from the counts of all models."""
 
 from collections.abc import Callable, Iterable
 
@@ -12,7 +12,7 @@ Samples = Callable[[ModelMetrics], Iterable[tuple[Labels, float]]]
 
 
 def _unit(name: str) -> str:
-    """Of a metric, as OpenMetrics wants it told beside the name that ends with it; "" for mere counts."""
+    """Returns the unit that a metric's name ends with, which OpenMetrics declares separately; "" for plain counts."""
     last = name.rpartition("_")[2]
     return last if last in ("seconds", "bytes", "tokens", "rows") else ""
 
@@ -46,7 +46,7 @@ def _numbers(
 MODEL_FAMILIES = [
     _histogram(
         "dragoman_queue_seconds",
-        "From a request's arrival in the queue to its place among those that are decoded",
+        "From a request's arrival in the queue to the start of its decoding",
         lambda m: m.queue_seconds,
     ),
     _histogram(
@@ -56,121 +56,121 @@ MODEL_FAMILIES = [
     ),
     _histogram(
         "dragoman_inter_token_seconds",
-        "Between two tokens of a hypothesis: steps, and what lies between them",
+        "Between two tokens of a hypothesis: a step, and the time until the next",
         lambda m: m.inter_token_seconds,
     ),
     _histogram(
         "dragoman_generation_seconds",
-        "From a request's arrival in the queue to its answer",
+        "From a request's arrival in the queue to its response",
         lambda m: m.generation_seconds,
     ),
     _histogram("dragoman_encode_seconds", "One run of the encoder", lambda m: m.encode_seconds),
-    _histogram("dragoman_encode_rows", "Requests that share a run of the encoder", lambda m: m.encode_rows),
-    _histogram("dragoman_step_seconds", "One decode step, all rows together", lambda m: m.step_seconds),
-    _histogram("dragoman_step_rows", "Rows that share a decode step", lambda m: m.step_rows),
+    _histogram("dragoman_encode_rows", "Requests per run of the encoder", lambda m: m.encode_rows),
+    _histogram("dragoman_step_seconds", "One decode step of all rows", lambda m: m.step_seconds),
+    _histogram("dragoman_step_rows", "Rows per decode step", lambda m: m.step_rows),
     _numbers(
         CounterMetricFamily,
         "dragoman_branch_seconds",
-        "Copying of cache rows between steps, where hypotheses branch",
+        "Time spent copying cache rows between steps, when hypotheses branch",
         (),
         lambda m: [((), m.branch_seconds)],
     ),
     _numbers(
         CounterMetricFamily,
         "dragoman_branch_rows",
-        "Cache rows copied where hypotheses branch",
+        "Cache rows copied when hypotheses branch",
         (),
         lambda m: [((), m.branch_rows)],
     ),
     _histogram("dragoman_score_seconds", "One run of the scorer", lambda m: m.score_seconds),
-    _histogram("dragoman_score_rows", "Targets that share a run of the scorer", lambda m: m.score_rows),
+    _histogram("dragoman_score_rows", "Targets per run of the scorer", lambda m: m.score_rows),
     _histogram("dragoman_source_length_tokens", "Source tokens of an answered request", lambda m: m.source_length),
     _histogram(
         "dragoman_target_length_tokens",
-        "Target tokens of an answered request, all its hypotheses",
+        "Target tokens of all hypotheses of an answered request",
         lambda m: m.target_length,
     ),
     _numbers(
         CounterMetricFamily,
         "dragoman_source_tokens",
-        "Source tokens encoded, padding not counted",
+        "Source tokens encoded, without padding",
         (),
         lambda m: [((), m.encoded_tokens)],
     ),
     _numbers(
         CounterMetricFamily,
         "dragoman_target_tokens",
-        "Target tokens of answered requests, all their hypotheses",
+        "Target tokens of all hypotheses of answered requests",
         (),
         lambda m: [((), m.target_length.sum)],
     ),
     _numbers(
         CounterMetricFamily,
         "dragoman_scored_tokens",
-        "Target tokens scored, end tokens included, padding not counted",
+        "Target tokens scored, with end tokens, without padding",
         (),
         lambda m: [((), m.scored_tokens)],
     ),
     _numbers(
         CounterMetricFamily,
         "dragoman_padding_tokens",
-        "Padding in encoder batches, for which attention alone computes anything",
+        "Padding tokens in encoder batches; only attention computes anything for them",
         (),
         lambda m: [((), m.padding_tokens)],
     ),
     _numbers(
         CounterMetricFamily,
         "dragoman_finishes",
-        "Answered requests, by why the best hypothesis ended",
+        "Answered requests, by the finish reason of the best hypothesis",
         ("reason",),
         lambda m: [((reason.value,), count) for reason, count in m.finishes.items()],
     ),
     _numbers(
         CounterMetricFamily,
         "dragoman_unseen_source_requests",
-        "Answered requests with source tokens that occur in no source the model was trained on",
+        "Answered requests with source tokens that do not occur in the model's training data",
         (),
         lambda m: [((), m.unseen_source_requests)],
     ),
     _numbers(
         CounterMetricFamily,
         "dragoman_drops",
-        "Requests that an engine had and that ended without an answer",
+        "Requests that reached the queue or an engine and ended without a response",
         ("reason", "phase"),
         lambda m: list(m.drops.items()),
     ),
     _numbers(
         CounterMetricFamily,
         "dragoman_device_errors",
-        "Runs of a graph that failed on the device",
+        "Graph runs that failed on the device",
         ("kind",),
         lambda m: [((kind,), count) for kind, count in m.device_errors.items()],
     ),
     _numbers(
         GaugeMetricFamily,
         "dragoman_requests_waiting",
-        "Requests that wait in the queue, and targets that wait to be scored",
+        "Requests waiting in the queue, and targets waiting to be scored",
         (),
         lambda m: [((), m.waits()[0])],
     ),
     _numbers(
         GaugeMetricFamily,
         "dragoman_queue_tokens",
-        "Source tokens of all that waits",
+        "Source tokens of everything that waits",
         (),
         lambda m: [((), m.waits()[1])],
     ),
     _numbers(
         GaugeMetricFamily,
         "dragoman_rows_running",
-        "Cache rows in use: hypotheses that are decoded now",
+        "Cache rows in use, one for each running hypothesis",
         ("engine",),
         lambda m: [((str(engine),), running) for engine, (running, _) in list(m.engines.items())],
     ),
     _numbers(
         GaugeMetricFamily,
         "dragoman_rows",
-        "Cache rows there are: the most that can be decoded at once",
+        "Cache rows of the engine: the maximum number of running hypotheses",
         ("engine",),
         lambda m: [((str(engine),), max_rows) for engine, (_, max_rows) in list(m.engines.items())],
     ),

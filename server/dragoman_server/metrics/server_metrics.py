@@ -1,4 +1,4 @@
-"""All of the server's metrics together."""
+"""All metrics of the server."""
 
 import platform
 from collections.abc import Iterable
@@ -12,16 +12,20 @@ from prometheus_client.registry import Collector
 
 from dragoman_server.core.errors import Rejection
 from dragoman_server.metrics.calls import CallMetrics
-from dragoman_server.metrics.gpus import GpuMetrics
-from dragoman_server.metrics.machine_memory import MemoryMetrics
+from dragoman_server.metrics.machine import GpuMetrics, MemoryMetrics
 from dragoman_server.metrics.model_counts import ModelMetrics
 from dragoman_server.metrics.model_families import MODEL_FAMILIES
 from dragoman_server.metrics.workers import RestartReason, WorkerMetrics
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """How a version of a model was loaded, and where."""
+class ModelLoad:
+    """How a version of a model was loaded.
+
+    Attributes:
+        seconds: Loading time.
+        fallback: Whether it runs on the CPU because a GPU does not work.
+    """
 
     seconds: float
     device: str
@@ -30,11 +34,11 @@ class Load:
 
 
 class ServerMetrics(Collector):
-    """All of the server's metrics.
+    """All metrics of the server.
 
     Attributes:
-        registry: what an HTTP endpoint exposes.
-        calls: of every method.
+        registry: The registry that /metrics exposes.
+        calls: Counts of calls.
     """
 
     def __init__(self) -> None:
@@ -42,7 +46,7 @@ class ServerMetrics(Collector):
         self.calls = CallMetrics()
         self._workers = WorkerMetrics()
         self._models: dict[tuple[str, str], ModelMetrics] = {}  # by name and version
-        self._loads: dict[tuple[str, str], Load] = {}
+        self._loads: dict[tuple[str, str], ModelLoad] = {}
         self._load_failures: dict[str, int] = {}
         self._refused: dict[str, int] = {}
         build = Gauge(
@@ -59,64 +63,62 @@ class ServerMetrics(Collector):
         PlatformCollector(registry=self.registry)
 
     def model(self, name: str, version: str = "1") -> ModelMetrics:
-        """Where the engines of a version of a model report to."""
+        """Returns the counts of a version, creating them if needed."""
         return self._models.setdefault((name, version), ModelMetrics())
 
     def models(self) -> dict[tuple[str, str], ModelMetrics]:
-        """What is reported of each version of a model, by name and version, at this moment."""
+        """Returns the counts of all loaded versions, by name and version."""
         return self._models.copy()
 
-    def loads(self) -> dict[tuple[str, str], Load]:
-        """The versions that are ready."""
+    def loads(self) -> dict[tuple[str, str], ModelLoad]:
+        """Returns how each version that is ready was loaded, by name and version."""
         return self._loads.copy()
 
     def show(self, name: str, version: str, metrics: ModelMetrics) -> None:
-        """Exposes what is reported there, in place of any that the version had before."""
+        """Exposes the counts of a version; they replace its previous ones."""
         self._models[name, version] = metrics
 
-    def loaded(
-        self, name: str, seconds: float, device: str, precision: str, fallback: bool, version: str = "1"
-    ) -> None:
-        """A version of a model is ready."""
-        self._loads[name, version] = Load(seconds, device, precision, fallback)
+    def loaded(self, name: str, version: str, load: ModelLoad) -> None:
+        """Records that a version is ready."""
+        self._loads[name, version] = load
 
     def load_failed(self, name: str) -> None:
-        """A version of a model could not be loaded."""
+        """Counts a failed load of a version."""
         self._load_failures[name] = self._load_failures.get(name, 0) + 1
 
     def refused(self, name: str, versions: int) -> None:
-        """So many versions of a model should be served, and can't be loaded as they are now."""
+        """Sets how many versions should be served but can't be loaded as they are now."""
         self._refused[name] = versions
 
     def unloaded(self, name: str, version: str, metrics: ModelMetrics) -> None:
-        """A version is gone, and with it all that was said of it, unless it has been loaded anew meanwhile."""
+        """Removes the metrics of a version, unless it has been loaded anew meanwhile."""
         if self._models.get((name, version)) is metrics:
             del self._models[name, version]
             self._loads.pop((name, version), None)
 
     def forget(self, name: str) -> None:
-        """There is no such model any more."""
+        """Removes the counts of a model that no longer exists."""
         self._load_failures.pop(name, None)
         self._refused.pop(name, None)
 
     def rejected(self, reason: Rejection) -> None:
-        """A request, or an item of a batch, was refused. For the event loop alone."""
+        """Counts a refused request or batch item. For the event loop only."""
         self.calls.rejections[reason] += 1
 
     def worker_up(self, worker: str, up: bool, process: int | None = None) -> None:
-        """A worker process runs, or does not. For use from any thread.
+        """Records whether a worker process runs. Thread-safe.
 
         Args:
-            process: its id, where its memory and its time shall be told of.
+            process: The process id, for its memory and CPU time; None to leave them out.
         """
         self._workers.up(worker, up, process)
 
     def worker_restarted(self, worker: str, reason: RestartReason) -> None:
-        """A worker process was started anew. For use from any thread."""
+        """Counts a restart of a worker process. Thread-safe."""
         self._workers.restarted(worker, reason)
 
     def load(self) -> tuple[int, int]:
-        """Requests in the queues of all models, and rows in use in their engines' caches."""
+        """Returns the requests that wait and the cache rows in use, of all models."""
         models = self.models().values()
         running = sum(rows for model in models for rows, _ in list(model.engines.values()))
         return sum(model.waits()[0] for model in models), running
@@ -132,30 +134,30 @@ class ServerMetrics(Collector):
         model = ["model", "version"]
         seconds = GaugeMetricFamily(
             "dragoman_model_load_seconds",
-            "From the start of a model's loading until it could answer",
+            "Time to load a model, until it could serve requests",
             labels=model,
             unit="seconds",
         )
         fallback = GaugeMetricFamily(
             "dragoman_device_fallback",
-            "1 where a GPU was found but does not work, so that the model runs on the CPU",
+            "1 if a GPU was found but does not work, so that the model runs on the CPU",
             labels=model,
         )
         device = GaugeMetricFamily(
-            "dragoman_device_info", "Where a model runs, and in which precision", labels=[*model, "device", "precision"]
+            "dragoman_device_info", "Device and precision of a model", labels=[*model, "device", "precision"]
         )
         for labels, load in list(self._loads.items()):
             seconds.add_metric(labels, load.seconds)
             fallback.add_metric(labels, load.fallback)
             device.add_metric([*labels, load.device, load.precision], 1)
         failures = CounterMetricFamily(
-            "dragoman_model_load_failures", "Versions of a model that could not be loaded", labels=["model"]
+            "dragoman_model_load_failures", "Failed attempts to load a version of a model", labels=["model"]
         )
         for name, count in list(self._load_failures.items()):
             failures.add_metric([name], count)
         refused = GaugeMetricFamily(
             "dragoman_model_refused",
-            "Versions of a model that should be served and could not be loaded as they are now",
+            "Versions of a model that should be served but can't be loaded as they are now",
             labels=["model"],
         )
         for name, count in list(self._refused.items()):

@@ -1,4 +1,4 @@
-"""The processes that compute: which of them run, what they use, and how often they were started anew."""
+"""Metrics of worker processes: whether they run, their memory and CPU time, their restarts."""
 
 import os
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ RestartReason = Literal["died", "hung", "errors"]
 
 
 class WorkerMetrics:
-    """For use from any thread."""
+    """Metrics of all worker processes. Thread-safe."""
 
     def __init__(self) -> None:
         self._up: dict[str, bool] = {}
@@ -21,7 +21,7 @@ class WorkerMetrics:
         self._restarts: dict[str, dict[RestartReason, int]] = {}
 
     def up(self, worker: str, up: bool, process: int | None) -> None:
-        # Zeros come first, since the first restart of a series that begins with it looks like none.
+        # Series start at zero: Prometheus sees no increase in one that begins with a restart.
         self._restarts.setdefault(worker, dict.fromkeys(get_args(RestartReason), 0))
         self._up[worker] = up
         if up and process is not None:
@@ -33,19 +33,19 @@ class WorkerMetrics:
         self._restarts.setdefault(worker, dict.fromkeys(get_args(RestartReason), 0))[reason] += 1
 
     def collect(self) -> Iterable[Metric]:
-        up = GaugeMetricFamily("dragoman_worker_up", "1 where a worker process runs", labels=["worker"])
+        up = GaugeMetricFamily("dragoman_worker_up", "1 if the worker process runs", labels=["worker"])
         restarts = CounterMetricFamily(
-            "dragoman_worker_restarts", "Worker processes started anew", labels=["worker", "reason"]
+            "dragoman_worker_restarts", "Restarts of a worker process", labels=["worker", "reason"]
         )
         resident = GaugeMetricFamily(
             "dragoman_worker_resident_memory_bytes",
-            "Memory of a worker process, files that it maps included",
+            "Resident memory of a worker process, with mapped files",
             labels=["worker"],
             unit="bytes",
         )
         cpu = CounterMetricFamily(
             "dragoman_worker_cpu_seconds",
-            "CPU time of a worker process; from zero again in the next",
+            "CPU time of a worker process; starts at zero after a restart",
             labels=["worker"],
             unit="seconds",
         )
@@ -57,7 +57,7 @@ class WorkerMetrics:
         for worker, process in list(self._processes.items()):
             try:
                 figures = resident_memory(Path(f"/proc/{process}")), _cpu_seconds(process)
-            except (OSError, IndexError, ValueError):  # it has just ended, or the system doesn't tell
+            except (OSError, IndexError, ValueError):  # it has just ended, or /proc has no such file
                 continue
             resident.add_metric([worker], figures[0])
             cpu.add_metric([worker], figures[1])
@@ -65,6 +65,6 @@ class WorkerMetrics:
 
 
 def _cpu_seconds(process: int) -> float:
-    """User and system time of a process: fields 14 and 15 of proc_pid_stat(5), counted behind the name in brackets."""
+    """Returns user plus system time: fields 14 and 15 of proc_pid_stat(5); the name in brackets may hold spaces."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

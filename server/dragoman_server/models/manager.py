@@ -16,7 +16,7 @@ from dragoman_server.config import ServerConfig
 from dragoman_server.machine import freeze_objects, trim_memory, usable_cpus
 from dragoman_server.messages.api_error import unavailable
 from dragoman_server.messages.error_text import shorten
-from dragoman_server.metrics import ServerMetrics
+from dragoman_server.metrics import ModelLoad, ServerMetrics
 from dragoman_server.models.load_plan import Overrides
 from dragoman_server.models.loading import LoadedVersion, LoadError, load_version
 from dragoman_server.models.registry import ModelRegistry
@@ -319,7 +319,7 @@ class ModelManager:
         replaced, state.loaded, state.identity, state.failed = state.loaded, loaded, candidate.identity, None
         self._metrics.show(name, version, loaded.metrics)
         fallback = loaded.pool.device.fallback is not None
-        self._metrics.loaded(name, loaded.seconds, loaded.device, loaded.precision, fallback, version)
+        self._metrics.loaded(name, version, ModelLoad(loaded.seconds, loaded.device, loaded.precision, fallback))
         log.info("ready", model=name, version=version, device=loaded.device, load_seconds=round(loaded.seconds, 3))
         self._watchers[loaded] = self._task(self._notice_failure(loaded))
         if replaced is not None:

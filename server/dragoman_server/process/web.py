@@ -1,6 +1,6 @@
-"""The plain HTTP port: /metrics for Prometheus; /livez, /readyz, /startupz for the kubelet; a page for people at /.
+"""The HTTP port: /metrics for Prometheus; /livez, /readyz and /startupz for the kubelet; a page for people at /.
 
-It answers from threads of its own, so that it can tell of an event loop that hangs.
+It answers from threads of its own, so that it can report a hanging event loop.
 """
 
 import json
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import BoundedSemaphore, Lock, Thread
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -16,13 +17,27 @@ from urllib.parse import parse_qs, urlsplit
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from dragoman_server.live.files import HEADERS, page_files
-from dragoman_server.live.history import History, UnknownModelError
+from dragoman_server.live.history import History, NotServedError
 from dragoman_server.process.probes import Probes
 
-CLIENT_SECONDS = 10.0  # that a client may take to say what it wants, or to take what it gets
-MOST_CONNECTIONS = 32
+CLIENT_SECONDS = 10.0  # for a client to send its request, or to read the response
+MAX_CONNECTIONS = 32
 PLAIN = "text/plain; charset=utf-8"
+PAGE = Path(__file__).parents[1] / "live" / "page"
+PAGE_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+# The page contacts only this server, runs only its own scripts, and can't be framed.
+PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
 
 
 def serve_http(
@@ -31,13 +46,13 @@ def serve_http(
     """Starts to serve metrics and probes.
 
     Args:
-        history: what the page draws; None for no page.
+        history: The data of the page; None for no page.
 
     Raises:
-        OSError: the port can't be had.
+        OSError: The port can't be opened.
     """
     answers = {"/livez": probes.livez, "/readyz": probes.readyz, "/startupz": probes.startupz}
-    files = {} if history is None else page_files()
+    files = {} if history is None else _page_files()
 
     class Handler(BaseHTTPRequestHandler):
         timeout = CLIENT_SECONDS
@@ -55,7 +70,7 @@ def serve_http(
             elif history is not None and url.path == "/live.json":
                 self._live(history, url.query)
             elif file := files.get(url.path):
-                self._answer(HTTPStatus.OK, file.kind, file.content, HEADERS)
+                self._answer(HTTPStatus.OK, *file, PAGE_HEADERS)
             else:
                 there = " ".join([*(["/"] if files else []), "/metrics", *answers])
                 self._answer(HTTPStatus.NOT_FOUND, PLAIN, f"there is {there}\n".encode())
@@ -63,16 +78,17 @@ def serve_http(
         do_HEAD = do_GET
 
         def _live(self, history: History, query: str) -> None:
-            asked = parse_qs(query)
+            parameters = parse_qs(query)
             try:
-                told = history.told(asked.get("model", [""])[-1], float(asked.get("after", ["0"])[-1]))
+                after = float(parameters.get("after", ["0"])[-1])
+                document = history.document(parameters.get("model", [""])[-1], after)
             except ValueError:
                 self._answer(HTTPStatus.BAD_REQUEST, PLAIN, b"after is a number: seconds since 1970\n")
-            except UnknownModelError:
+            except NotServedError:
                 self._answer(HTTPStatus.NOT_FOUND, PLAIN, b"no such model is served\n")
             else:
-                told["state"] = probes.readyz() or "serving"
-                self._answer(HTTPStatus.OK, "application/json", json.dumps(told).encode(), HEADERS)
+                document["state"] = probes.readyz() or "serving"
+                self._answer(HTTPStatus.OK, "application/json", json.dumps(document).encode(), PAGE_HEADERS)
 
         def _answer(self, status: HTTPStatus, kind: str, body: bytes, headers: Mapping[str, str] = {}) -> None:
             self.send_response(status)
@@ -86,17 +102,23 @@ def serve_http(
                 self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Says nothing: a probe comes every few seconds, and what strangers ask for is not ours to repeat."""
+            """Logs nothing: probes come every few seconds, and URLs of strangers don't belong in the log."""
 
     server = _Server((host, port), Handler)
     Thread(target=server.serve_forever, name="http", daemon=True).start()
     return server
 
 
-class _Server(ThreadingHTTPServer):
-    """A thread for each connection, and so many at most: where all are taken, the one that has had its longest goes.
+def _page_files() -> dict[str, tuple[str, bytes]]:
+    """Returns content type and content of the page's files, by URL path; "/" is the page itself."""
+    files = {file.name: (PAGE_TYPES[file.suffix], file.read_bytes()) for file in sorted(PAGE.iterdir())}
+    return {"/": files.pop("index.html"), **{f"/{name}": file for name, file in files.items()}}
 
-    So clients that are slow, or say nothing at all, keep nobody out: not the kubelet, which would end the process.
+
+class _Server(ThreadingHTTPServer):
+    """Serves each of up to MAX_CONNECTIONS connections in a thread; one more closes the oldest.
+
+    So slow or silent clients can't lock out the kubelet, which would then kill the process.
     """
 
     daemon_threads = True
@@ -104,27 +126,27 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self.address_family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
-        self._free = BoundedSemaphore(MOST_CONNECTIONS)
+        self._free = BoundedSemaphore(MAX_CONNECTIONS)
         self._lock = Lock()
-        self._open: dict[Any, None] = {}  # sockets, the oldest first
+        self._open: dict[Any, None] = {}  # sockets, oldest first
         super().__init__(address, handler)
 
     def server_bind(self) -> None:
-        if self.address_family == socket.AF_INET6:  # "::" is IPv4 too, whatever the system's own default, as for gRPC
+        if self.address_family == socket.AF_INET6:  # as for gRPC, "::" includes IPv4, whatever the system's default
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         super().server_bind()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._free.acquire(blocking=False):
-            self._end_oldest()
-            if not self._free.acquire(timeout=1):  # it is not the clients that are slow
+            self._close_oldest()
+            if not self._free.acquire(timeout=1):  # not the clients are slow, but the server
                 self.shutdown_request(request)
                 return
         with self._lock:
             self._open[request] = None
         try:
             super().process_request(request, client_address)
-        except RuntimeError:  # the system has no more threads
+        except RuntimeError:  # no more threads can be started
             self._forget(request)
             self.shutdown_request(request)
 
@@ -139,13 +161,13 @@ class _Server(ThreadingHTTPServer):
             self._open.pop(request, None)
         self._free.release()
 
-    def _end_oldest(self) -> None:
+    def _close_oldest(self) -> None:
         with self._lock:
             oldest = next(iter(self._open), None)
             self._open.pop(oldest, None)
             if oldest is not None:
-                with suppress(OSError):  # it may just have gone by itself
+                with suppress(OSError):  # it may just have closed
                     oldest.shutdown(socket.SHUT_RDWR)  # its thread sees the end and closes it
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Says nothing of clients that leave before they have their answer."""
+        """Logs nothing about clients that disconnect early."""

@@ -1,1 +1,1 @@
-"""Logs and traces: one line for each call, a summary every few seconds, OpenTelemetry spans."""
+"""Logs and traces: a line per call, a summary every few seconds, OpenTelemetry spans."""

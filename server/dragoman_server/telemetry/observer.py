@@ -1,46 +1,71 @@
-"""Hears of every call that ended, and tells of it: on a line, in the summary, and in traces."""
+"""Reports every finished call: in a log line, in the summary and in traces."""
 
 import asyncio
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol
 
+from dragoman_server.config import ServerConfig
 from dragoman_server.core.call_record import CallRecord
+from dragoman_server.core.errors import StartError
 from dragoman_server.telemetry.log_lines import LineWriter
 from dragoman_server.telemetry.phases import phases
-from dragoman_server.telemetry.summary import Window
+from dragoman_server.telemetry.summary import SummaryWindow
 
-# Asked every few seconds by machines. They are logged at the level "debug" alone, and not counted in the summary.
+# Machines call these every few seconds. They are logged at level "debug" only, and left out of the summary.
 PROBES = (
     "grpc.health.v1.Health/",
     "inference.GRPCInferenceService/ServerLive",
     "inference.GRPCInferenceService/ServerReady",
 )
 
-Which = Literal["all", "failed", "none"]
+LoggedCalls = Literal["all", "failed", "none"]
 Render = Callable[[Mapping[str, Any]], str]
 
 
 class Tracer(Protocol):
-    """What is needed of server.observe.tracing.CallTracer."""
+    """The interface of telemetry.tracing.CallTracer, which can't be imported without OpenTelemetry."""
 
-    def trace(self, record: CallRecord, now: float) -> str:
-        """Hands on the spans of a call; gives the id of the trace, "" where it is not sampled. Called in one thread.
+    def trace(self, record: CallRecord, epoch: float) -> str:
+        """Sends the spans of a call. All calls come from one thread.
 
         Args:
-            now: time.time() when time.monotonic() was 0.
+            epoch: time.time() when time.monotonic() was 0.
+
+        Returns:
+            The trace id; "" if the call is not sampled.
         """
+
+    def close(self, seconds: float) -> None:
+        """Sends the remaining spans, for at most so many seconds."""
+
+
+def start_tracing(config: ServerConfig) -> Tracer | None:
+    """Returns a tracer, or None if tracing is off; then OpenTelemetry is not even imported.
+
+    Raises:
+        StartError: The extra is not installed, or an OTEL_ variable is invalid.
+    """
+    if not config.tracing:
+        return None
+    try:
+        from dragoman_server.telemetry.tracing import CallTracer, tracer_provider
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        sentence = f"--tracing needs {package}; `pip install '.[server,tracing]'` in a clone of Dragoman brings it"
+        raise StartError(sentence) from None
+    return CallTracer(tracer_provider())
 
 
 class Observer:
-    """Costs the event loop a few microseconds a call: lines are made, and spans, in the writer's thread.
+    """Reports calls. It costs the event loop a few microseconds per call: the writer's thread makes lines and spans.
 
     Args:
-        lines: where lines go.
-        render: makes a line of fields.
-        requests: which calls have a line,
-        probes: and whether those have one that ask for health.
-        load: requests that wait and cache rows in use.
+        lines: Writes the log.
+        render: Formats fields as a line.
+        requests: Which calls to log.
+        probes: Whether to log health checks.
+        load: Returns the waiting requests and the cache rows in use.
         tracer: None for no traces.
     """
 
@@ -49,7 +74,7 @@ class Observer:
         lines: LineWriter,
         render: Render,
         *,
-        requests: Which = "all",
+        requests: LoggedCalls = "all",
         probes: bool = False,
         load: Callable[[], tuple[int, int]] = lambda: (0, 0),
         tracer: Tracer | None = None,
@@ -60,53 +85,50 @@ class Observer:
         self._probes = probes
         self._load = load
         self._tracer = tracer
-        self._window = Window(time.monotonic())
+        self._window = SummaryWindow(time.monotonic())
 
     def ended(self, record: CallRecord) -> None:
-        """Takes the record of a call that is over, or of one of the requests of a call whose requests stream.
-
-        For the event loop alone.
-        """
+        """Reports a finished call, or a finished request of a call that streams requests. For the event loop only."""
         if record.method.startswith(PROBES):
             if not self._probes:
                 return
-        elif not record.parts:  # those are counted by themselves; how long their stream was open tells nothing
+        elif not record.parts:  # the requests of a stream count one by one, and its duration means nothing
             self._window.add(record)
-        if self._wanted(record) or self._tracer is not None:
+        if self._is_logged(record) or self._tracer is not None:
             now = time.time()
             self._lines.put(lambda: self._line(record, now - record.ended))
 
     async def summarize(self, seconds: float) -> None:
-        """Writes a line of what was done, every so often; none where there was nothing to do. Never ends."""
+        """Logs a summary at this interval, unless the server was idle. Never returns."""
         while True:
             await asyncio.sleep(seconds)
-            window, self._window = self._window, Window(time.monotonic())
+            window, self._window = self._window, SummaryWindow(time.monotonic())
             waiting, running = self._load()
             if window.calls or waiting or running:
                 self._lines.put(self._summary(window, time.monotonic(), waiting, running))
 
-    def _summary(self, window: Window, now: float, waiting: int, running: int) -> Callable[[], str]:
+    def _summary(self, window: SummaryWindow, now: float, waiting: int, running: int) -> Callable[[], str]:
         timestamp = time.time()
         return lambda: self._render(
-            {"event": "summary", "level": "info", "timestamp": timestamp, **window.told(now, waiting, running)}
+            {"event": "summary", "level": "info", "timestamp": timestamp, **window.fields(now, waiting, running)}
         )
 
-    def _wanted(self, record: CallRecord) -> bool:
+    def _is_logged(self, record: CallRecord) -> bool:
         return self._requests == "all" or (self._requests == "failed" and record.code != "OK")
 
     def _line(self, record: CallRecord, epoch: float) -> str:
         trace = "" if self._tracer is None else self._tracer.trace(record, epoch)
-        if not self._wanted(record):
+        if not self._is_logged(record):
             return ""
         level = "error" if record.code == "INTERNAL" else "info"
-        fields = {"event": "request", "level": level, "timestamp": epoch + record.ended, **told(record)}
+        fields = {"event": "request", "level": level, "timestamp": epoch + record.ended, **call_fields(record)}
         if trace:
             fields["trace_id"] = trace
         return self._render(fields)
 
 
-def told(record: CallRecord) -> dict[str, Any]:
-    """What the line of a call says. What it has not is left out."""
+def call_fields(record: CallRecord) -> dict[str, Any]:
+    """Returns the fields of a call's log line; those that do not apply are left out."""
     fields: dict[str, Any] = {"request_id": record.id, "method": record.method, "code": record.code}
     if record.key is not None:
         fields["key"] = record.key
@@ -132,5 +154,5 @@ def told(record: CallRecord) -> dict[str, Any]:
 
 
 def milliseconds(seconds: float) -> float:
-    """To the microsecond."""
-    return round(seconds * 1_000_000) / 1000  # in half the time of round(..., 3)
+    """Converts seconds to milliseconds, rounded to the microsecond."""
+    return round(seconds * 1_000_000) / 1000  # twice as fast as round(..., 3)

@@ -1,4 +1,4 @@
-"""How the time of a call was spent."""
+"""The phases of a call."""
 
 from collections.abc import Iterator
 
@@ -8,13 +8,13 @@ Phase = tuple[str, float, float]
 
 
 def phases(record: CallRecord) -> Iterator[Phase]:
-    """Names, starts and ends, as time.monotonic(), of the phases that a call got to, in order. The last may be cut.
+    """Yields name, start and end (time.monotonic()) of the phases that a call reached, in order.
 
-    Those of the engines are, for a batch, of the input that took longest.
+    The end of the call may cut the last one short. For a batch, the engine phases are those of the slowest item.
     """
     start = record.started
     for name, end in _ends(record):
-        end = min(end or record.ended, record.ended)  # engines go on for a moment after a client has left
+        end = min(end or record.ended, record.ended)  # an engine may continue briefly after the client left
         if name != "receive":
             yield name, start, end
         start = end
@@ -23,12 +23,12 @@ def phases(record: CallRecord) -> Iterator[Phase]:
 
 
 def _ends(record: CallRecord) -> Iterator[tuple[str, float]]:
-    """Each begins where the one before ends; 0.0 for one that was not ended by itself."""
+    """Yields name and end of each phase, 0.0 if it did not end; each begins where the previous one ends."""
     yield "receive", record.tokenizing
     yield "tokenize", record.tokenized
     if (stages := record.stages) is None:
         return
-    yield "queue", stages.encoding or stages.decoded  # the latter where it spent all of its time in the queue
+    yield "queue", stages.encoding or stages.decoded  # the latter if its time limit passed in the queue
     if stages.encoding:
         yield "encode", stages.encoded
         yield "decode", stages.decoded

@@ -1,4 +1,4 @@
-"""What was done within a few seconds, on one line."""
+"""The summary line: what the server did in the last seconds."""
 
 from array import array
 from collections.abc import Sequence
@@ -6,17 +6,17 @@ from typing import Any
 
 from dragoman_server.core.call_record import CallRecord
 
-MOST_TIMES = 200_000  # kept for percentiles; what a server can't do in a window
+MAX_TIMES = 200_000  # kept for percentiles; more than a server can do in one window
 
 
-class Window:
-    """The calls that ended since some moment.
+class SummaryWindow:
+    """The calls that ended since some time.
 
     Args:
-        since: that moment, as time.monotonic().
+        since: Start of the window, as time.monotonic().
 
     Attributes:
-        calls: how many.
+        calls: Number of calls.
     """
 
     def __init__(self, since: float) -> None:
@@ -31,15 +31,15 @@ class Window:
         self._failed += record.code != "OK"
         self._source_tokens += record.source_tokens
         self._target_tokens += record.target_tokens
-        if self.calls <= MOST_TIMES:
+        if self.calls <= MAX_TIMES:
             self._times.append(record.ended - record.started)
 
-    def told(self, now: float, waiting: int, running: int) -> dict[str, Any]:
-        """What the line says.
+    def fields(self, now: float, waiting: int, running: int) -> dict[str, Any]:
+        """Returns the fields of the summary line.
 
         Args:
-            waiting: requests in the queue, at this moment,
-            running: cache rows in use.
+            waiting: Requests in the queue now.
+            running: Cache rows in use now.
         """
         seconds = max(now - self._since, 1e-3)
         fields: dict[str, Any] = {
@@ -58,5 +58,5 @@ class Window:
 
 
 def percentile(ordered: Sequence[float], percent: int) -> float:
-    """The least of the values that so many percent of them are not above."""
+    """Returns the smallest value that at least `percent` percent of the values do not exceed."""
     return ordered[-(-len(ordered) * percent // 100) - 1]

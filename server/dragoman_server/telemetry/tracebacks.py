@@ -1,4 +1,4 @@
-"""Tracebacks for logs, without the exceptions' own words: those may quote what a client sent."""
+"""Tracebacks for logs without the messages of exceptions, which may quote what a client sent."""
 
 import logging
 import sys
@@ -10,12 +10,12 @@ from typing import TextIO
 
 ExcInfo = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
 
-# Libraries through whose hands requests go.
+# Libraries whose log messages may quote requests.
 QUOTING = ("asyncio", "grpc")
 
 
-def without_words(error: BaseException) -> str:
-    """What happened where, as Python prints it, but of each exception its kind alone."""
+def without_messages(error: BaseException) -> str:
+    """Formats a traceback as Python does, but with only the type of each exception."""
     return "".join(_lines(error, set())).rstrip("\n")
 
 
@@ -31,25 +31,27 @@ def _lines(error: BaseException, seen: set[int]) -> Iterator[str]:
     kind = type(error)
     yield f"{'' if kind.__module__ == 'builtins' else kind.__module__ + '.'}{kind.__qualname__}\n"
     if isinstance(error, BaseExceptionGroup):
-        for each in error.exceptions:
-            if id(each) not in seen:
-                yield "\nof which one part is\n\n"
-                yield from _lines(each, seen)
+        for member in error.exceptions:
+            if id(member) not in seen:
+                yield "\nwhich contains\n\n"
+                yield from _lines(member, seen)
 
 
-def exception_without_words(exc_info: ExcInfo) -> str:
-    """For structlog.processors.ExceptionRenderer."""
-    return without_words(exc_info[1]) if exc_info[1] is not None else ""
+def exception_without_messages(exc_info: ExcInfo) -> str:
+    """Formats an exception for structlog.processors.ExceptionRenderer."""
+    return without_messages(exc_info[1]) if exc_info[1] is not None else ""
 
 
-def write_without_words(stream: TextIO, exc_info: ExcInfo) -> None:
-    """For structlog.dev.ConsoleRenderer."""
-    stream.write("\n" + exception_without_words(exc_info))
+def write_without_messages(stream: TextIO, exc_info: ExcInfo) -> None:
+    """Writes an exception for structlog.dev.ConsoleRenderer."""
+    stream.write("\n" + exception_without_messages(exc_info))
 
 
-def is_of_server(record: logging.LogRecord) -> bool:
-    """Filters out what gRPC says of clients, with a traceback: one has left while its answer was on its way, or sends
-    metadata that are no text. Neither is a fault of the server's, and anyone could fill its log with them.
+def is_server_fault(record: logging.LogRecord) -> bool:
+    """Returns whether a log record is about the server, and not about a client, for use as a filter.
+
+    gRPC logs a traceback when a client leaves before its response is sent, or sends metadata that is not text. Neither
+    is a fault of the server, and any client could flood the log with them.
     """
     if record.name.split(".")[0] != "grpc" or not record.exc_info or (kind := record.exc_info[0]) is None:
         return True
@@ -57,24 +59,24 @@ def is_of_server(record: logging.LogRecord) -> bool:
 
 
 class LibraryFormatter(logging.Formatter):
-    """For what libraries log through `logging`. Of those that may quote requests it says where they spoke, not what."""
+    """Formats records of `logging`. For libraries that may quote requests, it logs the place, not the message."""
 
     def format(self, record: logging.LogRecord) -> str:
         if record.name.split(".")[0] in QUOTING:
             record = logging.makeLogRecord(record.__dict__)
-            record.msg, record.args, record.exc_text = f"spoke at {record.pathname}:{record.lineno}", None, None
+            record.msg, record.args, record.exc_text = f"logged at {record.pathname}:{record.lineno}", None, None
         return super().format(record)
 
     def formatException(self, ei: object) -> str:
-        return exception_without_words(ei) if isinstance(ei, tuple) else ""
+        return exception_without_messages(ei) if isinstance(ei, tuple) else ""
 
 
-def hush_hooks() -> None:
-    """Has what ends in a thread, or while an object is cleared away, told in the same manner."""
+def install_quiet_hooks() -> None:
+    """Prints unhandled exceptions in threads and finalizers without their messages."""
 
-    def tell(error: BaseException | None) -> None:
+    def print_type(error: BaseException | None) -> None:
         if error is not None:
-            print(without_words(error), file=sys.stderr, flush=True)
+            print(without_messages(error), file=sys.stderr, flush=True)
 
-    threading.excepthook = lambda event: tell(event.exc_value)
-    sys.unraisablehook = lambda event: tell(event.exc_value)
+    threading.excepthook = lambda event: print_type(event.exc_value)
+    sys.unraisablehook = lambda event: print_type(event.exc_value)

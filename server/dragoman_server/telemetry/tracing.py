@@ -1,8 +1,7 @@
-"""OpenTelemetry traces: a span for each call and one for each of its phases, made when the call is over.
+"""OpenTelemetry traces: a span for each call and each of its phases, made when the call is over.
 
-Needs the extra `tracing`; nothing else of the server knows of OpenTelemetry. Where traces go, what part of them and
-under which name of the service the standard variables say: OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_TRACES_SAMPLER,
-OTEL_SERVICE_NAME and so on.
+Needs the extra `tracing`; no other module of the server imports OpenTelemetry. The standard variables configure it:
+OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_TRACES_SAMPLER, OTEL_SERVICE_NAME and so on.
 """
 
 import os
@@ -26,70 +25,70 @@ EXPORTERS = {
     "grpc": "opentelemetry.exporter.otlp.proto.grpc.trace_exporter",
     "http/protobuf": "opentelemetry.exporter.otlp.proto.http.trace_exporter",
 }
-# Statuses that are the server's fault, as OpenTelemetry's conventions for gRPC servers have it, and their numbers.
+# Statuses that OpenTelemetry's conventions for gRPC servers count as errors.
 FAULTS = ("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS")
-CODES = (
+CODES = (  # in the order of their numbers
     "OK CANCELLED UNKNOWN INVALID_ARGUMENT DEADLINE_EXCEEDED NOT_FOUND ALREADY_EXISTS PERMISSION_DENIED "
     "RESOURCE_EXHAUSTED FAILED_PRECONDITION ABORTED OUT_OF_RANGE UNIMPLEMENTED INTERNAL UNAVAILABLE DATA_LOSS "
     "UNAUTHENTICATED"
 ).split()
-NAMES = {"queue": "wait"}  # of phases that are called something else in traces
+NAMES = {"queue": "wait"}  # phases with another name in traces
 
 
 def tracer_provider(exporter: SpanExporter | None = None) -> TracerProvider:
-    """What spans are handed to.
+    """Returns a provider that sends spans to an exporter.
 
     Args:
-        exporter: None for the one that the environment says.
+        exporter: None for the one that the environment configures.
 
     Raises:
-        StartError: the environment says something that is not there.
+        StartError: The environment configures an exporter that is unknown or not installed.
     """
-    named = {SERVICE_VERSION: version("dragoman")}
+    attributes = {SERVICE_VERSION: version("dragoman")}
     if not os.environ.get("OTEL_SERVICE_NAME") and "service.name=" not in os.environ.get(
         "OTEL_RESOURCE_ATTRIBUTES", ""
     ):
-        named[SERVICE_NAME] = SERVICE
-    provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
+        attributes[SERVICE_NAME] = SERVICE
+    provider = TracerProvider(resource=Resource.create(attributes), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(exporter or _exporter()))
     return provider
 
 
 class CallTracer:
-    """Makes the spans of calls. For one thread."""
+    """Makes the spans of calls. Not thread-safe."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
         self._tracer = provider.get_tracer("dragoman.server", version("dragoman"))
         self._propagator = TraceContextTextMapPropagator()
 
-    def trace(self, record: CallRecord, now: float) -> str:
-        """See server.observe.observer.Tracer."""
+    def trace(self, record: CallRecord, epoch: float) -> str:
+        """See telemetry.observer.Tracer."""
         service, _, method = record.method.partition("/")
         span = self._tracer.start_span(
             record.method,
             self._parent(record),
             SpanKind.SERVER,
             {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method, "dragoman.request_id": record.id},
-            start_time=_nanoseconds(now + record.received),
+            start_time=_nanoseconds(epoch + record.received),
         )
         if span.is_recording():
             span.set_attributes(_attributes(record))
             if record.code in FAULTS:
                 span.set_status(Status(StatusCode.ERROR))
-            inside = set_span_in_context(span, Context())
-            spent = list(phases(record))
-            received = spent[0][1] if spent else record.ended
-            for name, start, end in [("receive", record.received, received), *spent]:
-                child = self._tracer.start_span(NAMES.get(name, name), inside, start_time=_nanoseconds(now + start))
-                child.end(_nanoseconds(now + end))
-        span.end(_nanoseconds(now + record.ended))
-        context = span.get_span_context()
-        return format_trace_id(context.trace_id) if context.trace_flags.sampled else ""
+            context = set_span_in_context(span, Context())
+            later = list(phases(record))
+            received = later[0][1] if later else record.ended
+            for name, start, end in [("receive", record.received, received), *later]:
+                child = self._tracer.start_span(NAMES.get(name, name), context, start_time=_nanoseconds(epoch + start))
+                child.end(_nanoseconds(epoch + end))
+        span.end(_nanoseconds(epoch + record.ended))
+        identity = span.get_span_context()
+        return format_trace_id(identity.trace_id) if identity.trace_flags.sampled else ""
 
     def close(self, seconds: float) -> None:
-        """Sends what has not been sent, for so long at most."""
-        # NOTE: where nobody answers, exporters take longer than they are told to.
+        """See telemetry.observer.Tracer."""
+        # NOTE: if the collector does not answer, exporters exceed their timeout.
         sending = Thread(target=self._provider.force_flush, args=[int(seconds * 1000)], daemon=True)
         sending.start()
         sending.join(seconds)

@@ -1,4 +1,4 @@
-"""Generates the Python stubs from the .proto files in this directory; `--check` only reports whether they are current."""
+"""Generates the Python stubs from the .proto files in this directory. `--check` only reports whether they are stale."""
 
 import argparse
 import filecmp

@@ -239,7 +239,7 @@ def test_an_administrator_loads_unloads_and_asks(
 
     (unloaded,) = client.unload_model("digits")
     assert unloaded.held
-    with pytest.raises(NotFoundError, match=r"'digits' is not served here; there is numbers"):
+    with pytest.raises(NotFoundError, match=r"'digits' is not served here; available: numbers"):
         client.generate("42", model="digits")
     assert client.health("model:digits") is HealthStatus.SERVICE_UNKNOWN
     client.reload_repository()

@@ -228,9 +228,9 @@ def test_only_those_with_a_key_are_let_in(start_server: StartServer, tmp_path: P
     key, other = add(file, "speech"), add(tmp_path / "other.txt", "speech")
     server = start_server("--api-keys", str(file))
     assert ask(server, api_key=key) == SOUND
-    with pytest.raises(UnauthenticatedError, match=r"^this server wants an API key; send one as metadata"):
+    with pytest.raises(UnauthenticatedError, match=r"^this server requires an API key; send a key as metadata"):
         ask(server)
-    with pytest.raises(UnauthenticatedError, match=r"^this API key is not known here") as error:
+    with pytest.raises(UnauthenticatedError, match=r"^unknown API key") as error:
         ask(server, api_key=other)
     assert other not in str(error.value)
     done = command(server, DRAGOMAN_API_KEY=key)

@@ -18,7 +18,7 @@ from dragoman.inference import open_inference_pb2_grpc
 from dragoman.v1 import generation_pb2_grpc
 from dragoman_server.api.generation_service import SERVICE, GenerationService
 from dragoman_server.api.health_service import Health
-from dragoman_server.api.inference.inference_service import Administration, InferenceService
+from dragoman_server.api.inference.inference_service import InferenceService
 from dragoman_server.api.interceptor import CallInterceptor
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.bundle.manifest import Graph, Graphs, Limits, Manifest, Shape, SpecialTokens, Tokenizers
@@ -312,7 +312,7 @@ async def serve_fake(
     window: int = 8,
     ready: bool = True,
     score_queue: int = 100,
-    administration: Administration | None = None,
+    administration: Any = None,
     observer: Observer | None = None,
     unseen: Sequence[int] = (),
 ) -> AsyncIterator[Face]:

@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from dragoman.inference import open_inference_pb2 as oip
 from dragoman.v1 import admin_pb2
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.api.inference.stream import MOST_REQUESTS
+from dragoman_server.api.inference.stream import MAX_REQUESTS
 from dragoman_server.core.errors import EngineUnavailableError
 from dragoman_server.core.requests import FinishReason, Priority
 from dragoman_server.messages.api_error import ApiError
@@ -337,7 +337,7 @@ async def test_a_request_that_fails_leaves_the_stream_to_others(face: Face) -> N
 async def test_several_texts_in_a_request_of_a_stream_are_refused(face: Face) -> None:
     [response] = await stream(face, ask("ab", "cd"))
     assert response.error_message == (
-        "INVALID_ARGUMENT: text has 2 elements, but a request of a stream has one; a stream has many requests"
+        "INVALID_ARGUMENT: text has 2 elements, but each request of a stream must have one"
     )
 
 
@@ -345,17 +345,17 @@ async def test_requests_of_a_stream_run_side_by_side_and_not_without_bound() -> 
     engines = FakeEngines(automatic=False, room=10_000)
     async with serve_fake(engines) as face:
         call = face.inference_stub.ModelStreamInfer()
-        for _ in range(MOST_REQUESTS + 10):
+        for _ in range(MAX_REQUESTS + 10):
             await call.write(ask("ab"))
         await call.done_writing()
-        await engines.until(MOST_REQUESTS)
+        await engines.until(MAX_REQUESTS)
         await asyncio.sleep(0.05)
-        assert len(engines.running) == MOST_REQUESTS
+        assert len(engines.running) == MAX_REQUESTS
         engines.automatic = True
         for generation in list(engines.running):
             generation.finish()
         responses = [response async for response in call]
-        assert len(responses) == 3 * (MOST_REQUESTS + 10)
+        assert len(responses) == 3 * (MAX_REQUESTS + 10)
 
 
 async def test_a_client_that_leaves_a_stream_gives_its_rows_back() -> None:
@@ -577,7 +577,7 @@ async def test_what_there_is_not_is_said(face: Face) -> None:
     ):
         error = await refusal(call)
         assert error.code() is grpc.StatusCode.UNIMPLEMENTED
-        assert str(error.details()).startswith("this server has no ")
+        assert str(error.details()).startswith("this server does not support ")
     for name in ("System", "Cuda"):
         status = getattr(stub, f"{name}SharedMemoryStatus")
         assert not (await status(getattr(oip, f"{name}SharedMemoryStatusRequest")())).regions

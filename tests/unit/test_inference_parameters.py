@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dragoman.inference import open_inference_pb2 as oip
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.api.inference.parameters import NOT_TOLD, Parameters, translate_field_names
+from dragoman_server.api.inference.parameters import UNAVAILABLE, Parameters, translate_field_names
 from dragoman_server.messages.api_error import ApiError, invalid, unavailable
 
 KINDS = {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}
@@ -61,7 +61,7 @@ DETAILS: dict[str, Any] = {"tokens": True, "log_probabilities": True, "top_token
 
 def test_there_is_a_parameter_for_every_option_and_detail() -> None:
     assert OPTIONS.keys() == set(pb.GenerationOptions.DESCRIPTOR.fields_by_name)
-    assert DETAILS.keys() | set(NOT_TOLD) == set(pb.Details.DESCRIPTOR.fields_by_name)
+    assert DETAILS.keys() | set(UNAVAILABLE) == set(pb.Details.DESCRIPTOR.fields_by_name)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -100,38 +100,38 @@ def test_large_seeds_come_as_unsigned_numbers() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "problem"),
     [
-        ("beam_size", 1.5, "must be a whole number of 32 bits"),
-        ("beam_size", True, "must be a whole number of 32 bits"),
-        ("beam_size", 2**31, "must be a whole number of 32 bits"),
-        ("beam_size", "four", "is a string, but must be a whole number of 32 bits"),
-        ("beam_size", "[" * 100_000, "is a string, but must be a whole number of 32 bits"),
-        ("seed", -1, f"must be a whole number in 0 to {2**64 - 1}"),
+        ("beam_size", 1.5, "must be a 32-bit whole number"),
+        ("beam_size", True, "must be a 32-bit whole number"),
+        ("beam_size", 2**31, "must be a 32-bit whole number"),
+        ("beam_size", "four", "is a string, but must be a 32-bit whole number"),
+        ("beam_size", "[" * 100_000, "is a string, but must be a 32-bit whole number"),
+        ("seed", -1, f"must be a whole number from 0 to {2**64 - 1}"),
         ("sample", 1, "must be true or false"),
         ("tokens", "yes", "is a string, but must be true or false"),
         ("temperature", True, "must be a number"),
         ("temperature", "[0.5]", "must be a number"),
         ("length_normalization", "LOG", "must be LENGTH, GNMT or NONE"),
         ("length_normalization", 1, "must be LENGTH, GNMT or NONE"),
-        ("prefix", 5, "must be a text"),
+        ("prefix", 5, "must be a string"),
         ("time_limit", "soon", "is a string, but must be a number of seconds"),
         ("time_limit", True, "must be a number of seconds"),
         ("time_limit", float("nan"), "must be a number of seconds"),
         ("time_limit", float("inf"), "must be a number of seconds"),
-        ("stop_sequences", "ab", 'is a string, but must be a JSON array of texts, such as ["a", "b"]'),
-        ("stop_sequences", '"ab"', 'must be a JSON array of texts, such as ["a", "b"]'),
-        ("stop_sequences", '["ab", 5]', 'must be a JSON array of texts, such as ["a", "b"]'),
+        ("stop_sequences", "ab", 'is a string, but must be a JSON array of strings, such as ["a", "b"]'),
+        ("stop_sequences", '"ab"', 'must be a JSON array of strings, such as ["a", "b"]'),
+        ("stop_sequences", '["ab", 5]', 'must be a JSON array of strings, such as ["a", "b"]'),
         ("suppressed_tokens", '["ab"]', "must be a JSON array of token ids, such as [5, 7]"),
         ("suppressed_tokens", "[true]", "must be a JSON array of token ids, such as [5, 7]"),
         ("suppressed_tokens", f"[{2**40}]", "must be a JSON array of token ids, such as [5, 7]"),
         ("vocabulary", 5, "must be a JSON array of token ids, such as [5, 7]"),
-        ("vocabulary", "5" * 2**21, "has 2097152 characters, but 1048576 at most are read"),
-        ("suppressed_sequences", f"[{'[5], ' * 999}[5]]", "has 1000 sequences, but at most 256 are taken"),
+        ("vocabulary", "5" * 2**21, "has 2097152 characters, but at most 1048576 are allowed"),
+        ("suppressed_sequences", f"[{'[5], ' * 999}[5]]", "has 1000 sequences, but at most 256 are allowed"),
         (
             "suppressed_sequences",
             "[[0.5]]",
-            'must be a JSON array of texts or of arrays of token ids, such as ["a", [5, 7]]',
+            'must be a JSON array of strings or arrays of token ids, such as ["a", [5, 7]]',
         ),
-        ("alignment", True, "is not told in this protocol; ask dragoman.v1.GenerationService"),
+        ("alignment", True, "is not available in this protocol; use dragoman.v1.GenerationService"),
         ("colour", "red", "is not a parameter of this server"),
         ("sequence_id", 5, "is not a parameter of this server"),
         ("priority", "soon", "must be 'interactive' or 1, or 'batch' or 2"),

@@ -50,46 +50,46 @@ REFUSED = {
     "two": (oip.ModelInferRequest(inputs=[ONE, ONE]), "inputs must be one tensor, named 'text'"),
     "another name": (request(name="INPUT0"), "inputs must be one tensor, named 'text'"),
     "numbers": (request(datatype="INT32"), "inputs[0].datatype must be BYTES"),
-    "contents of numbers": (request(contents=NUMBERS), "text has 0 elements, but by its shape 2"),
+    "contents of numbers": (request(contents=NUMBERS), "text has 0 elements, but its shape says 2"),
     "no shape": (request(shape=[]), "inputs[0].shape must be [n] or [n, 1], for n texts"),
     "a row": (request(shape=[1, 2]), "inputs[0].shape must be [n] or [n, 1], for n texts"),
     "a negative shape": (request(shape=[-1]), "inputs[0].shape must be [n] or [n, 1], for n texts"),
     "an empty tensor": (request(shape=[0]), "text is empty"),
     "too many": (request(shape=[6]), "text has 6 elements, but a request may have at most 5"),
     "far too many": (request(shape=[2**62]), f"text has {2**62} elements, but a request may have at most 5"),
-    "another size": (request(shape=[3]), "text has 2 elements, but by its shape 3"),
+    "another size": (request(shape=[3]), "text has 2 elements, but its shape says 3"),
     "not UTF-8": (
         request(contents=oip.InferTensorContents(bytes_contents=[b"a", b"\xff"])),
         "text[1] is not UTF-8",
     ),
     "both forms": (
         request(contents=oip.InferTensorContents(), raw=[packed(b"a", b"b")]),
-        "inputs[0].contents must be absent where there are raw_input_contents",
+        "inputs[0].contents must be absent if there are raw_input_contents",
     ),
     "two raw parts": (request(raw=[b"", b""]), "raw_input_contents must have one part, as there is one input"),
     "too few": (
         request(raw=[packed(b"a")]),
-        "raw_input_contents[0] has 1 elements, but by the tensor's shape 2",
+        "raw_input_contents[0] has 1 elements, but the tensor's shape says 2",
     ),
     "half a length": (
         request(raw=[packed(b"a") + b"\1\0"]),
-        "raw_input_contents[0] has 1 elements, but by the tensor's shape 2",
+        "raw_input_contents[0] has 1 elements, but the tensor's shape says 2",
     ),
     "a length too long": (
         request(raw=[packed(b"a") + b"\2\0\0\0b"]),
-        "raw_input_contents[0] ends within element 1; each has its length before it, in 4 bytes, little-endian",
+        "raw_input_contents[0] ends within element 1; each must be preceded by its length in 4 bytes, little-endian",
     ),
     "more": (
         request(raw=[packed(b"a", b"b", b"c")]),
-        "raw_input_contents[0] has more than the 2 elements of the tensor's shape",
+        "raw_input_contents[0] has more elements than the tensor's shape says: 2",
     ),
     "shared memory": (
         request(parameters={"shared_memory_region": oip.InferParameter(string_param="mine")}),
-        "inputs[0].parameters asks for shared memory, which this server does not use",
+        "inputs[0].parameters refers to shared memory, which this server does not support",
     ),
     "something else": (
         request(parameters={"colour": oip.InferParameter(string_param="red")}),
-        "inputs[0].parameters has one that is not known here",
+        "inputs[0].parameters contains an unknown parameter",
     ),
 }
 

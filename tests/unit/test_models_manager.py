@@ -615,11 +615,11 @@ async def test_the_registry_says_why_it_refuses() -> None:
     )
     assert refusal("m") == (grpc.StatusCode.UNAVAILABLE, "no version of model m could be loaded")
     assert refusal("m@1") == (grpc.StatusCode.UNAVAILABLE, "version 1 of model m could not be loaded")
-    assert refusal("n@2") == (grpc.StatusCode.NOT_FOUND, "model 'n@2' is not served here; there is n@1")
+    assert refusal("n@2") == (grpc.StatusCode.NOT_FOUND, "model 'n@2' is not served here; available: n@1")
     await world.manager.unload("n")
     await world.manager.unload("m")
     assert refusal("") == (grpc.StatusCode.UNAVAILABLE, "no model is loaded")
-    assert refusal("n") == (grpc.StatusCode.NOT_FOUND, "model 'n' is not served here; there is none")
+    assert refusal("n") == (grpc.StatusCode.NOT_FOUND, "model 'n' is not served here; available: none")
 
 
 @pytest.mark.parametrize("seed", range(3))

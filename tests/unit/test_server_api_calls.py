@@ -298,7 +298,7 @@ async def test_a_fault_of_the_server_is_logged_without_what_the_client_sent(face
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await call
             assert refused.value.code() is grpc.StatusCode.INTERNAL
-            assert refused.value.details() == "the server failed at this; its log says why"
+            assert refused.value.details() == "internal error of the server; its log has the details"
     assert [(entry["event"], str(entry["exc_info"])) for entry in entries] == [("call failed", "a bug")] * 2
     assert "secret" not in str(entries)
 

@@ -158,7 +158,7 @@ async def test_a_model_that_is_not_there_is_not_found(face: Face, method: str) -
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await (call.read() if method == "GenerateStream" else call)
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
-    assert refused.value.details() == "model 'forwards' is not served here; there is backwards"
+    assert refused.value.details() == "model 'forwards' is not served here; available: backwards"
     found = detail(refused.value, error_details_pb2.ResourceInfo)
     assert (found.resource_type, found.resource_name) == ("dragoman.v1.Model", "forwards")
     assert face.metric("dragoman_rejections_total", reason="unknown_model") == 1

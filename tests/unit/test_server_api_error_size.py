@@ -68,7 +68,7 @@ async def test_of_many_names_the_nearest_five_are_told(face: Face) -> None:
         )
         assert error.code() is grpc.StatusCode.NOT_FOUND
     message = error.details() or ""
-    names = message.split("there is ")[1]
+    names = message.split("available: ")[1]
     assert names.count(f"{MODEL}@x") == 5
     assert "x042," in names
     assert message.endswith("and 146 more")

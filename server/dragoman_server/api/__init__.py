@@ -1,1 +1,1 @@
-"""The gRPC face: requests are checked and turned into token ids here, and token ids into answers."""
+"""The gRPC services: generation, administration, health, reflection and the Open Inference Protocol."""

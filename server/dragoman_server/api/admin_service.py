@@ -20,7 +20,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):
-    """Loads and unloads models. Its errors become statuses in CallInterceptor."""
+    """Loads and unloads models. CallInterceptor turns its errors into statuses."""
 
     def __init__(self, manager: ModelManager) -> None:
         self._manager = manager
@@ -66,6 +66,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
 
 def _describe(report: VersionReport) -> pb.VersionStatus:
+    """Converts a report to a message."""
     status = pb.VersionStatus(
         model=report.model,
         version=report.version,

@@ -1,4 +1,4 @@
-"""Lets calls in by their API keys, and counts what each key uses."""
+"""Authenticates calls by their API keys, enforces the limits of each key, and counts its use."""
 
 import asyncio
 import math
@@ -17,34 +17,35 @@ from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.messages.api_error import forbidden, key_limit, unauthenticated
 from dragoman_server.security.keys import ApiKeys, Caller, OverLimitError
 
-# Load balancers and the kubelet have no key, and learn from these only whether to send requests.
+# Methods without authentication: load balancers and the kubelet have no key, and learn only whether to send requests.
 OPEN = (
     "grpc.health.v1.Health/",
     "inference.GRPCInferenceService/ServerLive",
     "inference.GRPCInferenceService/ServerReady",
 )
+# Methods that require an administrator's key.
 ADMINISTRATION = (
     "dragoman.v1.AdminService/",
     "inference.GRPCInferenceService/RepositoryModelLoad",
     "inference.GRPCInferenceService/RepositoryModelUnload",
 )
 METADATA, BEARER = "authorization", "bearer "
-# A tensor may claim any shape; it is looked at, and refused, after authentication.
-MOST_COUNTED, MOST_DIMENSIONS = 1_000_000, 2
+# A tensor may claim any shape. It is validated, and refused, after authentication.
+MAX_COUNTED, MAX_DIMENSIONS = 1_000_000, 2
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-# The name of the key that the present call came with.
+# Name of the API key of the current call.
 CALLER: ContextVar[str | None] = ContextVar("caller", default=None)
 
 
 class Authenticator(Collector):
-    """What every call goes through.
+    """Lets calls in or refuses them by their API keys.
+
+    Its metrics have the names of keys as labels, which come from the operator's file.
 
     Args:
-        keys: None to let everyone in.
-
-    Its metrics have the names of keys as labels; those come from the operator's file.
+        keys: The known keys; None to let everyone in.
     """
 
     def __init__(self, keys: ApiKeys | None = None) -> None:
@@ -53,13 +54,15 @@ class Authenticator(Collector):
         self._refusals: Counter[str] = Counter()
 
     def call(self, method: str, request: Any, context: Context) -> AbstractContextManager[Any]:
-        """A call, while it runs; what is entered is the request, or a stream of them that comes no faster than it may.
+        """Returns a context for the duration of a call.
+
+        Its value is the request, or a stream of requests that is slowed down to the rate of the key.
 
         Args:
             method: "package.Service/Method".
 
         Raises:
-            ApiError: it may not, or not now.
+            ApiError: on entering, the key is missing, unknown, lacks the permission, or is over one of its limits.
         """
         if self._keys is None or method.startswith(OPEN):
             return nullcontext(request)
@@ -81,14 +84,14 @@ class Authenticator(Collector):
         key = _key(context)
         caller = None if key is None else keys.caller(key)
         if caller is None:
-            raise unauthenticated("this API key is not known here" if key else "this server wants an API key")
+            raise unauthenticated("unknown API key" if key else "this server requires an API key")
         name = caller.entry.name
         CALLER.set(name)
         if method.startswith(ADMINISTRATION) and not caller.entry.admin:
-            raise forbidden("this API key is not one of an administrator")
+            raise forbidden("this method requires an administrator's API key")
         streams = isinstance(request, AsyncIterable)
         try:
-            caller.begin(0 if streams else _requests(request))
+            caller.begin(0 if streams else _request_count(request))
         except OverLimitError as error:
             self._refusals[name] += 1
             raise key_limit(error) from None
@@ -100,25 +103,26 @@ class Authenticator(Collector):
 
 
 async def _paced(messages: AsyncIterable[Any], caller: Caller) -> AsyncIterator[Any]:
-    """The messages of a call whose requests stream, each when the key's rate allows it."""
+    """Yields the requests of a stream, each when the rate of the key allows it."""
     async for message in messages:
-        while wait := caller.charge(_requests(message)):  # noqa: ASYNC110  # it is time that is waited for
+        while wait := caller.charge(_request_count(message)):  # noqa: ASYNC110  # waits for time to pass, not an event
             await asyncio.sleep(wait)
         yield message
 
 
-def _requests(message: object) -> int:
-    """How many requests a message stands for."""
+def _request_count(message: object) -> int:
+    """Returns the number of requests that a message counts as."""
     if isinstance(message, pb.GenerateBatchRequest):
         return max(1, len(message.inputs))
     if isinstance(message, oip.ModelInferRequest) and message.inputs:
         shape = message.inputs[0].shape
-        # One of more dimensions is refused; and the product of very many would keep the event loop for minutes.
-        return max(1, min(math.prod(shape), MOST_COUNTED)) if len(shape) <= MOST_DIMENSIONS else 1
+        # More dimensions are refused later; the product of very many would block the event loop for minutes.
+        return max(1, min(math.prod(shape), MAX_COUNTED)) if len(shape) <= MAX_DIMENSIONS else 1
     return 1
 
 
 def _key(context: Context) -> str | None:
+    """Returns the API key in the metadata of a call."""
     for name, value in context.invocation_metadata() or ():
         if name == METADATA:
             text = value.decode("latin-1") if isinstance(value, bytes) else value

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
 from dragoman_server.api.batch import Batch, Kept
-from dragoman_server.api.streaming import stream_answer
+from dragoman_server.api.streaming import stream_response
 from dragoman_server.core.call_record import RECORD
 from dragoman_server.core.errors import Rejection
 from dragoman_server.core.requests import GenerationRequest, Priority
@@ -24,19 +24,19 @@ from dragoman_server.messages.served_model import ServedModel
 from dragoman_server.models.registry import ModelRegistry
 
 SERVICE = "dragoman.v1.GenerationService"
-MAX_DETOKENIZE = 65_536  # ids
-INLINE_DETOKENIZE = 2048
+MAX_DETOKENIZE_IDS = 65_536
+INLINE_DETOKENIZE_IDS = 2048  # more are decoded in a thread
 ITEMS = pb.GenerateBatchResponse.DESCRIPTOR.fields_by_name["items"].number
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
-    """Answers for what the registry has. Its errors become statuses in CallInterceptor.
+    """The generation service. CallInterceptor turns its errors into statuses.
 
     Args:
-        reject: counts an item of a batch that is refused.
-        models: what there is.
+        reject: Counts a refused item of a batch.
+        models: The models that are served.
     """
 
     def __init__(self, reject: Callable[[Rejection], None], models: ModelRegistry) -> None:
@@ -58,18 +58,18 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     ) -> AsyncGenerator[pb.GenerateStreamResponse, None]:
         with self._models.use(request.model) as model:
             generation_request, details = await _prepare(model, request, context, streaming=True)
-            async with aclosing(stream_answer(model, generation_request, details)) as messages:
+            async with aclosing(stream_response(model, generation_request, details)) as messages:
                 async for message in messages:
                     yield message
 
     async def GenerateBatch(self, request: pb.GenerateBatchRequest, context: Context) -> EncodedMessage:
-        """Gives a GenerateBatchResponse."""
+        """Returns a serialized GenerateBatchResponse."""
         return EncodedMessage(b"".join(await self._answer_batch(request, context, _encoded)))
 
     async def answer_all(self, request: pb.GenerateBatchRequest, context: Context) -> list[pb.GenerateResponse]:
-        """As GenerateBatch, but the first input that fails ends the call with its error.
+        """Answers a batch like GenerateBatch, but the first input that fails ends the call with its error.
 
-        The answers are meant to be told as JSON.
+        The size of the answers is estimated as JSON.
         """
         return await self._answer_batch(request, context, lambda item: item.response, JSON, all_or_none=True)
 
@@ -116,18 +116,19 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
 
 
 def _encoded(item: pb.BatchItem) -> bytes:
-    """As a part of a GenerateBatchResponse: a fraction of what the message takes in memory."""
+    """Serializes an item as part of a GenerateBatchResponse, which takes a fraction of the memory of the message."""
     return length_delimited(ITEMS, item.SerializeToString())
 
 
 async def _detokenize(tokenizer: Tokenizer, ids: Sequence[int]) -> pb.DetokenizeResponse:
+    """Raises ApiError for invalid ids, or too many."""
     size = tokenizer.get_vocab_size()
-    if len(ids) > MAX_DETOKENIZE:
-        raise invalid("token_ids.ids", f"has {len(ids)} ids, but at most {MAX_DETOKENIZE} are taken at once")
+    if len(ids) > MAX_DETOKENIZE_IDS:
+        raise invalid("token_ids.ids", f"has {len(ids)} ids, but at most {MAX_DETOKENIZE_IDS} are allowed")
     for index, token in enumerate(ids):
         if not 0 <= token < size:
             raise invalid(f"token_ids.ids[{index}]", f"is {token}, but the vocabulary has ids 0 to {size - 1}")
-    if len(ids) <= INLINE_DETOKENIZE:
+    if len(ids) <= INLINE_DETOKENIZE_IDS:
         return pb.DetokenizeResponse(text=tokenizer.decode(list(ids)))
     return pb.DetokenizeResponse(text=await asyncio.to_thread(tokenizer.decode, list(ids)))
 
@@ -135,10 +136,13 @@ async def _detokenize(tokenizer: Tokenizer, ids: Sequence[int]) -> pb.Detokenize
 async def _prepare(
     model: ServedModel, request: pb.GenerateRequest, context: Context, streaming: bool = False
 ) -> tuple[GenerationRequest, ResponseDetails]:
-    """What to ask the engines for, and what to tell of it.
+    """Validates a request and tokenizes its input.
+
+    Returns:
+        The request for the engines, and what to include in the response.
 
     Raises:
-        ApiError: the request is wrong.
+        ApiError: the request is invalid.
     """
     arrival = time.monotonic()
     record = RECORD.get()
@@ -155,12 +159,13 @@ async def _prepare(
 
 
 def _deadline(context: Context) -> float | None:
-    """The call's deadline as time.monotonic(), None where the client set none."""
+    """Returns the deadline of a call as time.monotonic(), None if the client set none."""
     remaining: float | None = context.time_remaining()
     return None if remaining is None else time.monotonic() + remaining
 
 
 def _side(side: pb.Side) -> pb.Side:
+    """Applies the default. Raises ApiError for an unknown value."""
     if side == pb.SIDE_UNSPECIFIED:
         return pb.SIDE_SOURCE
     if side not in (pb.SIDE_SOURCE, pb.SIDE_TARGET):

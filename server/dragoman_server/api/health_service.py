@@ -1,7 +1,7 @@
 """grpc.health.v1 for asyncio.
 
-The servicer that comes with grpcio-health-checking forgets all watchers of a service when one of them leaves, and can't
-change a status while one of them does not read. Health must work then of all times.
+The servicer of grpcio-health-checking forgets all watchers of a service when one of them leaves, and blocks a change of
+status while one of them does not read. Health checks must work especially then.
 """
 
 import asyncio
@@ -14,18 +14,19 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dragoman_server.messages.api_error import ApiError
 
-MODEL = "model:"  # what a model's name stands behind where its health is asked for
+MODEL = "model:"  # prefix of a model's name in health checks
 Response = health_pb2.HealthCheckResponse
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the stubs carry no types
-    """All of the server's services are healthy together, or none is; each model is asked for as "model:NAME".
+    """The health of the server and of each model.
 
-    The event loop's thread changes it; any thread may read it, and wait for changes.
+    All services are healthy, or none is. The health of a model has the service name "model:NAME". Changed only by the
+    thread of the event loop; any thread may read it and wait for changes.
 
     Args:
-        services: names that may be asked for, beside "" for the whole server.
+        services: Known service names, in addition to "" for the whole server.
     """
 
     def __init__(self, services: Iterable[str]) -> None:
@@ -33,48 +34,49 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the stubs
         self._serving = False
         self._models: Mapping[str, bool] | None = None
         self._ended = False
-        self._changed = asyncio.Event()  # one for each status; set when the next one comes
+        self._changed = asyncio.Event()  # replaced at every change; the old event is set
         self._changes = threading.Condition()
 
     @property
     def serving(self) -> bool:
+        """Whether the server takes requests."""
         return bool(self.status("") == Response.SERVING)
 
     @property
     def ended(self) -> bool:
-        """Whether the server stops, and all watches with it."""
+        """Whether the server is stopping, which ends all watches."""
         return self._ended
 
     def set_serving(self, serving: bool) -> None:
-        """Tells everyone who watches."""
+        """Sets whether the server takes requests, and notifies watchers."""
         self._serving = serving
         self._announce()
 
     def set_models(self, models: Mapping[str, bool]) -> None:
-        """Tells everyone who watches which models there are, and whether they take requests.
+        """Sets which models exist and whether each takes requests, and notifies watchers.
 
-        A server none of whose models does is not serving.
+        A server without a model that takes requests is not serving.
         """
         if models != self._models:
             self._models = dict(models)
             self._announce()
 
     def end(self) -> None:
-        """Ends all watches, since the server stops."""
+        """Ends all watches because the server stops."""
         self._ended = True
         self._announce()
 
     def wait_for(self, holds: Callable[[], bool], seconds: float) -> None:
-        """Blocks the calling thread until something holds, or that long.
+        """Blocks the calling thread until a condition holds, for at most `seconds`.
 
         Args:
-            holds: looked at whenever a status changes, and at every `wake`.
+            holds: The condition, evaluated whenever a status changes and at every `wake`.
         """
         with self._changes:
             self._changes.wait_for(holds, seconds)
 
     def wake(self) -> None:
-        """Has every thread that waits look again."""
+        """Makes all waiting threads evaluate their conditions again."""
         with self._changes:
             self._changes.notify_all()
 
@@ -84,7 +86,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the stubs
         self.wake()
 
     def status(self, service: str) -> Any:
-        """The status of a service or a model; SERVICE_UNKNOWN where there is none of that name."""
+        """Returns the status of a service or a model, SERVICE_UNKNOWN for an unknown name."""
         models = self._models or {}
         if service in self.services:
             serving = self._models is None or any(models.values())
@@ -101,9 +103,9 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the stubs
         return Response(status=status)
 
     async def List(self, request: Any, context: Context) -> Any:
-        """The services alone: health needs no API key, and the names of models are not for everyone.
+        """Returns the services only: health needs no API key, and the names of models are not public.
 
-        grpcio-health-checking has it from 1.85 on; with older ones it can't be called.
+        Requires grpcio-health-checking 1.85 or later; with an older version clients can't call it.
         """
         statuses = {service: Response(status=self.status(service)) for service in sorted(self.services)}
         return health_pb2.HealthListResponse(statuses=statuses)

@@ -1,47 +1,43 @@
-"""What every call has in common: a name, a record and a time, and its errors become gRPC statuses."""
+"""What all calls have in common: a record, authentication, metrics, and errors that become gRPC statuses."""
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from contextvars import ContextVar
-from typing import Any, TypeAlias
+from typing import Any
 
 import grpc
 import structlog
-from google.protobuf.message import DecodeError
 
 from dragoman_server.api.auth import CALLER, Authenticator
-from dragoman_server.api.inflate import inflate
+from dragoman_server.api.message_codec import Handler, request_reader, response_writer, single_request_reader
 from dragoman_server.core.call_record import RECORD, REQUEST_ID, record_call
-from dragoman_server.core.errors import EngineError
-from dragoman_server.messages.api_error import ApiError, abort, from_engine, malformed
-from dragoman_server.messages.protobuf_encoding import EncodedMessage
+from dragoman_server.messages.api_error import ApiError, abort, from_exception
 from dragoman_server.metrics import ServerMetrics
 from dragoman_server.telemetry.observer import Observer
 
 log = structlog.get_logger()
 
-TRANSIT_SECONDS = 0.05  # that a call may have been on its way
+TRANSIT_SECONDS = 0.05  # allowance for the time between the client's start of a call and its arrival
 
-# When the present task's call arrived, as time.monotonic(), before its request was read.
+# When the call of the current task arrived, as time.monotonic(), before its request was read.
 RECEIVED: ContextVar[float] = ContextVar("received", default=0.0)
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in the type stubs alone
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps the handler of every method, once.
 
-    Calls of unknown methods are counted under the method "unknown". Messages above gRPC's size limit never come this
-    far: gRPC itself answers them with RESOURCE_EXHAUSTED.
+    Calls of unknown methods are counted under the method "unknown". Messages above gRPC's size limit do not get here:
+    gRPC itself ends those calls with RESOURCE_EXHAUSTED.
 
     Args:
-        authenticator: who may call; by default everyone.
-        log_text: log what clients send.
-        observer: hears of every call that ended.
-        most_bytes: of a request that comes compressed, once it is not.
+        authenticator: Checks API keys; None to let everyone in.
+        log_text: Whether to log requests, with the text that clients send.
+        observer: Receives the record of every call that ended.
+        max_request_bytes: Maximum size of a compressed request after decompression.
     """
 
     def __init__(
@@ -50,9 +46,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         authenticator: Authenticator | None = None,
         log_text: bool = False,
         observer: Observer | None = None,
-        most_bytes: int = 4 * 2**20,
+        max_request_bytes: int = 4 * 2**20,
     ) -> None:
-        self._most_bytes = most_bytes
+        self._max_request_bytes = max_request_bytes
         self._log_text = log_text
         self._observer = observer
         self._metrics = metrics
@@ -77,49 +73,24 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return wrapped
 
     def _wrap(self, method: str, handler: Handler) -> Handler:
-        """The handler with its behaviour and its parser wrapped. There are no methods whose requests alone stream."""
+        """Wraps the behaviour and the codec of a handler. No method streams only its requests."""
         if not handler.response_streaming:
-            return grpc.unary_unary_rpc_method_handler(
-                self._unary(method, handler.unary_unary), self._parser(handler), _writer(handler)
-            )
+            reader = single_request_reader(handler, self._max_request_bytes)
+            behaviour = self._guarded(method, handler.unary_unary)
+            return grpc.unary_unary_rpc_method_handler(behaviour, reader, response_writer(handler))
         if handler.request_streaming:
-            return grpc.stream_stream_rpc_method_handler(
-                self._stream(method, handler.stream_stream), self._reader(handler), handler.response_serializer
-            )
-        return grpc.unary_stream_rpc_method_handler(
-            self._stream(method, handler.unary_stream), self._parser(handler), handler.response_serializer
-        )
+            behaviour = self._guarded(method, _writing(handler.stream_stream))
+            reader = request_reader(handler, self._max_request_bytes)
+            return grpc.stream_stream_rpc_method_handler(behaviour, reader, handler.response_serializer)
+        behaviour = self._guarded(method, _writing(handler.unary_stream))
+        reader = single_request_reader(handler, self._max_request_bytes)
+        return grpc.unary_stream_rpc_method_handler(behaviour, reader, handler.response_serializer)
 
-    def _reader(self, handler: Handler) -> Callable[[bytes], Any]:
-        """Reads a request, and raises ApiError where it can't be."""
-        parse = handler.request_deserializer
-        assert parse is not None, "every method of a generated servicer has one"
+    def _guarded(self, method: str, behaviour: Any) -> Any:
+        """Returns a coroutine function that records, authenticates and runs a call, and aborts it if it fails."""
 
-        def read(data: bytes) -> Any:
-            try:
-                return parse(inflate(data, self._most_bytes))
-            except DecodeError:
-                raise malformed() from None
-
-        return read
-
-    def _parser(self, handler: Handler) -> Callable[[bytes], Any]:
-        """Reads the only request of a call, or gives the ApiError in its place; gRPC would answer one that is raised
-        with UNKNOWN, and log a traceback.
-        """
-        read = self._reader(handler)
-
-        def parse(data: bytes) -> Any:
-            try:
-                return read(data)
-            except ApiError as error:
-                return error.with_traceback(None)  # which would hold on to the request
-
-        return parse
-
-    def _unary(self, method: str, behaviour: Any) -> Any:
         async def call(request: Any, context: Context) -> Any:
-            with _Call(self._metrics, method, context, self._observer) as call:
+            with _RecordedCall(self._metrics, method, context, self._observer) as call:
                 admitted = None
                 try:
                     if isinstance(request, ApiError):
@@ -129,55 +100,48 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     with self._authenticator.call(method, request, context) as admitted:
                         return await behaviour(admitted, context)
                 except Exception as error:
-                    told = call.failed(error)
-                    # gRPC keeps what ends a call, and so these frames, in a cycle: a refused request would stay, and
-                    # may be large, until garbage is collected.
+                    api_error = call.failed(error)
+                    # gRPC keeps the exception that ends a call, and so these frames, in a reference cycle: a refused
+                    # request, which can be large, would live until the next garbage collection.
                     request = admitted = error.__traceback__ = error.__context__ = None
-                    await abort(context, told, call.record.id)
+                    await abort(context, api_error, call.record.id)
 
         return call
 
-    def _stream(self, method: str, behaviour: Any) -> Any:
-        """NOTE: a coroutine that writes, and no generator: gRPC would leave that to the garbage collector, and log a
-        traceback, where a message can't be sent to a client that has just left.
-        """
 
-        async def call(request: Any, context: Context) -> None:
-            with _Call(self._metrics, method, context, self._observer) as call:
-                admitted = None
-                try:
-                    if isinstance(request, ApiError):
-                        raise request
-                    if self._log_text:
-                        log.info("received", method=method, request_id=call.record.id, request=str(request))
-                    # Closed when the client leaves, so that its rows are given back at once.
-                    with self._authenticator.call(method, request, context) as admitted:
-                        async with aclosing(behaviour(admitted, context)) as messages:
-                            async for message in messages:
-                                await send(context, message)
-                except Exception as error:
-                    told = call.failed(error)
-                    # gRPC keeps what ends a call, and so these frames, in a cycle: a refused request would stay, and
-                    # may be large, until garbage is collected.
-                    request = admitted = error.__traceback__ = error.__context__ = None
-                    await abort(context, told, call.record.id)
+def _writing(generator: Any) -> Any:
+    """Returns a coroutine function that writes the messages of a stream to gRPC.
 
-        return call
+    NOTE: gRPC would leave an async generator to the garbage collector, and log a traceback, if a message can't be sent
+    to a client that has just left.
+    """
+
+    async def write(request: Any, context: Context) -> None:
+        # Closed as soon as the client leaves, which frees its rows.
+        async with aclosing(generator(request, context)) as messages:
+            async for message in messages:
+                await send(context, message)
+
+    return write
 
 
 async def send(context: Context, message: Any) -> None:
-    """Hands a message of a stream to gRPC; is cancelled where the client left at this very moment."""
+    """Passes a message of a stream to gRPC.
+
+    Raises:
+        CancelledError: the client has just left.
+    """
     try:
         await context.write(message)
     except grpc.aio.InternalError:
         raise asyncio.CancelledError from None
 
 
-class _Call:
-    """One call's name, count and time.
+class _RecordedCall:
+    """Context of one call: creates its record, counts it, and reports it when it ends.
 
     Attributes:
-        record: of it.
+        record: The record of the call.
     """
 
     __slots__ = ("_context", "_method", "_metrics", "_observer", "record")
@@ -185,7 +149,7 @@ class _Call:
     def __init__(self, metrics: ServerMetrics, method: str, context: Context, observer: Observer | None) -> None:
         self._metrics, self._method, self._context, self._observer = metrics, method, context, observer
 
-    def __enter__(self) -> "_Call":
+    def __enter__(self) -> "_RecordedCall":
         self.record = record_call(self._method, self._context.invocation_metadata(), RECEIVED.get())
         RECORD.set(self.record)
         if self._observer is not None:
@@ -197,7 +161,7 @@ class _Call:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         record = self.record
         if kind is not None and issubclass(kind, asyncio.CancelledError | GeneratorExit):
-            # The client left, or its deadline passed, or the server stops. The client's clock runs out a little before
+            # The client left, its deadline passed, or the server stops. The client's clock runs out a little before
             # ours, which started when the call arrived.
             remaining = self._context.time_remaining()
             late = remaining is not None and remaining <= TRANSIT_SECONDS
@@ -209,19 +173,9 @@ class _Call:
             self._observer.ended(record)
 
     def failed(self, error: Exception) -> ApiError:
-        """What the client gets for an exception."""
-        if isinstance(error, EngineError):
-            error = from_engine(error)
-        elif not isinstance(error, ApiError):
-            log.error("call failed", method=self._method, request_id=self.record.id, exc_info=error)
-            error = ApiError(grpc.StatusCode.INTERNAL, "the server failed at this; its log says why")
-        if error.rejection:
-            self._metrics.rejected(error.rejection)
-        self.record.code = error.code.name
-        return error
-
-
-def _writer(handler: Handler) -> Callable[[Any], bytes]:
-    write = handler.response_serializer
-    assert write is not None, "every method of a generated servicer has one"
-    return lambda message: message.content if isinstance(message, EncodedMessage) else write(message)
+        """Records the failure of the call, and returns the error that the client gets for an exception."""
+        api_error = from_exception(error, "call failed", method=self._method, request_id=self.record.id)
+        if api_error.rejection:
+            self._metrics.rejected(api_error.rejection)
+        self.record.code = api_error.code.name
+        return api_error

@@ -1,6 +1,6 @@
-"""Reflection of services whose definitions lie in different descriptor pools.
+"""Server reflection for services whose definitions are in different descriptor pools.
 
-grpcio-reflection has v1alpha alone. Its messages are those of v1, byte for byte, so one servicer answers for both.
+grpcio-reflection implements only v1alpha. Its messages are byte for byte those of v1, so one servicer serves both.
 """
 
 from collections.abc import Iterable
@@ -21,9 +21,9 @@ V1 = reflection.SERVICE_NAME.replace(ALPHA, STABLE)
 
 
 class PoolWithMethods:
-    """A pool that finds the file of a method, too: to the protocol, methods are symbols like services and messages.
+    """A descriptor pool that also finds methods: in the protocol, they are symbols like services and messages.
 
-    NOTE: no subclass of DescriptorPool: protobuf makes a plain pool of it.
+    NOTE: not a subclass of DescriptorPool, whose constructor returns a plain pool.
     """
 
     def __init__(self, pool: DescriptorPool) -> None:
@@ -40,10 +40,10 @@ class PoolWithMethods:
 
 
 def enable_reflection(services: Iterable[str], server: grpc.aio.Server) -> None:
-    """Lets clients ask what the services look like, and what the details of their errors are.
+    """Adds server reflection to a server, for its services and for the details of their errors.
 
     Args:
-        services: full names; reflection itself is added.
+        services: Full names of the services. Reflection itself is added.
     """
     pool = DescriptorPool()
     known: set[str] = set()
@@ -51,7 +51,7 @@ def enable_reflection(services: Iterable[str], server: grpc.aio.Server) -> None:
     for name in names:
         _copy(_file(name), pool, known)
     _copy(error_details_pb2.DESCRIPTOR, pool, known)
-    pool.Add(_stable())
+    pool.Add(_v1_definition())
     servicer = reflection.aio.ReflectionServicer([*names, V1], pool=PoolWithMethods(pool))
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
     handler = grpc.stream_stream_rpc_method_handler(
@@ -62,14 +62,15 @@ def enable_reflection(services: Iterable[str], server: grpc.aio.Server) -> None:
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(V1, {"ServerReflectionInfo": handler})])
 
 
-def _stable() -> FileDescriptorProto:
-    """The definition of grpc.reflection.v1."""
+def _v1_definition() -> FileDescriptorProto:
+    """Returns the definition of grpc.reflection.v1."""
     alpha, stable = FileDescriptorProto(), FileDescriptorProto()
     reflection_pb2.DESCRIPTOR.CopyToProto(alpha)
     return text_format.Parse(text_format.MessageToString(alpha).replace(ALPHA, STABLE), stable)
 
 
 def _file(service: str) -> FileDescriptor:
+    """Returns the file that defines a service."""
     try:
         return inference_pool().FindFileContainingSymbol(service)
     except KeyError:
@@ -77,7 +78,7 @@ def _file(service: str) -> FileDescriptor:
 
 
 def _copy(file: FileDescriptor, pool: DescriptorPool, known: set[str]) -> None:
-    """Adds a file, behind those that it imports."""
+    """Adds a file to a pool, after the files that it imports."""
     if file.name in known:
         return
     known.add(file.name)

@@ -1,4 +1,4 @@
-"""An answer while it is generated: pieces of text that are never taken back."""
+"""Streams a generation: pieces of text that are never taken back."""
 
 from collections import defaultdict
 from collections.abc import AsyncGenerator
@@ -11,13 +11,13 @@ from dragoman_server.messages.generation_options import ResponseDetails
 from dragoman_server.messages.served_model import ServedModel
 
 
-async def stream_answer(
+async def stream_response(
     model: ServedModel, request: GenerationRequest, details: ResponseDetails
 ) -> AsyncGenerator[pb.GenerateStreamResponse, None]:
-    """Asks the engines, and tells what they decide as they do. Whoever stops to listen must close it.
+    """Submits a request and yields its messages. Close the generator to cancel the request.
 
     Raises:
-        QueueFullError, DeadlineExpiredError, EngineUnavailableError: as engines and scorer do.
+        QueueFullError, DeadlineExpiredError, EngineUnavailableError: as raised by the engines and the scorer.
     """
     generation = model.submit(request)
     streams: dict[int, HypothesisStream] = defaultdict(
@@ -35,7 +35,7 @@ async def stream_answer(
                 yield pb.GenerateStreamResponse(progress=progress)
             else:
                 final = await model.write_response(request, event, details)
-                last = len(final.hypotheses) - 1  # it comes together with the whole
+                last = len(final.hypotheses) - 1  # sent together with the complete response
                 for index, hypothesis in enumerate(final.hypotheses):
                     stream = streams[index]
                     text, tokens = stream.rest(hypothesis.text), hypothesis.tokens[stream.tokens :]
@@ -49,59 +49,59 @@ async def stream_answer(
 
 
 class HypothesisStream:
-    """What can be sent of one hypothesis. All pieces and the rest, joined, are the text of the finished hypothesis.
+    """Decides which text of one hypothesis can be sent. All pieces and the rest add up to the text of the hypothesis.
 
-    That text may be cut before a stop sequence, so what may turn out to be the start of one is held back; and what
-    comes from the token that completes one is left to the rest, for only the search knows where it cuts.
+    The text may be cut before a stop sequence, so a possible start of one is held back. The text of the token that
+    completes a stop sequence is left to the rest, because only the search knows where it cuts.
 
     Attributes:
-        tokens: how many have been pushed.
+        tokens: Number of tokens so far.
     """
 
     def __init__(self, decoder: TargetDecoder, constraints: Constraints) -> None:
         self.tokens = 0
         self._stream = TextStream(decoder)
-        self._sequences = constraints.stop_sequences
+        self._stop_sequences = constraints.stop_sequences
         self._cut_before = not constraints.include_stop_sequence
         self._forced = len(constraints.prefix) if constraints.prefix_bias is None else 0
-        self._keep = max(map(len, self._sequences), default=1) - 1
-        self._tail = ""  # the end of the text so far, as much of it as a match can begin in
+        self._tail_length = max(map(len, self._stop_sequences), default=1) - 1
+        self._tail = ""  # the end of the text so far, long enough for a match to start in it
         self._held = 0  # characters at its end that have not been sent
         self._sent = 0
-        self._ended = False  # by a stop sequence
+        self._stopped = False  # by a stop sequence
 
     def push(self, ids: list[int]) -> str:
-        """The text that can be sent with these tokens and could not before; may be empty."""
+        """Adds tokens, and returns the text that can now be sent, which may be empty."""
         self.tokens += len(ids)
         piece = self._stream.push(ids)
         known, text = len(self._tail), self._tail + piece
-        # A sequence that is complete within a forced prefix ends nothing.
-        if self.tokens > self._forced and self._ends(text, known):
-            self._ended = True
-        if self._ended:
+        # A stop sequence that is complete within a forced prefix does not count.
+        if self.tokens > self._forced and self._has_match(text, known):
+            self._stopped = True
+        if self._stopped:
             return ""
-        held = max((_overlap(text, stop) for stop in self._sequences), default=0) if self._cut_before else 0
+        held = max((_overlap(text, stop) for stop in self._stop_sequences), default=0) if self._cut_before else 0
         piece = text[known - self._held : len(text) - held]
         self._held = held
-        self._tail = text[max(0, len(text) - self._keep) :]
+        self._tail = text[max(0, len(text) - self._tail_length) :]
         self._sent += len(piece)
         return piece
 
     def rest(self, text: str) -> str:
-        """What has not been sent of the finished hypothesis.
+        """Returns what has not been sent of the finished hypothesis.
 
         Args:
-            text: all of its text.
+            text: The complete text of the hypothesis.
         """
         return text[self._sent :]
 
-    def _ends(self, text: str, known: int) -> bool:
-        """Whether a stop sequence ends behind the first `known` characters."""
-        return any(text.find(stop, max(0, known - len(stop) + 1)) >= 0 for stop in self._sequences)
+    def _has_match(self, text: str, known: int) -> bool:
+        """Returns whether a stop sequence ends after the first `known` characters."""
+        return any(text.find(stop, max(0, known - len(stop) + 1)) >= 0 for stop in self._stop_sequences)
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of the text that the stop sequence begins with, without being all of it."""
+    """Returns the length of the longest suffix of the text that is a proper prefix of the stop sequence."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if stop.startswith(text[-length:]):
             return length

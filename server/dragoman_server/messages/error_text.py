@@ -1,54 +1,56 @@
-"""Keeps what errors say short: a status and all that goes with it travel as headers, which clients take 8 KiB of."""
+"""Keeps error messages short: a status is sent in HTTP/2 headers, of which clients accept 8 KiB."""
 
 from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher
 from itertools import takewhile
 
-NEAREST = 5  # names that an error lists
-VALUE_CHARACTERS = 100  # of a client's value that an error repeats
+NEAREST = 5  # maximum number of names in an error
+VALUE_CHARACTERS = 100  # maximum length of a client's value in an error
 
 
-def shorten(value: str, most: int = VALUE_CHARACTERS) -> str:
-    """The beginning of what a client sent, to be repeated in an error."""
-    return value if len(value) <= most else f"{value[:most]}..."
+def shorten(value: str, length: int = VALUE_CHARACTERS) -> str:
+    """Returns the beginning of a value that a client sent, for use in an error."""
+    return value if len(value) <= length else f"{value[:length]}..."
 
 
-def truncate(text: str, most: int) -> str:
-    """The beginning of a text, up to so many bytes as gRPC sends a status's message: each byte of what is not printable
-    ASCII becomes three.
+def truncate(text: str, max_bytes: int) -> str:
+    """Returns the beginning of a text, up to a size as gRPC encodes it in a status message.
+
+    Every byte that is not printable ASCII is encoded as three.
     """
     size = 0
-    for at, character in enumerate(text):
+    for index, character in enumerate(text):
         plain = " " <= character <= "~" and character != "%"
         size += 1 if plain else 3 * len(character.encode(errors="surrogatepass"))
-        if size > most:
-            return f"{text[:at]}..."
+        if size > max_bytes:
+            return f"{text[:index]}..."
     return text
 
 
 def list_nearest(names: Sequence[str], like: str = "") -> str:
-    """The names that there are, or those most like the one that was asked for and how many more there are.
+    """Returns a list of names as text: all of a few, or else the NEAREST ones and the number of the others.
 
     Args:
-        names: in the order in which to list them where nothing was asked for.
+        names: All names, in the order in which to list them if `like` is empty.
+        like: The name that was requested; the most similar names are listed.
     """
     if len(names) <= NEAREST:
         return ", ".join(names) or "none"
-    near = sorted(names, key=_likeness(like), reverse=True) if like else names
+    near = sorted(names, key=_similarity(like), reverse=True) if like else names
     return f"{', '.join(near[:NEAREST])} and {len(names) - NEAREST} more"
 
 
-def _likeness(like: str) -> Callable[[str], tuple[float, int]]:
-    """How many letters a name shares with this one, in any order, and how many it begins with.
+def _similarity(like: str) -> Callable[[str], tuple[float, int]]:
+    """Returns a sort key for names: the share of letters in common, in any order, and the length of the common prefix.
 
-    Anyone may ask, so it has to be told quickly: difflib's true ratio takes milliseconds for each name.
+    Anybody can trigger this, so it has to be fast: difflib's exact ratio takes milliseconds per name.
     """
     matcher = SequenceMatcher(None, b=shorten(like), autojunk=False)
 
-    def likeness(name: str) -> tuple[float, int]:
+    def similarity(name: str) -> tuple[float, int]:
         matcher.set_seq1(name)
         return matcher.quick_ratio(), sum(
             1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(name, like, strict=False))
         )
 
-    return likeness
+    return similarity

@@ -1,6 +1,6 @@
-"""Messages put together from parts that are in protobuf's wire format already.
+"""Assembles messages from parts that are already in protobuf's wire format.
 
-One call that serializes many megabytes, or millions of numbers, keeps the event loop all the time.
+Serializing many megabytes, or millions of numbers, in one call would block the event loop.
 """
 
 from dataclasses import dataclass
@@ -8,22 +8,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EncodedMessage:
-    """A message as it is sent."""
+    """A serialized message."""
 
     content: bytes
 
 
 def length_delimited(number: int, content: bytes) -> bytes:
-    """A field that is a message, bytes, a text or packed numbers; of a repeated one, an element.
+    """Encodes a field whose value is a message, bytes, a string or packed numbers, or one element of a repeated field.
 
     Args:
-        number: of the field.
+        number: Number of the field.
     """
     return varint(number << 3 | 2) + varint(len(content)) + content
 
 
 def varint(number: int) -> bytes:
-    """As protobuf writes it: seven bits in a byte, the lowest first."""
+    """Encodes an integer as a protobuf varint: seven bits per byte, the lowest first."""
     encoded = bytearray()
     while number > 127:
         encoded.append(number & 127 | 128)

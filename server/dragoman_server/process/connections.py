@@ -32,7 +32,7 @@ def server_options(config: ServerConfig, connections: int) -> list[tuple[str, in
         ("grpc.so_reuseport", 0),  # else a second server would share the port, and the calls, without a word
         # A larger request is refused with RESOURCE_EXHAUSTED before it is in memory.
         ("grpc.max_receive_message_length", config.max_message_bytes),
-        # A compressed one is inflated by server.api.inflate: gRPC would inflate it whole before it looks at its size.
+        # A compressed one is inflated by api.message_codec: gRPC would inflate it whole before it looks at its size.
         ("grpc.per_message_decompression", 0),
         ("grpc.compression_enabled_algorithms_bitset", PLAIN_OR_GZIP),
         # gRPC has two limits, and refuses what lies between them at random.

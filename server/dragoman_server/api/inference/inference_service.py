@@ -1,20 +1,20 @@
-"""inference.GRPCInferenceService: every call is translated into one of dragoman.v1.GenerationService.
+"""inference.GRPCInferenceService, which translates every call into one of dragoman.v1.GenerationService.
 
-What the calls mean is told in protos/open-inference.md.
+protos/open-inference.md describes the calls.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
-import structlog
 
 from dragoman.inference import open_inference_pb2 as oip
 from dragoman.inference import open_inference_pb2_grpc
 from dragoman.v1 import admin_pb2
 from dragoman.v1 import generation_pb2 as pb
+from dragoman_server.api.admin_service import AdminService
 from dragoman_server.api.generation_service import GenerationService
 from dragoman_server.api.inference.metadata import (
     index_entry,
@@ -29,37 +29,25 @@ from dragoman_server.api.inference.stream import RequestStream
 from dragoman_server.api.inference.tensors import read_texts
 from dragoman_server.api.yielding import Pauses
 from dragoman_server.core.call_record import record_stream_request
-from dragoman_server.core.errors import DeadlineExpiredError, EngineError, Rejection
-from dragoman_server.messages.api_error import ApiError, from_engine, invalid
+from dragoman_server.core.errors import DeadlineExpiredError, Rejection
+from dragoman_server.messages.api_error import ApiError, from_exception, invalid
 from dragoman_server.metrics import ServerMetrics
 from dragoman_server.models.registry import ModelRegistry
-
-log = structlog.get_logger()
 
 SERVICE = "inference.GRPCInferenceService"
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class Administration(Protocol):
-    """What the service needs of dragoman.v1.AdminService."""
-
-    async def LoadModel(self, request: admin_pb2.LoadModelRequest, context: Context) -> Any: ...
-
-    async def UnloadModel(self, request: admin_pb2.UnloadModelRequest, context: Context) -> Any: ...
-
-    async def GetStatus(self, request: admin_pb2.GetStatusRequest, context: Context) -> Any: ...
-
-
 class InferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
-    """The second face. Its errors become statuses in CallInterceptor.
+    """The Open Inference Protocol. CallInterceptor turns its errors into statuses.
 
     Args:
-        generation: the first one.
-        models: what there is.
-        metrics: of the server.
-        ready: whether the server answers requests.
-        administration: loads and unloads models; None where that can't be done.
+        generation: The service that answers the translated requests.
+        models: The models that are served.
+        metrics: Metrics of the server.
+        ready: Whether the server takes requests.
+        administration: Service that loads and unloads models; None if the server was started with --no-admin.
     """
 
     def __init__(
@@ -68,7 +56,7 @@ class InferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
         models: ModelRegistry,
         metrics: ServerMetrics,
         ready: Callable[[], bool],
-        administration: Administration | None = None,
+        administration: AdminService | None = None,
     ) -> None:
         self._generation = generation
         self._models = models
@@ -79,7 +67,7 @@ class InferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
         self._draining = False
 
     def drain(self) -> None:
-        """Lets streams end that would go on as long as their clients like."""
+        """Ends all streams once the requests that they have read are answered."""
         self._draining = True
         for stream in self._streams:
             stream.drain()
@@ -121,17 +109,17 @@ class InferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
         for text in texts:
             inputs.append(pb.Input(text=text))
             await pauses.take()
-        asked = pb.GenerateBatchRequest(
+        batch = pb.GenerateBatchRequest(
             model=_name(request.model_name, request.model_version),
             inputs=inputs,
             options=parameters.options,
             details=parameters.details,
-            # One text is someone who waits; whoever sends many at once has time.
+            # For a single text somebody is waiting; many texts at once can take their time.
             priority=parameters.priority or (pb.PRIORITY_INTERACTIVE if len(texts) == 1 else pb.PRIORITY_BATCH),
         )
         with translate_field_names(), _deadline(parameters.timeout):
             async with asyncio.timeout(parameters.timeout):
-                answers = await self._generation.answer_all(asked, context)
+                answers = await self._generation.answer_all(batch, context)
         return await writer.whole(answers)
 
     async def ModelStreamInfer(
@@ -153,7 +141,7 @@ class InferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
     ) -> oip.RepositoryIndexResponse:
         if self._administration is None:
             entries = [index_entry(model.name, model) for model in self._models.list()]
-        else:  # which knows of versions that are not loaded, too
+        else:  # includes versions that are not loaded
             status = (await self._administration.GetStatus(admin_pb2.GetStatusRequest(), context)).status
             entries = [index_entry(version.model, version) for version in status.versions]
         return oip.RepositoryIndexResponse(
@@ -165,7 +153,7 @@ class InferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
     ) -> oip.RepositoryModelLoadResponse:
         administration = self._administrator(request)
         if request.parameters:
-            raise invalid("parameters", "must be empty: a model's configuration and files are those of the repository")
+            raise invalid("parameters", "must be empty: a model's configuration and files come from the repository")
         await administration.LoadModel(admin_pb2.LoadModelRequest(model=request.model_name), context)
         return oip.RepositoryModelLoadResponse()
 
@@ -174,7 +162,7 @@ class InferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
     ) -> oip.RepositoryModelUnloadResponse:
         administration = self._administrator(request)
         if not request.parameters.keys() <= {"unload_dependents"}:  # no model here depends on another
-            raise invalid("parameters", "has one that is not known here")
+            raise invalid("parameters", "contains an unknown parameter")
         await administration.UnloadModel(admin_pb2.UnloadModelRequest(model=request.model_name), context)
         return oip.RepositoryModelUnloadResponse()
 
@@ -186,7 +174,7 @@ class InferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
     async def SystemSharedMemoryRegister(
         self, request: oip.SystemSharedMemoryRegisterRequest, context: Context
     ) -> oip.SystemSharedMemoryRegisterResponse:
-        raise _not_here("shared memory")
+        raise _unsupported("shared memory")
 
     async def SystemSharedMemoryUnregister(
         self, request: oip.SystemSharedMemoryUnregisterRequest, context: Context
@@ -201,7 +189,7 @@ class InferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
     async def CudaSharedMemoryRegister(
         self, request: oip.CudaSharedMemoryRegisterRequest, context: Context
     ) -> oip.CudaSharedMemoryRegisterResponse:
-        raise _not_here("shared memory")
+        raise _unsupported("shared memory")
 
     async def CudaSharedMemoryUnregister(
         self, request: oip.CudaSharedMemoryUnregisterRequest, context: Context
@@ -209,14 +197,16 @@ class InferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
         return oip.CudaSharedMemoryUnregisterResponse()
 
     async def TraceSetting(self, request: oip.TraceSettingRequest, context: Context) -> oip.TraceSettingResponse:
-        raise _not_here("setting traces")
+        raise _unsupported("trace settings")
 
     async def LogSettings(self, request: oip.LogSettingsRequest, context: Context) -> oip.LogSettingsResponse:
-        raise _not_here("setting logs")
+        raise _unsupported("log settings")
 
     def _read(self, request: oip.ModelInferRequest) -> tuple[list[str], Parameters, OutputWriter]:
-        """Raises:
-        ApiError: the request is not one that this service takes, or there is no such model.
+        """Returns the texts of a request, its parameters, and the writer for its outputs.
+
+        Raises:
+            ApiError: the request is invalid, or the model is unknown.
         """
         with translate_field_names():
             model = self._models.find(_name(request.model_name, request.model_version)).model
@@ -227,16 +217,13 @@ class InferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
     async def _responses(
         self, request: oip.ModelInferRequest, context: Context
     ) -> AsyncGenerator[oip.ModelStreamInferResponse, None]:
-        """The answer to one request of a stream: its pieces, or what is wrong with it."""
+        """Yields the responses to one request of a stream: pieces of its outputs, or an error."""
         with record_stream_request() as record:
             try:
                 texts, parameters, writer = self._read(request)
                 if len(texts) > 1:
-                    problem = (
-                        f"has {len(texts)} elements, but a request of a stream has one; a stream has many requests"
-                    )
-                    raise invalid("text", problem)
-                asked = pb.GenerateRequest(
+                    raise invalid("text", f"has {len(texts)} elements, but each request of a stream must have one")
+                generate_request = pb.GenerateRequest(
                     model=_name(request.model_name, request.model_version),
                     input=pb.Input(text=texts[0]),
                     options=parameters.options,
@@ -244,18 +231,18 @@ class InferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
                     priority=parameters.priority,
                 )
                 with translate_field_names(), _deadline(parameters.timeout):
-                    async with aclosing(self._generation.GenerateStream(asked, context)) as messages:
+                    async with aclosing(self._generation.GenerateStream(generate_request, context)) as messages:
                         async for message in _within(messages, parameters.timeout):
                             if response := await writer.piece(message):
                                 yield oip.ModelStreamInferResponse(infer_response=response)
             except Exception as error:
-                told = _told(error, record.id)
-                record.code = told.code.name
-                if told.rejection:
-                    self._metrics.rejected(told.rejection)
+                api_error = from_exception(error, "request of a stream failed", request_id=record.id)
+                record.code = api_error.code.name
+                if api_error.rejection:
+                    self._metrics.rejected(api_error.rejection)
                 failed = oip.ModelInferResponse(id=request.id, model_name=request.model_name)
                 failed.parameters[FINAL].bool_param = True
-                problem = f"{told.code.name}: {told.message}"
+                problem = f"{api_error.code.name}: {api_error.message}"
                 yield oip.ModelStreamInferResponse(error_message=problem, infer_response=failed)
 
     def _describe(self, name: str, version: str) -> pb.Model:
@@ -267,9 +254,9 @@ class InferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
 
     def _administrator(
         self, request: oip.RepositoryModelLoadRequest | oip.RepositoryModelUnloadRequest
-    ) -> Administration:
+    ) -> AdminService:
         if self._administration is None:
-            problem = "models can't be loaded or unloaded by this service: the server was started without that"
+            problem = "models can't be loaded or unloaded: the server was started with --no-admin"
             raise ApiError(grpc.StatusCode.FAILED_PRECONDITION, problem)
         if not request.model_name:
             raise invalid("model_name", "is empty")
@@ -279,9 +266,9 @@ class InferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
 async def _within(
     messages: AsyncIterator[pb.GenerateStreamResponse], timeout: float | None
 ) -> AsyncIterator[pb.GenerateStreamResponse]:
-    """The messages, as long as they come in time.
+    """Yields the messages of a stream, and raises TimeoutError when the time is over.
 
-    NOTE: a timeout around a `yield` would strike whoever reads the messages while they deal with one.
+    NOTE: a timeout around a `yield` would interrupt the consumer while it processes a message.
     """
     end = None if timeout is None else asyncio.get_running_loop().time() + timeout
     while True:
@@ -295,7 +282,7 @@ async def _within(
 
 @contextmanager
 def _deadline(timeout: float | None) -> Iterator[None]:
-    """What a request's own timeout raises is what its call's deadline does."""
+    """Turns the TimeoutError of a request's own timeout into a DeadlineExpiredError."""
     try:
         yield
     except TimeoutError:
@@ -304,20 +291,12 @@ def _deadline(timeout: float | None) -> Iterator[None]:
         raise DeadlineExpiredError from None
 
 
-def _told(error: Exception, request_id: str) -> ApiError:
-    """What the client of a stream hears of an exception that ended one of its requests."""
-    if isinstance(error, EngineError):
-        return from_engine(error)
-    if isinstance(error, ApiError):
-        return error
-    log.error("request of a stream failed", request_id=request_id, exc_info=error)
-    return ApiError(grpc.StatusCode.INTERNAL, "the server failed at this; its log says why")
-
-
 def _name(model: str, version: str) -> str:
-    """As dragoman.v1 has it."""
+    """Returns the name of a model version in dragoman.v1."""
     return f"{model}@{version}" if version else model
 
 
-def _not_here(what: str) -> ApiError:
-    return ApiError(grpc.StatusCode.UNIMPLEMENTED, f"this server has no {what}", rejection=Rejection.INVALID)
+def _unsupported(feature: str) -> ApiError:
+    return ApiError(
+        grpc.StatusCode.UNIMPLEMENTED, f"this server does not support {feature}", rejection=Rejection.INVALID
+    )

@@ -1,11 +1,11 @@
-"""What this protocol asks about server and models."""
+"""Descriptions of the server and its models in the Open Inference Protocol."""
 
 from importlib.metadata import version
 
 from dragoman.inference import open_inference_pb2 as oip
 from dragoman.v1 import admin_pb2
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.api.inference.outputs import ALWAYS, OUTPUTS
+from dragoman_server.api.inference.outputs import DEFAULT_OUTPUTS, OUTPUTS
 from dragoman_server.api.inference.tensors import INPUT
 from dragoman_server.metrics import Histogram, ModelMetrics
 
@@ -22,12 +22,15 @@ STATES = {
 
 
 def server_metadata() -> oip.ServerMetadataResponse:
+    """Describes the server."""
     return oip.ServerMetadataResponse(name=PLATFORM, version=version("dragoman"), extensions=EXTENSIONS)
 
 
 def model_metadata(model: pb.Model, versions: list[str]) -> oip.ModelMetadataResponse:
-    """Args:
-    versions: of the model that are served.
+    """Describes the inputs and outputs of a model.
+
+    Args:
+        versions: The versions of the model that are served.
     """
     tensor = oip.ModelMetadataResponse.TensorMetadata
     return oip.ModelMetadataResponse(
@@ -35,37 +38,40 @@ def model_metadata(model: pb.Model, versions: list[str]) -> oip.ModelMetadataRes
         versions=versions,
         platform=PLATFORM,
         inputs=[tensor(name=INPUT, datatype="BYTES", shape=[-1, 1])],
-        outputs=[tensor(name=name, datatype=OUTPUTS[name].datatype, shape=[-1, -1]) for name in ALWAYS],
+        outputs=[tensor(name=name, datatype=OUTPUTS[name].datatype, shape=[-1, -1]) for name in DEFAULT_OUTPUTS],
     )
 
 
 def model_config(model: pb.Model) -> oip.ModelConfig:
-    """The limits of the model among its parameters.
+    """Describes the configuration of a model, with its limits as parameters.
 
-    NOTE: not called decoupled, although a stream has many responses to a request: clients would no longer call
-    ModelInfer, which those models of Triton do not answer.
+    NOTE: not decoupled, although a stream has many responses per request: clients do not call ModelInfer for a
+    decoupled model, because Triton does not support it.
     """
-    told = {"max_source_tokens": model.max_source_tokens, "max_target_tokens": model.max_target_tokens}
-    told |= {f"max_{field.name}": limit for field, limit in model.limits.ListFields()}
+    limits = {"max_source_tokens": model.max_source_tokens, "max_target_tokens": model.max_target_tokens}
+    limits |= {f"max_{field.name}": limit for field, limit in model.limits.ListFields()}
     return oip.ModelConfig(
         name=model.name,
         platform=PLATFORM,
         backend=PLATFORM,
         max_batch_size=model.limits.batch_items,
         input=[oip.ModelInput(name=INPUT, data_type=oip.TYPE_STRING, dims=[1])],
-        output=[oip.ModelOutput(name=name, data_type=DATA_TYPES[OUTPUTS[name].datatype], dims=[-1]) for name in ALWAYS],
-        parameters={name: oip.ModelParameter(string_value=str(value)) for name, value in told.items()},
+        output=[
+            oip.ModelOutput(name=name, data_type=DATA_TYPES[OUTPUTS[name].datatype], dims=[-1])
+            for name in DEFAULT_OUTPUTS
+        ],
+        parameters={name: oip.ModelParameter(string_value=str(value)) for name, value in limits.items()},
         model_transaction_policy=oip.ModelTransactionPolicy(decoupled=False),
     )
 
 
 def model_statistics(model: pb.Model, metrics: ModelMetrics) -> oip.ModelStatistics:
-    """What the model's engines have counted, whichever protocol the requests came by.
+    """Returns what the engines of a model have counted, by whichever API the requests arrived.
 
-    A request is an input here, so that those of a batch count one by one. Preparing inputs and outputs happens beside
-    other requests' steps and is not timed apart: it is part of compute_infer.
+    Every input of a batch counts as a request. Preparing inputs and outputs overlaps with the steps of other requests
+    and has no timing of its own: it is part of compute_infer.
 
-    NOTE: perf_analyzer stops where the three counts of compute_* differ.
+    NOTE: perf_analyzer stops if the three counts of compute_* differ.
     """
     with metrics.lock:
         answered, waited = _duration(metrics.generation_seconds), _duration(metrics.queue_seconds)
@@ -94,7 +100,7 @@ def model_statistics(model: pb.Model, metrics: ModelMetrics) -> oip.ModelStatist
 
 
 def index_entry(name: str, model: pb.Model | admin_pb2.VersionStatus) -> oip.RepositoryIndexResponse.ModelIndex:
-    """A version, whether it is served or not."""
+    """Describes one version of a model, whether it is served or not."""
     reason = model.problem or ("unloaded" if model.state == pb.MODEL_STATE_UNLOADED else "")
     state = STATES.get(model.state, "UNKNOWN")
     return oip.RepositoryIndexResponse.ModelIndex(name=name, version=model.version, state=state, reason=reason)

@@ -1,4 +1,4 @@
-"""Answers as output tensors: a row for each text, in it a column for each hypothesis."""
+"""Writes responses as output tensors, with a row for each text and a column for each hypothesis."""
 
 import asyncio
 import json
@@ -21,16 +21,17 @@ FINAL = "triton_final_response"
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A tensor that can be asked for.
+    """An output tensor.
 
     Attributes:
-        absent: stands where a text has fewer hypotheses than another.
-        of: its element for a hypothesis of an answer.
+        datatype: Its datatype in the protocol.
+        absent: Filler for a text that has fewer hypotheses than another.
+        element: Returns the element for one hypothesis of a response.
     """
 
     datatype: str
     absent: Any
-    of: Callable[[pb.GenerateResponse, pb.Hypothesis], Any]
+    element: Callable[[pb.GenerateResponse, pb.Hypothesis], Any]
 
 
 def _reason(hypothesis: pb.Hypothesis) -> bytes:
@@ -38,17 +39,17 @@ def _reason(hypothesis: pb.Hypothesis) -> bytes:
 
 
 def _tokens(tokens: Sequence[pb.Token]) -> bytes:
-    """As a JSON array, so that those of the pieces of a stream can be put together."""
+    """Encodes tokens as a JSON array. A client can concatenate the arrays of a stream."""
     return json.dumps([_token(token) for token in tokens], ensure_ascii=False).encode()
 
 
 def _token(token: pb.Token) -> dict[str, Any]:
-    told: dict[str, Any] = {"id": token.id, "text": token.text}
+    encoded: dict[str, Any] = {"id": token.id, "text": token.text}
     if token.HasField("log_probability"):
-        told["log_probability"] = token.log_probability
+        encoded["log_probability"] = token.log_probability
     if token.alternatives:
-        told["alternatives"] = [_token(other) for other in token.alternatives]
-    return told
+        encoded["alternatives"] = [_token(other) for other in token.alternatives]
+    return encoded
 
 
 OUTPUTS: Mapping[str, Output] = {
@@ -57,22 +58,23 @@ OUTPUTS: Mapping[str, Output] = {
     "score": Output("FP32", math.nan, lambda _, hypothesis: hypothesis.score),
     "log_probability": Output("FP32", math.nan, lambda _, hypothesis: hypothesis.log_probability),
     "tokens": Output("BYTES", b"[]", lambda _, hypothesis: _tokens(hypothesis.tokens)),
-    "seed": Output("UINT64", 0, lambda answer, _: answer.seed),
+    "seed": Output("UINT64", 0, lambda response, _: response.seed),
 }
-ALWAYS = ("text", "finish_reason")
+DEFAULT_OUTPUTS = ("text", "finish_reason")
 PROBABILITIES = ("score", "log_probability")
 
 
 class OutputWriter:
-    """Writes the responses to one request. It asks for the details that the outputs need.
+    """Writes the responses to one request.
 
     Args:
-        request: names the outputs; where it names none, they are those of ALWAYS, and what its parameters ask for.
-        parameters: of the request.
-        name, version: of the model that answers.
+        request: The request. If it names no outputs, they are DEFAULT_OUTPUTS and those that its parameters imply.
+        parameters: Parameters of the request. Details that the outputs need are switched on.
+        name: Name of the model that responds.
+        version: Version of the model that responds.
 
     Raises:
-        ApiError: the request names an output that there is not.
+        ApiError: the request names an unknown output.
     """
 
     def __init__(self, request: oip.ModelInferRequest, parameters: Parameters, name: str, version: str) -> None:
@@ -85,33 +87,33 @@ class OutputWriter:
         self._names = list(dict.fromkeys(output.name for output in request.outputs))
         if not self._names:
             probabilities = details.log_probabilities or details.top_tokens > 0
-            self._names += ALWAYS
+            self._names += DEFAULT_OUTPUTS
             self._names += PROBABILITIES if probabilities else ()
             self._names += ["tokens"] if probabilities or details.tokens else []
             self._names += ["seed"] if parameters.options.sample else []
         details.tokens |= "tokens" in self._names
         details.log_probabilities |= any(name in self._names for name in PROBABILITIES)
-        self._choices = 1 + max(0, details.top_tokens)
+        self._tokens_per_position = 1 + max(0, details.top_tokens)
         self._width = max(1, parameters.options.num_hypotheses)
         self._id = request.id
         self._raw = bool(request.raw_input_contents)
 
     async def whole(self, answers: Sequence[pb.GenerateResponse]) -> oip.ModelInferResponse:
-        """The response of a unary call.
+        """Writes the response of a unary call.
 
         Args:
-            answers: one for each text.
+            answers: The response to each text.
         """
         size = sum(1 + self._size(hypothesis.tokens) for answer in answers for hypothesis in answer.hypotheses)
         return await _write(size, lambda: self._whole(answers))
 
     async def piece(self, message: pb.GenerateStreamResponse) -> oip.ModelInferResponse | None:
-        """What to send of a message of a stream. In the last one, outputs that can't come in pieces come whole."""
+        """Converts a message of a stream. The last one includes the outputs that can't be sent in pieces."""
         return await _write(self._size(message.tokens), lambda: self._piece(message))
 
     def _size(self, tokens: Sequence[pb.Token]) -> int:
-        """How many there are to write, with their alternatives."""
-        return len(tokens) * self._choices
+        """Returns the number of tokens to write, including their alternatives."""
+        return len(tokens) * self._tokens_per_position
 
     def _whole(self, answers: Sequence[pb.GenerateResponse]) -> oip.ModelInferResponse:
         response = self._response()
@@ -148,8 +150,10 @@ class OutputWriter:
 
 
 async def _write(size: int, write: Callable[[], Written]) -> Written:
+    """Writes a small response at once, and a large one in a thread."""
     return write() if size <= INLINE_TOKENS else await asyncio.to_thread(write)
 
 
 def _row(name: str, answer: pb.GenerateResponse) -> list[Any]:
-    return [OUTPUTS[name].of(answer, hypothesis) for hypothesis in answer.hypotheses]
+    """Returns the elements of an output for one text."""
+    return [OUTPUTS[name].element(answer, hypothesis) for hypothesis in answer.hypotheses]

@@ -1,4 +1,4 @@
-"""The parameters of an inference request, as the options and details that they are named after."""
+"""Reads the parameters of an inference request as the options and details with the same names."""
 
 import json
 import re
@@ -16,24 +16,25 @@ from dragoman_server.messages.api_error import ApiError, invalid
 from dragoman_server.messages.error_text import shorten
 from dragoman_server.messages.limits import SUPPRESSED_SEQUENCES
 
-# Not told here: they need more than a tensor of texts and numbers.
-NOT_TOLD = ("alignment", "attention")
+# Details that this protocol can't return: they need more than a tensor of strings or numbers.
+UNAVAILABLE = ("alignment", "attention")
 PRIORITIES = {"interactive": pb.PRIORITY_INTERACTIVE, "batch": pb.PRIORITY_BATCH}
-MOST_SECONDS = 315_576_000_000  # of google.protobuf.Duration
-# Characters of JSON: room for all tokens of a large vocabulary, and read in some hundredths of a second.
-MOST_JSON = 2**20
+MAX_SECONDS = 315_576_000_000  # of google.protobuf.Duration
+# Enough for the ids of a large vocabulary; parsed in some hundredths of a second.
+MAX_JSON_CHARACTERS = 2**20
 
 
 class Parameters:
-    """What a request's parameters say.
+    """The parameters of one request.
 
     Attributes:
-        options, details: of the generation.
-        priority: PRIORITY_UNSPECIFIED where it is left to us.
-        timeout: seconds from the request's arrival after which nobody waits for the answer, None for no limit.
+        options: Options of the generation.
+        details: What to return in addition to the text.
+        priority: The priority; PRIORITY_UNSPECIFIED if the request does not name one.
+        timeout: Seconds from the arrival of the request until it fails; None for no limit.
 
     Raises:
-        ApiError: a parameter is unknown, or not of its type.
+        ApiError: a parameter is unknown, or has the wrong type.
     """
 
     def __init__(self, parameters: Mapping[str, oip.InferParameter]) -> None:
@@ -46,17 +47,17 @@ class Parameters:
             value = _value(name, parameter)
             if name in own:
                 own[name](value)
-            elif name in NOT_TOLD:
-                _refuse(name, "is not told in this protocol; ask dragoman.v1.GenerationService")
+            elif name in UNAVAILABLE:
+                _refuse(name, "is not available in this protocol; use dragoman.v1.GenerationService")
             elif field := _field(self.options, name):
                 _fill(self.options, field, value)
             elif field := _field(self.details, name):
                 _fill(self.details, field, value)
-            elif name != "triton_enable_empty_final_response":  # the last response is told from the others in any case
+            elif name != "triton_enable_empty_final_response":  # the last response is always marked
                 _refuse(shorten(name), "is not a parameter of this server")
 
     def _read_priority(self, value: Any) -> None:
-        # A name, or a number as Triton has it: 1 goes first.
+        # A name, or a number as in Triton, where 1 is the highest priority.
         known = PRIORITIES.get(value) if isinstance(value, str) else None
         if known is None and _is_integer(value) and value >= 0:
             known = [pb.PRIORITY_UNSPECIFIED, pb.PRIORITY_INTERACTIVE, pb.PRIORITY_BATCH][min(value, 2)]
@@ -67,25 +68,25 @@ class Parameters:
     def _read_timeout(self, value: Any) -> None:
         if not _is_integer(value) or value < 0:
             _refuse("timeout", "must be a whole number of microseconds")
-        self.timeout = value * 1e-6 if value else None  # 0 is Triton's word for none
+        self.timeout = value * 1e-6 if value else None  # in Triton, 0 means none
 
 
 @contextmanager
 def translate_field_names() -> Iterator[None]:
-    """Lets errors name what this protocol calls the fields of the other."""
+    """Renames the fields in errors of dragoman.v1 to those of this protocol."""
     try:
         yield
     except ApiError as error:
         if not isinstance(error.detail, error_details_pb2.BadRequest):
             raise
         [violation] = error.detail.field_violations
-        if (name := _name(violation.field)) == violation.field:
+        if (name := _translated(violation.field)) == violation.field:
             raise
         raise invalid(name, violation.description) from None
 
 
-def _name(field: str) -> str:
-    """As the request has it: "options.prefix.text" is "parameters.prefix", "inputs[3].text" is "text[3]"."""
+def _translated(field: str) -> str:
+    """Returns the name of a field in this protocol, such as "parameters.prefix" for "options.prefix.text"."""
     if match := re.match(r"(?:options|details)\.(\w+)(?:\[\d+\])?", field):
         places = "".join(re.findall(r"\[\d+\]", field))
         return f"parameters.{match[1]}{places}"
@@ -106,15 +107,15 @@ def _field(message: Message, name: str) -> FieldDescriptor | None:
 
 
 def _fill(message: Message, field: FieldDescriptor, value: Any) -> None:
-    """Sets a field. Texts are taken as they are; for any other field a string holds JSON.
+    """Sets a field of the options or details. A string for a field that is not a string is parsed as JSON.
 
     Raises:
-        ApiError: the value is not of the field's type.
+        ApiError: the value does not have the type of the field.
     """
     name = field.name
     if isinstance(value, str) and name != "prefix" and field.enum_type is None:
-        if len(value) > MOST_JSON:
-            _refuse(name, f"has {len(value)} characters, but {MOST_JSON} at most are read")
+        if len(value) > MAX_JSON_CHARACTERS:
+            _refuse(name, f"has {len(value)} characters, but at most {MAX_JSON_CHARACTERS} are allowed")
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
@@ -125,7 +126,7 @@ def _fill(message: Message, field: FieldDescriptor, value: Any) -> None:
             convert(message, value)
         elif field.enum_type is not None:
             setattr(message, name, _enum_number(field, value))
-        elif not _suits(field, value):
+        elif not _has_type(field, value):
             _refuse(name, f"must be {_type(field)}")
         else:
             setattr(message, name, value)
@@ -133,7 +134,7 @@ def _fill(message: Message, field: FieldDescriptor, value: Any) -> None:
         _refuse(name, f"must be {_type(field)}")
 
 
-def _suits(field: FieldDescriptor, value: Any) -> bool:
+def _has_type(field: FieldDescriptor, value: Any) -> bool:
     if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
         return isinstance(value, bool)
     if field.cpp_type == FieldDescriptor.CPPTYPE_FLOAT:
@@ -152,7 +153,7 @@ def _enum_number(field: FieldDescriptor, value: Any) -> int:
 
 
 def _type(field: FieldDescriptor) -> str:
-    """What a value of the field has to be, for errors."""
+    """Describes the type of a field, for errors."""
     if field.name in TYPES:
         return TYPES[field.name]
     if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
@@ -160,14 +161,14 @@ def _type(field: FieldDescriptor) -> str:
     if field.cpp_type == FieldDescriptor.CPPTYPE_FLOAT:
         return "a number"
     if field.cpp_type == FieldDescriptor.CPPTYPE_INT32:
-        return "a whole number of 32 bits"
-    return f"a whole number in 0 to {2**64 - 1}"
+        return "a 32-bit whole number"
+    return f"a whole number from 0 to {2**64 - 1}"
 
 
 def _put_time_limit(options: pb.GenerationOptions, value: Any) -> None:
     if not isinstance(value, float) and not _is_integer(value):
         raise TypeError
-    if not abs(value) <= MOST_SECONDS:
+    if not abs(value) <= MAX_SECONDS:
         raise ValueError
     options.time_limit.FromNanoseconds(round(value * 1e9))
 
@@ -178,13 +179,13 @@ def _put_prefix(options: pb.GenerationOptions, value: Any) -> None:
     options.prefix.text = value
 
 
-def _put_texts(options: pb.GenerationOptions, value: Any) -> None:
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+def _put_stop_sequences(options: pb.GenerationOptions, value: Any) -> None:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise TypeError
     options.stop_sequences.extend(value)
 
 
-def _put_tokens(options: pb.GenerationOptions, value: Any) -> None:
+def _put_suppressed_tokens(options: pb.GenerationOptions, value: Any) -> None:
     options.suppressed_tokens.extend(_ids(value))
 
 
@@ -192,15 +193,15 @@ def _put_vocabulary(options: pb.GenerationOptions, value: Any) -> None:
     options.vocabulary.CopyFrom(pb.TokenIds(ids=_ids(value)))
 
 
-def _put_sequences(options: pb.GenerationOptions, value: Any) -> None:
+def _put_suppressed_sequences(options: pb.GenerationOptions, value: Any) -> None:
     if not isinstance(value, list):
         raise TypeError
-    if len(value) > SUPPRESSED_SEQUENCES:  # before each becomes a message
-        _refuse("suppressed_sequences", f"has {len(value)} sequences, but at most {SUPPRESSED_SEQUENCES} are taken")
-    for each in value:
-        text = isinstance(each, str)
+    if len(value) > SUPPRESSED_SEQUENCES:  # checked before they become messages
+        _refuse("suppressed_sequences", f"has {len(value)} sequences, but at most {SUPPRESSED_SEQUENCES} are allowed")
+    for item in value:
+        text = isinstance(item, str)
         options.suppressed_sequences.append(
-            pb.Input(text=each) if text else pb.Input(token_ids=pb.TokenIds(ids=_ids(each)))
+            pb.Input(text=item) if text else pb.Input(token_ids=pb.TokenIds(ids=_ids(item)))
         )
 
 
@@ -210,20 +211,22 @@ def _ids(value: Any) -> list[int]:
     return value
 
 
+# How to set fields that are not plain numbers or booleans.
 CONVERTERS: dict[str, Callable[[Any, Any], None]] = {
     "time_limit": _put_time_limit,
     "prefix": _put_prefix,
-    "stop_sequences": _put_texts,
-    "suppressed_tokens": _put_tokens,
-    "suppressed_sequences": _put_sequences,
+    "stop_sequences": _put_stop_sequences,
+    "suppressed_tokens": _put_suppressed_tokens,
+    "suppressed_sequences": _put_suppressed_sequences,
     "vocabulary": _put_vocabulary,
 }
+# Types of fields, for errors.
 TYPES = {
     "time_limit": "a number of seconds",
-    "prefix": "a text",
-    "stop_sequences": 'a JSON array of texts, such as ["a", "b"]',
+    "prefix": "a string",
+    "stop_sequences": 'a JSON array of strings, such as ["a", "b"]',
     "suppressed_tokens": "a JSON array of token ids, such as [5, 7]",
-    "suppressed_sequences": 'a JSON array of texts or of arrays of token ids, such as ["a", [5, 7]]',
+    "suppressed_sequences": 'a JSON array of strings or arrays of token ids, such as ["a", [5, 7]]',
     "vocabulary": "a JSON array of token ids, such as [5, 7]",
     "length_normalization": "LENGTH, GNMT or NONE",
 }

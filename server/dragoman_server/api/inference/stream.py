@@ -1,4 +1,4 @@
-"""Many requests on one stream, answered side by side."""
+"""A stream of requests that are answered concurrently."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -7,10 +7,10 @@ from contextlib import aclosing
 from dragoman.inference import open_inference_pb2 as oip
 from dragoman_server.messages.api_error import unavailable
 
-# Requests of one stream that are answered at the same time; more are not read before one is done.
-MOST_REQUESTS = 256
-# Responses that wait for a client that reads slowly. Then its requests wait, and no one else's.
-MOST_RESPONSES = 64
+# Requests of one stream that run at the same time. Further ones are read when one is done.
+MAX_REQUESTS = 256
+# Responses buffered for a client that reads slowly. Beyond that its own requests wait.
+MAX_RESPONSES = 64
 
 Answer = Callable[[oip.ModelInferRequest], AsyncGenerator[oip.ModelStreamInferResponse, None]]
 
@@ -19,13 +19,13 @@ class RequestStream:
     """One ModelStreamInfer call.
 
     Args:
-        answer: the responses to one request; says what went wrong in one of them instead of raising.
+        answer: Generates the responses to one request. Reports errors as a response instead of raising them.
     """
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
-        self._responses: asyncio.Queue[oip.ModelStreamInferResponse | None] = asyncio.Queue(MOST_RESPONSES)
-        self._room = asyncio.Semaphore(MOST_REQUESTS)
+        self._responses: asyncio.Queue[oip.ModelStreamInferResponse | None] = asyncio.Queue(MAX_RESPONSES)
+        self._room = asyncio.Semaphore(MAX_REQUESTS)
         self._answering: set[asyncio.Task[None]] = set()
         self._reading: asyncio.Task[None] | None = None
         self._draining = False
@@ -33,11 +33,11 @@ class RequestStream:
     async def run(
         self, requests: AsyncIterator[oip.ModelInferRequest]
     ) -> AsyncGenerator[oip.ModelStreamInferResponse, None]:
-        """Ends when there are no more requests and all are answered, or, once it drains, those that had been read.
+        """Yields the responses until all requests are answered or, while draining, all that have been read.
 
         Raises:
-            ApiError: the server stops.
-            Exception: as `requests` raises it.
+            ApiError: the server is stopping.
+            Exception: any error that `requests` raises.
         """
         reading = self._reading = asyncio.create_task(self._read(requests))
         ending = asyncio.create_task(self._end(reading))
@@ -56,7 +56,7 @@ class RequestStream:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def drain(self) -> None:
-        """Takes no more requests."""
+        """Stops reading requests."""
         self._draining = True
         if self._reading is not None:
             self._reading.cancel()

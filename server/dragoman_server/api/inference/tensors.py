@@ -1,4 +1,4 @@
-"""Texts out of the input tensor, and output tensors, in both forms that the protocol has for their contents."""
+"""Reads the input tensor and writes output tensors, with typed or with raw contents."""
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
@@ -8,20 +8,17 @@ from dragoman.inference import open_inference_pb2 as oip
 from dragoman_server.messages.api_error import invalid
 
 INPUT = "text"
-LENGTH = struct.Struct("<I")  # before each element of BYTES
+LENGTH = struct.Struct("<I")  # precedes each BYTES element
 
-# What may be said of a tensor that needs no answer.
-HARMLESS = {"content_type", "binary_data", "binary_data_size"}
+# Parameters of tensors that are ignored.
+IGNORED = {"content_type", "binary_data", "binary_data_size"}
 
 
-def read_texts(request: oip.ModelInferRequest, most: int) -> list[str]:
-    """The texts of a request's input tensor.
-
-    Args:
-        most: elements that it may have.
+def read_texts(request: oip.ModelInferRequest, max_texts: int) -> list[str]:
+    """Reads the texts of a request's input tensor.
 
     Raises:
-        ApiError: the tensor is not one of texts, or its contents don't suit its shape.
+        ApiError: the tensor does not contain texts, has more than `max_texts`, or its contents do not match its shape.
     """
     if len(request.inputs) != 1 or request.inputs[0].name != INPUT:
         raise invalid("inputs", f"must be one tensor, named {INPUT!r}")
@@ -32,8 +29,8 @@ def read_texts(request: oip.ModelInferRequest, most: int) -> list[str]:
     shape = list(tensor.shape)
     if len(shape) not in (1, 2) or shape[0] < 0 or shape[1:] not in ([], [1]):
         raise invalid("inputs[0].shape", "must be [n] or [n, 1], for n texts")
-    if shape[0] > most:
-        raise invalid(INPUT, f"has {shape[0]} elements, but a request may have at most {most}")
+    if shape[0] > max_texts:
+        raise invalid(INPUT, f"has {shape[0]} elements, but a request may have at most {max_texts}")
     if not shape[0]:
         raise invalid(INPUT, "is empty")
     texts = []
@@ -46,22 +43,22 @@ def read_texts(request: oip.ModelInferRequest, most: int) -> list[str]:
 
 
 def check_tensor_parameters(field: str, parameters: Iterable[str]) -> None:
-    """Raises ApiError where a tensor has a parameter that we would have to act upon."""
+    """Raises ApiError if a tensor has a parameter that can't be ignored."""
     for name in parameters:
         if name.startswith("shared_memory"):
-            raise invalid(f"{field}.parameters", "asks for shared memory, which this server does not use")
-        if name not in HARMLESS:
-            raise invalid(f"{field}.parameters", "has one that is not known here")
+            raise invalid(f"{field}.parameters", "refers to shared memory, which this server does not support")
+        if name not in IGNORED:
+            raise invalid(f"{field}.parameters", "contains an unknown parameter")
 
 
 def write_tensor(
     response: oip.ModelInferResponse, name: str, datatype: str, values: Sequence[Sequence[Any]], raw: bool
 ) -> None:
-    """Adds an output.
+    """Adds an output tensor to a response.
 
     Args:
-        values: [texts, hypotheses]
-        raw: whether its contents go into raw_output_contents.
+        values: The elements: [texts, hypotheses].
+        raw: Whether to write them to raw_output_contents.
     """
     shape = [len(values), len(values[0])]
     tensor = response.outputs.add(name=name, datatype=datatype, shape=shape)
@@ -81,31 +78,33 @@ _FORMATS = {"FP32": "f", "UINT64": "Q"}
 
 
 def _elements(request: oip.ModelInferRequest, count: int) -> Sequence[bytes]:
+    """Returns the elements of the input tensor. Raises ApiError if there are not `count` of them."""
     contents = request.inputs[0].contents.bytes_contents
     if not request.raw_input_contents:
         if len(contents) != count:
-            raise invalid(INPUT, f"has {len(contents)} elements, but by its shape {count}")
+            raise invalid(INPUT, f"has {len(contents)} elements, but its shape says {count}")
         return contents
     if request.inputs[0].HasField("contents"):
-        raise invalid("inputs[0].contents", "must be absent where there are raw_input_contents")
+        raise invalid("inputs[0].contents", "must be absent if there are raw_input_contents")
     if len(request.raw_input_contents) != 1:
         raise invalid("raw_input_contents", "must have one part, as there is one input")
     return list(_split(request.raw_input_contents[0], count))
 
 
 def _split(raw: bytes, count: int) -> Iterator[bytes]:
+    """Yields the elements of raw contents. Raises ApiError if there are not `count` of them."""
     field = "raw_input_contents[0]"
     at = 0
     for index in range(count):
         if len(raw) - at < LENGTH.size:
-            raise invalid(field, f"has {index} elements, but by the tensor's shape {count}")
+            raise invalid(field, f"has {index} elements, but the tensor's shape says {count}")
         (length,) = LENGTH.unpack_from(raw, at)
         at += LENGTH.size
         if len(raw) - at < length:
             raise invalid(
-                field, f"ends within element {index}; each has its length before it, in 4 bytes, little-endian"
+                field, f"ends within element {index}; each must be preceded by its length in 4 bytes, little-endian"
             )
         yield raw[at : at + length]
         at += length
     if at < len(raw):
-        raise invalid(field, f"has more than the {count} elements of the tensor's shape")
+        raise invalid(field, f"has more elements than the tensor's shape says: {count}")

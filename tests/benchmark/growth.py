@@ -13,7 +13,8 @@ import typer
 
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.runtime.device import CPU
-from dragoman_server.runtime.model import Runtime, Sessions
+from dragoman_server.runtime.runtime import Runtime
+from dragoman_server.runtime.sessions import Sessions
 from dragoman_training.model import ModelConfig
 from dragoman_training.recipe import SHIPPED_RECIPES, load_recipe
 from tests.benchmark import results

@@ -20,7 +20,8 @@ from dragoman_server.engine.scheduler import Scheduler
 from dragoman_server.engine.shared_queue import Queue
 from dragoman_server.metrics import ModelMetrics
 from dragoman_server.runtime.device import CPU
-from dragoman_server.runtime.model import Runtime, Sessions
+from dragoman_server.runtime.runtime import Runtime
+from dragoman_server.runtime.sessions import Sessions
 
 ROWS = (1, 8, 32, 64)
 LEAST_TURNS = 30  # in which no request begins or ends, for a median of them

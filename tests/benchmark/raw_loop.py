@@ -11,7 +11,8 @@ from pathlib import Path
 
 from dragoman_server.bundle.load import load_bundle
 from dragoman_server.runtime.device import CPU
-from dragoman_server.runtime.model import Runtime, Sessions
+from dragoman_server.runtime.runtime import Runtime
+from dragoman_server.runtime.sessions import Sessions
 from tests.support.load import Sample
 
 

@@ -17,7 +17,7 @@ from deploy.generate import CHART, DEPLOY
 from dragoman_server.bundle.load import load_bundle, shipped_bundle
 from dragoman_server.bundle.manifest import INTEGERS, Manifest, Shape
 from dragoman_server.config import ServerConfig
-from dragoman_server.runtime.precision import unfit_for_gpus
+from dragoman_server.runtime.device import unfit_for_gpus
 from tests.conftest import ROOT
 from tests.deploy.conftest import Render
 from tests.deploy.kube_schemas import MINORS, faults

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman_server.runtime.model import Sessions
+from dragoman_server.runtime.sessions import Sessions
 
 
 class HostStream:
@@ -64,7 +64,7 @@ class HostStream:
 
 def run_on(stream: HostStream, sessions: Sessions) -> None:
     """Has sessions of the CPU take it for a GPU with this stream; runtimes are to be made of them after that."""
-    sessions.stream, sessions.graphs = stream, 128
+    sessions.stream, sessions.max_cuda_graphs = stream, 128
     for session in (sessions.encoder, sessions.decoder):
         session.run_with_iobinding = _after(stream, session.run_with_iobinding)
 

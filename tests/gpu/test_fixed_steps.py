@@ -12,9 +12,10 @@ from structlog.testing import capture_logs
 
 from dragoman_server.bundle.load import Bundle, load_bundle
 from dragoman_server.core.search import LogitEdits, StepRequest
-from dragoman_server.runtime.cuda_graphs import MOST_CANDIDATES, NOT_RECORDED, sizes
+from dragoman_server.runtime.cuda_graphs import MAX_CANDIDATES, NO_CAPTURE, step_sizes
 from dragoman_server.runtime.device import CPU
-from dragoman_server.runtime.model import Runtime, Sessions
+from dragoman_server.runtime.runtime import Runtime
+from dragoman_server.runtime.sessions import Sessions
 from tests.gpu.host_stream import HostStream, run_on
 
 SLOTS = 13
@@ -27,7 +28,7 @@ WAYS = {
     "temperature and plain": StepRequest(3, temperature=0.6, untempered=True),
     "short list": StepRequest(2, vocabulary=(2, 5, 6, 8)),
     "attention": StepRequest(1, attention=True),
-    "more candidates than are kept for": StepRequest(MOST_CANDIDATES + 1),
+    "more candidates than are kept for": StepRequest(MAX_CANDIDATES + 1),
 }
 
 
@@ -125,7 +126,7 @@ def test_a_step_is_waited_for_once_and_allocates_nothing(filled: Runtime, stream
 @pytest.mark.parametrize("max_rows", [1, 2, 5, 12, 64, 100, 256])
 def test_sizes(max_rows: int) -> None:
     """Few, and little is filled up."""
-    found = sizes(max_rows)
+    found = step_sizes(max_rows)
     assert found == sorted(set(found))
     assert found[0] == 1
     assert found[-1] == max_rows
@@ -149,30 +150,30 @@ def test_each_size_has_a_recording_and_all_else_has_none(filled: Runtime) -> Non
     names: list[str] = []
     spy(filled, names.append)
     filled.warm_up()
-    assert set(names) == {NOT_RECORDED}, "recordings belong to the thread that makes them"
+    assert set(names) == {NO_CAPTURE}, "recordings belong to the thread that makes them"
     names.clear()
     for rows, candidates in ((9, 1), (10, 1), (12, 1), (13, 1), (9, 3), (12, 4), (9, 1)):
         filled.top(rows, candidates)
     assert names[0] == names[1] == names[2] == names[6]
     assert names[4] == names[5]
     assert len(set(names)) == 3
-    assert NOT_RECORDED not in names
+    assert NO_CAPTURE not in names
     names.clear()
     filled.step([StepRequest(1, attention=True)])
-    assert names == [NOT_RECORDED]
+    assert names == [NO_CAPTURE]
 
 
 def test_no_more_is_recorded_than_shall_be(bundle: Bundle, stream: HostStream) -> None:
     sessions = Sessions(bundle, CPU, 1)
     run_on(stream, sessions)
-    sessions.graphs = 2
+    sessions.max_cuda_graphs = 2
     runtime = Runtime(sessions, 4)
     names: list[str] = []
     spy(runtime, names.append)
     for rows in (1, 2, 3, 1):
         runtime.top(rows, 1)
     assert names[0] == names[3] != names[1]
-    assert names[2] == NOT_RECORDED
+    assert names[2] == NO_CAPTURE
 
 
 def test_recordings_of_two_runtimes_are_told_apart(bundle: Bundle, stream: HostStream) -> None:
@@ -191,7 +192,7 @@ def test_goes_on_where_a_step_can_not_be_recorded(plain: Runtime, filled: Runtim
     refused: list[str] = []
 
     def refuse(name: str) -> None:
-        if name != NOT_RECORDED:
+        if name != NO_CAPTURE:
             refused.append(name)
             raise RuntimeError("operation not permitted when stream is capturing")
 

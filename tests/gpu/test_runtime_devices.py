@@ -14,7 +14,8 @@ import pytest
 from dragoman_server.bundle.load import Bundle, load_bundle
 from dragoman_server.bundle.manifest import Precision
 from dragoman_server.runtime.device import CPU, DeviceError, choose_device
-from dragoman_server.runtime.model import Runtime, Sessions
+from dragoman_server.runtime.runtime import Runtime
+from dragoman_server.runtime.sessions import Sessions
 from dragoman_training.run.load import load_run
 from tests.gpu.host_stream import HostStream, run_on
 
@@ -88,8 +89,8 @@ def cuda_setting(bundle: Bundle, tiny_run: Path, folder: Path, name: str) -> Set
     records = name != "cuda-unrecorded"
     options = ExportOptions(name="tiny", precision=precision, max_quality_loss=100, device="cuda")
     export_run(tiny_run, folder / "bundle", options)
-    sessions = Sessions(load_bundle(folder / "bundle"), device, 1, graphs=128 if records else 0)
-    assert bool(sessions.graphs) == records, "the graph can't be recorded as a CUDA graph; the log says why"
+    sessions = Sessions(load_bundle(folder / "bundle"), device, 1, max_cuda_graphs=128 if records else 0)
+    assert bool(sessions.max_cuda_graphs) == records, "the graph can't be recorded as a CUDA graph; the log says why"
     return Setting(lambda max_rows: Runtime(sessions, max_rows), TOLERANCES[name])
 
 
@@ -160,18 +161,22 @@ def test_step_writes_the_new_position_of_active_rows_and_nothing_else(
     for _ in range(3):
         runtime.top(SLOTS, 1)
         runtime.positions += 1
-    buffers = [memory for memory in (runtime.self_cache, runtime.cross_cache, runtime.last) if memory is not None]
+    buffers = [
+        memory
+        for memory in (runtime.pool.self_cache, runtime.pool.cross_cache, runtime.pool.last)
+        if memory is not None
+    ]
     content = [
         [[memory.read(plane, row) for row in range(SLOTS)] for plane in range(memory.shape[0])] for memory in buffers
     ]
     active = 5
     runtime.top(active, 1)
-    filling = range(active, runtime.stepped(active))
+    filling = range(active, runtime.padded_rows(active))
     for memory, before in zip(buffers, content, strict=True):
         for plane in range(memory.shape[0]):
             for row in set(range(SLOTS)) - set(filling):
                 changed = memory.read(plane, row) != before[plane][row]
-                if memory is not runtime.self_cache or row >= active:
+                if memory is not runtime.pool.self_cache or row >= active:
                     assert not changed.any()
                 else:
                     assert changed[:, 3].any(), "the new key or value"

@@ -33,7 +33,8 @@ from dragoman_export.graphs.folding import FoldedModel
 from dragoman_server.bundle.load import load_bundle
 from dragoman_server.bundle.manifest import MANIFEST_FILE, SpecialTokens
 from dragoman_server.runtime.device import CPU
-from dragoman_server.runtime.model import Runtime, Sessions
+from dragoman_server.runtime.runtime import Runtime
+from dragoman_server.runtime.sessions import Sessions
 from dragoman_training.evaluation.evaluate import measure
 from dragoman_training.evaluation.greedy import answer
 from dragoman_training.model import Transformer

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from dragoman_server.bundle.load import Bundle, load_bundle
 from dragoman_server.core.search import LogitEdits, StepRequest
 from dragoman_server.runtime.device import CPU
-from dragoman_server.runtime.model import BLOCKWISE, Runtime, Sessions, lone_rows_differ
+from dragoman_server.runtime.runtime import BLOCKWISE, Runtime, lone_rows_differ
+from dragoman_server.runtime.sessions import Sessions
 from dragoman_server.runtime.step_results import TopKResult
 from tests.support.bundles import SHIPPED_FP32
 
@@ -43,10 +44,10 @@ def decode(runtime: Runtime, rows: int) -> NDArray[np.float32]:
 @pytest.mark.parametrize("max_rows", [1, 3])
 def test_a_step_that_is_filled_up_finds_the_same(bundle: Bundle, max_rows: int) -> None:
     sessions, word = Sessions(bundle, CPU, 1), source(bundle, "dragoman")
-    plain, filled = Runtime(sessions, max_rows, least_rows=1), Runtime(sessions, max_rows, least_rows=2)
+    plain, filled = Runtime(sessions, max_rows, min_rows=1), Runtime(sessions, max_rows, min_rows=2)
     for runtime in (plain, filled):
         runtime.encode([word], 0)
-    assert (plain.stepped(1), filled.stepped(1), filled.stepped(3)) == (1, 2, 3)
+    assert (plain.padded_rows(1), filled.padded_rows(1), filled.padded_rows(3)) == (1, 2, 3)
     np.testing.assert_array_equal(decode(filled, 1), decode(plain, 1))
     # A newcomer takes the row that filled up, with all that belongs to it.
     if max_rows > 1:
@@ -59,8 +60,8 @@ def test_a_filled_up_step_with_edits(bundle: Bundle) -> None:
     sessions, word = Sessions(bundle, CPU, 1), source(bundle, "dragoman")
     step_request = StepRequest(3, temperature=0.7, edits=LogitEdits(ids=[9], penalties=[1.5], offsets=[0.25]))
     found = []
-    for least_rows in (1, 2):
-        runtime = Runtime(sessions, 2, least_rows=least_rows)
+    for min_rows in (1, 2):
+        runtime = Runtime(sessions, 2, min_rows=min_rows)
         runtime.encode([word], 0)
         scores = runtime.step([step_request])
         found.append(scores.top(0))
@@ -80,10 +81,10 @@ def test_a_cpu_that_computes_lone_rows_otherwise_is_found_out(bundle: Bundle, mo
 
     monkeypatch.setattr(Runtime, "top", rounded)
     assert lone_rows_differ(sessions)
-    assert Runtime(sessions, 4).least_rows == 1, "fp32 is not even looked at"
+    assert Runtime(sessions, 4).min_rows == 1, "fp32 is not even looked at"
     for precision in BLOCKWISE:
         other = replace(bundle, manifest=bundle.manifest.model_copy(update={"precision": precision}))
-        assert Runtime(Sessions(other, CPU, 1), 4).least_rows == 2
+        assert Runtime(Sessions(other, CPU, 1), 4).min_rows == 2
 
 
 @pytest.mark.parametrize("limit", [64, 9])
@@ -103,8 +104,8 @@ def test_sources_beside_it_do_not_pad_a_row_into_other_numbers(bundle: Bundle, l
 def test_a_source_of_one_token_is_encoded_beside_itself(bundle: Bundle) -> None:
     sessions, lone = Sessions(bundle, CPU, 1), [bundle.manifest.tokens.end]
     found = []
-    for least_rows in (1, 2):
-        runtime = Runtime(sessions, 2, least_rows=least_rows)
+    for min_rows in (1, 2):
+        runtime = Runtime(sessions, 2, min_rows=min_rows)
         assert runtime.encode([lone], 0) == 3, "padding"
         found.append(decode(runtime, 1))
     np.testing.assert_array_equal(found[0], found[1])

@@ -6,7 +6,8 @@ import pytest
 
 from dragoman_server.bundle.load import load_bundle
 from dragoman_server.runtime.device import CPU
-from dragoman_server.runtime.model import WARM_UP_ENCODED, Runtime, Sessions
+from dragoman_server.runtime.runtime import WARM_UP_ENCODED, Runtime
+from dragoman_server.runtime.sessions import Sessions
 from dragoman_server.runtime.step_results import TopKResult
 
 

@@ -7,7 +7,8 @@ import numpy as np
 from dragoman_server.bundle.load import load_bundle, shipped_bundle
 from dragoman_server.core.search import StepRequest
 from dragoman_server.runtime.device import CPU
-from dragoman_server.runtime.model import Runtime, Sessions
+from dragoman_server.runtime.runtime import Runtime
+from dragoman_server.runtime.sessions import Sessions
 from dragoman_training.run.load import load_run
 
 

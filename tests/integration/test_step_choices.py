@@ -10,7 +10,8 @@ from dragoman_server.bundle.load import Bundle, load_bundle
 from dragoman_server.bundle.manifest import Attention
 from dragoman_server.core.search import LogitEdits, StepRequest
 from dragoman_server.runtime.device import CPU
-from dragoman_server.runtime.model import Runtime, Sessions
+from dragoman_server.runtime.runtime import Runtime
+from dragoman_server.runtime.sessions import Sessions
 from tests.support.random_model import small_run
 
 ROWS, STEPS, SLOTS = 24, 5, 26

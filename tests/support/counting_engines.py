@@ -13,8 +13,7 @@ from dragoman_server.core.search import StepRequest
 from dragoman_server.core.search_options import SearchOptions
 from dragoman_server.engine.layout import EngineOptions
 from dragoman_server.engine.pool import EnginePool
-from dragoman_server.runtime.device import Device
-from dragoman_server.runtime.device_errors import WorkerLostError
+from dragoman_server.runtime.device import Device, WorkerLostError
 from dragoman_server.runtime.step_results import TopKResult
 from tests.support.fake_engines import letters_bundle
 

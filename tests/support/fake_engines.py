@@ -234,7 +234,7 @@ class FakeEngines:
 
 
 class FakeScoring:
-    """Stands for a ScorerRuntime: the token in place j has log-probability -(j + 1) / 4, and looks where an answer that
+    """Stands for a ScorerSession: the token in place j has log-probability -(j + 1) / 4, and looks where an answer that
     turns the source around comes from, in the layer but last; in the last it looks everywhere alike.
 
     Attributes:

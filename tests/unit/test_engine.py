@@ -17,8 +17,7 @@ from dragoman_server.engine.layout import EngineOptions, groups, layout, weights
 from dragoman_server.engine.outcome import Event
 from dragoman_server.engine.scheduler import Scheduler
 from dragoman_server.engine.shared_queue import Queue
-from dragoman_server.runtime.device import Device
-from dragoman_server.runtime.device_errors import is_out_of_memory
+from dragoman_server.runtime.device import Device, is_out_of_memory
 from tests.support.counting_engines import END, CountingRuntime, Metrics, at_rest, pool_of, request
 from tests.support.fake_engines import letters, letters_bundle
 from tests.support.waiting import PATIENCE, until_async

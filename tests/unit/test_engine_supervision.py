@@ -15,7 +15,7 @@ from dragoman_server.engine.layout import EngineOptions
 from dragoman_server.engine.pool import EnginePool
 from dragoman_server.engine.watchdog import Watchdog
 from dragoman_server.models import loading
-from dragoman_server.runtime.device_errors import WorkerLostError
+from dragoman_server.runtime.device import WorkerLostError
 from tests.support.counting_engines import CountingHost, CountingRuntime, Metrics, at_rest, request
 from tests.support.fake_engines import letters_bundle
 from tests.support.waiting import until_async

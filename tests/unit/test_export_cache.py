@@ -25,7 +25,8 @@ from dragoman_server.runtime.buffers import HostMemory
 from dragoman_server.runtime.device import CPU, Device
 from dragoman_server.runtime.device_memory import row_bytes
 from dragoman_server.runtime.graph_check import check_caches
-from dragoman_server.runtime.model import Runtime, Sessions
+from dragoman_server.runtime.runtime import Runtime
+from dragoman_server.runtime.sessions import Sessions
 from dragoman_training.data.pairs import Pair
 from dragoman_training.run.load import load_run
 from tests.support.random_model import VOCABULARY, small_run
@@ -104,7 +105,7 @@ def test_caches_hold_what_was_cached_in_steps_of_the_scale(exact: Bundle, narrow
         steps(each, shown[:1], StepRequest(1))
     scales = find_scales(exact, shown, 1)
     for name, scale in scales.items():
-        (floats, plane), (integers, _) = (each.place(name) for each in runtimes)
+        (floats, plane), (integers, _) = (each.pool.place(name) for each in runtimes)
         length = STEPS if name.startswith("self") else LENGTHS[0]
         wanted = floats.read(plane, 0)[:, :length] / scale[0]
         stored = integers.read(plane, 0)
@@ -120,7 +121,7 @@ def test_scales_are_of_the_largest_that_was_cached(exact: Bundle, shown: list[Fe
     }
     alone = runtime(exact)
     alone.encode([shown[0]["source_ids"][0].tolist()], 0)
-    memory, plane = alone.place("cross_key_1")
+    memory, plane = alone.pool.place("cross_key_1")
     largest = np.abs(memory.read(plane, 0)[:, : LENGTHS[0]]).max(1)
     np.testing.assert_allclose(127 * scales["cross_key_1"][0, :, 0], largest, rtol=1e-5)
     more = find_scales(exact, shown, 1)
@@ -142,11 +143,11 @@ def test_a_row_does_not_depend_on_the_others(narrow: Bundle, shown: list[Feed]) 
 def test_rows_move_with_their_integers(narrow: Bundle, shown: list[Feed]) -> None:
     one = runtime(narrow)
     steps(one, shown[:ROWS], StepRequest(1))
-    assert isinstance(one.self_cache, HostMemory)
-    before = one.self_cache.array[:, 5, :, :STEPS].copy()
+    assert isinstance(one.pool.self_cache, HostMemory)
+    before = one.pool.self_cache.array[:, 5, :, :STEPS].copy()
     assert before.any()
     one.move_row(5, 1)
-    np.testing.assert_array_equal(one.self_cache.array[:, 1, :, :STEPS], before)
+    np.testing.assert_array_equal(one.pool.self_cache.array[:, 1, :, :STEPS], before)
 
 
 def test_a_row_takes_a_quarter_of_the_memory(exact: Bundle, narrow: Bundle) -> None:
@@ -171,7 +172,7 @@ def test_whether_they_pay_is_measured(
     top = Runtime.top
 
     def timed(self: Runtime, rows: int, candidates: int) -> object:
-        now[0] += seconds[narrow.path if self.self_cache.dtype == np.int8 else exact.path]
+        now[0] += seconds[narrow.path if self.pool.self_cache.dtype == np.int8 else exact.path]
         return top(self, rows, candidates)
 
     monkeypatch.setattr(Runtime, "top", timed)
@@ -194,7 +195,7 @@ def changed(bundle: Bundle, folder: Path, cache: str | None = None, layers: int 
 def test_caches_that_are_not_what_the_manifest_says_are_refused(exact: Bundle, narrow: Bundle, tmp_path: Path) -> None:
     for bundle, cache, kind in ((exact, "int8", "float"), (narrow, "float", "int8")):
         wrong = changed(bundle, tmp_path / cache, cache)
-        with pytest.raises(BundleError, match=rf"hold tensor\({kind}\), but the manifest says {cache}"):
+        with pytest.raises(BundleError, match=rf"graphs are tensor\({kind}\), but the manifest says {cache}"):
             Sessions(wrong, CPU, 1)
     with pytest.raises(BundleError, match="caches of 2 layers; expected 3"):
         Sessions(changed(exact, tmp_path / "layers", layers=3), CPU, 1)
@@ -202,7 +203,7 @@ def test_caches_that_are_not_what_the_manifest_says_are_refused(exact: Bundle, n
 
 def test_graphs_that_do_not_go_together_are_refused(exact: Bundle, narrow: Bundle) -> None:
     floats, integers = Sessions(exact, CPU, 1), Sessions(narrow, CPU, 1)
-    with pytest.raises(BundleError, match=r"differ in the numbers of their caches: tensor\(float\), tensor\(int8\)"):
+    with pytest.raises(BundleError, match=r"have caches of different types: tensor\(float\), tensor\(int8\)"):
         check_caches(narrow, floats.encoder, integers.decoder)
 
 

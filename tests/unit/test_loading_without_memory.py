@@ -12,7 +12,7 @@ from dragoman_server.engine.host import LocalHost
 from dragoman_server.engine.layout import EngineOptions
 from dragoman_server.models.loading import LoadError, load_version
 from dragoman_server.runtime.device import DeviceError
-from dragoman_server.runtime.model import Runtime
+from dragoman_server.runtime.runtime import Runtime
 
 # As ONNX Runtime puts it, which has no exception of its own for that.
 WITHOUT_MEMORY = [

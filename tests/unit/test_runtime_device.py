@@ -6,8 +6,7 @@ import onnxruntime
 import pytest
 
 from dragoman_server.runtime import device
-from dragoman_server.runtime.device import CPU, DeviceError, choose_device
-from dragoman_server.runtime.precision import warning
+from dragoman_server.runtime.device import CPU, DeviceError, choose_device, precision_warning
 
 
 @pytest.fixture(autouse=True)
@@ -65,8 +64,8 @@ def test_bf16_is_for_gpus(device_files: Path) -> None:
 
 
 def test_half_precision_on_a_cpu_is_warned_about() -> None:
-    told = warning("fp16", "cpu")
+    told = precision_warning("fp16", "cpu")
     assert told is not None
     assert "int8 or fp32 is faster" in told
-    assert warning("fp16", "cuda") is None
-    assert warning("int8", "cpu") is None
+    assert precision_warning("fp16", "cuda") is None
+    assert precision_warning("int8", "cpu") is None

@@ -6,8 +6,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from dragoman_server.runtime.buffers import HostMemory
-from dragoman_server.runtime.model import element
+from dragoman_server.runtime.buffers import HostMemory, ort_element_type
 
 SHAPES = {"layers of heads": (4, 3, 2, 7, 8), "whole vectors": (4, 3, 1, 16)}
 
@@ -61,8 +60,8 @@ def test_graphs_write_numbers_of_every_cache(dtype: type, kind: int) -> None:
     memory = HostMemory((2, 1, 1, 5), np.dtype(dtype))
     memory.array[0] = [1, 2, 3, 65000, 0]
     binding = session.io_binding()
-    binding.bind_input("x", "cpu", 0, element(memory.dtype), (5,), memory.address(0))
-    binding.bind_output("y", "cpu", 0, element(memory.dtype), (5,), memory.address(1))
+    binding.bind_input("x", "cpu", 0, ort_element_type(memory.dtype), (5,), memory.address(0))
+    binding.bind_output("y", "cpu", 0, ort_element_type(memory.dtype), (5,), memory.address(1))
     session.run_with_iobinding(binding)
     np.testing.assert_array_equal(memory.array[1], memory.array[0])
 

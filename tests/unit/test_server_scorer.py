@@ -15,9 +15,8 @@ from dragoman_server.bundle.manifest import Shape
 from dragoman_server.core.errors import DeadlineExpiredError, EngineUnavailableError, OutOfMemoryError, QueueFullError
 from dragoman_server.engine.scorer import RUN_NUMBERS, Scorer, Target
 from dragoman_server.metrics import ModelMetrics
-from dragoman_server.runtime.device import CPU
-from dragoman_server.runtime.device_errors import WorkerLostError
-from dragoman_server.runtime.scorer_session import ScorerRuntime
+from dragoman_server.runtime.device import CPU, WorkerLostError
+from dragoman_server.runtime.scorer_session import ScorerSession
 from tests.support.fake_engines import FakeScoring, letters_bundle
 from tests.support.waiting import until_async
 
@@ -233,11 +232,11 @@ def shipped() -> Bundle:
 
 
 @pytest.fixture(scope="module")
-def runtime(shipped: Bundle) -> ScorerRuntime:
-    return ScorerRuntime(shipped, CPU, 1)
+def runtime(shipped: Bundle) -> ScorerSession:
+    return ScorerSession(shipped, CPU, 1)
 
 
-def test_padding_changes_nothing(shipped: Bundle, runtime: ScorerRuntime) -> None:
+def test_padding_changes_nothing(shipped: Bundle, runtime: ScorerSession) -> None:
     sources = [shipped.source_tokenizer.encode(text).ids for text in ("hello", "a", "transformer")]
     spoken = ("HH EH L OW", "", "T R AE N S F AO R M ER")
     answers = [shipped.target_tokenizer.encode(text, add_special_tokens=False).ids for text in spoken]
@@ -256,7 +255,7 @@ def test_padding_changes_nothing(shipped: Bundle, runtime: ScorerRuntime) -> Non
         assert none is None
 
 
-def test_all_that_may_come_next_has_probability_1_together(shipped: Bundle, runtime: ScorerRuntime) -> None:
+def test_all_that_may_come_next_has_probability_1_together(shipped: Bundle, runtime: ScorerSession) -> None:
     """So the log-probabilities are of the tokens they are said to be of, the end token's among them."""
     source, end = shipped.source_tokenizer.encode("hello").ids, shipped.manifest.tokens.end
     start = shipped.target_tokenizer.encode("HH EH", add_special_tokens=False).ids

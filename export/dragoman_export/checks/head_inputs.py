@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from dragoman_export.checks.references import TorchReference, largest_difference
 from dragoman_export.checks.serving_simulation import draw_sources
 from dragoman_server.core.search import LogitEdits, StepRequest, StepResult
-from dragoman_server.runtime.model import Runtime
+from dragoman_server.runtime.runtime import Runtime
 
 EDITS = (0, 1, 3)
 TEMPERATURES = (1.0, 0.5, 1.6)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from tokenizers import Tokenizer
 
 from dragoman_server.decoding.greedy import GreedyRows, GreedySearch
-from dragoman_server.runtime.model import Runtime
+from dragoman_server.runtime.runtime import Runtime
 
 
 def greedy(runtime: Runtime, sources: Sequence[Sequence[int]]) -> list[list[int]]:

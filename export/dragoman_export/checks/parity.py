@@ -21,9 +21,9 @@ from dragoman_export.errors import ExportError
 from dragoman_server.bundle.load import Bundle, BundleError
 from dragoman_server.bundle.manifest import INTEGERS, Manifest, Precision
 from dragoman_server.machine import usable_cpus
-from dragoman_server.runtime.device import Device, DeviceError
-from dragoman_server.runtime.device_errors import first_line, is_out_of_memory
-from dragoman_server.runtime.model import Runtime, Sessions
+from dragoman_server.runtime.device import Device, DeviceError, first_line, is_out_of_memory
+from dragoman_server.runtime.runtime import Runtime
+from dragoman_server.runtime.sessions import Sessions
 from dragoman_training.evaluation.greedy import greedy as torch_greedy
 from dragoman_training.model import Transformer
 

@@ -7,7 +7,8 @@ from dragoman_export.checks.offline_decoding import greedy, within_limit
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.machine import usable_cpus
 from dragoman_server.runtime.device import Device
-from dragoman_server.runtime.model import Runtime, Sessions
+from dragoman_server.runtime.runtime import Runtime
+from dragoman_server.runtime.sessions import Sessions
 from dragoman_training.data.normalization import canonical
 from dragoman_training.data.pairs import Pair, references
 from dragoman_training.evaluation.metrics import LOWER_IS_BETTER, METRICS, better

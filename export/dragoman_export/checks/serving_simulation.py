@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dragoman_export.checks.references import Reference, largest_difference
 from dragoman_server.runtime.buffers import Memory
-from dragoman_server.runtime.model import Runtime
+from dragoman_server.runtime.runtime import Runtime
 
 ALLOWANCE = 3  # times what rounding was seen to change; two ways to round differ by chance
 STRIDE = 3  # steps between groups of newcomers, so that rows are of different age
@@ -135,8 +135,8 @@ def _stored(values: NDArray[np.float32], dtype: np.dtype[Any]) -> NDArray[np.gen
 
 
 def _memories(runtime: Runtime) -> dict[str, Memory]:
-    memories = {"self": runtime.self_cache, "cross": runtime.cross_cache}
-    return memories if runtime.last is None else memories | {"last": runtime.last}
+    memories = {"self": runtime.pool.self_cache, "cross": runtime.pool.cross_cache}
+    return memories if runtime.pool.last is None else memories | {"last": runtime.pool.last}
 
 
 def _snapshot(runtime: Runtime) -> dict[str, NDArray[np.generic]]:
@@ -156,7 +156,7 @@ def _stray(runtime: Runtime, n: int, before: dict[str, NDArray[np.generic]]) -> 
     """
     after = _snapshot(runtime)
     for name, contents in after.items():
-        filling = slice(n, runtime.stepped(n))
+        filling = slice(n, runtime.padded_rows(n))
         contents[:, filling] = before[name][:, filling]
     changed = after["self"] != before["self"]  # [planes, max_rows, heads, positions, d_head]
     changed[:, np.arange(n), :, runtime.positions[:n]] = False

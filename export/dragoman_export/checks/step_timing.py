@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 
-from dragoman_server.runtime.model import Runtime
+from dragoman_server.runtime.runtime import Runtime
 
 ROUNDS = 30
 

@@ -110,6 +110,6 @@ def look(query: Tensor, keys: Tensor, lengths: Tensor, rows: Tensor) -> Tensor:
     weights = scores.float().masked_fill(beyond, -torch.inf).softmax(-1).squeeze(2)  # [n, heads, capacity]
     # A product, since ONNX Runtime's ReduceMean sums in another order where there is one row only. Its left factor is
     # gathered for every row: for one that rows share, CUDA is handed addresses that stand on the host, where a recorded
-    # step (server.runtime.fixed) would look for them again when they are gone.
+    # step (CudaGraphStep) would look for them again when they are gone.
     averaging = torch.full((1, 1, heads), 1 / heads).index_select(0, rows - rows)  # [n, 1, heads]
     return (averaging @ weights).squeeze(1)

@@ -15,8 +15,9 @@ from dragoman_export.precision.calibration import Feed
 from dragoman_export.precision.editable_graph import CONTRIB, Floats, Graph
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.runtime.device import CPU
-from dragoman_server.runtime.model import Runtime, Sessions
-from dragoman_server.runtime.step import is_cache
+from dragoman_server.runtime.graph_check import is_cache
+from dragoman_server.runtime.runtime import Runtime
+from dragoman_server.runtime.sessions import Sessions
 
 LARGEST = 127  # of an integer in a cache: symmetric around zero
 ROWS = 32  # decoded together, to see what they cache and how long they take
@@ -45,7 +46,7 @@ def find_scales(exact: Bundle, feeds: Sequence[Feed], threads: int) -> dict[str,
     for start in range(0, len(feeds), ROWS):
         lengths = _decode(runtime, feeds[start : start + ROWS])
         for name, seen in most.items():
-            memory, plane = runtime.place(name)
+            memory, plane = runtime.pool.place(name)
             for row, length in enumerate(lengths[name.split("_")[0]]):
                 cached = np.abs(memory.read(plane, row)[:, :length]).max(1, keepdims=True)
                 np.maximum(seen, cached, out=seen)

@@ -17,7 +17,8 @@ from dragoman_server.bundle.load import Bundle
 from dragoman_server.bundle.manifest import Precision
 from dragoman_server.machine import usable_cpus
 from dragoman_server.runtime.device import CPU, Device, open_session
-from dragoman_server.runtime.model import Runtime, Sessions
+from dragoman_server.runtime.runtime import Runtime
+from dragoman_server.runtime.sessions import Sessions
 from dragoman_training.recipe import Metric
 
 TIMED_ROWS = (1, 8, 32, 64)

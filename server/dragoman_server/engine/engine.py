@@ -20,7 +20,7 @@ from dragoman_server.engine.job import NEVER, Job
 from dragoman_server.engine.outcome import Event, finish, overdue
 from dragoman_server.engine.rows import RowTable
 from dragoman_server.engine.shared_queue import Queue
-from dragoman_server.runtime.device_errors import WorkerLostError, first_line, is_out_of_memory
+from dragoman_server.runtime.device import WorkerLostError, first_line, is_out_of_memory
 
 log = structlog.get_logger()
 
@@ -31,7 +31,7 @@ MOST_ERRORS = 3  # in a row, after which a device is beyond hope
 
 
 class StepRuntime(Protocol):
-    """What an engine needs of server.runtime.model.Runtime."""
+    """What an engine needs of dragoman_server.runtime.runtime.Runtime."""
 
     max_rows: int
     tokens: NDArray[np.int64]

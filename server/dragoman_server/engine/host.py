@@ -8,11 +8,11 @@ from dragoman_server.config.devices import split_devices
 from dragoman_server.engine.engine import StepRuntime
 from dragoman_server.engine.layout import EngineOptions, layout, weights_of
 from dragoman_server.engine.scorer import ScoringRuntime
-from dragoman_server.runtime.device import Device, DeviceError, choose_device
-from dragoman_server.runtime.device_errors import first_line, is_out_of_memory
+from dragoman_server.runtime.device import Device, DeviceError, choose_device, first_line, is_out_of_memory
 from dragoman_server.runtime.device_memory import device_memory
-from dragoman_server.runtime.model import Runtime, Sessions
-from dragoman_server.runtime.scorer_session import ScorerRuntime
+from dragoman_server.runtime.runtime import Runtime
+from dragoman_server.runtime.scorer_session import ScorerSession
+from dragoman_server.runtime.sessions import Sessions
 
 
 class CachedRuntime(StepRuntime, Protocol):
@@ -111,8 +111,8 @@ class LocalModel:
         # One is enough for engines whose operators use one thread, but see Sessions for a GPU.
         count = 1 if self.threads == 1 and self.device.kind == "cpu" else self.engines
         graphs = options.cuda_graphs
-        self._sessions = [Sessions(bundle, self.device, self.threads, graphs=graphs) for _ in range(count)]
-        self.itemsize = self._sessions[0].type.itemsize
+        self._sessions = [Sessions(bundle, self.device, self.threads, max_cuda_graphs=graphs) for _ in range(count)]
+        self.itemsize = self._sessions[0].compute_dtype.itemsize
 
     def memory(self) -> tuple[int, str, int]:
         return device_memory(self.device)
@@ -129,8 +129,8 @@ class LocalModel:
             raise BundleError(f"{self._bundle.path}: the graphs do not run as the manifest says: {reason}") from None
         return runtime
 
-    def scorer(self) -> ScorerRuntime:
-        return ScorerRuntime(self._bundle, self.device, self.threads)
+    def scorer(self) -> ScorerSession:
+        return ScorerSession(self._bundle, self.device, self.threads)
 
     def watch(self, lost: Callable[[], None]) -> None: ...
 

@@ -21,7 +21,7 @@ from dragoman_server.core.errors import (
     OutOfMemoryError,
     QueueFullError,
 )
-from dragoman_server.runtime.device_errors import WorkerLostError, first_line, is_out_of_memory
+from dragoman_server.runtime.device import WorkerLostError, first_line, is_out_of_memory
 from dragoman_server.runtime.scorer_session import TargetScores
 
 log = structlog.get_logger()
@@ -32,7 +32,7 @@ CLOSE_SECONDS = 3.0  # that the last run has to end
 
 
 class ScoringRuntime(Protocol):
-    """What a scorer needs of server.runtime.scorer.ScorerRuntime."""
+    """What a scorer needs of dragoman_server.runtime.scorer_session.ScorerSession."""
 
     def run(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], attention: bool

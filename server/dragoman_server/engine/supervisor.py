@@ -20,8 +20,7 @@ from dragoman_server.engine.scorer import ScoringRuntime
 from dragoman_server.engine.shared_queue import Queue
 from dragoman_server.engine.watchdog import Watchdog
 from dragoman_server.machine import resident_memory
-from dragoman_server.runtime.device_errors import WorkerLostError, first_line
-from dragoman_server.runtime.precision import warning
+from dragoman_server.runtime.device import WorkerLostError, first_line, precision_warning
 
 log = structlog.get_logger()
 
@@ -162,7 +161,7 @@ class Supervisor:
         model = site.model = await asyncio.to_thread(site.host.load, self._bundle, self._options)
         if model.device.fallback:
             log.error("no GPU: the model runs on the CPU", reason=model.device.fallback)
-        if reason := warning(self._bundle.manifest.precision, model.device.kind):
+        if reason := precision_warning(self._bundle.manifest.precision, model.device.kind):
             log.warning("poor choice of precision", reason=reason)
         where, device = site.host.name, str(model.device)
         log.info("engines", where=where, device=device, engines=model.engines, threads_per_engine=model.threads)

@@ -20,8 +20,7 @@ from dragoman_server.messages.limits import request_limits, token_limits
 from dragoman_server.messages.served_model import ServedModel
 from dragoman_server.metrics import ModelMetrics
 from dragoman_server.models.registry import ServedVersion
-from dragoman_server.runtime.device import Device, DeviceError
-from dragoman_server.runtime.device_errors import WorkerLostError, is_out_of_memory
+from dragoman_server.runtime.device import Device, DeviceError, WorkerLostError, is_out_of_memory
 
 log = structlog.get_logger()
 

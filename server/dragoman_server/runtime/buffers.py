@@ -1,4 +1,4 @@
-"""Memory that a graph reads and writes in place, on the host or on a GPU."""
+"""Buffers that a graph reads and writes in place, on the host or on a GPU."""
 
 from collections.abc import Mapping
 from math import prod
@@ -9,12 +9,25 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
+CACHE_DTYPES: dict[str, np.dtype[Any]] = {
+    "tensor(float)": np.dtype(np.float32),
+    "tensor(float16)": np.dtype(np.float16),
+    "tensor(bfloat16)": np.dtype(np.uint16),  # NumPy has no bfloat16; only the graphs interpret the bits
+    "tensor(int8)": np.dtype(np.int8),
+}
+_BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
+
+
+def ort_element_type(dtype: np.dtype[Any]) -> type[np.generic] | int:
+    """Returns ONNX Runtime's element type for a cache of this dtype, see `CACHE_DTYPES`."""
+    return _BFLOAT16 if dtype == np.uint16 else dtype.type
+
 
 class Memory(Protocol):
     """A buffer of fixed shape and address, whose leading dimensions are [planes, rows].
 
-    A plane is what one graph input is bound to: the keys of one layer, say. One buffer for all layers makes a row that
-    moves one copy instead of one for each layer.
+    A plane is what one graph input is bound to, such as the keys of one layer. With one buffer for all layers, moving a
+    row takes one copy instead of one per layer.
     """
 
     shape: tuple[int, ...]
@@ -22,68 +35,68 @@ class Memory(Protocol):
     nbytes: int
 
     def address(self, plane: int, row: int = 0) -> int:
-        """Device address of a row."""
+        """Returns the device address of a row."""
 
     def copy_row(self, source: int, target: int, start: int, stop: int) -> None:
-        """Copies positions start .. stop-1 (of the second-last dimension) of a row in every plane.
+        """Copies positions start .. stop-1 (second-last dimension) of a row, in every plane.
 
-        Others may be copied too: a caller must not care what the target has there.
+        May copy other positions too; the caller must not rely on what the target holds there.
         """
 
     def write(self, plane: int, row: int, values: Array) -> None:
-        """Writes values [rows, ...] from `row` on; where shorter in the second-last dimension, the start of each."""
+        """Writes values [rows, ...] from `row` on, which may be shorter than a row in the second-last dimension."""
 
     def read(self, plane: int, row: int) -> Array:
-        """A copy of one row on the host."""
+        """Returns a copy of one row on the host."""
 
 
 class Stream(Protocol):
-    """A device whose memory is not the host's, and what is done there one after the other.
+    """A device with its own memory, and an ordered queue of work on it.
 
     Attributes:
-        kind, index: how ONNX Runtime calls the device.
+        kind, index: ONNX Runtime's name and number of the device.
     """
 
     kind: Literal["cpu", "cuda"]
     index: int
 
     def allocate(self, size: int) -> int:
-        """The address of so many zeroed bytes on the device.
+        """Allocates zeroed device memory and returns its address.
 
         Raises:
-            MemoryError: there is not that much.
+            MemoryError: The device is out of memory.
         """
 
     def free(self, address: int) -> None:
-        """Gives back what `allocate` gave."""
+        """Frees memory that `allocate` returned."""
 
     def host_block(self, size: int) -> NDArray[np.uint8]:
-        """Zeroed memory of the host, from and to which copies are fast and need not be waited for one by one."""
+        """Allocates zeroed pinned host memory, which copies fast and asynchronously."""
 
     def copy(self, target: int, source: int, size: int) -> None:
-        """Copies bytes between the device and the host, or on the device, after what was asked for before.
+        """Enqueues a copy of `size` bytes between device and host, or within the device.
 
-        Host memory must stay as it is until `synchronize` has returned.
+        Host memory must not change until `synchronize` has returned.
         """
 
     def copy_lines(self, target: int, source: int, pitch: int, width: int, height: int) -> None:
-        """Copies `height` lines of `width` bytes, that begin `pitch` bytes after each other."""
+        """Enqueues a copy of `height` lines of `width` bytes, whose starts are `pitch` bytes apart."""
 
     def synchronize(self) -> None:
-        """Returns when all is done that was asked for."""
+        """Blocks until all enqueued work is done."""
 
 
 class HostMemory:
-    """Memory of the CPU: a NumPy array.
+    """CPU memory: a NumPy array.
 
-    NOTE: NumPy lets go of the interpreter's lock to copy more than 500 elements. Where several engines run, getting it
-    back takes ten times as long as copying a row of a small model; so there an element is the whole last dimension.
+    NOTE: NumPy releases the GIL to copy more than 500 elements. With several engines, reacquiring it takes ten times as
+    long as copying a row of a small model. So copies use elements that span the whole last dimension.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         try:
             self.array: Array = np.zeros(shape, dtype)
-        except (ValueError, OverflowError) as error:  # more than there are addresses
+        except (ValueError, OverflowError) as error:  # larger than the address space
             raise MemoryError(str(error)) from None
         self.shape, self.dtype, self.nbytes = shape, dtype, self.array.nbytes
         self._base = self.array.ctypes.data
@@ -104,9 +117,9 @@ class HostMemory:
 
 
 class StreamMemory:
-    """Memory of a device, copied in the order of its stream.
+    """Device memory, copied in stream order.
 
-    Copies from row to row are not waited for: whatever runs after them, runs on the same stream.
+    Row copies are not waited for: whatever runs afterwards runs on the same stream.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: Stream) -> None:
@@ -115,7 +128,7 @@ class StreamMemory:
         self._row_bytes = prod(shape[2:]) * dtype.itemsize
         self.nbytes = shape[0] * self._plane_bytes
         self._stream = stream
-        # Garbage beyond a row's length is never attended to, but a NaN times a zero weight would be a NaN.
+        # Zeroed, because attention masks garbage beyond a row's length with zero weights, and NaN * 0 is NaN.
         self._base = stream.allocate(self.nbytes)
 
     def __del__(self) -> None:
@@ -126,8 +139,8 @@ class StreamMemory:
         return self._base + plane * self._plane_bytes + row * self._row_bytes
 
     def copy_row(self, source: int, target: int, start: int, stop: int) -> None:
-        # One two-dimensional copy: a line for each plane, the whole row each. Less would be a copy for each plane, and
-        # a GPU copies some megabytes in the time that it takes to tell it to.
+        # One two-dimensional copy of whole rows, one line per plane. Copying fewer positions would take a copy per
+        # plane, and a GPU copies megabytes in the time it takes to launch one.
         to, from_ = self.address(0, target), self.address(0, source)
         self._stream.copy_lines(to, from_, self._plane_bytes, self._row_bytes, self.shape[0])
 
@@ -138,7 +151,7 @@ class StreamMemory:
             values = padded
         values = np.ascontiguousarray(values, self.dtype)
         self._stream.copy(self.address(plane, row), values.ctypes.data, values.nbytes)
-        self._stream.synchronize()  # before `values` is gone
+        self._stream.synchronize()  # before `values` is freed
 
     def read(self, plane: int, row: int) -> Array:
         values: Array = np.empty(self.shape[2:], self.dtype)
@@ -147,15 +160,15 @@ class StreamMemory:
         return values
 
 
-class Block:
-    """Arrays side by side in one piece of memory, on the device and on the host.
+class MirroredArrays:
+    """Arrays that exist both on the device and in pinned host memory, each side in one block: one copy moves all.
 
     Args:
-        arrays: name to type and shape; the largest types first, so that each is aligned.
+        arrays: Type and shape by name, the largest types first so that each array is aligned.
 
     Attributes:
-        arrays: the host's.
-        addresses: the device's.
+        arrays: The host arrays, by name.
+        addresses: The device addresses, by name.
     """
 
     def __init__(self, stream: Stream, arrays: Mapping[str, tuple[type[np.generic], tuple[int, ...]]]) -> None:
@@ -176,16 +189,18 @@ class Block:
             self._stream.free(self._device)
 
     def to_device(self) -> None:
+        """Enqueues the copy from host to device."""
         self._stream.copy(self._device, self._host.ctypes.data, self._host.nbytes)
 
     def to_host(self) -> None:
+        """Enqueues the copy from device to host."""
         self._stream.copy(self._host.ctypes.data, self._device, self._host.nbytes)
 
 
 def allocate(shape: tuple[int, ...], dtype: np.dtype[Any], stream: Stream | None) -> Memory:
-    """Zeroed memory of the device of a stream, or of the host where there is none.
+    """Allocates zeroed memory on the stream's device, or on the host if there is no stream.
 
     Raises:
-        MemoryError: there is not that much.
+        MemoryError: The device is out of memory.
     """
     return HostMemory(shape, dtype) if stream is None else StreamMemory(shape, dtype, stream)

@@ -1,82 +1,91 @@
-"""Steps of a GPU whose inputs and outputs stay where they are, so that they can be recorded once and replayed.
+"""Decoder steps on a GPU whose inputs and outputs keep their addresses, so that CUDA graphs can capture them.
 
-A step of a small model is some hundred kernels of a few microseconds each, which takes longer to ask for than to do. A
-recording (a CUDA graph) is asked for in one go. It repeats what was recorded to the letter: shapes, addresses, and
-whatever the host had read, such as k. Hence
+A step of a small model is some hundred kernels of a few microseconds each, which take longer to launch than to run. A
+CUDA graph launches them all at once. It replays exactly what was captured: shapes, addresses, and host values such as
+k. Therefore
 
-- rows are filled up to a size of which there are few. The rows that fill up are not in use; they decode their first
-  token, from which nothing follows;
-- k, and the number of edits, are rounded up;
-- everything else is on the device, and one copy before a step renews it, one copy after it brings back what it found.
+- rows are padded to one of a few sizes. Padding rows are not in use; they decode their first token, and their output is
+  ignored;
+- k and the number of edits are rounded up;
+- everything else is on the device: one copy before a step updates the inputs, one copy after it fetches the outputs.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime as ort
 import structlog
 
+from dragoman_server.bundle.manifest import Manifest
 from dragoman_server.core.search import StepRequest
-from dragoman_server.runtime.buffers import Block, Stream
-from dragoman_server.runtime.device_errors import first_line
+from dragoman_server.runtime.buffers import MirroredArrays, Stream
+from dragoman_server.runtime.cache_pool import CachePool
+from dragoman_server.runtime.device import first_line
 from dragoman_server.runtime.head_inputs import HeadRows
+from dragoman_server.runtime.sessions import Sessions
 from dragoman_server.runtime.step_results import HeadOutputs, MixedResult, TopKResult
-
-if TYPE_CHECKING:
-    from dragoman_server.runtime.model import Runtime
 
 log = structlog.get_logger()
 
-MOST_CANDIDATES = MOST_EDITS = 64  # of a step; more are rare, and would need much memory for each size of step
-MOST_STEPS = 256  # that are kept, of different size
-UNUSED = 8  # rows of a short list that nobody uses: matrix products of one column are no faster
-NOT_RECORDED = "-1"  # a run that ONNX Runtime neither records nor replays
+MAX_CANDIDATES = MAX_EDITS = 64  # per row; more are rare, and would need much memory for each step size
+MAX_STEPS = 256  # step sizes kept per runtime
+SHORTLIST_PADDING = 8  # tokens of the unused shortlist: matrix products of one column are no faster
+NO_CAPTURE = "-1"  # the graph id for which ONNX Runtime neither captures nor replays
+_ONE = np.array([1], np.int64)
 
 
-def sizes(max_rows: int) -> list[int]:
-    """Rows that steps are filled up to: 1, 2, 3, 4, 6, 8, 12, 16, 24, ... and all, so less than a third are filling."""
+def step_sizes(max_rows: int) -> list[int]:
+    """Returns the row counts that steps are padded to: 1, 2, 3, 4, 6, 8, 12, 16, 24, ... and max_rows.
+
+    Less than a third of a step's rows are padding.
+    """
     powers = [1 << power for power in range(max_rows.bit_length())]
     return sorted({size for power in powers for size in (power, power * 3 // 2) if size < max_rows} | {max_rows})
 
 
-def run_options(recording: str, *, wait: bool = True) -> ort.RunOptions:
-    """How a session on a GPU is to run.
+def run_options(graph_id: str, *, wait: bool = True) -> ort.RunOptions:
+    """Returns options for a run on a GPU.
 
     Args:
-        recording: the name of a recording, a number: made where there is none, and replayed from then on.
-        wait: until all is done.
+        graph_id: A number that identifies a CUDA graph: the first run captures it, later runs replay it.
+        wait: Whether the run waits for the device.
     """
     options = ort.RunOptions()
-    options.add_run_config_entry("gpu_graph_id", recording)
+    options.add_run_config_entry("gpu_graph_id", graph_id)
     if not wait:
         options.add_run_config_entry("disable_synchronize_execution_providers", "1")
     return options
 
 
-class FixedStep:
-    """A step of one size, bound for good.
+class CudaGraphStep:
+    """A step of one size, with inputs and outputs bound to fixed device memory.
 
     Args:
-        rows: see `sizes`.
-        k: candidates of each row.
-        edits: tokens of each row that may be edited, at least 1.
-        unused: what the parts of the graph that nobody needs are given.
-        recording: its name; None for none.
+        size: Rows, candidates (k) and edits of the step, each at least 1.
+        unused: Inputs and outputs of the parts of the graph that these steps do not use.
+        graph_id: Identifier of the CUDA graph to capture; None to capture none.
 
     Attributes:
-        rows: see above.
+        rows: Rows of the step, padding included.
     """
 
     def __init__(
-        self, runtime: "Runtime", stream: Stream, rows: int, k: int, edits: int, unused: Block, recording: str | None
+        self,
+        sessions: Sessions,
+        pool: CachePool,
+        stream: Stream,
+        size: tuple[int, int, int],
+        unused: MirroredArrays,
+        graph_id: str | None,
     ) -> None:
-        self.rows, self._stream, self._runtime = rows, stream, runtime
-        self._binding: ort.IOBinding = runtime.decoder.io_binding()
-        self._choices = Block(
+        rows, k, edits = size
+        self.rows = rows
+        self._decoder: ort.InferenceSession = sessions.decoder
+        self._pool, self._stream = pool, stream
+        self._inputs = MirroredArrays(
             stream,
             {
                 "rows": (np.int64, (rows,)),
@@ -86,7 +95,7 @@ class FixedStep:
                 "edit_offsets": (np.float32, (rows, edits)),
             },
         )
-        self._found = Block(
+        self._outputs = MirroredArrays(
             stream,
             {
                 "ids": (np.int64, (rows, k)),
@@ -94,181 +103,173 @@ class FixedStep:
                 "edited": (np.float32, (rows, edits)),
             },
         )
-        self._k = np.array([k], np.int64)  # ONNX Runtime reads it on the host, when it records
-        self._choices.arrays["rows"][:] = np.arange(rows)
-        self._all_plain = False
-        self._unrecorded = run_options(NOT_RECORDED, wait=False)
-        self._recorded = None if recording is None else run_options(recording, wait=False)
-        self._is_recorded = False
-        self._bind_all(unused)
+        self._k = np.array([k], np.int64)  # ONNX Runtime reads it on the host, during capture
+        self._inputs.arrays["rows"][:] = np.arange(rows)
+        self._inputs_are_plain = False  # whether the inputs on the device request the top k of every row
+        self._uncaptured = run_options(NO_CAPTURE, wait=False)
+        self._captured = None if graph_id is None else run_options(graph_id, wait=False)
+        self._has_captured = False
+        self._binding: ort.IOBinding = self._decoder.io_binding()
+        self._bind(sessions.bundle.manifest, unused)
 
-    def _bind_all(self, unused: Block) -> None:
-        graph, binding = self._runtime.manifest.graphs.decoder, self._binding
-        for name, (array, address) in self._runtime.row_inputs().items():
-            self._bind(binding.bind_input, name, array.dtype, (self.rows, *array.shape[1:]), address)
-        for block in (self._choices, self._found, unused):
+    def _bind(self, manifest: Manifest, unused: MirroredArrays) -> None:
+        graph, binding, stream = manifest.graphs.decoder, self._binding, self._stream
+        for block in (self._inputs, self._outputs, unused):
             for name, array in block.arrays.items():
                 bind = binding.bind_output if name in graph.outputs else binding.bind_input
-                self._bind(bind, name, array.dtype, array.shape, block.addresses[name])
-        for name, array in (self._runtime.capacities | {"k": self._k, "short_k": _ONE}).items():
+                bind(name, stream.kind, stream.index, array.dtype.type, array.shape, block.addresses[name])
+        for name, array in (("k", self._k), ("short_k", _ONE)):
             if name in graph.inputs:
                 binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-        self._runtime.bind_caches(binding, self.rows)
+        self._pool.bind_decoder(binding, self.rows)
 
-    def plain(self, rows: int, candidates: int, record: bool) -> TopKResult:
-        """The most probable tokens of the first `rows` rows."""
-        if not self._all_plain:
-            arrays = self._choices.arrays
+    def top(self, rows: int, candidates: int, capture: bool) -> TopKResult:
+        """Returns the most probable tokens of the first `rows` rows."""
+        if not self._inputs_are_plain:
+            arrays = self._inputs.arrays
             arrays["scales"][:] = arrays["edit_penalties"][:] = 1
             arrays["edit_ids"][:] = arrays["edit_offsets"][:] = 0
-            self._choices.to_device()
-            self._all_plain = True
-        self._run(rows, record)
-        found = self._found.arrays
-        return TopKResult(found["ids"][:rows, :candidates], found["log_probabilities"][:rows, :candidates])
+            self._inputs.to_device()
+            self._inputs_are_plain = True
+        self._run(rows, capture)
+        outputs = self._outputs.arrays
+        return TopKResult(outputs["ids"][:rows, :candidates], outputs["log_probabilities"][:rows, :candidates])
 
-    def mixed(self, step_requests: Sequence[StepRequest], record: bool) -> MixedResult:
-        """What each row asked for, which may be edits and temperatures."""
+    def mixed(self, step_requests: Sequence[StepRequest], capture: bool) -> MixedResult:
+        """Returns the scores that each row requests, with its own edits and temperature."""
         head = HeadRows()
         for row, step_request in enumerate(step_requests):
             head.add(row, step_request)
         inputs = head.inputs(0, self.rows)
         for name in ("scales", "edit_ids", "edit_penalties", "edit_offsets"):
-            array, values = self._choices.arrays[name], inputs[name]
+            array, values = self._inputs.arrays[name], inputs[name]
             if values.shape[1]:
-                array[:] = values[:, :1]  # an edit that is made twice is the same
+                array[:] = values[:, :1]  # padding repeats the first edit, which changes nothing
                 array[:, : values.shape[1]] = values
             else:
                 array[:] = 1 if name == "edit_penalties" else 0
-        self._choices.to_device()
-        self._all_plain = False
-        self._run(len(step_requests), record)
-        found = self._found.arrays
-        scores = HeadOutputs(found["ids"], found["log_probabilities"], found["edited"])
+        self._inputs.to_device()
+        self._inputs_are_plain = False
+        self._run(len(step_requests), capture)
+        arrays = self._outputs.arrays
+        outputs = HeadOutputs(arrays["ids"], arrays["log_probabilities"], arrays["edited"])
         edits = {
             row: len(step_request.edits.ids) for row, step_request in enumerate(step_requests) if step_request.edits
         }
-        heads = [(scores, row) if step_request.candidates else None for row, step_request in enumerate(step_requests)]
+        heads = [(outputs, row) if step_request.candidates else None for row, step_request in enumerate(step_requests)]
         return MixedResult(heads, {}, edits, {})
 
-    def _run(self, rows: int, record: bool) -> None:
-        self.launch(rows, record)
-        self._found.to_host()
+    def _run(self, rows: int, capture: bool) -> None:
+        self.launch(rows, capture)
+        self._outputs.to_host()
         self._stream.synchronize()
 
-    def launch(self, rows: int, record: bool) -> None:
-        """Tells the device to step, and does not wait for it."""
-        self._runtime.upload(rows, self.rows)
-        decoder, options = self._runtime.decoder, self._recorded if record else None
+    def launch(self, rows: int, capture: bool) -> None:
+        """Launches the step on the device without waiting for it."""
+        self._pool.upload(rows, self.rows)
+        options = self._captured if capture else None
         try:
-            decoder.run_with_iobinding(self._binding, options or self._unrecorded)
-        except Exception as error:  # whatever ONNX Runtime raises
-            if options is None or self._is_recorded:
+            self._decoder.run_with_iobinding(self._binding, options or self._uncaptured)
+        except Exception as error:  # ONNX Runtime's exceptions have no common base
+            if options is None or self._has_captured:
                 raise
             log.warning("a step can't be recorded as a CUDA graph", rows=self.rows, reason=first_line(error))
-            self._recorded = options = None
-            decoder.run_with_iobinding(self._binding, self._unrecorded)
-        self._is_recorded |= options is not None
-
-    def _bind(self, bind: Any, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], address: int) -> None:
-        bind(name, self._stream.kind, self._stream.index, dtype.type, shape, address)
+            self._captured = options = None
+            self._decoder.run_with_iobinding(self._binding, self._uncaptured)
+        self._has_captured |= options is not None
 
 
-class FixedSteps:
-    """The steps of a runtime on a GPU, one for each size that was asked for.
+class CudaGraphSteps:
+    """The steps of a runtime on a GPU, one per size, created on first use.
 
-    Args:
-        graphs: the most that are recorded as CUDA graphs. What is recorded can be replayed in the same thread only.
+    A CUDA graph can only be replayed by the thread that captured it.
     """
 
-    def __init__(self, runtime: "Runtime", stream: Stream, graphs: int) -> None:
-        self._runtime, self._stream = runtime, stream
-        self._sizes = sizes(runtime.max_rows)
-        self._vocabulary = runtime.manifest.shape.target_vocabulary
-        self._steps: dict[tuple[int, int, int], FixedStep] = {}
-        self._unused = _unused(stream, runtime)
-        self._graphs = graphs
-        self._recording = True
+    def __init__(self, sessions: Sessions, pool: CachePool, stream: Stream, max_rows: int) -> None:
+        self.stream = stream
+        self._sessions, self._pool = sessions, pool
+        self._sizes = step_sizes(max_rows)
+        self._vocabulary = sessions.bundle.manifest.shape.target_vocabulary
+        self._steps: dict[tuple[int, int, int], CudaGraphStep] = {}
+        self._unused = _unused_arrays(stream, sessions.bundle.manifest)
+        self._max_captured = sessions.max_cuda_graphs
+        self._capture = True
 
     @contextmanager
-    def not_recording(self) -> Iterator[None]:
-        """Runs steps as if there were no recordings."""
-        self._recording = False
+    def capture_disabled(self) -> Iterator[None]:
+        """Runs steps without capturing or replaying CUDA graphs."""
+        self._capture = False
         try:
             yield
         finally:
-            self._recording = True
+            self._capture = True
 
-    def size(self, rows: int) -> int:
-        """Rows that a step of `rows` rows is filled up to."""
+    def padded_rows(self, rows: int) -> int:
+        """Returns the number of rows that a step of `rows` rows is padded to."""
         return self._sizes[bisect_left(self._sizes, rows)]
 
     def top(self, rows: int, candidates: int) -> TopKResult | None:
-        """See Runtime.top; None where there is no such step."""
+        """Runs `Runtime.top`; returns None if there is no step of this size."""
         step = self._step(rows, candidates, 1)
-        return None if step is None else step.plain(rows, min(candidates, self._vocabulary), self._recording)
+        return None if step is None else step.top(rows, min(candidates, self._vocabulary), self._capture)
 
     def launcher(self, rows: int, candidates: int) -> Callable[[], None]:
-        """What makes a step once more without waiting for it, to measure what the device alone takes."""
+        """Runs a step and returns a function that launches it again without waiting, to time the device alone."""
         step = self._step(rows, candidates, 1)
         assert step is not None
-        step.plain(rows, candidates, self._recording)
-        return partial(step.launch, rows, self._recording)
+        step.top(rows, candidates, self._capture)
+        return partial(step.launch, rows, self._capture)
 
     def mixed(self, step_requests: Sequence[StepRequest]) -> MixedResult | None:
-        """See Runtime.step; None where there is no such step."""
-        if not all(map(_chooses_from_all, step_requests)):
+        """Runs `Runtime.step`; returns None if there is no step of this size or kind."""
+        if not all(map(_uses_full_head_once, step_requests)):
             return None
         candidates = max((step_request.candidates for step_request in step_requests), default=1)
         edits = max((len(step_request.edits.ids) for step_request in step_requests if step_request.edits), default=1)
         step = self._step(len(step_requests), max(candidates, 1), max(edits, 1))
-        return None if step is None else step.mixed(step_requests, self._recording)
+        return None if step is None else step.mixed(step_requests, self._capture)
 
-    def _step(self, rows: int, candidates: int, edits: int) -> FixedStep | None:
-        if candidates > MOST_CANDIDATES or edits > MOST_EDITS:
+    def _step(self, rows: int, candidates: int, edits: int) -> CudaGraphStep | None:
+        if candidates > MAX_CANDIDATES or edits > MAX_EDITS:
             return None
-        size = self.size(rows)
-        key = size, min(_rounded(candidates), self._vocabulary), _rounded(edits)
-        step = self._steps.get(key)
-        if step is None and len(self._steps) < MOST_STEPS:
-            recording = self._runtime.next_recording() if len(self._steps) < self._graphs else None
-            step = FixedStep(self._runtime, self._stream, *key, self._unused, recording)
-            self._steps[key] = step
+        size = self.padded_rows(rows), min(_power_of_two(candidates), self._vocabulary), _power_of_two(edits)
+        step = self._steps.get(size)
+        if step is None and len(self._steps) < MAX_STEPS:
+            graph_id = str(next(self._sessions.graph_ids)) if len(self._steps) < self._max_captured else None
+            step = CudaGraphStep(self._sessions, self._pool, self.stream, size, self._unused, graph_id)
+            self._steps[size] = step
         return step
 
 
-_ONE = np.array([1], np.int64)
-
-
-def _unused(stream: Stream, runtime: "Runtime") -> Block:
-    """A short list that one row chooses from, and the attention of one row: CUDA's kernels want something to do."""
-    block = Block(
+def _unused_arrays(stream: Stream, manifest: Manifest) -> MirroredArrays:
+    """Returns a shortlist for one row and the attention of one row: some CUDA kernels fail on empty inputs."""
+    arrays = MirroredArrays(
         stream,
         {
-            "short_list": (np.int64, (UNUSED,)),
-            "short_columns": (np.int64, (1, UNUSED)),
+            "short_list": (np.int64, (SHORTLIST_PADDING,)),
+            "short_columns": (np.int64, (1, SHORTLIST_PADDING)),
             "short_rows": (np.int64, (1,)),
             "short_edit_ids": (np.int64, (1, 1)),
             "attention_rows": (np.int64, (1,)),
             "short_ids": (np.int64, (1, 1)),
-            "short_mask": (np.float32, (1, UNUSED)),
+            "short_mask": (np.float32, (1, SHORTLIST_PADDING)),
             "short_scales": (np.float32, (1, 1)),
             "short_edit_penalties": (np.float32, (1, 1)),
             "short_edit_offsets": (np.float32, (1, 1)),
             "short_log_probabilities": (np.float32, (1, 1)),
             "short_edited": (np.float32, (1, 1)),
-            "attention": (np.float32, (1, runtime.source_capacity)),
+            "attention": (np.float32, (1, manifest.limits.max_source_tokens)),
         },
     )
-    block.arrays["short_list"][:] = runtime.manifest.tokens.end
-    block.arrays["short_scales"][:] = block.arrays["short_edit_penalties"][:] = 1
-    block.to_device()
+    arrays.arrays["short_list"][:] = manifest.tokens.end
+    arrays.arrays["short_scales"][:] = arrays.arrays["short_edit_penalties"][:] = 1
+    arrays.to_device()
     stream.synchronize()
-    return block
+    return arrays
 
 
-def _chooses_from_all(step_request: StepRequest) -> bool:
-    """Whether a step_request is for tokens of the whole vocabulary, with one temperature."""
+def _uses_full_head_once(step_request: StepRequest) -> bool:
+    """Returns whether a row chooses from the whole vocabulary at one temperature, without attention."""
     return (
         step_request.vocabulary is None
         and not step_request.attention
@@ -276,6 +277,5 @@ def _chooses_from_all(step_request: StepRequest) -> bool:
     )
 
 
-def _rounded(number: int) -> int:
-    """Up to a power of two."""
+def _power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()

@@ -1,4 +1,4 @@
-"""What a model needs of a device's memory, and what there is."""
+"""Device memory: what a model needs and what is free."""
 
 from dragoman_server.bundle.manifest import Manifest
 from dragoman_server.machine import free_memory, resident_memory
@@ -7,10 +7,10 @@ from dragoman_server.runtime.device import Device
 
 
 def row_bytes(manifest: Manifest, itemsize: int) -> int:
-    """Bytes of one cache row: keys and values of every decoder layer, of the target and of the source.
+    """Returns the size of one cache row: keys and values of every decoder layer, for target and source positions.
 
     Args:
-        itemsize: of a number that the graphs compute with.
+        itemsize: Size of a number that the graphs compute with.
     """
     shape, limits = manifest.shape, manifest.limits
     positions = limits.max_source_tokens + limits.max_target_tokens
@@ -21,13 +21,14 @@ def row_bytes(manifest: Manifest, itemsize: int) -> int:
 
 
 def working_bytes(manifest: Manifest, source_tokens: int, rows: int, itemsize: int) -> int:
-    """Bytes that an engine's largest runs take, about: twice what lives at once, as ONNX Runtime's arena does.
+    """Estimates the memory of an engine's largest runs: twice what is live at once, as ONNX Runtime's arena uses.
 
-    (Measured with the model that ships, on a CPU: 96 MiB, where 52 MiB live and this says 104.)
+    (Measured with the shipped model on a CPU: 96 MiB used, 52 MiB live, 104 estimated.)
 
     Args:
-        source_tokens: of the largest encoder run, padding included.
-        rows: of the largest step.
+        source_tokens: Tokens of the largest encoder run, padding included.
+        rows: Rows of the largest step.
+        itemsize: Size of a number that the graphs compute with.
     """
     shape, longest = manifest.shape, manifest.limits.max_source_tokens
     tokens = max(min(source_tokens, rows * longest), longest)
@@ -39,9 +40,9 @@ def working_bytes(manifest: Manifest, source_tokens: int, rows: int, itemsize: i
 
 
 def device_memory(device: Device) -> tuple[int, str, int]:
-    """Bytes that are free on a device, where that is ("machine", "container" or "GPU"), and how many are in use.
+    """Returns the free bytes of a device, whose they are ("machine", "container" or "GPU"), and the used bytes.
 
-    In use by this process; of a GPU by all, since it does not tell.
+    Used bytes are those of this process on a CPU, but of all processes on a GPU, which does not tell them apart.
     """
     if device.kind == "cpu":
         free, place = free_memory()

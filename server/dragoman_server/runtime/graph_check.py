@@ -1,14 +1,22 @@
-"""Whether graphs have the inputs and outputs that their manifest lists, and caches of what it says."""
+"""Checks a graph's inputs, outputs and caches against the manifest."""
 
 import onnxruntime as ort
 
 from dragoman_server.bundle.load import Bundle, BundleError
 from dragoman_server.bundle.manifest import Graph
-from dragoman_server.runtime.step import is_cache
+
+
+def is_cache(name: str) -> bool:
+    """Returns whether a graph input or output is a KV cache."""
+    return name.split("_", 1)[0] in ("self", "cross", "last") and not name.endswith("capacity")
 
 
 def check_names(bundle: Bundle, graph: Graph, session: ort.InferenceSession) -> None:
-    """Raises BundleError, which names the first that is missing or too many."""
+    """Checks that a graph has the inputs and outputs that the manifest lists, and no others.
+
+    Raises:
+        BundleError: One is missing or undeclared; the message names the first.
+    """
     for kind, declared, nodes in (
         ("input", graph.inputs, session.get_inputs()),
         ("output", graph.outputs, session.get_outputs()),
@@ -22,13 +30,16 @@ def check_names(bundle: Bundle, graph: Graph, session: ort.InferenceSession) -> 
 
 
 def check_caches(bundle: Bundle, encoder: ort.InferenceSession, decoder: ort.InferenceSession) -> None:
-    """Raises BundleError where layers or numbers of the caches are not those of the manifest, or not the same in both.
+    """Checks the layers and the element type of the caches.
 
     Args:
-        encoder, decoder: with the names that the manifest lists.
+        encoder, decoder: Sessions that passed `check_names`.
+
+    Raises:
+        BundleError: They differ from the manifest, or between the two graphs.
     """
     manifest = bundle.manifest
-    types = {node.name: node.type for node in decoder.get_inputs() if _holds_positions(node.name)}
+    types = {node.name: node.type for node in decoder.get_inputs() if _is_kv_cache(node.name)}
     layers = {name.rsplit("_", 1)[1] for name in types}
     if layers != {str(layer) for layer in range(manifest.shape.decoder_layers)}:
         raise BundleError(
@@ -37,19 +48,17 @@ def check_caches(bundle: Bundle, encoder: ort.InferenceSession, decoder: ort.Inf
         )
     found = set(types.values())
     for node in (*encoder.get_outputs(), *decoder.get_outputs()):
-        if _holds_positions(node.name):
+        if _is_kv_cache(node.name):
             found.add(node.type)
     if len(found) > 1:
+        raise BundleError(f"{bundle.path}: the graphs have caches of different types: {', '.join(sorted(found))}")
+    [element_type] = found
+    if (element_type == "tensor(int8)") != (manifest.cache == "int8"):
         raise BundleError(
-            f"{bundle.path}: the graphs differ in the numbers of their caches: {', '.join(sorted(found))}"
-        )
-    [kind] = found
-    if (kind == "tensor(int8)") != (manifest.cache == "int8"):
-        raise BundleError(
-            f"{bundle.path}: the caches of the graphs hold {kind}, but the manifest says {manifest.cache}"
+            f"{bundle.path}: the caches of the graphs are {element_type}, but the manifest says {manifest.cache}"
         )
 
 
-def _holds_positions(name: str) -> bool:
-    """A cache of more than the last position."""
+def _is_kv_cache(name: str) -> bool:
+    """Returns whether this is a cache of all positions, not of the last one only."""
     return is_cache(name) and not name.startswith("last_")

@@ -1,4 +1,4 @@
-"""The inputs of a step that say what is to be known of each row."""
+"""The head inputs of a step: which tokens of which rows to score, and how."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -10,11 +10,18 @@ from numpy.typing import NDArray
 from dragoman_server.core.search import StepRequest
 from dragoman_server.runtime.buffers import Array
 
-COLUMNS = 128  # numbers that the kernels of ONNX Runtime's CPU provider sum in one go, in a product and in a softmax
+COLUMNS = 128  # numbers that ONNX Runtime's CPU kernels sum at a time, in a product and in a softmax
 
 
-def is_plain(step_request: StepRequest) -> bool:
-    """Whether a step_request is for the most probable of all tokens as the model has them, and for nothing else."""
+def common_top_k(step_requests: Sequence[StepRequest]) -> int:
+    """Returns the largest number of candidates if all rows request only their most probable tokens, else 0."""
+    # Searches reuse the same object from step to step.
+    distinct = {id(step_request): step_request for step_request in step_requests}.values()
+    return max(d.candidates for d in distinct) if all(map(_is_top_k, distinct)) else 0
+
+
+def _is_top_k(step_request: StepRequest) -> bool:
+    """Returns whether a row requests the most probable tokens of the whole vocabulary, unedited, and nothing else."""
     return (
         step_request.candidates > 0
         and step_request.edits is None
@@ -26,24 +33,27 @@ def is_plain(step_request: StepRequest) -> bool:
 
 @dataclass
 class HeadRows:
-    """The rows of one head: export.graphs.head.Choice says what they mean.
+    """The rows that one head of the decoder computes; dragoman_export.graphs.head.Choice defines the inputs.
 
     Attributes:
-        rows, step_requests, scales: of each row of the head.
-        places: where a row of the cache is among them.
-        plain: where its candidates at temperature 1 are, by row of the cache.
+        rows: Cache row of each head row.
+        step_requests: Step request of each head row.
+        scales: Inverse temperature of each head row.
+        places: Head row by cache row.
+        untempered: Head row with the candidates at temperature 1, by cache row.
     """
 
     rows: list[int] = field(default_factory=list)
     step_requests: list[StepRequest] = field(default_factory=list)
     scales: list[float] = field(default_factory=list)
     places: dict[int, int] = field(default_factory=dict)
-    plain: dict[int, int] = field(default_factory=dict)
+    untempered: dict[int, int] = field(default_factory=dict)
 
     def add(self, row: int, step_request: StepRequest) -> None:
+        """Adds a cache row, twice if it also requests log-probabilities at temperature 1."""
         self.places[row] = self._append(row, step_request, 1 / step_request.temperature)
         if step_request.untempered and step_request.temperature != 1:
-            self.plain[row] = self._append(row, step_request, 1.0)
+            self.untempered[row] = self._append(row, step_request, 1.0)
 
     def _append(self, row: int, step_request: StepRequest, scale: float) -> int:
         self.rows.append(row)
@@ -51,16 +61,16 @@ class HeadRows:
         self.scales.append(scale)
         return len(self.rows) - 1
 
-    def inputs(self, size: int, least: int) -> dict[str, Array]:
-        """The graph's inputs, without the prefix of their names.
+    def inputs(self, size: int, min_rows: int) -> dict[str, Array]:
+        """Returns the head inputs by name, without the head's prefix.
 
         Args:
-            size: how many tokens there are to choose from.
-            least: rows that there must be, see server.runtime.step; what they give is not looked at.
+            size: The number of tokens to choose from.
+            min_rows: Fewer rows are padded to this many; the outputs of padding rows are ignored.
         """
-        missing = max(0, least - len(self.rows))
-        count = len(self.rows) + missing
-        width = _rounded(max((len(d.edits.ids) for d in self.step_requests if d.edits), default=0))
+        padding = max(0, min_rows - len(self.rows))
+        count = len(self.rows) + padding
+        width = _power_of_two(max((len(d.edits.ids) for d in self.step_requests if d.edits), default=0))
         edit_ids = np.zeros((count, width), np.int64)
         penalties, offsets = np.ones((count, width), np.float32), np.zeros((count, width), np.float32)
         for place, step_request in enumerate(self.step_requests):
@@ -68,14 +78,14 @@ class HeadRows:
             if edits is None or not edits.ids:
                 continue
             used = len(edits.ids)
-            ids = edits.ids if step_request.vocabulary is None else places_in(step_request.vocabulary, edits.ids)
+            ids = edits.ids if step_request.vocabulary is None else _places_in(step_request.vocabulary, edits.ids)
             for array, values in ((edit_ids, ids), (penalties, edits.penalties), (offsets, edits.offsets)):
                 array[place, :used] = values
-                array[place, used:] = array[place, 0]  # an edit that is made twice is the same
+                array[place, used:] = array[place, 0]  # padding repeats the first edit, which changes nothing
         k = min(max((d.candidates for d in self.step_requests), default=1), size)
         return {
-            "rows": np.array(self.rows + [0] * missing, np.int64),
-            "scales": np.array(self.scales + [1.0] * missing, np.float32)[:, None],
+            "rows": np.array(self.rows + [0] * padding, np.int64),
+            "scales": np.array(self.scales + [1.0] * padding, np.float32)[:, None],
             "k": np.array([k], np.int64),
             "edit_ids": edit_ids,
             "edit_penalties": penalties,
@@ -83,46 +93,39 @@ class HeadRows:
         }
 
 
-def places_in(vocabulary: tuple[int, ...], ids: Sequence[int]) -> list[int]:
-    """Where token ids are in a sorted vocabulary; behind its end, where every list has room, those that are not."""
-    end = len(vocabulary)
-    places = [bisect_left(vocabulary, token) for token in ids]
-    return [p if p < end and vocabulary[p] == token else end for p, token in zip(places, ids, strict=True)]
+class Shortlists:
+    """The shortlists of a step's rows, kept as long as they stay the same.
 
-
-class ShortLists:
-    """The vocabularies of a step's rows, kept as long as they stay the same.
-
-    Sums are bit-equal whatever other rows may choose. For that, every row's list has a place of its own, filled up to
-    whole registers, and the product with the hidden states has columns enough that the kernel that computes it never
-    splits its sums in another way.
+    A row's sums are bit-equal whatever the other rows may choose. To that end every row has its own copy of its list,
+    padded to whole registers, and the product with the hidden states has enough columns that its kernel never splits
+    the sums in another way.
 
     Args:
-        threads: that compute a product together.
+        threads: Threads that compute a product together.
 
     Attributes:
-        tokens: token ids of all lists, [listed].
-        width: columns of a row's own list, more than any list has tokens.
+        tokens: Token ids of all shortlists, [listed].
+        width: Columns of a row's own list, more than the longest shortlist has tokens.
     """
 
     def __init__(self, threads: int) -> None:
         self.tokens: NDArray[np.int64] = np.zeros(0, np.int64)
         self.width = 0
-        self._columns_of_thread = COLUMNS * threads
-        self._columns: dict[int, NDArray[np.int64]] = {}  # by id of the vocabulary
+        self._column_multiple = COLUMNS * threads
+        self._columns: dict[int, NDArray[np.int64]] = {}  # by id() of the shortlist, as the next two
         self._masks: dict[int, NDArray[np.float32]] = {}
         self._ids: dict[int, NDArray[np.int64]] = {}
         self._vocabularies: dict[int, tuple[int, ...]] = {}
 
     def use(self, vocabularies: Sequence[tuple[int, ...]]) -> None:
-        """Takes the vocabularies of the next step's rows."""
+        """Sets the shortlists of the next step's rows."""
         distinct = {id(vocabulary): vocabulary for vocabulary in vocabularies}
         if distinct.keys() == self._vocabularies.keys():
             return
-        self._vocabularies = distinct  # which keeps them alive, so that no other gets one of these ids
+        self._vocabularies = distinct  # keeps them alive, so that no other object gets the same id()
         arrays = {key: np.array(vocabulary, np.int64) for key, vocabulary in distinct.items()}
         union = np.unique(np.concatenate([np.zeros(0, np.int64), *arrays.values()]))
-        self.tokens = np.append(union, np.zeros(-len(union) % self._columns_of_thread, np.int64))
+        self.tokens = np.append(union, np.zeros(-len(union) % self._column_multiple, np.int64))
         longest = max(map(len, distinct.values()), default=-1) + 1
         self.width = longest + -longest % COLUMNS
         self._columns, self._masks, self._ids = {}, {}, {}
@@ -135,7 +138,7 @@ class ShortLists:
             ids[: len(array)] = array
 
     def inputs(self, step_requests: Sequence[StepRequest], rows: int) -> dict[str, Array]:
-        """The graph's inputs; rows beyond the step_requests may choose nothing."""
+        """Returns the graph's shortlist inputs; in rows beyond the step requests every token is masked."""
         columns = np.zeros((rows, self.width), np.int64)
         mask = np.full((rows, self.width), -np.inf, np.float32)
         for place, step_request in enumerate(step_requests):
@@ -144,11 +147,21 @@ class ShortLists:
         return {"short_list": self.tokens, "short_columns": columns, "short_mask": mask}
 
     def ids(self, step_requests: Sequence[StepRequest], places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Token ids, where the graph gave places in each row's own list [rows, k]."""
+        """Converts the graph's indices into each row's shortlist [rows, k] to token ids."""
         ids = [self._ids[id(step_request.vocabulary)][places[row]] for row, step_request in enumerate(step_requests)]
         return np.stack(ids)
 
 
-def _rounded(width: int) -> int:
-    """Up to a power of two, so that shapes repeat."""
+def _places_in(vocabulary: tuple[int, ...], ids: Sequence[int]) -> list[int]:
+    """Returns the indices of token ids in a sorted shortlist; for those not in it, the index past its end.
+
+    Every shortlist has a column there, which is masked.
+    """
+    end = len(vocabulary)
+    places = [bisect_left(vocabulary, token) for token in ids]
+    return [p if p < end and vocabulary[p] == token else end for p, token in zip(places, ids, strict=True)]
+
+
+def _power_of_two(width: int) -> int:
+    """Rounds up to a power of two, so that shapes repeat."""
     return 1 << (width - 1).bit_length() if width else 0

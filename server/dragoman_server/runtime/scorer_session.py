@@ -1,4 +1,4 @@
-"""The scorer graph on a device: how likely given targets are, and where their tokens look in the source."""
+"""The scorer graph on a device: log-probabilities and attention of given targets."""
 
 from collections.abc import Sequence
 
@@ -13,14 +13,15 @@ from dragoman_server.runtime.graph_check import check_names
 TargetScores = tuple[NDArray[np.float32], NDArray[np.float32] | None]
 
 
-class ScorerRuntime:
-    """The graph, loaded.
+class ScorerSession:
+    """The scorer graph, loaded.
 
     Args:
-        threads: that compute one operator together.
+        threads: Threads that compute one operator together, the calling thread included.
 
     Raises:
-        BundleError, DeviceError: the graph is not what the manifest says, or can't be loaded there.
+        BundleError: The graph does not match the manifest.
+        DeviceError: The device cannot run it.
     """
 
     def __init__(self, bundle: Bundle, device: Device, threads: int) -> None:
@@ -33,33 +34,32 @@ class ScorerRuntime:
         """Scores a batch.
 
         Args:
-            sources: source ids of each row, the end token included.
-            targets: target ids of each row, without begin and end token; may be empty.
-            attention: whether it is wanted.
+            sources: Source ids of each row, the end token included.
+            targets: Target ids of each row, without begin and end token; may be empty.
+            attention: Whether to return attention.
 
         Returns:
-            log-probabilities [rows, target]: entry j of a row is of its token j, and that behind the last is of the end
-            token; `target` is one more than the longest has. 0 beyond.
-            attention [rows, layers, heads, target, source], or None: row j is of the token of entry j. Of no meaning
-            beyond a target or a source.
+            log-probabilities [rows, target]: Entry j is of a row's token j, the entry after its last token is of the
+            end token, later entries are 0. `target` is one more than the longest target.
+            attention [rows, layers, heads, target, source] or None: Row j is of the token of entry j. Undefined beyond
+            a row's target and source.
         """
         if self._on_gpu:
             cuda.enter_thread()
-        inputs = [[self._tokens.begin, *target] for target in targets]
         source_ids, source_lengths = self._padded(sources)
-        target_ids, target_lengths = self._padded(inputs)
+        target_ids, target_lengths = self._padded([[self._tokens.begin, *target] for target in targets])
         feed = {
             "source_ids": source_ids,
             "source_lengths": source_lengths,
             "target_ids": target_ids,
             "target_lengths": target_lengths,
         }
-        outputs = ["log_probabilities", "cross_attention"] if attention else ["log_probabilities"]
-        found = self._session.run(outputs, feed)
-        return found[0], found[1] if attention else None
+        names = ["log_probabilities", "cross_attention"] if attention else ["log_probabilities"]
+        outputs = self._session.run(names, feed)
+        return outputs[0], outputs[1] if attention else None
 
     def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Ids [rows, longest] and lengths [rows]."""
+        """Returns ids [rows, longest] and lengths [rows]."""
         lengths = np.array([len(row) for row in rows], np.int32)
         ids = np.full((len(rows), lengths.max()), self._tokens.pad, np.int64)
         for row, padded in zip(rows, ids, strict=True):

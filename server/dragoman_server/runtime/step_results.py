@@ -1,4 +1,4 @@
-"""What a step found out, by row."""
+"""The result of a step, by cache row."""
 
 import math
 from functools import cached_property
@@ -10,10 +10,10 @@ from dragoman_server.runtime.buffers import Array
 
 
 class TopKResult:
-    """Every row chose from the whole vocabulary, without edits: row i of the outputs belongs to row i of the cache.
+    """Scores of a step in which every row requested only its most probable tokens: output row i is cache row i.
 
     Args:
-        ids, log_probabilities: [rows, k], best first. They are read before the next step overwrites them.
+        ids, log_probabilities: [rows, k], best first. They must be read before the next step overwrites them.
     """
 
     def __init__(self, ids: NDArray[np.int64], log_probabilities: NDArray[np.float32]) -> None:
@@ -39,36 +39,51 @@ class TopKResult:
 
     @cached_property
     def _lists(self) -> tuple[list[list[int]], list[list[float]]]:
-        """Of all rows at once: where one row is asked for, so are most, and one by one takes twice as long."""
+        """All rows at once: callers that read one row read most, and row by row takes twice as long."""
         return self.ids.tolist(), self.log_probabilities.tolist()
 
     def edited(self, row: int) -> list[float]:
         return []
 
     def attention(self, row: int) -> NDArray[np.float32]:
-        raise AssertionError("nobody asked where the rows look")
+        raise AssertionError("no row requested attention")
+
+
+class HeadOutputs:
+    """The outputs of one of the decoder's two heads.
+
+    Args:
+        ids, log_probabilities: [n, k], best first; ids of the whole vocabulary for both heads.
+        edited: Log-probabilities of edited tokens, [n, edits].
+    """
+
+    def __init__(self, ids: Array, log_probabilities: Array, edited: Array) -> None:
+        self.ids = ids
+        # If every token is forbidden the softmax is 0 / 0: no token has any probability.
+        self.log_probabilities = np.nan_to_num(log_probabilities, copy=False, nan=-math.inf, neginf=-math.inf)
+        self.edited = np.nan_to_num(edited, copy=False, nan=-math.inf, neginf=-math.inf)
 
 
 class MixedResult:
-    """Rows that chose in different ways.
+    """Scores of a step in which rows requested different things.
 
     Args:
-        heads: for each row of the cache, the outputs that hold its candidates and the place in them; None where none
-            were asked for.
-        plain: the places where those of temperature 1 are, by row.
-        edits: how many tokens were edited, by row; the rest of a row of `edited` is padding.
-        attention: shares of attention over the source, by row.
+        heads: The head outputs with a row's candidates and its index in them, by cache row; None for a row without
+            candidates.
+        untempered: The index of its candidates at temperature 1, by cache row.
+        edits: The number of edited tokens, by cache row; the rest of a row of `edited` is padding.
+        attention: Attention weights over the source, by cache row.
     """
 
     def __init__(
         self,
-        heads: "list[tuple[HeadOutputs, int] | None]",
-        plain: dict[int, int],
+        heads: list[tuple[HeadOutputs, int] | None],
+        untempered: dict[int, int],
         edits: dict[int, int],
         attention: dict[int, NDArray[np.float32]],
     ) -> None:
         self._heads = heads
-        self._plain = plain
+        self._plain = untempered
         self._edits = edits
         self._attention = attention
 
@@ -79,11 +94,11 @@ class MixedResult:
     def best_rows(self, rows: slice | NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         heads = self._heads[rows] if isinstance(rows, slice) else [self._heads[row] for row in rows.tolist()]
         found = [head for head in heads if head is not None]
-        assert len(found) == len(heads), "a row asked for no candidates"
+        assert len(found) == len(heads), "a row requested no candidates"
         if not found:
             return np.zeros(0, np.int64), np.zeros(0, np.float32)
         head, places = found[0][0], [place for _, place in found]
-        assert all(other is head for other, _ in found), "rows chose from different tokens"
+        assert all(other is head for other, _ in found), "rows chose from different heads"
         return head.ids[places, 0], head.log_probabilities[places, 0]
 
     def top(self, row: int) -> tuple[list[int], list[float]]:
@@ -92,8 +107,8 @@ class MixedResult:
 
     def untempered(self, row: int) -> list[float]:
         head, place = self._head(row)
-        plain: list[float] = head.log_probabilities[self._plain.get(row, place)].tolist()
-        return plain
+        untempered: list[float] = head.log_probabilities[self._plain.get(row, place)].tolist()
+        return untempered
 
     def edited(self, row: int) -> list[float]:
         count = self._edits.get(row, 0)
@@ -106,22 +121,7 @@ class MixedResult:
     def attention(self, row: int) -> NDArray[np.float32]:
         return self._attention[row]
 
-    def _head(self, row: int) -> "tuple[HeadOutputs, int]":
+    def _head(self, row: int) -> tuple[HeadOutputs, int]:
         head = self._heads[row]
-        assert head is not None, f"row {row} asked for no candidates"
+        assert head is not None, f"row {row} requested no candidates"
         return head
-
-
-class HeadOutputs:
-    """The outputs of one of the graph's two heads.
-
-    Args:
-        ids, log_probabilities: [n, k], best first; ids of the vocabulary, whichever the head chose from.
-        edited: [n, edits]
-    """
-
-    def __init__(self, ids: Array, log_probabilities: Array, edited: Array) -> None:
-        self.ids = ids
-        # Where every token is forbidden the softmax is 0 / 0: nothing has any probability.
-        self.log_probabilities = np.nan_to_num(log_probabilities, copy=False, nan=-math.inf, neginf=-math.inf)
-        self.edited = np.nan_to_num(edited, copy=False, nan=-math.inf, neginf=-math.inf)

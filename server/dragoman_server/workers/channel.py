@@ -5,7 +5,7 @@ import socket
 from multiprocessing.connection import Connection
 from typing import Any
 
-from dragoman_server.runtime.device_errors import WorkerLostError
+from dragoman_server.runtime.device import WorkerLostError
 
 
 class Channel:

@@ -25,10 +25,9 @@ from dragoman_server.core.search import StepRequest, StepResult
 from dragoman_server.engine.host import LocalModel
 from dragoman_server.engine.layout import EngineOptions
 from dragoman_server.machine import trim_memory
-from dragoman_server.runtime.device import Device, DeviceError
-from dragoman_server.runtime.device_errors import first_line, is_out_of_memory
-from dragoman_server.runtime.model import Runtime
-from dragoman_server.runtime.scorer_session import ScorerRuntime, TargetScores
+from dragoman_server.runtime.device import Device, DeviceError, first_line, is_out_of_memory
+from dragoman_server.runtime.runtime import Runtime
+from dragoman_server.runtime.scorer_session import ScorerSession, TargetScores
 
 PING, OPEN, READY = b"p", b"o", b"r"
 PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -45,7 +44,7 @@ class Desk:
     def __init__(self) -> None:
         self._key: int | None = None
         self._runtime: Runtime | None = None
-        self._scorer: ScorerRuntime | None = None
+        self._scorer: ScorerSession | None = None
 
     def load(self, bundle: Bundle, options: EngineOptions) -> tuple[int, Device, int, int, int]:
         model = LocalModel(bundle, options)

@@ -10,8 +10,8 @@ from dragoman_server.bundle.load import Bundle
 from dragoman_server.core.search import StepRequest, StepResult
 from dragoman_server.engine.layout import EngineOptions
 from dragoman_server.runtime.device import Device
+from dragoman_server.runtime.head_inputs import common_top_k
 from dragoman_server.runtime.scorer_session import TargetScores
-from dragoman_server.runtime.step import all_plain
 from dragoman_server.runtime.step_results import TopKResult
 from dragoman_server.workers.channel import Channel
 
@@ -67,7 +67,7 @@ class RemoteModel:
 
 
 class RemoteRuntime:
-    """See server.runtime.model.Runtime. What is to be copied between rows is told with the next question.
+    """See dragoman_server.runtime.runtime.Runtime. What is to be copied between rows is told with the next question.
 
     Args:
         begin: the begin token.
@@ -92,7 +92,7 @@ class RemoteRuntime:
     def step(self, step_requests: Sequence[StepRequest]) -> StepResult:
         rows = len(step_requests)
         state = self._copied(), self.tokens[:rows], self.positions[:rows]
-        if candidates := all_plain(step_requests):
+        if candidates := common_top_k(step_requests):
             return TopKResult(*self._channel.step("top", *state, candidates))
         scores: StepResult = self._channel.step("mixed", *state, step_requests)
         return scores
@@ -113,7 +113,7 @@ class RemoteRuntime:
 
 
 class RemoteScorer:
-    """See server.runtime.scorer.ScorerRuntime."""
+    """See dragoman_server.runtime.scorer_session.ScorerSession."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel

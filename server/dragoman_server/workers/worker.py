@@ -22,8 +22,7 @@ from dragoman_server.engine.layout import EngineOptions
 from dragoman_server.engine.watchdog import Watchdog
 from dragoman_server.metrics import ServerMetrics
 from dragoman_server.metrics.workers import RestartReason
-from dragoman_server.runtime.device import DeviceError
-from dragoman_server.runtime.device_errors import WorkerLostError
+from dragoman_server.runtime.device import DeviceError, WorkerLostError
 from dragoman_server.workers.channel import Channel
 from dragoman_server.workers.process import OPEN, PING, READY
 from dragoman_server.workers.remote import RemoteModel

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dragoman_server.bundle.load import Bundle
-from dragoman_server.runtime.device import Device
-from dragoman_server.runtime.device_errors import first_line
+from dragoman_server.runtime.device import Device, first_line
 from dragoman_training.model import Transformer
 from dragoman_training.model.attention import MultiHeadAttention
 from tests.benchmark.gpu.steps import Load, median_seconds

@@ -6,7 +6,8 @@ from dragoman_server.bundle.load import Bundle
 from dragoman_server.core.search import LogitEdits, StepRequest
 from dragoman_server.runtime.device import Device
 from dragoman_server.runtime.device_memory import device_memory
-from dragoman_server.runtime.model import Runtime, Sessions
+from dragoman_server.runtime.runtime import Runtime
+from dragoman_server.runtime.sessions import Sessions
 
 SLOTS = 64
 SAMPLES = 10

@@ -13,7 +13,8 @@ from dragoman_server.bundle.load import Bundle
 from dragoman_server.bundle.manifest import Manifest
 from dragoman_server.runtime.cuda import CudaStream
 from dragoman_server.runtime.device import Device
-from dragoman_server.runtime.model import Runtime, Sessions
+from dragoman_server.runtime.runtime import Runtime
+from dragoman_server.runtime.sessions import Sessions
 
 COPIED = 1 << 28  # bytes
 REPLAYS = 50  # one after the other
@@ -67,12 +68,12 @@ def copy_bandwidth(device: Device) -> float:
 def step_times(bundle: Bundle, device: Device, counts: Sequence[int], load: Load, bandwidth: float) -> list[StepTime]:
     """Of steps with so many rows each, all of them in use."""
     recorded = Runtime(Sessions(bundle, device, 1), max(counts))
-    unrecorded = None if device.kind == "cpu" else Runtime(Sessions(bundle, device, 1, graphs=0), max(counts))
+    unrecorded = None if device.kind == "cpu" else Runtime(Sessions(bundle, device, 1, max_cuda_graphs=0), max(counts))
     weights = weight_bytes(bundle)
     times = []
     for rows in counts:
         seconds = decode(recorded, rows, load)
-        cache = rows * cache_bytes(bundle.manifest, load, recorded.self_cache.dtype.itemsize)
+        cache = rows * cache_bytes(bundle.manifest, load, recorded.pool.self_cache.dtype.itemsize)
         times.append(
             StepTime(
                 rows,
@@ -103,10 +104,10 @@ def decode(runtime: Runtime, rows: int, load: Load) -> float:
 
 def busy_seconds(runtime: Runtime, rows: int) -> float:
     """Of a step, where the next is there before one ends: what is left of launch gaps are those within a recording."""
-    stream = runtime.stream
+    assert runtime.cuda_graphs is not None
+    stream = runtime.cuda_graphs.stream
     assert isinstance(stream, CudaStream)
-    assert runtime.fixed is not None
-    again = runtime.fixed.launcher(rows, 1)
+    again = runtime.cuda_graphs.launcher(rows, 1)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     on = torch.cuda.ExternalStream(stream.handle)  # type: ignore[no-untyped-call]
     again()

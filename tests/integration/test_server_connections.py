@@ -166,10 +166,10 @@ def test_requests_are_held_to_what_the_operator_allows(start_server: StartServer
         assert cut.target_tokens <= 4
         for source, options, words in (
             ("courts", {}, "reads at most 6"),
-            ("court", {"max_new_tokens": 5}, "in 1 to 4"),
-            ("court", {"beam_size": 4}, "in 1 to 3"),
+            ("court", {"max_new_tokens": 5}, "from 1 to 4"),
+            ("court", {"beam_size": 4}, "from 1 to 3"),
             ("court", {"beam_size": 3, "num_hypotheses": 4}, "num_hypotheses"),
-            ("court", {"stop_sequences": ["K", "T"]}, "at most 1 are looked for"),
+            ("court", {"stop_sequences": ["K", "T"]}, "at most 1 are allowed"),
         ):
             with pytest.raises(InvalidArgumentError, match=words):
                 client.generate(source, **options)

@@ -110,4 +110,4 @@ def test_the_limits_are_those_that_were_configured(stub: Any) -> None:
     assert (model.decoder_layers, model.heads) == (2, 4)
     with pytest.raises(grpc.RpcError) as refused:
         stub.Generate(pb.GenerateRequest(input=pb.Input(text="a"), options=pb.GenerationOptions(beam_size=5)))
-    assert "options.beam_size is 5, but must be in 1 to 4" in str(refused.value)
+    assert "options.beam_size is 5, but must be from 1 to 4" in str(refused.value)

@@ -184,8 +184,8 @@ REFUSED = {
         ask("a", "b", "💥"),
         "text[2] has the character '💥' (U+1F4A5) at position 0 (counted from 0), which the model has never seen",
     ),
-    "an option out of range": (ask("ab", beam_size=7), "parameters.beam_size is 7, but must be in 1 to 6"),
-    "a detail out of range": (ask("ab", top_tokens=99), "parameters.top_tokens is 99, but must be in 0 to 20"),
+    "an option out of range": (ask("ab", beam_size=7), "parameters.beam_size is 7, but must be from 1 to 6"),
+    "a detail out of range": (ask("ab", top_tokens=99), "parameters.top_tokens is 99, but must be from 0 to 20"),
     "a prefix": (ask("ab", prefix="💥"), "parameters.prefix has the character"),
     "a token": (ask("ab", suppressed_tokens="[5, 999]"), "parameters.suppressed_tokens[1] is 999"),
     "an unknown output": (

@@ -107,7 +107,7 @@ async def test_plain_answers_are_measured_as_they_come(face: Face) -> None:
     allow(face, size // 2)
     assert await refusal(face.stub.GenerateBatch(request)) == (
         "inputs",
-        f"have answers of more than {size // 2} bytes, the server's --max-answer-bytes; send fewer at once",
+        f"have responses of more than {size // 2} bytes, the server's --max-answer-bytes; send fewer at once",
     )
     assert not face.engines.running
 

@@ -39,18 +39,22 @@ BAD_INPUTS = {
     "neither text nor ids": (pb.Input(), "", "has neither text nor token_ids"),
     "both text and ids": (pb.Input(text="a", token_ids=pb.TokenIds(ids=[4])), "", "has both text and token_ids"),
     "empty text": (Text(text=""), ".text", "is empty"),
-    "blanks": (Text(text="  "), ".text", "is empty: it holds only U+0020 SPACE"),
+    "blanks": (Text(text="  "), ".text", "is blank: it contains only U+0020 SPACE"),
     "what nobody sees": (
         Text(text="\u200b\u00a0\n"),
         ".text",
-        "is empty: it holds only U+200B ZERO WIDTH SPACE, U+00A0 NO-BREAK SPACE and U+000A LINE FEED",
+        "is blank: it contains only U+200B ZERO WIDTH SPACE, U+00A0 NO-BREAK SPACE and U+000A LINE FEED",
     ),
     "text one token too long": (
         Text(text="a" * 16),
         ".text",
         "has 17 tokens, the end token included, but the model reads",
     ),
-    "text far too long": (Text(text="a" * 5000), ".text", "has 5000 characters, far more than the 16 tokens"),
+    "text far too long": (
+        Text(text="a" * 5000),
+        ".text",
+        "has 5000 characters, far more than fit in the model's 16 tokens",
+    ),
     "unknown character": (Text(text="straße"), ".text", "the character 'ß' (U+00DF) at position 4"),
     "unknown after normalisation": (Text(text="e\u0301Ä"), ".text", "the character 'Ä' (U+00C4) at position 2"),
     "NUL": (Text(text="a\0b"), ".text", "the character '\\x00' (U+0000) at position 1"),
@@ -58,7 +62,7 @@ BAD_INPUTS = {
     "right-to-left text": (Text(text="שלום"), ".text", "the character 'ש' (U+05E9) at position 0"),
     "text that looks like a special token": (Text(text="a</s>"), ".text", "the character '<' (U+003C) at position 1"),
     "no ids": (ids(), ".token_ids.ids", "is empty"),
-    "nothing but the end": (ids(3), ".token_ids.ids", "holds nothing but the end token"),
+    "nothing but the end": (ids(3), ".token_ids.ids", "contains only the end token"),
     "negative id": (ids(4, -1), ".token_ids.ids[1]", "is -1, but the source vocabulary has ids 0 to 32"),
     "id beyond the vocabulary": (ids(33), ".token_ids.ids[0]", "is 33, but the source vocabulary has ids 0 to 32"),
     "padding inside": (ids(4, 0, 4), ".token_ids.ids[1]", "is 0, the special token <pad>"),
@@ -71,16 +75,16 @@ BAD_INPUTS = {
 
 # All others: test_server_api_options.py.
 BAD_OPTIONS: dict[str, tuple[pb.GenerationOptions | pb.Details, str, str]] = {
-    "no tokens": (limit(0), "options.max_new_tokens", "is 0, but must be in 1 to 12"),
-    "negative tokens": (limit(-1), "options.max_new_tokens", "is -1, but must be in 1 to 12"),
-    "more tokens than the model has": (limit(13), "options.max_new_tokens", "is 13, but must be in 1 to 12"),
+    "no tokens": (limit(0), "options.max_new_tokens", "is 0, but must be from 1 to 12"),
+    "negative tokens": (limit(-1), "options.max_new_tokens", "is -1, but must be from 1 to 12"),
+    "more tokens than the model has": (limit(13), "options.max_new_tokens", "is 13, but must be from 1 to 12"),
     "no time": (time(0), "options.time_limit", "must be more than zero"),
     "negative time": (time(-1, -500_000_000), "options.time_limit", "must be more than zero"),
     "nanoseconds out of range": (time(1, 1_000_000_000), "options.time_limit", "is not a valid duration"),
     "mixed signs": (time(1, -1), "options.time_limit", "is not a valid duration"),
     "more than 10,000 years": (time(315_576_000_001), "options.time_limit", "is not a valid duration"),
     "beams and samples": (pb.GenerationOptions(beam_size=2, sample=True), "options.beam_size", "combined with sample"),
-    "too much detail": (pb.Details(top_tokens=21), "details.top_tokens", "is 21, but must be in 0 to 20"),
+    "too much detail": (pb.Details(top_tokens=21), "details.top_tokens", "is 21, but must be from 0 to 20"),
 }
 
 

@@ -158,7 +158,7 @@ async def test_a_priority_that_does_not_exist_is_refused(method: str) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await getattr(face.stub, method)(request)
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert refused.value.details() == "priority is 7, but there is none of that number"
+        assert refused.value.details() == "priority is 7, which is not a known value"
 
 
 @pytest.mark.parametrize(

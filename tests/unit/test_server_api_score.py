@@ -126,7 +126,7 @@ async def test_the_scorer_is_loaded_when_it_is_needed_and_not_before(face: Face)
 
 WRONG = {
     "no targets": (score("a"), "targets", "is empty"),
-    "too many": (score("a", *["b"] * 65), "targets", "has 65 targets, but at most 64 are scored at once"),
+    "too many": (score("a", *["b"] * 65), "targets", "has 65 targets, but at most 64 are allowed"),
     "neither": (score("a", "b", pb.Input()), "targets[1]", "has neither text nor token_ids"),
     "unknown": (score("a", "b1"), "targets[0].text", "has the character '1' (U+0031) at position 1"),
     "too long": (score("a", "b" * 13), "targets[0].text", "has 13 tokens, but the model writes at most 12 tokens"),
@@ -154,7 +154,7 @@ async def test_more_attention_than_a_response_may_hold_is_refused_beforehand(fac
     limits.attention_weights = 2 * 2 * 4 * 5  # a source of 4 tokens, a target of 5, the end tokens included
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await face.stub.Score(score("abc", "wxyz", "", attention=True))
-    assert_refused(refused.value, "attention", "could have 96 weights, but a response has room for 80; ask for fewer")
+    assert_refused(refused.value, "attention", "could have 96 weights, but a response may have at most 80; send fewer")
     assert (await face.stub.Score(score("abc", "wxyz", attention=True))).scores[0].HasField("attention")
     await face.stub.Score(score("abc", "wxyz", "", alignment=True))  # of which only the greatest are returned
 
@@ -166,7 +166,9 @@ async def test_more_attention_than_a_response_may_hold_is_refused_beforehand(fac
                 continue
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await call
-            assert_refused(refused.value, "details.attention", "a response has room for 80; lower max_new_tokens or")
+            assert_refused(
+                refused.value, "details.attention", "a response may have at most 80; lower max_new_tokens or"
+            )
     with pytest.raises(grpc.aio.AioRpcError):
         await face.stub.Generate(ask("abc", max_new_tokens=3, prefix=pb.Input(text="xy")))
     with pytest.raises(grpc.aio.AioRpcError):
@@ -176,7 +178,7 @@ async def test_more_attention_than_a_response_may_hold_is_refused_beforehand(fac
     request.inputs.add(text="def")
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await face.stub.GenerateBatch(request)
-    assert_refused(refused.value, "details.attention", "could have 160 weights, but a response has room for 80")
+    assert_refused(refused.value, "details.attention", "could have 160 weights, but a response may have at most 80")
 
 
 async def test_a_full_queue_of_the_scorer_refuses_calls_and_lets_batches_wait() -> None:

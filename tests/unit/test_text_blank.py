@@ -49,17 +49,17 @@ def refusal(encoder: SourceEncoder, text: str) -> str:
 def test_nothing_to_read_is_refused_by_name(kind: str, invisible: str) -> None:
     source = encoder(kind, invisible)
     for text, names in NOTHING.items():
-        assert refusal(source, text) == f"text is empty: it holds only {names}"
+        assert refusal(source, text) == f"text is blank: it contains only {names}"
 
 
 @pytest.mark.parametrize("kind", ["characters", "symbols", "bpe", "unigram"])
 def test_what_a_normalizer_takes_away_is_nothing(kind: str) -> None:
     marks = encoder(kind, normalizer=normalizers.Replace("\u0301", " "))
     assert refusal(marks, "\u0301") == (
-        "text is empty once it is normalised: it holds only U+0301 COMBINING ACUTE ACCENT"
+        "text is blank after normalization: it contains only U+0301 COMBINING ACUTE ACCENT"
     )
     if kind in ("bpe", "unigram"):
-        lower_block = "text is empty once it is normalised: it holds only U+2581 LOWER ONE EIGHTH BLOCK"
+        lower_block = "text is blank after normalization: it contains only U+2581 LOWER ONE EIGHTH BLOCK"
         assert refusal(encoder(kind), "▁") == lower_block
 
 

@@ -1,1 +1,1 @@
-"""API messages to engine requests, and engine results to API messages. Checks every field of a request."""
+"""Converts API messages to engine requests, checking every field, and engine results to API messages."""

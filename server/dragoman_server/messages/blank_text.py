@@ -1,14 +1,14 @@
-"""Whether a text holds anything to read, and what it is made of where it does not."""
+"""Detects texts without visible characters, and names their characters."""
 
 import unicodedata
 
-MOST_NAMED = 3
-_UNSEEN_CATEGORIES = frozenset({"Cc", "Cf", "Zl", "Zp", "Zs"})
-# Signs of Arabic and Kaithi numbers, the only characters of category Cf that are seen.
-_SEEN = frozenset("\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd")
-# Of other categories: a joiner of graphemes, fillers, vowels of Khmer that are not written, variation selectors, and
-# braille without a dot.
-_UNSEEN = frozenset(
+MAX_NAMED = 3
+_INVISIBLE_CATEGORIES = frozenset({"Cc", "Cf", "Zl", "Zp", "Zs"})
+# Signs of Arabic and Kaithi numbers, the only visible characters of category Cf.
+_VISIBLE = frozenset("\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd")
+# Invisible characters of other categories: the combining grapheme joiner, fillers, inherent vowels of Khmer, variation
+# selectors, and the blank braille pattern.
+_INVISIBLE = frozenset(
     map(
         chr,
         (
@@ -29,23 +29,23 @@ _CONTROLS = {
 
 
 def is_blank(text: str) -> bool:
-    """Whether a text holds nothing but white space, control characters and others that are never seen."""
-    return not any(map(_is_seen, text))
+    """Returns whether a text contains only white space, control characters and other invisible ones."""
+    return not any(map(_is_visible, text))
 
 
 def describe_characters(text: str) -> str:
-    """Its distinct characters, the first few by code point and name: 'U+0020 SPACE and U+200B ZERO WIDTH SPACE'."""
+    """Lists the first distinct characters by code point and name: 'U+0020 SPACE and U+200B ZERO WIDTH SPACE'."""
     characters = list(dict.fromkeys(text))
-    named = [f"U+{ord(character):04X} {_name(character)}" for character in characters[:MOST_NAMED]]
-    if len(characters) > MOST_NAMED:
-        named.append(f"{len(characters) - MOST_NAMED} more")
+    named = [f"U+{ord(character):04X} {_name(character)}" for character in characters[:MAX_NAMED]]
+    if len(characters) > MAX_NAMED:
+        named.append(f"{len(characters) - MAX_NAMED} more")
     return " and ".join(filter(None, (", ".join(named[:-1]), named[-1])))
 
 
-def _is_seen(character: str) -> bool:
-    if unicodedata.category(character) in _UNSEEN_CATEGORIES:
-        return character in _SEEN
-    return character not in _UNSEEN
+def _is_visible(character: str) -> bool:
+    if unicodedata.category(character) in _INVISIBLE_CATEGORIES:
+        return character in _VISIBLE
+    return character not in _INVISIBLE
 
 
 def _name(character: str) -> str:

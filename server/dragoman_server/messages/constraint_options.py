@@ -1,4 +1,4 @@
-"""Those of the GenerationOptions that say which tokens may follow, checked."""
+"""Reads and checks the GenerationOptions that constrain which tokens may follow."""
 
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.core.search_options import Constraints
@@ -8,14 +8,14 @@ from dragoman_server.messages.token_ids import TargetEncoder
 
 
 async def read_constraints(fields: OptionReader, target: TargetEncoder, limits: pb.Limits) -> Constraints:
-    """All of them but min_new_tokens.
+    """Reads all constraints except min_new_tokens.
 
     Raises:
-        ApiError: one makes no sense, alone or with another.
+        ApiError: an option is invalid, or contradicts another one.
     """
     options = fields.options
     if not fields.has("prefix"):
-        fields.need(("prefix_bias",), "prefix")
+        fields.require("prefix", ("prefix_bias",))
     bias = fields.number("prefix_bias", 0.0, 0, 1, above=True, below=True) or None
     suppressed = _suppressed_tokens(fields, target, limits)
     sequences = await _suppressed_sequences(options, target, limits)
@@ -36,12 +36,12 @@ async def read_constraints(fields: OptionReader, target: TargetEncoder, limits: 
     )
     if choosable_tokens(constraints, target) == 0:
         field = "suppressed_tokens" if options.suppressed_tokens else "suppressed_sequences"
-        fields.refuse(field, "leaves no token to choose but the end token")
+        fields.refuse(field, "leaves no token to choose except the end token")
     return constraints
 
 
 def choosable_tokens(constraints: Constraints, target: TargetEncoder) -> int:
-    """How many tokens may be chosen at all, the end token not counted."""
+    """Returns the number of tokens that may be chosen, the end token excluded."""
     if constraints.vocabulary is None:
         return target.vocabulary_size - len(target.special.keys() | set(constraints.suppressed))
     return len(set(constraints.vocabulary).difference(constraints.suppressed)) - 1
@@ -53,7 +53,9 @@ async def _prefix(options: pb.GenerationOptions, target: TargetEncoder) -> tuple
     [prefix] = await target.encode([options.prefix], ["options.prefix"])
     if len(prefix) >= target.max_tokens:
         field = "options.prefix.text" if options.prefix.HasField("text") else "options.prefix.token_ids.ids"
-        problem = f"has {len(prefix)} tokens, which leaves none to generate of the model's limit of {target.max_tokens}"
+        problem = (
+            f"has {len(prefix)} tokens, which leaves no room to generate: the model writes at most {target.max_tokens}"
+        )
         raise invalid(field, problem)
     return prefix
 
@@ -62,11 +64,11 @@ def _suppressed_tokens(fields: OptionReader, target: TargetEncoder, limits: pb.L
     tokens = fields.options.suppressed_tokens
     if len(tokens) > limits.suppressed_tokens:
         problem = f"has {len(tokens)} tokens, but at most {limits.suppressed_tokens} can be suppressed"
-        fields.refuse("suppressed_tokens", f"{problem}; `vocabulary` tells which to choose from instead")
+        fields.refuse("suppressed_tokens", f"{problem}; use `vocabulary` to list the allowed tokens instead")
     for index, token in enumerate(tokens):
         target.check_id(token, f"options.suppressed_tokens[{index}]")
         if token == target.end:
-            problem = f"is {token}, the end token, without which nothing ends; min_new_tokens keeps it back"
+            problem = f"is {token}, the end token, which can't be suppressed; use min_new_tokens to delay the end"
             fields.refuse(f"suppressed_tokens[{index}]", problem)
     return set(tokens)
 
@@ -74,30 +76,30 @@ def _suppressed_tokens(fields: OptionReader, target: TargetEncoder, limits: pb.L
 async def _suppressed_sequences(
     options: pb.GenerationOptions, target: TargetEncoder, limits: pb.Limits
 ) -> list[tuple[int, ...]]:
-    given = options.suppressed_sequences
-    if len(given) > limits.suppressed_sequences:
-        problem = f"has {len(given)} sequences, but at most {limits.suppressed_sequences} can be suppressed"
+    sequences = options.suppressed_sequences
+    if len(sequences) > limits.suppressed_sequences:
+        problem = f"has {len(sequences)} sequences, but at most {limits.suppressed_sequences} can be suppressed"
         raise invalid("options.suppressed_sequences", problem)
-    names = [f"options.suppressed_sequences[{index}]" for index in range(len(given))]
-    return await target.encode(given, names)
+    names = [f"options.suppressed_sequences[{index}]" for index in range(len(sequences))]
+    return await target.encode(sequences, names)
 
 
 def _stop_sequences(options: pb.GenerationOptions, limits: pb.Limits) -> tuple[str, ...]:
-    given = options.stop_sequences
-    if len(given) > limits.stop_sequences:
-        problem = f"has {len(given)} sequences, but at most {limits.stop_sequences} are looked for"
+    sequences = options.stop_sequences
+    if len(sequences) > limits.stop_sequences:
+        problem = f"has {len(sequences)} sequences, but at most {limits.stop_sequences} are allowed"
         raise invalid("options.stop_sequences", problem)
-    for index, text in enumerate(given):
+    for index, text in enumerate(sequences):
         if not text:
             raise invalid(f"options.stop_sequences[{index}]", "is empty")
         if len(text) > limits.stop_sequence_characters:
             problem = f"has {len(text)} characters, but may have at most {limits.stop_sequence_characters}"
             raise invalid(f"options.stop_sequences[{index}]", problem)
-    return tuple(given)
+    return tuple(sequences)
 
 
 def _vocabulary(options: pb.GenerationOptions, target: TargetEncoder) -> tuple[int, ...] | None:
-    """Sorted ids, the end token among them."""
+    """Returns the sorted ids, including the end token."""
     if not options.HasField("vocabulary"):
         return None
     ids = options.vocabulary.ids
@@ -111,5 +113,5 @@ def _vocabulary(options: pb.GenerationOptions, target: TargetEncoder) -> tuple[i
             raise invalid(field, f"is {token}, the special token {target.special[token]}")
     tokens = {*ids, target.end}
     if len(tokens) == 1:
-        raise invalid("options.vocabulary.ids", "has no token to choose but the end token")
+        raise invalid("options.vocabulary.ids", "has no token to choose except the end token")
     return tuple(sorted(tokens))

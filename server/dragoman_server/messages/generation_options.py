@@ -1,4 +1,4 @@
-"""GenerationOptions and Details, checked: what a search is told, or why the request makes no sense."""
+"""Reads and checks GenerationOptions, Details and priorities."""
 
 import secrets
 from dataclasses import dataclass, replace
@@ -18,11 +18,11 @@ from dragoman_server.messages.constraint_options import choosable_tokens, read_c
 from dragoman_server.messages.option_reader import OptionReader
 from dragoman_server.messages.token_ids import TargetEncoder
 
-MAX_DURATION_SECONDS = 315_576_000_000  # google.protobuf.Duration's own limit: 10,000 years
+MAX_DURATION_SECONDS = 315_576_000_000  # limit of google.protobuf.Duration: 10,000 years
 MAX_NANOS = 999_999_999
 
-LENGTHS = {"max_new_tokens", "min_new_tokens", "time_limit"}
-OF_BEAM_SEARCH = (
+LENGTH_OPTIONS = {"max_new_tokens", "min_new_tokens", "time_limit"}
+BEAM_OPTIONS = (
     "length_normalization",
     "length_penalty",
     "coverage_penalty",
@@ -31,7 +31,7 @@ OF_BEAM_SEARCH = (
     "beam_groups",
     "diversity_penalty",
 )
-OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed")
+SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed")
 NORMALIZATIONS = {
     pb.LENGTH_NORMALIZATION_UNSPECIFIED: LengthNormalization.LENGTH,
     pb.LENGTH_NORMALIZATION_LENGTH: LengthNormalization.LENGTH,
@@ -47,7 +47,7 @@ PRIORITIES: dict[pb.Priority, Priority] = {
 
 @dataclass(frozen=True, slots=True)
 class ResponseDetails:
-    """What a client wants beside the text: Details, with what they imply."""
+    """What a response includes in addition to the text: Details and what they imply."""
 
     tokens: bool = False
     log_probabilities: bool = False
@@ -57,16 +57,14 @@ class ResponseDetails:
 
     @property
     def needs_attention(self) -> bool:
-        """Whether it has to be known where the tokens look."""
+        """Whether attention weights have to be computed."""
         return self.alignment or self.attention
 
 
 def read_details(details: pb.Details, limits: pb.Limits) -> ResponseDetails:
-    """Raises:
-    ApiError: `top_tokens` is not in 0 .. the limit.
-    """
+    """Reads the details of a request. Raises ApiError if `top_tokens` is out of range."""
     if not 0 <= details.top_tokens <= limits.top_tokens:
-        raise invalid("details.top_tokens", f"is {details.top_tokens}, but must be in 0 to {limits.top_tokens}")
+        raise invalid("details.top_tokens", f"is {details.top_tokens}, but must be from 0 to {limits.top_tokens}")
     log_probabilities = details.log_probabilities or details.top_tokens > 0
     return ResponseDetails(
         tokens=details.tokens or log_probabilities or details.alignment or details.attention,
@@ -80,13 +78,13 @@ def read_details(details: pb.Details, limits: pb.Limits) -> ResponseDetails:
 async def read_options(
     options: pb.GenerationOptions, details: ResponseDetails, target: TargetEncoder, limits: pb.Limits
 ) -> SearchOptions:
-    """What to search for and how.
+    """Reads how to search.
 
     Raises:
-        ApiError: an option is out of its range, is of no use with the others, or contradicts them.
+        ApiError: an option is out of range, has no effect together with the others, or contradicts them.
     """
     fields = OptionReader(options)
-    if fields.given <= LENGTHS:  # as most do, who then need not wait while all the others are looked for
+    if fields.present <= LENGTH_OPTIONS:  # as in most requests; saves the time to look for all others
         max_new_tokens, constraints = _lengths(fields, UNCONSTRAINED, target.max_tokens)
         return SearchOptions(
             max_new_tokens,
@@ -100,7 +98,9 @@ async def read_options(
     if options.alternatives and sampling:
         fields.refuse("alternatives", "can't be combined with sample")
     if options.alternatives and fields.has("prefix_bias"):
-        fields.refuse("alternatives", "can't be combined with prefix_bias, which no place comes after for certain")
+        fields.refuse(
+            "alternatives", "can't be combined with prefix_bias, because hypotheses need not contain the prefix"
+        )
     num_hypotheses = _num_hypotheses(fields, beam, sampling, limits)
     constraints = await read_constraints(fields, target, limits)
     max_new_tokens, constraints = _lengths(fields, constraints, target.max_tokens)
@@ -112,8 +112,8 @@ async def read_options(
         least = 1 if options.alternatives else num_hypotheses
         ends_at = beam.finished_quota(beam.beam_size)
         if ends_at < least:
-            problem = f"is {beam.patience:g}, so that the search would end with {ends_at} hypotheses, but {least}"
-            fields.refuse("patience", f"{problem} are needed")
+            problem = f"is {beam.patience:g}, so the search would end with {ends_at} finished hypotheses, but {least}"
+            fields.refuse("patience", f"{problem} {'is' if least == 1 else 'are'} needed")
     return SearchOptions(
         max_new_tokens=max_new_tokens,
         num_hypotheses=num_hypotheses,
@@ -127,7 +127,7 @@ async def read_options(
 
 
 def reseeded(search: SearchOptions) -> SearchOptions:
-    """The same with a seed of its own, where it samples."""
+    """Returns the same search with a new seed, if it samples."""
     if search.sampling is None:
         return search
     return replace(search, sampling=replace(search.sampling, seed=secrets.randbits(64)))
@@ -136,21 +136,21 @@ def reseeded(search: SearchOptions) -> SearchOptions:
 def _beam(fields: OptionReader, limits: pb.Limits) -> BeamOptions | None:
     options = fields.options
     if not fields.has("beam_size"):
-        fields.need(OF_BEAM_SEARCH, "beam_size")
+        fields.require("beam_size", BEAM_OPTIONS)
         return None
-    beam_size = fields.integer("beam_size", 1, 1, limits.beam_size, ", which is the server's limit")
+    beam_size = fields.integer("beam_size", 1, 1, limits.beam_size, ", the server's limit")
     normalization = NORMALIZATIONS.get(options.length_normalization)
     if normalization is None:
-        fields.refuse("length_normalization", f"is {options.length_normalization}, but there is none of that number")
+        fields.refuse("length_normalization", f"is {options.length_normalization}, which is not a known value")
     if normalization is LengthNormalization.NONE and fields.has("length_penalty"):
         fields.refuse("length_penalty", "needs a length_normalization other than NONE")
     if not options.early_stopping:
-        fields.need(("patience",), "early_stopping")
+        fields.require("early_stopping", ("patience",))
     groups = fields.integer("beam_groups", 1, 1)
     if beam_size % groups:
         fields.refuse("beam_groups", f"is {groups}, but must divide beam_size, which is {beam_size}")
     if groups == 1:
-        fields.need(("diversity_penalty",), "beam_groups of 2 or more")
+        fields.require("beam_groups of 2 or more", ("diversity_penalty",))
     return BeamOptions(
         beam_size=beam_size,
         length_normalization=normalization,
@@ -166,9 +166,9 @@ def _beam(fields: OptionReader, limits: pb.Limits) -> BeamOptions | None:
 def _sampling(fields: OptionReader) -> SamplingOptions | None:
     options = fields.options
     if not options.sample:
-        fields.need(OF_SAMPLING, "sample")
+        fields.require("sample", SAMPLING_OPTIONS)
         return None
-    # What leaves out nothing is no rule.
+    # A rule that excludes no token becomes None.
     return SamplingOptions(
         seed=options.seed if fields.has("seed") else secrets.randbits(64),
         temperature=fields.number("temperature", 1.0, 0.001, 1000),
@@ -179,50 +179,51 @@ def _sampling(fields: OptionReader) -> SamplingOptions | None:
     )
 
 
-def _rule(value: float, none: float) -> float | None:
-    return None if value == none else value
+def _rule(value: float, off: float) -> float | None:
+    return None if value == off else value
 
 
 def _num_hypotheses(
     fields: OptionReader, beam: BeamOptions | None, sampling: SamplingOptions | None, limits: pb.Limits
 ) -> int:
     if fields.options.alternatives or sampling:
-        most, why = limits.hypotheses, ", which is the server's limit"
+        most, reason = limits.hypotheses, ", the server's limit"
         if beam:
-            most, why = most // beam.beam_size, f": {most}, the server's limit, in beams of {beam.beam_size}"
+            most, reason = (
+                most // beam.beam_size,
+                f": the server's limit is {most} rows, and beam_size is {beam.beam_size}",
+            )
     elif beam:
-        most, why = beam.beam_size, ", which is beam_size"
+        most, reason = beam.beam_size, ", the beam_size"
     else:
-        most, why = 1, " without beam_size, sample or alternatives"
-    return fields.integer("num_hypotheses", 1, 1, most, why)
+        most, reason = 1, " without beam_size, sample or alternatives"
+    return fields.integer("num_hypotheses", 1, 1, most, reason)
 
 
 def _lengths(fields: OptionReader, constraints: Constraints, limit: int) -> tuple[int, Constraints]:
-    """max_new_tokens, and the constraints with min_new_tokens."""
+    """Returns max_new_tokens, and the constraints with min_new_tokens."""
     forced = len(constraints.prefix) if constraints.prefix_bias is None else 0
-    why = f", which is what the model's limit and a prefix of {forced} leave" if forced else ", the model's limit"
-    max_new_tokens = fields.integer("max_new_tokens", limit - forced, 1, limit - forced, why)
-    min_new_tokens = fields.integer("min_new_tokens", 0, 0, max_new_tokens, ", which is max_new_tokens")
+    reason = f", the model's limit less {forced} tokens of the prefix" if forced else ", the model's limit"
+    max_new_tokens = fields.integer("max_new_tokens", limit - forced, 1, limit - forced, reason)
+    min_new_tokens = fields.integer("min_new_tokens", 0, 0, max_new_tokens, ", the value of max_new_tokens")
     return max_new_tokens, replace(constraints, min_new_tokens=min_new_tokens) if min_new_tokens else constraints
 
 
-def read_priority(asked: pb.Priority, default: Priority) -> Priority:
-    """Raises:
-    ApiError: there is no such priority.
-    """
-    if not asked:
+def read_priority(value: pb.Priority, default: Priority) -> Priority:
+    """Reads a priority. Raises ApiError for an unknown value."""
+    if not value:
         return default
-    priority = PRIORITIES.get(asked)
+    priority = PRIORITIES.get(value)
     if priority is None:
-        raise invalid("priority", f"is {asked}, but there is none of that number")
+        raise invalid("priority", f"is {value}, which is not a known value")
     return priority
 
 
 def read_time_limit(options: pb.GenerationOptions, arrival: float) -> float | None:
-    """time.monotonic() at which generation stops with what there is; None for no limit.
+    """Returns when generation stops with what it has, as time.monotonic(); None for no limit.
 
     Args:
-        arrival: time.monotonic() of the call's arrival.
+        arrival: When the call arrived, as time.monotonic().
 
     Raises:
         ApiError: the option is not a valid duration, or not positive.

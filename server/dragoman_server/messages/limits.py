@@ -1,4 +1,4 @@
-"""What one request may ask for at most."""
+"""Upper limits of one request."""
 
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.bundle.manifest import Limits, Shape
@@ -6,20 +6,20 @@ from dragoman_server.config import ServerConfig
 
 TOP_TOKENS = 20
 STOP_SEQUENCE_CHARACTERS = 256
-# Each has an edit in every step of every row.
+# Each takes a logit edit in every step of every row.
 SUPPRESSED_SEQUENCES = 256
 SUPPRESSED_TOKENS = 1024
 SCORE_TARGETS = 64
-# Weights of attention in one response: 16 MiB, which take 30 milliseconds of the event loop to write.
+# Attention weights in one response: 16 MiB, which take 30 milliseconds of the event loop to write.
 ATTENTION_WEIGHTS = 2**22
 
 
 def request_limits(config: ServerConfig, max_rows: int, shape: Shape) -> pb.Limits:
-    """The limits of a model.
+    """Returns the limits of a model's requests.
 
     Args:
-        config: what the operator allows.
-        max_rows: of an engine; a request never gets more.
+        config: The server's configuration.
+        max_rows: Cache rows of an engine; a request never gets more.
     """
     beam_size = min(config.max_beam_size, max_rows)
     return pb.Limits(
@@ -38,7 +38,7 @@ def request_limits(config: ServerConfig, max_rows: int, shape: Shape) -> pb.Limi
 
 
 def token_limits(config: ServerConfig, own: Limits) -> Limits:
-    """How many tokens a model reads and writes for one input: its own limits, or lower ones that are configured."""
+    """Returns the maximum tokens of one input: those of the bundle, or lower ones from the configuration."""
     return Limits(
         max_source_tokens=min(own.max_source_tokens, config.max_source_tokens or own.max_source_tokens),
         max_target_tokens=min(own.max_target_tokens, config.max_target_tokens or own.max_target_tokens),

@@ -1,4 +1,4 @@
-"""Numbers of GenerationOptions, read and checked; what is wrong is said with the field's name and its range."""
+"""Reads numbers of GenerationOptions and checks their ranges."""
 
 import math
 from typing import NoReturn
@@ -10,68 +10,77 @@ from dragoman_server.messages.api_error import invalid
 
 
 class OptionReader:
-    """The options of one request.
+    """Reads the options of one request.
 
     Attributes:
-        options: all of them.
-        given: names of those that the client gave; one that is not `optional` only where it is not the default.
+        options: The options.
+        present: Names of the options that the client set. A field that is not `optional` counts as set if its value is
+            not the default.
     """
 
     def __init__(self, options: pb.GenerationOptions) -> None:
         self.options = options
-        self.given = {field.name for field, _ in options.ListFields()}
+        self.present = {field.name for field, _ in options.ListFields()}
 
     def has(self, name: str) -> bool:
-        return name in self.given
+        """Returns whether the client set an option."""
+        return name in self.present
 
     def refuse(self, name: str, problem: str) -> NoReturn:
+        """Raises ApiError for an option."""
         raise invalid(f"options.{name}", problem)
 
-    def need(self, names: tuple[str, ...], needed: str) -> None:
-        """Raises ApiError where one of the fields is there, for want of what makes sense of it."""
+    def require(self, required: str, names: tuple[str, ...]) -> None:
+        """Raises ApiError if one of the options is present, because it needs one that is not."""
         for name in names:
-            if name in self.given:
-                self.refuse(name, f"needs {needed}")
+            if name in self.present:
+                self.refuse(name, f"needs {required}")
 
-    def integer(self, name: str, default: int, low: int, high: int | None = None, why: str = "") -> int:
-        """The field, or the default where it is absent.
+    def integer(self, name: str, default: int, low: int, high: int | None = None, reason: str = "") -> int:
+        """Returns an option, or the default if it is absent.
 
         Args:
-            low, high: what it must lie in, both included; None for no bound.
-            why: to be said behind the range.
+            low: The smallest allowed value.
+            high: The largest allowed value; None for no bound.
+            reason: Explanation of the range, appended to the error.
 
         Raises:
-            ApiError: it does not.
+            ApiError: the value is out of range.
         """
-        if name not in self.given:
+        if name not in self.present:
             return default
-        asked: int = getattr(self.options, name)
-        if asked < low or (high is not None and asked > high):
-            range_ = f"at least {low}" if high is None else f"in {low} to {high}"
-            self.refuse(name, f"is {asked}, but must be {range_}{why}")
-        return asked
+        value: int = getattr(self.options, name)
+        if value < low or (high is not None and value > high):
+            if high is None:
+                range_ = f"at least {low}"
+            else:
+                range_ = f"from {low} to {high}" if low < high else str(low)
+            self.refuse(name, f"is {value}, but must be {range_}{reason}")
+        return value
 
     def number(
         self, name: str, default: float, low: float, high: float, *, above: bool = False, below: bool = False
     ) -> float:
-        """The field, or the default where it is absent.
+        """Returns an option, or the default if it is absent.
 
-        A field has 32 bits, and gives 0.1 as 0.10000000149. What is taken is the shortest decimal that the field holds,
-        for that is what the client wrote.
+        A 32-bit field returns 0.1 as 0.10000000149. The result is the shortest decimal with the same 32 bits, which is
+        what the client wrote.
 
         Args:
-            low, high: what it must lie in.
-            above, below: whether it must not be `low` or `high` itself.
+            low: Lower bound.
+            high: Upper bound.
+            above: Whether `low` itself is not allowed.
+            below: Whether `high` itself is not allowed.
 
         Raises:
-            ApiError: it does not, or is not a number at all.
+            ApiError: the value is out of range, or not a number.
         """
-        if name not in self.given:
+        if name not in self.present:
             return default
-        asked = float(str(np.float32(getattr(self.options, name))))
-        inside = low <= asked <= high and not (above and asked == low) and not (below and asked == high)
-        if not inside or math.isnan(asked):
+        value = float(str(np.float32(getattr(self.options, name))))
+        inside = low <= value <= high and not (above and value == low) and not (below and value == high)
+        if not inside or math.isnan(value):
             least = f"more than {low:g}" if above else f"at least {low:g}"
             most = f"less than {high:g}" if below else f"at most {high:g}"
-            self.refuse(name, f"is {asked:.9g}, but must be {least} and {most}")
-        return asked
+            self.refuse(name, f"is {value:.9g}, but must be {least} and {most}")
+        return value

@@ -1,8 +1,8 @@
-"""The most that an answer can take, estimated from the request before any of it is computed.
+"""Estimates the largest possible size of a response from its request, before anything is computed.
 
-A plain answer, one hypothesis as text, is about as long as its source, far from what max_new_tokens allows: a batch of
-those is measured while it is answered. All else may take megabytes for each source, and is judged by what it can be at
-most, for tokens of average length.
+A plain response, one hypothesis as text, is about as long as its source, far below what max_new_tokens allows: a batch
+of those is measured while it is answered. All other responses may take megabytes for each source. They are judged by
+their largest possible size, with tokens of average length.
 """
 
 from collections.abc import Iterable
@@ -15,35 +15,41 @@ from dragoman_server.core.search_options import SearchOptions
 from dragoman_server.messages.api_error import ApiError, invalid
 from dragoman_server.messages.generation_options import ResponseDetails
 
-# Bytes of an answer, and of a hypothesis, beside its tokens and its text.
-ANSWER_BYTES, HYPOTHESIS_BYTES = 64, 48
+# Bytes of a response, and of a hypothesis, without tokens and text.
+RESPONSE_BYTES, HYPOTHESIS_BYTES = 64, 48
 ALIGNMENT_BYTES, WEIGHT_BYTES = 2, 4
 
 
 @dataclass(frozen=True, slots=True)
 class TokenFormat:
-    """What a token takes at most, beside its text: by itself, and with its log-probability."""
+    """Upper bounds for the bytes of an encoded token.
+
+    Attributes:
+        token: Bytes without its text and its log-probability.
+        log_probability: Bytes of its log-probability.
+    """
 
     token: int
     log_probability: int
 
 
-MESSAGE = TokenFormat(token=10, log_probability=5)  # as dragoman.v1.Token
-JSON = TokenFormat(token=45, log_probability=44)  # as the Open Inference Protocol has it
+MESSAGE = TokenFormat(token=10, log_probability=5)  # dragoman.v1.Token
+JSON = TokenFormat(token=45, log_probability=44)  # the Open Inference Protocol
 
 
 class ResponseSizes:
-    """Sizes of one model's answers.
+    """Estimates response sizes of one model.
 
     Args:
-        source, target: the model's tokenizers.
-        planes: heads of all layers, each with weights of its own.
-        limits: with the bytes of one response.
+        source: Tokenizer of the source.
+        target: Tokenizer of the target.
+        heads: Number of attention heads of all layers together.
+        limits: Limits of the model, with the bytes of one response.
     """
 
-    def __init__(self, source: Tokenizer, target: Tokenizer, planes: int, limits: pb.Limits) -> None:
-        self._source, self._target = (_mean_bytes(each.get_vocab()) for each in (source, target))
-        self._weights = WEIGHT_BYTES * planes
+    def __init__(self, source: Tokenizer, target: Tokenizer, heads: int, limits: pb.Limits) -> None:
+        self._source, self._target = (_mean_bytes(tokenizer.get_vocab()) for tokenizer in (source, target))
+        self._weights = WEIGHT_BYTES * heads
         self._limits = limits
 
     def check(
@@ -52,74 +58,74 @@ class ResponseSizes:
         search: SearchOptions,
         source_tokens: int,
         token_format: TokenFormat = MESSAGE,
-        inputs: int | None = None,
+        items: int | None = None,
     ) -> None:
-        """Refuses what might have too large an answer, and says how much would fit.
+        """Checks that the response to a request can't be too large.
 
         Args:
-            source_tokens: of all inputs together.
-            token_format: how tokens are written.
-            inputs: of a batch.
+            source_tokens: Source tokens of all items together.
+            token_format: How tokens are encoded.
+            items: Number of items of a batch; None for a single request.
 
         Raises:
-            ApiError: it might.
+            ApiError: the response could be too large; the error says what would fit.
         """
         if search.num_hypotheses == 1 and not details.tokens:
             return
-        count = inputs or 1
-        per_token = self._per_token(details, token_format, source_tokens / count)
-        fixed = ANSWER_BYTES + (
-            source_tokens / count * (MESSAGE.token + self._source) if details.needs_attention else 0
-        )
-        behind = len(search.constraints.prefix) + 1  # tokens that are no new ones
-        hypothesis = HYPOTHESIS_BYTES + (behind + search.max_new_tokens) * per_token
-        answer = fixed + search.num_hypotheses * hypothesis
-        if count * answer <= self._most:
+        count = items or 1
+        per_token = self._token_bytes(details, token_format, source_tokens / count)
+        source = source_tokens / count * (MESSAGE.token + self._source) if details.needs_attention else 0
+        fixed = RESPONSE_BYTES + source
+        forced = len(search.constraints.prefix) + 1  # the prefix and the end token
+        hypothesis = HYPOTHESIS_BYTES + (forced + search.max_new_tokens) * per_token
+        response = fixed + search.num_hypotheses * hypothesis
+        if count * response <= self._max_bytes:
             return
-        fit = int(self._most / answer)
-        if inputs is not None and fit:
+        fitting = int(self._max_bytes / response)
+        if items is not None and fitting:
             problem = (
-                f"has {inputs} items, whose answers could take {self._too_many(count * answer)}: {fit} such items fit"
+                f"has {items} items, whose responses {self._could_take(count * response)}: {fitting} such items fit"
             )
-            raise invalid(
-                "inputs", f"{problem}, or more with a lower max_new_tokens, fewer hypotheses or fewer details"
-            )
-        raise self._too_long(
-            search, answer, ((self._most - fixed) / search.num_hypotheses - HYPOTHESIS_BYTES) / per_token - behind
-        )
+            remedy = "or more with a lower max_new_tokens, fewer hypotheses or fewer details"
+            raise invalid("inputs", f"{problem}, {remedy}")
+        tokens = ((self._max_bytes - fixed) / search.num_hypotheses - HYPOTHESIS_BYTES) / per_token - forced
+        problem = f"so the response {self._could_take(response)}"
+        if tokens >= 1:
+            raise invalid("options.max_new_tokens", f"is {search.max_new_tokens}, {problem}: {int(tokens)} tokens fit")
+        remedy = "request fewer hypotheses or fewer details"
+        raise invalid("options.num_hypotheses", f"is {search.num_hypotheses}, {problem}; {remedy}")
 
     def check_score(self, targets: int, tokens: int, alignment: bool, attention: bool, source_tokens: int) -> None:
-        """The same for targets to score.
+        """Checks that the response to a Score request can't be too large.
 
         Args:
-            tokens: of all targets, end tokens included.
+            tokens: Tokens of all targets, end tokens included.
 
         Raises:
-            ApiError: the answer would be too large.
+            ApiError: the response would be too large; the error says how many targets would fit.
         """
         details = ResponseDetails(tokens=True, log_probabilities=True, alignment=alignment, attention=attention)
-        size = ANSWER_BYTES + source_tokens * (MESSAGE.token + self._source)
-        size += targets * HYPOTHESIS_BYTES + tokens * self._per_token(details, MESSAGE, source_tokens)
-        if size > self._most:
-            problem = f"would have an answer of {self._too_many(size)}: about {int(self._most / size * targets)} fit"
-            raise invalid("targets", problem)
+        size = RESPONSE_BYTES + source_tokens * (MESSAGE.token + self._source)
+        size += targets * HYPOTHESIS_BYTES + tokens * self._token_bytes(details, MESSAGE, source_tokens)
+        if size > self._max_bytes:
+            fitting = int(self._max_bytes / size * targets)
+            raise invalid("targets", f"have a response that {self._could_take(size)}: about {fitting} fit")
 
     def too_large(self) -> ApiError:
-        """For a batch whose answers have become too large, however little they were asked to tell."""
-        problem = f"have answers of more than {self._most} bytes, the server's --max-answer-bytes; send fewer at once"
-        return invalid("inputs", problem)
+        """Returns the error for a batch whose plain responses have become too large."""
+        problem = f"have responses of more than {self._max_bytes} bytes, the server's --max-answer-bytes"
+        return invalid("inputs", f"{problem}; send fewer at once")
 
     @property
-    def _most(self) -> int:
+    def _max_bytes(self) -> int:
         return self._limits.answer_bytes
 
-    def _per_token(self, details: ResponseDetails, token_format: TokenFormat, source_tokens: float) -> float:
-        """Bytes of one target token of a hypothesis, its part of the text included."""
+    def _token_bytes(self, details: ResponseDetails, token_format: TokenFormat, source_tokens: float) -> float:
+        """Returns the bytes for one target token of a hypothesis, including its part of the text."""
         size = self._target
         if details.tokens:
-            token = (
-                token_format.token + self._target + (token_format.log_probability if details.log_probabilities else 0)
-            )
+            token = token_format.token + self._target
+            token += token_format.log_probability if details.log_probabilities else 0
             size += token * (1 + details.top_tokens)
         if details.alignment:
             size += ALIGNMENT_BYTES
@@ -127,20 +133,11 @@ class ResponseSizes:
             size += self._weights * source_tokens
         return size
 
-    def _too_long(self, search: SearchOptions, answer: float, tokens: float) -> ApiError:
-        could = f"an answer could take {self._too_many(answer)}"
-        if tokens >= 1:
-            return invalid(
-                "options.max_new_tokens", f"is {search.max_new_tokens}, so {could}: {int(tokens)} tokens fit"
-            )
-        return invalid(
-            "options.num_hypotheses", f"is {search.num_hypotheses}, so {could}; ask for fewer, or less of each"
-        )
-
-    def _too_many(self, size: float) -> str:
-        return f"{int(size)} bytes, but the server sends at most {self._most} (--max-answer-bytes)"
+    def _could_take(self, size: float) -> str:
+        return f"could take {int(size)} bytes, but the server sends at most {self._max_bytes} (--max-answer-bytes)"
 
 
 def _mean_bytes(tokens: Iterable[str]) -> float:
+    """Returns the mean length of tokens in UTF-8."""
     lengths = [len(token.encode()) for token in tokens]
     return sum(lengths) / len(lengths)

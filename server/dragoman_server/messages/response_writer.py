@@ -1,4 +1,4 @@
-"""What engines and scorer found, as messages."""
+"""Converts the results of engines and scorer to API messages."""
 
 import math
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ FINISH_REASONS = {reason: getattr(pb, f"FINISH_REASON_{reason.name}") for reason
 
 
 class ResponseWriter:
-    """Answers of one model."""
+    """Writes the responses of one model."""
 
     def __init__(self, bundle: Bundle, decoder: TargetDecoder) -> None:
         self._model, self._version = bundle.manifest.name, bundle.manifest.version
@@ -43,15 +43,15 @@ class ResponseWriter:
         details: ResponseDetails,
         attention: Sequence[Scored] | None = None,
     ) -> pb.GenerateResponse:
-        """The whole answer.
+        """Converts a finished request.
 
         Args:
-            attention: where the tokens of each hypothesis look, if that is details.
+            attention: Alignment and attention of each hypothesis, if the details need them.
         """
         hypotheses = [self._hypothesis(result, details) for result in finished.hypotheses]
         for hypothesis, scored in zip(hypotheses, attention or (), strict=False):
             if scored.alignment is not None:
-                hypothesis.alignment.extend(scored.alignment[:-1])  # the end token is not among the tokens
+                hypothesis.alignment.extend(scored.alignment[:-1])  # without the end token, like the tokens
             if scored.attention is not None:
                 write_attention(hypothesis.attention, scored.attention)
         sampling = request.search.sampling
@@ -62,18 +62,20 @@ class ResponseWriter:
             model_version=self._version,
             seed=sampling.seed if sampling else None,
             source=self._source(request.source_ids) if details.needs_attention else None,
-            unseen_source_tokens=self._unseen_places(request.source_ids),
+            unseen_source_tokens=self._unseen_positions(request.source_ids),
         )
 
     def progress(self, progress: Progress, details: ResponseDetails) -> list[pb.Token] | None:
-        """The tokens of an event as the details ask for them, None where they don't."""
+        """Converts the tokens of a streaming event; returns None if the details do not include tokens."""
         forced = 0 if progress.log_probabilities else len(progress.ids)
         return self._tokens(progress.ids, progress.log_probabilities, progress.alternatives, forced, details)
 
-    def score(self, source_ids: Sequence[int], targets: Sequence[Target], found: Sequence[Scored]) -> pb.ScoreResponse:
-        """The answer to a request to score these targets."""
+    def score(
+        self, source_ids: Sequence[int], targets: Sequence[Target], scored_targets: Sequence[Scored]
+    ) -> pb.ScoreResponse:
+        """Converts the scores of targets."""
         scores = []
-        for target, scored in zip(targets, found, strict=True):
+        for target, scored in zip(targets, scored_targets, strict=True):
             pairs = zip([*target.ids, self._end], scored.log_probabilities, strict=True)
             score = pb.TargetScore(
                 log_probability=sum(scored.log_probabilities),
@@ -88,7 +90,7 @@ class ResponseWriter:
             source=self._source(source_ids),
             model=self._model,
             model_version=self._version,
-            unseen_source_tokens=self._unseen_places(source_ids),
+            unseen_source_tokens=self._unseen_positions(source_ids),
         )
 
     def _hypothesis(self, result: HypothesisResult, details: ResponseDetails) -> pb.Hypothesis:
@@ -111,8 +113,12 @@ class ResponseWriter:
         forced: int,
         details: ResponseDetails,
     ) -> list[pb.Token] | None:
-        """Args:
-        log_probabilities, alternatives: of the ids behind the first `forced`; more are ignored.
+        """Converts tokens; returns None if the details do not include them.
+
+        Args:
+            log_probabilities: Log-probabilities of the ids after the first `forced`; additional ones are ignored.
+            alternatives: Alternatives at the same positions.
+            forced: Number of ids that belong to a forced prefix.
         """
         if not details.tokens:
             return None
@@ -129,19 +135,23 @@ class ResponseWriter:
     def _choice(self, choice: TokenChoice) -> pb.Token:
         return pb.Token(id=choice.id, text=self._target_text(choice.id), log_probability=choice.log_probability)
 
-    def _unseen_places(self, ids: Sequence[int]) -> list[int]:
-        """Indices of the source tokens that the model was not trained on."""
-        return [] if self._unseen.isdisjoint(ids) else [place for place, id_ in enumerate(ids) if id_ in self._unseen]
+    def _unseen_positions(self, ids: Sequence[int]) -> list[int]:
+        """Returns the indices of source tokens that do not occur in the training data."""
+        return (
+            []
+            if self._unseen.isdisjoint(ids)
+            else [position for position, id_ in enumerate(ids) if id_ in self._unseen]
+        )
 
     def _source(self, ids: Sequence[int]) -> list[pb.Token]:
         return [pb.Token(id=i, text=self._source_text(i)) for i in ids]
 
 
 def write_attention(message: pb.Attention, weights: NDArray[np.float32]) -> None:
-    """Fills a message.
+    """Fills an Attention message.
 
-    Millions of weights would keep the event loop for a second if each became a Python number. Put as they are behind
-    the head of a packed field, and parsed, they are copied as a whole.
+    Converting millions of weights to Python numbers would block the event loop for a second. The raw array is prefixed
+    with the header of a packed field instead, and parsed, which copies it as a whole.
 
     Args:
         weights: [layers, heads, target, source]

@@ -1,4 +1,4 @@
-"""A model as the service sees it: what clients send becomes requests for its engines, and their answers messages."""
+"""A model behind the API: converts messages to requests for its engines, and their results to messages."""
 
 import asyncio
 import time
@@ -21,23 +21,23 @@ from dragoman_server.messages.response_writer import ResponseWriter
 from dragoman_server.messages.token_ids import SourceEncoder, TargetEncoder, is_text
 from dragoman_server.messages.turns import Turns
 
-# Messages of up to so many tokens are written on the event loop, in a few milliseconds; larger ones in a thread.
+# Messages of up to this many tokens are written on the event loop, in a few milliseconds; larger ones in a thread.
 INLINE_TOKENS = 1024
 
 Message = TypeVar("Message", pb.GenerateResponse, pb.ScoreResponse)
 
 
 class ServedModel:
-    """A bundle and what runs it.
+    """A bundle with the engines and the scorer that run it.
 
     Args:
-        bundle: the bundle.
-        engines: started.
-        scorer: of the same bundle.
-        device: where they run, "cpu" or "cuda:0".
-        batch_window: items of batches that may wait or run at the same time.
-        limits: what one request may ask for.
-        count_unseen: is called for each answer to a source with tokens that the model was not trained on.
+        bundle: The bundle.
+        engines: Engine pool of the bundle, started.
+        scorer: Scorer of the same bundle.
+        device: Device that they run on, such as "cpu" or "cuda:0".
+        batch_window: Maximum number of batch items that wait or run at the same time.
+        limits: Limits of one request.
+        count_unseen: Called for each response to a source with tokens that do not occur in the training data.
     """
 
     def __init__(
@@ -62,30 +62,30 @@ class ServedModel:
         self.info = _info(bundle, device, limits)
         turns = Turns(engines.submit)
         self.submit, self.wait_for_room = turns.submit, turns.wait
-        self._planes = manifest.shape.decoder_layers * manifest.shape.heads
-        self.sizes = ResponseSizes(bundle.source_tokenizer, bundle.target_tokenizer, self._planes, limits)
+        self._heads = manifest.shape.decoder_layers * manifest.shape.heads
+        self.sizes = ResponseSizes(bundle.source_tokenizer, bundle.target_tokenizer, self._heads, limits)
         self._scorer = scorer
         self._count_unseen = count_unseen
-        self._usual = SearchOptions(self.target.max_tokens), ResponseDetails()
+        self._defaults = SearchOptions(self.target.max_tokens), ResponseDetails()
 
     async def encode_source(self, source: pb.Input, field: str) -> list[int]:
-        """The checked ids of an input.
+        """Returns the token ids of a source.
 
         Args:
-            field: the input's field, for the error.
+            field: Name of the source's field, for the error.
 
         Raises:
-            ApiError: the input is not one the model can read.
+            ApiError: the model can't read the source.
         """
         if ids := self.check_source_ids(source, field):
             return ids
         return await self.encoder.encode(source.text, f"{field}.text")
 
     def check_source_ids(self, source: pb.Input, field: str) -> list[int] | None:
-        """The checked ids of an input that comes as ids, None for one that comes as text.
+        """Returns the checked ids of a source that consists of ids, None for a text.
 
         Raises:
-            ApiError: the ids are wrong, or the input is both or neither.
+            ApiError: the ids are invalid, or the source has both a text and ids, or neither.
         """
         if is_text(source, field):
             return None
@@ -94,38 +94,38 @@ class ServedModel:
     async def read_options(
         self, options: pb.GenerationOptions, details: pb.Details
     ) -> tuple[SearchOptions, ResponseDetails]:
-        """What to search for, and what to tell of it.
+        """Reads how to search, and what to include in the response.
 
         Raises:
-            ApiError: the options or the details make no sense.
+            ApiError: the options or the details are invalid.
         """
-        if not options.ByteSize() and not details.ByteSize():  # as of most
-            return self._usual
+        if not options.ByteSize() and not details.ByteSize():  # as in most requests
+            return self._defaults
         response_details = read_details(details, self.limits)
         return await read_options(options, response_details, self.target, self.limits), response_details
 
     def check_attention(self, details: ResponseDetails, search: SearchOptions, source_tokens: int) -> None:
-        """Refuses what might have too many weights for one response.
+        """Checks that a response can't have too many attention weights.
 
         Args:
-            source_tokens: of all inputs together.
+            source_tokens: Source tokens of all inputs together.
 
         Raises:
-            ApiError: it might.
+            ApiError: it could have too many.
         """
         if details.attention:
             prefix = len(search.constraints.prefix)
             target_tokens = search.num_hypotheses * (prefix + search.max_new_tokens + 1)
-            remedy = "lower max_new_tokens or num_hypotheses, or ask for less at once"
+            remedy = "lower max_new_tokens or num_hypotheses, or send fewer inputs at once"
             self._check_weights(target_tokens * source_tokens, "details.attention", remedy)
 
     async def write_response(
         self, request: GenerationRequest, finished: GenerationResult, details: ResponseDetails
     ) -> pb.GenerateResponse:
-        """The whole answer.
+        """Writes the response to a finished request.
 
         Raises:
-            QueueFullError, DeadlineExpiredError, EngineUnavailableError: as the scorer does, if it is needed.
+            QueueFullError, DeadlineExpiredError, EngineUnavailableError: as raised by the scorer, if it is needed.
         """
         attention = None
         if details.needs_attention:
@@ -145,48 +145,54 @@ class ServedModel:
         return response
 
     async def score(self, request: pb.ScoreRequest, deadline: float | None) -> pb.ScoreResponse:
-        """Raises:
-        ApiError: the request is wrong.
-        QueueFullError, DeadlineExpiredError, EngineUnavailableError: as the scorer does.
+        """Scores the targets of a request.
+
+        Raises:
+            ApiError: the request is invalid.
+            QueueFullError, DeadlineExpiredError, EngineUnavailableError: as raised by the scorer.
         """
         count, most = len(request.targets), self.limits.score_targets
         if not count:
             raise invalid("targets", "is empty")
         if count > most:
-            raise invalid("targets", f"has {count} targets, but at most {most} are scored at once")
+            raise invalid("targets", f"has {count} targets, but at most {most} are allowed")
         if (record := RECORD.get()) is not None:
             record.begin_tokenizing(1)
         source_ids = await self.encode_source(request.input, "input")
         names = [f"targets[{index}]" for index in range(count)]
-        parts = await self.target.encode(request.targets, names, whole=True)
+        target_ids = await self.target.encode(request.targets, names, complete=True)
         if request.attention:
-            weights = len(source_ids) * sum(len(ids) + 1 for ids in parts)
-            self._check_weights(weights, "attention", "ask for fewer targets at once")
-        tokens = sum(len(ids) + 1 for ids in parts)
+            weights = len(source_ids) * sum(len(ids) + 1 for ids in target_ids)
+            self._check_weights(weights, "attention", "send fewer targets at once")
+        tokens = sum(len(ids) + 1 for ids in target_ids)
         self.sizes.check_score(count, tokens, request.alignment, request.attention, len(source_ids))
-        targets = [Target(source_ids, ids, request.alignment, request.attention) for ids in parts]
+        targets = [Target(source_ids, ids, request.alignment, request.attention) for ids in target_ids]
         if record is not None:
             record.tokenized = time.monotonic()
-        found = await self._scorer.score(targets, deadline)
+        scored = await self._scorer.score(targets, deadline)
         if record is not None:
             record.add_scores(len(source_ids), tokens, count)
-        return await _write(tokens, lambda: self.writer.score(source_ids, targets, found))
+        return await _write(tokens, lambda: self.writer.score(source_ids, targets, scored))
 
     def _check_weights(self, weights: int, field: str, remedy: str) -> None:
-        """Args:
-        weights: of one head of one layer.
+        """Raises ApiError for too many attention weights.
+
+        Args:
+            weights: Number of weights of one head of one layer.
         """
-        weights *= self._planes
+        weights *= self._heads
         if weights > self.limits.attention_weights:
             most = self.limits.attention_weights
-            raise invalid(field, f"could have {weights} weights, but a response has room for {most}; {remedy}")
+            raise invalid(field, f"could have {weights} weights, but a response may have at most {most}; {remedy}")
 
 
 async def _write(tokens: int, write: Callable[[], Message]) -> Message:
+    """Writes a small message at once, and a large one in a thread."""
     return write() if tokens <= INLINE_TOKENS else await asyncio.to_thread(write)
 
 
 def _info(bundle: Bundle, device: str, limits: pb.Limits) -> pb.Model:
+    """Describes a model for ListModels."""
     manifest = bundle.manifest
     return pb.Model(
         name=manifest.name,

@@ -55,7 +55,7 @@ class Machine:
 
     def environment(self) -> dict[str, str]:
         """The environment of both. Bytecode is kept in the folder, since an emulated Python compiles for seconds."""
-        paths = [self.checkout, self.checkout / "protos", self.folder / "libraries"]
+        paths = [self.checkout / "server", self.checkout / "protos", self.folder / "libraries"]
         return {
             **{name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "QEMU_"))},
             "PYTHONPATH": os.pathsep.join(map(str, paths)),

@@ -27,9 +27,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-# Two processes, the tests of a file in one: most tests wait more than they compute.
+# Two processes, the tests of a file in one, in the order of tests/conftest.py: most tests wait more than they compute.
 test: setup ## run every test
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 demo: setup ## serve the shipped model, send it real requests, show the answers and the metrics
 	@$(BIN)/python -m dragoman.demo $(ARGS)

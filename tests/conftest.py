@@ -26,11 +26,13 @@ for variable in ("no_proxy", "NO_PROXY"):
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Gives tests of whole programs a second try in CI, where others may have the machine for seconds.
+    """Starts the longest tests first, and in CI gives tests of whole programs a second try.
 
-    Nowhere else, since a defect that shows now and then is one. What is tried again is told at the end of the run, with
-    what failed at first; pyproject.toml says how many there may be of them.
+    Emulated processors and training take minutes each: started last, one process would run them while the other idles.
+    CI machines may stall for seconds. Nothing is retried elsewhere, since a test that fails now and then shows a
+    defect. Retries are reported at the end, with the first failure; pyproject.toml limits their number.
     """
+    items.sort(key=lambda item: not item.path.is_relative_to(ROOT / "tests" / "system"))
     if os.environ.get("CI") != "true":
         return
     for item in items:

@@ -95,7 +95,7 @@ def test_sigterm_saves_first(quiet_run: Path, tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     said = finish(process, code=75)
     step = checkpoint_steps(run)[-1]
-    assert f"stopped at step {step}, saved in {run}; --resume goes on" in said
+    assert f"stopped at step {step}, saved in {run}; continue with --resume" in said
     assert f"resuming at step {step}" in finish(start(run, "--resume"))
     assert_bit_equal(run, quiet_run)
 

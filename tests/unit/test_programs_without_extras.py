@@ -29,7 +29,7 @@ def test_what_is_not_installed_is_named_with_its_extra(
     assert done.returncode == 1
     assert (
         done.stderr
-        == f"error: {package} is not installed; `pip install '.[{extra}]'` in a clone of Dragoman brings it\n"
+        == f"error: {package} is not installed; `pip install '.[{extra}]'` in a clone of Dragoman installs it\n"
     )
 
 

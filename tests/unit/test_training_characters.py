@@ -23,11 +23,11 @@ def refusal(*files: Path | ParallelFiles, policy: Literal["skip", "refuse"] = "r
 
 def test_control_characters_have_the_names_that_unicode_gives_them() -> None:
     for code in (*range(0x20), *range(0x7F, 0xA0), 0xFEFF):
-        written, _, name = characters.name(chr(code)).partition(" ")
+        written, _, name = characters.character_name(chr(code)).partition(" ")
         assert written == f"U+{code:04X}"
         assert unicodedata.lookup(name) == chr(code)
-    assert characters.name("\u200b") == "U+200B ZERO WIDTH SPACE"
-    assert characters.name("\uffff") == "U+FFFF (no character)"
+    assert characters.character_name("\u200b") == "U+200B ZERO WIDTH SPACE"
+    assert characters.character_name("\uffff") == "U+FFFF (no character)"
 
 
 @pytest.mark.parametrize(
@@ -48,19 +48,19 @@ def test_characters_of_no_text(text: str, name: str, tmp_path: Path) -> None:
     file.write_bytes(f"good\tgood\n{text}\tgood\ngood\tgood\n".encode())
     skipping = BadLines("skip")
     assert [pair.line for pair in read_pairs([file], skipping)] == [1, 3]
-    assert skipping.messages == [f"{file}:2: holds {name} at character 2 of the line"]
+    assert skipping.messages == [f"{file}:2: contains {name} at character 2 of the line"]
     assert skipping.counts == {"bad_character": 1}
-    assert f"{file}:2: holds {name}" in refusal(file)
+    assert f"{file}:2: contains {name}" in refusal(file)
     other.write_bytes(f"good\n{text}\n".encode())
     sound = tmp_path / "sound.txt"
     sound.write_text("good\ngood\n")
-    assert f"{other}:2: holds {name}" in refusal(ParallelFiles(source=sound, target=other))
+    assert f"{other}:2: contains {name}" in refusal(ParallelFiles(source=sound, target=other))
 
 
 def test_a_file_that_cat_made_of_two_with_marks(tmp_path: Path) -> None:
     file = tmp_path / "a.tsv"
     file.write_bytes("\ufeffein\tone\n\ufeffzwei\ttwo\n".encode())
-    assert f"{file}:2: holds U+FEFF BYTE ORDER MARK at character 1" in refusal(file)
+    assert f"{file}:2: contains U+FEFF BYTE ORDER MARK at character 1" in refusal(file)
     file.write_bytes("\ufeffein\tone\nzwei\ttwo\n".encode())
     assert [pair.source for pair in read_pairs([file], BadLines("refuse"))] == ["ein", "zwei"]
 
@@ -81,10 +81,10 @@ def test_sides_in_which_nothing_can_be_seen(character: str, tmp_path: Path) -> N
     bad = BadLines("skip")
     assert len(read_pairs([file], bad)) == 1
     assert bad.counts == {"empty_side": 1}
-    assert f"{file}:2: the target is empty: it holds only " in bad.messages[0]
+    assert f"{file}:2: the target is empty: it contains only " in bad.messages[0]
     assert f"U+{ord(character):04X} {unicodedata.name(character)}" in bad.messages[0]
     file.write_text(f"{character}\tgood\n", encoding="utf-8")
-    assert "the source is empty: it holds only" in refusal(file)
+    assert "the source is empty: it contains only" in refusal(file)
 
 
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
@@ -97,10 +97,10 @@ def test_files_of_wide_characters(encoding: str, mark: str, content: str, tmp_pa
     name = encoding.upper().replace("-LE", "LE").replace("-BE", "BE")
     policies: tuple[Literal["refuse", "skip"], ...] = ("refuse", "skip")
     for policy in policies:
-        said = f"{file}: seems to be {name}, expected UTF-8; `iconv -f {name} -t UTF-8` converts such a file"
+        said = f"{file}: looks like {name}, expected UTF-8; convert it with `iconv -f {name} -t UTF-8`"
         assert refusal(file, policy=policy) == said
     sound.write_text("good\n")
-    assert "seems to be" in refusal(ParallelFiles(source=sound, target=file))
+    assert "looks like" in refusal(ParallelFiles(source=sound, target=file))
 
 
 @pytest.mark.parametrize("content", [PAIRS, "ein\tone\nzwei\ttwo\n"])

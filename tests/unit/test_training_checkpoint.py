@@ -10,7 +10,7 @@ from dragoman_training.run.checkpoint import (
     average_checkpoints,
     checkpoint_path,
     checkpoint_steps,
-    drop_checkpoints,
+    delete_checkpoints,
     latest_checkpoint,
     load_state,
     save_state,
@@ -55,7 +55,7 @@ def damage(path: Path, how: str) -> None:
 def test_the_one_before_a_damaged_one(how: str, tmp_path: Path) -> None:
     fill(tmp_path, 1, 2, 3)
     damage(checkpoint_path(tmp_path, 3), how)
-    with pytest.raises(TrainingError, match=r"step-00000003\.pt: truncated or changed"):
+    with pytest.raises(TrainingError, match=r"step-00000003\.pt: truncated or modified"):
         load_state(checkpoint_path(tmp_path, 3))
     said: list[str] = []
     state = latest_checkpoint(tmp_path, said.append)
@@ -63,7 +63,7 @@ def test_the_one_before_a_damaged_one(how: str, tmp_path: Path) -> None:
     assert state["step"] == 2
     assert len(said) == 1
     assert "step-00000003.pt" in said[0]
-    assert "taking the checkpoint before it" in said[0]
+    assert "using the previous checkpoint" in said[0]
 
 
 def test_a_kill_before_the_rename_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ def test_a_kill_before_the_rename_leaves_the_old_one(tmp_path: Path, monkeypatch
 def test_drop(tmp_path: Path) -> None:
     fill(tmp_path, 1, 2, 3, 4)
     (tmp_path / "checkpoints" / ".step-00000003.pt.whole").touch()
-    drop_checkpoints(tmp_path, {4, 2})
+    delete_checkpoints(tmp_path, {4, 2})
     assert checkpoint_steps(tmp_path) == [2, 4]
     assert len(list((tmp_path / "checkpoints").iterdir())) == 4
 
@@ -103,5 +103,5 @@ def test_average(tmp_path: Path) -> None:
     assert steps == [1, 2]
     assert weights["w"][0] == 1.5
     assert "averaging without it" in said[0]
-    with pytest.raises(TrainingError, match="no whole checkpoint to average"):
+    with pytest.raises(TrainingError, match="no intact checkpoint to average"):
         average_checkpoints(tmp_path, [6], said.append)

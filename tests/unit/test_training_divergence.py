@@ -68,7 +68,7 @@ def test_at_once(rate: float, every: int, command: list[str], tmp_path: Path) ->
     code, said = call(command)
     assert code == 1
     assert "training has diverged" in said
-    assert "no checkpoint was saved, so the same command with" in said
+    assert "no checkpoint was saved; to start again, add `" in said
     assert checkpoint_steps(tmp_path / "run") == []
     code, said = call(command + advice(said))
     assert code == 0, said
@@ -97,12 +97,12 @@ def test_on_the_way(
         weights = load_state(checkpoint_path(run, step))["model"].values()
         assert all(weight.abs().max() < 100 for weight in weights)
     last = kept[-1]
-    assert f"goes on from the checkpoint of step {last}, which is sound" in said
+    assert f"to continue from the intact checkpoint of step {last}, add `" in said
     assert advice(said) == ["--resume", "--set", "training.learning_rate=0.0004"]
     code, said = call(command + advice(said))
     assert code == 0, said
     assert f"resuming at step {last}" in said
-    assert "training.learning_rate is 0.0004 from here on, it was 0.004" in said
+    assert "training.learning_rate changes from 0.004 to 0.0004 at step" in said
     assert load_recipe(run / "recipe.yaml").training.learning_rate == 0.0004
     change = {"step": last, "training.learning_rate": [0.004, 0.0004]}
     assert load_run(run).provenance["report"]["recipe_changes"] == [change]
@@ -136,10 +136,10 @@ def test_a_gradient_that_is_not_finite_changes_nothing(broken: float, loop: Trai
     loop.update([batch], batch.target_tokens)
     before = {key: value.clone() for key, value in loop.model.state_dict().items()}
     loop.model.decoder.projection.weight.register_hook(lambda gradient: gradient * broken)  # type: ignore[no-untyped-call]
-    with pytest.raises(TrainingError, match=r"the gradient's norm is (nan|inf) at step 2: training has diverged"):
+    with pytest.raises(TrainingError, match=r"the gradient norm is (nan|inf) at step 2: training has diverged"):
         loop.update([batch], batch.target_tokens)
     assert all(torch.equal(value, before[key]) for key, value in loop.model.state_dict().items())
-    loop.journal.close()
+    loop.metrics_log.close()
 
 
 def test_a_loss_that_is_not_finite_changes_nothing(loop: Trainer) -> None:
@@ -153,7 +153,7 @@ def test_a_loss_that_is_not_finite_changes_nothing(loop: Trainer) -> None:
     with pytest.raises(TrainingError, match=r"the loss is nan at step 0"):
         loop.save(batch)
     assert checkpoint_steps(loop.run) == []
-    loop.journal.close()
+    loop.metrics_log.close()
 
 
 def test_an_untrained_model_has_not_diverged(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_weights_are_tried_without_a_trace(loop: Trainer) -> None:
     assert torch.equal(torch.get_rng_state(), before)
     assert loop.model.training
     assert all(parameter.grad is None for parameter in loop.model.parameters())
-    loop.journal.close()
+    loop.metrics_log.close()
 
 
 def said_by(run: Path, *changes: str) -> str:
@@ -193,7 +193,7 @@ def test_gradient_norms_are_written_down(tmp_path: Path) -> None:
 def test_a_warm_up_longer_than_the_run_is_said(tmp_path: Path) -> None:
     warning = (
         "warning: the warm-up (training.warmup_steps 48) is longer than the run (training.steps 12): "
-        "the learning rate rises to its end and comes to 25% of its highest value\n"
+        "the learning rate rises until the end and only reaches 25% of its peak\n"
     )
     assert warning in said_by(tmp_path / "long", "training.warmup_steps=48")
     assert "warm-up" not in said_by(tmp_path / "fits", "training.warmup_steps=12")

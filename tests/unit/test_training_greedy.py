@@ -53,7 +53,7 @@ def test_answers_to_texts(model: Transformer) -> None:
         nonlocal calls
         calls += 1
 
-    answers = answer(model, tokenizer, tokenizer, ["ab", "abc", "ab", "hgf"], between=count)
+    answers = answer(model, tokenizer, tokenizer, ["ab", "abc", "ab", "hgf"], before_batch=count)
     assert answers.keys() == {"ab", "abc", "hgf"}
     assert calls == 1
     rows = greedy(model, [tokenizer.encode("abc").ids], 8)
@@ -64,7 +64,7 @@ def test_answers_and_references_are_compared_as_the_tokenizer_reads_them(
     model: Transformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = {"ab": "d e", "abc": "f"}
-    monkeypatch.setattr("dragoman_training.evaluation.evaluate.answer", lambda *_, between: answers)
+    monkeypatch.setattr("dragoman_training.evaluation.evaluate.answer", lambda *_, before_batch: answers)
     tokenizer = train_tokenizer(TokenizerConfig(kind="characters", lowercase=True), ["abcdef h"])
     pairs = [Pair(source, f" \u200b{text.upper()} ".replace(" ", "  "), Path(), 1) for source, text in answers.items()]
     other = Pair("A\u00adB", "h", Path(), 2)  # another reference to a source in another spelling

@@ -20,11 +20,11 @@ def run(tmp_path: Path) -> Path:
 
 def test_best_and_stale(run: Path) -> None:
     journal = MetricsLog(run, 50)
-    assert journal.best("word_error_rate", 3) == [20, 40, 50]
-    assert journal.best("bleu", 1) == [20]
-    assert journal.best("loss", 9) == [20, 40, 50, 30, 10]
-    assert journal.stale("word_error_rate") == 3
-    assert journal.stale("chrf") == 0
+    assert journal.best_steps("word_error_rate", 3) == [20, 40, 50]
+    assert journal.best_steps("bleu", 1) == [20]
+    assert journal.best_steps("loss", 9) == [20, 40, 50, 30, 10]
+    assert journal.evaluations_since_best("word_error_rate") == 3
+    assert journal.evaluations_since_best("chrf") == 0
     journal.close()
 
 
@@ -32,7 +32,7 @@ def test_a_resumed_run_forgets_what_comes_again(run: Path) -> None:
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "st')  # torn by a kill
     journal = MetricsLog(run, 30)
-    assert list(journal.dev("loss")) == [10, 20, 30]
+    assert list(journal.dev_values("loss")) == [10, 20, 30]
     journal.write("dev", 40, {"loss": 1.0})
     journal.close()
     assert [r["step"] for r in read_metrics_log(run) if r["kind"] == "dev"] == [10, 20, 30, 40]

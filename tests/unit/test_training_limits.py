@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from dragoman_training.data.pairs import read_pairs_file
 from dragoman_training.data.prepare import TrainingData, prepare
-from dragoman_training.data.tokenizers import LONGEST_PIECE, load_tokenizer, train_tokenizer
+from dragoman_training.data.tokenizers import MAX_PIECE_LENGTH, load_tokenizer, train_tokenizer
 from dragoman_training.errors import DataError, RecipeError
 from dragoman_training.recipe import SHIPPED_RECIPES, ParallelFiles, Recipe, TokenizerConfig, load_recipe
 
@@ -58,7 +58,7 @@ def test_no_piece_is_longer_than_the_limits_count_with() -> None:
     texts = ["donaudampfschifffahrtsgesellschaftskapitän", "bundesverfassungsgerichtsentscheidung"] * 50
     for kind in ("bpe", "unigram"):
         tokenizer = train_tokenizer(TokenizerConfig.model_validate({"kind": kind}), texts)
-        assert max(len(piece) for piece in tokenizer.get_vocab()) <= LONGEST_PIECE
+        assert max(len(piece) for piece in tokenizer.get_vocab()) <= MAX_PIECE_LENGTH
 
 
 def test_a_word_without_end_does_not_kill_the_learning() -> None:
@@ -104,7 +104,7 @@ def test_a_unigram_vocabulary_below_the_alphabet_is_told_the_least_that_works(jo
 def test_what_tokenizers_raises_is_a_sentence() -> None:
     """Here a TypeError, "must be real number, not NoneType"."""
     with pytest.raises(
-        DataError, match=r"tokenizers\.target: no unigram tokenizer can be learned from the training data"
+        DataError, match=r"tokenizers\.target: no unigram tokenizer can be trained on the training data"
     ):
         train_tokenizer(TokenizerConfig(kind="unigram"), [""], "tokenizers.target")
 
@@ -121,7 +121,7 @@ def test_where_nothing_is_left_the_reason_is_said_and_written_down(tmp_path: Pat
     good.write_text("".join(f"{n}\tnumber\n" for n in range(9)))
     run.mkdir()
     account = (
-        f"32 line(s) of {file} are skipped (wrong_fields 30, empty_side 2), the first of the commonest kind being "
+        f"32 line(s) of {file} are skipped (wrong_fields 30, empty_side 2); the first wrong_fields is "
         "line 2: expected source<TAB>target, found 1 field(s)"
     )
     listed = run / "bad_lines.txt"
@@ -135,17 +135,17 @@ def test_where_nothing_is_left_the_reason_is_said_and_written_down(tmp_path: Pat
             prepare(recipe(file, *overrides), run, said.append)
         assert str(error.value) == f"data.{name}: no pair is left: {account}"
         assert len(listed.read_text().splitlines()) == 32
-        assert f"skipped 32 bad lines (wrong_fields 30, empty_side 2); all stand in {listed}" in said
+        assert f"skipped 32 bad lines (wrong_fields 30, empty_side 2); all are listed in {listed}" in said
         listed.unlink()
 
     both = f"data.train=[{good}, {file}]"
     with pytest.raises(DataError) as error:
         prepare(recipe(file, both, "data.dev_held_out_sources=9"), run, lambda line: None)
     assert str(error.value) == (
-        f"{account}; data.dev_held_out_sources (9) leaves no training data: there are 9 distinct sources"
+        f"{account}; data.dev_held_out_sources (9) leaves no training data: there are 9 distinct sources; set it lower"
     )
     good.write_text("")
-    with pytest.raises(DataError, match=r"data\.train: no pair is left: there is none in its files"):
+    with pytest.raises(DataError, match=r"data\.train: no pair is left: its files are empty"):
         prepare(recipe(good), run, lambda line: None)
 
 

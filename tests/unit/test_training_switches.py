@@ -20,12 +20,12 @@ from tests.unit.test_training_model import SHAPE, assert_learns, build
 torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("both_ways", [False, True])
+@pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize(("buckets", "reach"), [(32, 128), (8, 20)])
-def test_buckets_are_those_of_t5(both_ways: bool, buckets: int, reach: int) -> None:
-    relative = RelativePositions(2, buckets, reach, both_ways=both_ways)
+def test_buckets_are_those_of_t5(bidirectional: bool, buckets: int, reach: int) -> None:
+    relative = RelativePositions(2, buckets, reach, bidirectional=bidirectional)
     distance = torch.arange(-300, 301)
-    theirs = T5Attention._relative_position_bucket(distance, both_ways, buckets, reach)
+    theirs = T5Attention._relative_position_bucket(distance, bidirectional, buckets, reach)
     assert torch.equal(relative.bucket(distance), theirs)
     bias = relative(5, 7)
     assert bias.shape == (2, 5, 7)

@@ -170,7 +170,7 @@ def test_a_truncated_checkpoint_costs_only_the_way_from_the_one_before(tmp_path:
     last.write_bytes(last.read_bytes()[:5000])
     _, said = go(recipe, run, resume=True)
     assert "warning: " in said
-    assert "step-00000012.pt: truncated or changed" in said.replace("\n", "")
+    assert "step-00000012.pt: truncated or modified" in said.replace("\n", "")
     assert "resuming at step 8" in said
     after = load_state(run / "model.pt")["model"]
     assert all(torch.equal(before[key], after[key]) for key in before)
@@ -178,7 +178,7 @@ def test_a_truncated_checkpoint_costs_only_the_way_from_the_one_before(tmp_path:
 
 def test_memory_is_given_back_with_every_line_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     times: list[str] = []
-    monkeypatch.setattr("dragoman_training.trainer.give_back", lambda: times.append("given"))
+    monkeypatch.setattr("dragoman_training.trainer.release_memory", lambda: times.append("given"))
     go(small("training.log_every=4"), tmp_path / "run")
     assert len(times) == 3
 
@@ -193,7 +193,7 @@ def test_early_stopping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     outcome, said = go(recipe, tmp_path / "run")
     assert outcome.step == 8
     assert outcome.finished
-    assert "dev loss is no better since 2 evaluations" in said
+    assert "dev loss has not improved for 2 evaluations" in said
 
 
 def test_average_of_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +224,7 @@ def make_trainer(tmp_path: Path) -> Iterator[MakeTrainer]:
 
     yield make
     for trainer in made:
-        trainer.journal.close()
+        trainer.metrics_log.close()
 
 
 def test_accumulation_is_one_larger_batch(make_trainer: MakeTrainer) -> None:
@@ -252,7 +252,7 @@ def test_precisions_learn(precision: str, make_trainer: MakeTrainer) -> None:
 def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
     recipe, run = small(), tmp_path / "run"
     go(recipe, run)
-    with pytest.raises(TrainingError, match="already holds a run; give --resume"):
+    with pytest.raises(TrainingError, match="already holds a run; continue it with --resume"):
         go(recipe, run)
     with pytest.raises(TrainingError, match=r"another recipe, .*recipe\.yaml: seed, training\.steps changed"):
         go(small("training.steps=20", "seed=2"), run, resume=True)
@@ -261,7 +261,7 @@ def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
 
 
 def test_one_process_trains_in_a_directory(tmp_path: Path) -> None:
-    with lock_directory(tmp_path / "run"), pytest.raises(TrainingError, match="another process trains there"):
+    with lock_directory(tmp_path / "run"), pytest.raises(TrainingError, match="another process is training there"):
         go(small("training.steps=3"), tmp_path / "run")
     assert go(small("training.steps=3"), tmp_path / "run")[0].finished
 
@@ -282,7 +282,7 @@ def test_weights_of_another_recipe(tmp_path: Path) -> None:
     go(small("training.steps=3"), tmp_path / "run")
     recipe = tmp_path / "run" / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("d_ff: 16", "d_ff: 32"))
-    with pytest.raises(TrainingError, match=r"its weights are not of the shape that recipe\.yaml") as error:
+    with pytest.raises(TrainingError, match=r"the shapes of the weights do not match recipe\.yaml") as error:
         load_run(tmp_path / "run")
     assert "\n" not in str(error.value)
 
@@ -318,5 +318,5 @@ def test_runs_that_cannot_be_loaded(tmp_path: Path) -> None:
     go(small("training.steps=3"), tmp_path / "run")
     model = tmp_path / "run" / "model.pt"
     model.write_bytes(model.read_bytes()[:1000])
-    with pytest.raises(TrainingError, match=r"model\.pt: truncated or changed"):
+    with pytest.raises(TrainingError, match=r"model\.pt: truncated or modified"):
         load_run(tmp_path / "run")

@@ -29,9 +29,9 @@ def test_pairs_of_any_text_come_back(tmp_path_factory: pytest.TempPathFactory) -
     [
         (b"a\tb\nc\n", ":2: expected source<TAB>target, found 1 field(s)"),
         (b"a\tb\tc\n", ":1: expected source<TAB>target, found 3 field(s)"),
-        (b"a\tb\nc\td", ":2: the line has no end, so the file is cut off"),
-        (b"a\tb\\x\n", r":1: \x stands for nothing"),
-        (b"a\tb\\\n", ":1: \\ stands for nothing"),
+        (b"a\tb\nc\td", ":2: the line has no end, so the file is truncated"),
+        (b"a\tb\\x\n", r":1: \x is not an escape"),
+        (b"a\tb\\\n", ":1: \\ is not an escape"),
         (b"\xff\tb\n", ": cannot be read"),
         (None, ": cannot be read"),
     ],

@@ -1,1 +1,1 @@
-"""Corpus -> tokenizer -> batches -> model -> trainer -> checkpoint."""
+"""Trains encoder-decoder Transformers: recipe, data, tokenizers, model, optimizer steps, checkpoints, report."""

@@ -1,4 +1,4 @@
-"""`dragoman-train`: trains a model as a recipe says."""
+"""The command `dragoman-train`: trains the model that a recipe describes."""
 
 import os
 import signal
@@ -13,13 +13,13 @@ import typer
 
 from dragoman_training.errors import TrainingError, missing_extra
 
-STOPPED = 75  # EX_TEMPFAIL: saved, not finished, to be resumed
+EXIT_STOPPED = 75  # EX_TEMPFAIL: stopped with a checkpoint saved, to be resumed
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 class Device(StrEnum):
-    """Where to train."""
+    """The device to train on."""
 
     auto = "auto"
     cpu = "cpu"
@@ -28,21 +28,22 @@ class Device(StrEnum):
 
 @app.command(epilog="Exit codes: 0 finished, 1 error, 75 stopped by SIGTERM or Ctrl-C with a checkpoint saved.")
 def run(
-    recipe: Annotated[Path, typer.Argument(help="A recipe file, or a shipped one: g2p-en, g2p-en-quick, tiny.")],
+    recipe: Annotated[Path, typer.Argument(help="A recipe file, or a shipped recipe: g2p-en, g2p-en-quick, tiny.")],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The run's directory.", show_default="runs/NAME-OF-RECIPE")
+        Path | None, typer.Option("--out", "-o", help="The run directory.", show_default="runs/NAME-OF-RECIPE")
     ] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Overrides a key, e.g. training.steps=1000.")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe key, e.g. training.steps=1000."),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where the run's last checkpoint is, with the same --set.")
+        bool, typer.Option("--resume", help="Continue from the last checkpoint; repeat the --set options of the run.")
     ] = False,
-    device: Annotated[Device, typer.Option(help="auto takes CUDA where there is one.")] = Device.auto,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; PyTorch's choice by default.")] = None,
+    device: Annotated[Device, typer.Option(help="auto uses CUDA if available.")] = Device.auto,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; by default PyTorch decides.")] = None,
 ) -> None:
-    """Trains a model as RECIPE says; everything it leaves stands in the run's directory."""
-    # Imported here because PyTorch takes seconds, and `--help` should not.
+    """Train the model that RECIPE describes and write everything to the run directory."""
+    # Importing PyTorch takes seconds, and --help should not wait for it.
     try:
         from dragoman_training.recipe import find_recipe, load_recipe
         from dragoman_training.trainer import train
@@ -50,19 +51,12 @@ def run(
         print(f"error: {missing_extra(error, 'training')}", file=sys.stderr)
         raise typer.Exit(1) from None
 
-    stop = threading.Event()
-
-    def ask_to_stop(number: int, _: FrameType | None) -> None:
-        stop.set()
-        signal.signal(number, signal.SIG_DFL)  # a second one means it
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, ask_to_stop)
+    stop = _stop_on_signals()
     try:
         file = find_recipe(recipe)
-        place = out or Path("runs") / file.stem
+        directory = out or Path("runs") / file.stem
         outcome = train(
-            load_recipe(file, set_ or []), place, resume=resume, device=device.value, threads=threads, stop=stop
+            load_recipe(file, set_ or []), directory, resume=resume, device=device.value, threads=threads, stop=stop
         )
     except TrainingError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -71,15 +65,29 @@ def run(
         print(f"error: {error.filename or 'the run'}: {error.strerror}", file=sys.stderr)
         raise typer.Exit(1) from None
     if not outcome.finished:
-        print(f"stopped at step {outcome.step}, saved in {place}; --resume goes on", file=sys.stderr)
-        raise typer.Exit(STOPPED)
-    print(f"{place / 'model.pt'}")
+        print(f"stopped at step {outcome.step}, saved in {directory}; continue with --resume", file=sys.stderr)
+        raise typer.Exit(EXIT_STOPPED)
+    print(f"{directory / 'model.pt'}")
+
+
+def _stop_on_signals() -> threading.Event:
+    """Returns an event that the first SIGTERM or Ctrl-C sets; a second one ends the process as usual."""
+    stop = threading.Event()
+
+    def handle(number: int, _: FrameType | None) -> None:
+        stop.set()
+        signal.signal(number, signal.SIG_DFL)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handle)
+    return stop
 
 
 def main() -> None:
-    """The entry point of `dragoman-train`."""
-    # NOTE: read when PyTorch is first imported. Its threads wait for each other by spinning, which beside other work on
-    # the same cores makes the steps of a small model a hundred times slower. What they compute is the same.
+    """Entry point of `dragoman-train`."""
+    # NOTE: PyTorch reads this when it is first imported. By default its threads spin while they wait for each other;
+    # with other load on the same cores, that makes the steps of a small model a hundred times slower. The results are
+    # the same.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     app()
 

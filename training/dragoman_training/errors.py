@@ -1,25 +1,25 @@
-"""Errors a user can put right: each message is one sentence that names what is wrong and what was expected."""
+"""Errors that users can fix. Each message is one sentence: the file, line or key, what is wrong, and the remedy."""
 
 
 class TrainingError(Exception):
-    """What the command line prints without a traceback."""
+    """An error that the command line prints without a traceback."""
+
+
+class RecipeError(TrainingError):
+    """The recipe cannot be read, or its values contradict each other."""
+
+
+class DataError(TrainingError):
+    """A data file cannot be read, or holds a bad line and the recipe refuses those."""
 
 
 def missing_extra(error: ModuleNotFoundError, extra: str) -> str:
-    """What to tell a person whose installation lacks what an extra brings.
+    """Returns the message for a package that is not installed, naming the extra that installs it.
 
     Raises:
-        ModuleNotFoundError: the same, where it is our own module that is missing.
+        ModuleNotFoundError: The missing module is one of Dragoman's own, which is a bug.
     """
     package = (error.name or "").partition(".")[0]
     if package in ("dragoman_training", "dragoman_export", "dragoman_server", ""):
         raise error
-    return f"{package} is not installed; `pip install '.[{extra}]'` in a clone of Dragoman brings it"
-
-
-class RecipeError(TrainingError):
-    """A recipe that cannot be read or does not hold together."""
-
-
-class DataError(TrainingError):
-    """A corpus that cannot be read, or a bad line where the recipe refuses them."""
+    return f"{package} is not installed; `pip install '.[{extra}]'` in a clone of Dragoman installs it"

@@ -1,6 +1,6 @@
 """The files of a run directory: their names, and writing that survives a kill.
 
-A file is written beside its place, synced and renamed, so that it is either complete or not there.
+Every file is written under a temporary name, synced and renamed, so it is either complete or absent.
 """
 
 import json
@@ -24,7 +24,7 @@ MODEL_FILE = "model.pt"  # written last: a run that has it is finished
 
 
 def write(path: Path, fill: Callable[[BinaryIO], object]) -> None:
-    """Lets `fill` write a file and puts it in place once it is on the disk.
+    """Writes a file atomically: `fill` writes it under a temporary name, and it is renamed once it is on disk.
 
     A kill before the rename leaves the old file, or none, and a `.NAME.partial` that the next write replaces.
     """
@@ -36,21 +36,21 @@ def write(path: Path, fill: Callable[[BinaryIO], object]) -> None:
     temporary.replace(path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the rename itself
+        os.fsync(folder)  # makes the rename durable
     finally:
         os.close(folder)
 
 
 def write_text(path: Path, text: str) -> None:
-    """`write` for a text in UTF-8."""
+    """Writes a text file in UTF-8 atomically."""
     write(path, lambda file: file.write(text.encode()))
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """An object that a run wrote as JSON; None where there is no such file.
+    """Reads a JSON object that a run wrote; None if there is no such file.
 
     Raises:
-        TrainingError: it can't be read, or holds something else.
+        TrainingError: The file cannot be read or holds something else.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -59,5 +59,5 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         raise TrainingError(f"{path}: cannot be read as JSON ({error})") from None
     if not isinstance(document, dict):
-        raise TrainingError(f"{path}: expected a JSON object, as dragoman-train writes it")
+        raise TrainingError(f"{path}: expected a JSON object as dragoman-train writes it")
     return document

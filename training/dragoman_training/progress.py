@@ -1,4 +1,4 @@
-"""The run on the terminal: a bar where there is one, else a line now and then."""
+"""Progress of a run on the terminal: a progress bar, or without a terminal a line from time to time."""
 
 import time
 from collections.abc import Iterator
@@ -11,11 +11,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class ProgressBar:
-    """Loss, tokens per second, learning rate and time left.
+    """Shows loss, tokens per second, learning rate and time left.
 
     Args:
-        steps: of the whole run.
-        console: where it goes.
+        steps: Steps of the whole run.
+        console: Where it is shown.
     """
 
     def __init__(self, steps: int, console: Console) -> None:
@@ -43,28 +43,28 @@ class ProgressBar:
         self.bar.stop()
 
     def begin(self, step: int) -> None:
-        """Starts where a resumed run is, so that the time left is told from what is done now."""
+        """Starts at the step of a resumed run, so that the time left is estimated from the steps of this process."""
         self.bar.reset(self.task, completed=step)
 
     def advance(self, step: int) -> None:
-        """One step more is done."""
+        """Moves to a step."""
         self.bar.update(self.task, completed=step)
 
     def report(self, step: int, loss: float, tokens_per_second: float, rate: float, seconds_left: float) -> None:
-        """New numbers; without a terminal this is a line."""
+        """Shows new numbers; prints a line if there is no terminal."""
         numbers = f"loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s  lr {rate:.2e}"
         self.bar.update(self.task, numbers=numbers)
         if not self.console.is_terminal:
             left = f"{seconds_left / 3600:.1f} h" if seconds_left > 5400 else f"{seconds_left / 60:.1f} min"
-            self.say(f"step {step}/{self.steps}  {numbers}  {left} left")
+            self.echo(f"step {step}/{self.steps}  {numbers}  {left} left")
 
-    def say(self, line: str) -> None:
-        """A line of its own, above the bar."""
+    def echo(self, line: str) -> None:
+        """Prints a line above the bar."""
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 class Window:
-    """Loss, largest gradient norm, tokens and time since the last report; time spent elsewhere can be left out."""
+    """Loss, largest gradient norm, tokens and time since the last report."""
 
     def __init__(self) -> None:
         self.loss = 0.0
@@ -74,19 +74,19 @@ class Window:
         self.start = time.monotonic()
 
     def add(self, loss: float, gradient_norm: float, tokens: int) -> None:
-        """One step more."""
+        """Adds a step; `loss` is its mean over the tokens."""
         self.loss += loss * tokens
         self.gradient_norm = max(self.gradient_norm, gradient_norm)
         self.tokens += tokens
         self.steps += 1
 
     def seconds(self) -> float:
-        """Since the start, without pauses."""
+        """Returns the time since the start, without pauses."""
         return time.monotonic() - self.start
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Time inside does not count."""
+        """Excludes the time spent inside the context."""
         before = time.monotonic()
         yield
         self.start += time.monotonic() - before

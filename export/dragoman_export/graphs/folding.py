@@ -61,13 +61,13 @@ class FoldedEmbedding(nn.Module):
 
     def __init__(self, trained: Embedding) -> None:
         super().__init__()
-        self.tokens, self.norm, self.norm_of = trained.tokens, trained.norm, trained.norm_of
+        self.tokens, self.norm, self.norm_input = trained.tokens, trained.norm, trained.norm_input
         self.positions = None if trained.positions is None else table(trained.positions)
 
     def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Stands in for the trained module's `forward`: ids and positions [..., n] -> [..., n, d_model]."""
         offset = None if self.positions is None else self.positions(positions)
-        return combine_embeddings(self.tokens(ids), offset, self.norm, self.norm_of)
+        return combine_embeddings(self.tokens(ids), offset, self.norm, self.norm_input)
 
 
 class FoldedRelative(nn.Module):
@@ -80,7 +80,7 @@ class FoldedRelative(nn.Module):
     def __init__(self, trained: RelativePositions, longest: int) -> None:
         super().__init__()
         self.back = longest - 1
-        distances = torch.arange(-self.back, longest if trained.both_ways else 1)
+        distances = torch.arange(-self.back, longest if trained.bidirectional else 1)
         self.table = table(trained.table(trained.bucket(distances)))  # [distances, heads]
 
     def forward(self, queries: Tensor, keys: Tensor) -> Tensor:

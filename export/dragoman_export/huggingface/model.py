@@ -221,7 +221,7 @@ class Reader:
                 self._copy(head, *self.names.head)
 
     def _embedding(self, stack: Stack, embedding: Embedding) -> None:
-        if embedding.norm_of != "none":
+        if embedding.norm_input != "none":
             self._module(embedding.norm, self.names.embedding_norm.format(stack=stack))
         own = embedding.positions
         if own is None:

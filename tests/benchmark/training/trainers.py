@@ -81,7 +81,7 @@ class Ours(Contender):
         data = TrainingData(source, target, work.pairs, [], [], [])
         with tempfile.TemporaryDirectory() as run:
             self.trainer = Trainer(work.recipe(), Path(run), data, CPU, threading.Event(), lambda line: None)
-            self.trainer.journal.close()
+            self.trainer.metrics_log.close()
 
     def update(self, batch: Batch, attention: Attention) -> float:
         return self.trainer.update([batch], batch.target_tokens)

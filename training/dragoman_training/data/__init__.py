@@ -1,1 +1,1 @@
-"""Corpora, tokenizers and batches."""
+"""From data files to batches: reading, normalising, tokenizing, splitting and encoding."""

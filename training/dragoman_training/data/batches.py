@@ -1,4 +1,4 @@
-"""Batches of pairs of about the same length, as many as fit a token budget."""
+"""Batches of pairs of similar length that fit a token budget."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from torch import Tensor
 
 from dragoman_training.data.tokenizers import BEGIN_ID, PAD_ID
 
-IGNORED = -100  # what F.cross_entropy leaves out of the loss
+IGNORED = -100  # the default ignore_index of F.cross_entropy
 
 
 @dataclass(frozen=True)
 class EncodedPair:
-    """Token ids of a source and of its target, both with the end token."""
+    """The token ids of a source and its target, both with the end token."""
 
     source: list[int]
     target: list[int]
@@ -22,10 +22,13 @@ class EncodedPair:
 
 @dataclass(frozen=True)
 class Batch:
-    """Padded tensors of one batch.
+    """The padded tensors of one batch.
 
-    source [batch, source]; target_input [batch, target], starting with the begin token; target_output [batch, target],
-    ending with the end token, padding as IGNORED; target_tokens: how many of target_output count.
+    Attributes:
+        source: Source ids [batch, source].
+        target_input: Decoder input ids [batch, target], starting with the begin token.
+        target_output: Ids to predict [batch, target], ending with the end token; IGNORED at padding.
+        target_tokens: Number of ids in `target_output` without padding.
     """
 
     source: Tensor
@@ -34,7 +37,7 @@ class Batch:
     target_tokens: int
 
     def to(self, device: torch.device) -> "Batch":
-        """The batch on another device."""
+        """Returns the batch on a device."""
         if device.type == "cpu":
             return self
         moved = [t.to(device, non_blocking=True) for t in (self.source, self.target_input, self.target_output)]
@@ -42,7 +45,7 @@ class Batch:
 
 
 def pad(rows: Sequence[Sequence[int]], filler: int) -> Tensor:
-    """Rows of different length -> int64 [len(rows), longest]."""
+    """Pads rows of different length to int64 [len(rows), longest]."""
     out = np.full((len(rows), max(map(len, rows))), filler, dtype=np.int64)
     for i, row in enumerate(rows):
         out[i, : len(row)] = row
@@ -50,7 +53,7 @@ def pad(rows: Sequence[Sequence[int]], filler: int) -> Tensor:
 
 
 def collate(pairs: Sequence[EncodedPair]) -> Batch:
-    """Pairs -> a padded batch."""
+    """Makes a padded batch of pairs."""
     return Batch(
         source=pad([p.source for p in pairs], PAD_ID),
         target_input=pad([[BEGIN_ID, *p.target[:-1]] for p in pairs], PAD_ID),
@@ -60,10 +63,10 @@ def collate(pairs: Sequence[EncodedPair]) -> Batch:
 
 
 class BatchSampler:
-    """Cuts the corpus into batches, anew each epoch, as a function of the seed and the epoch alone.
+    """Splits the training pairs into batches, anew for each epoch, as a function of seed and epoch alone.
 
-    Pairs are ordered by source and target length (ties in random order), cut where the next pair would lift
-    rows x (longest source + longest target) over the budget, and the batches shuffled.
+    Pairs are sorted by source and target length (ties in random order) and cut where the next pair would exceed the
+    budget, rows x (longest source + longest target). The batches are then shuffled.
     """
 
     def __init__(self, pairs: Sequence[EncodedPair], batch_tokens: int, seed: int) -> None:
@@ -74,7 +77,7 @@ class BatchSampler:
         self.target_lengths = np.array([len(p.target) for p in pairs])
 
     def epoch(self, epoch: int) -> list[list[int]]:
-        """The batches of an epoch, as indices into the pairs."""
+        """Returns the batches of an epoch as indices into the pairs."""
         rng = np.random.default_rng([self.seed, epoch])
         ties = rng.random(len(self.pairs))
         order = np.lexsort((ties, self.target_lengths, self.source_lengths))
@@ -94,7 +97,7 @@ class BatchSampler:
         return [batches[i] for i in rng.permutation(len(batches))]
 
     def stream(self, epoch: int, position: int) -> Iterator[tuple[int, int, Batch]]:
-        """Endless batches from a place on; yields the place after each batch (epoch, position) and the batch."""
+        """Yields batches forever, from a position of an epoch on, each with the epoch and position after it."""
         while True:
             batches = self.epoch(epoch)
             for indices in batches[position:]:

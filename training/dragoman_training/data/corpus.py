@@ -1,4 +1,4 @@
-"""Pairs of texts from files, and a strict look at every line."""
+"""Reads data files and checks every line."""
 
 import codecs
 import gzip
@@ -10,15 +10,15 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from dragoman_training.data import characters
+from dragoman_training.data.characters import find_bad_character, invisible_content
 from dragoman_training.data.pairs import Pair
 from dragoman_training.data.tokenizers import SPECIAL_TOKENS
 from dragoman_training.errors import DataError
 from dragoman_training.recipe import ParallelFiles
 
-HEAD = 4096  # bytes of a file by which its encoding is detected
-_WIDE = {
-    # In this order: the mark of UTF-32LE begins with that of UTF-16LE.
+HEAD = 4096  # bytes at the start of a file that its encoding is detected from
+_WIDE_ENCODINGS = {
+    # In this order: the byte order mark of UTF-32LE starts with that of UTF-16LE.
     "UTF-32LE": codecs.BOM_UTF32_LE,
     "UTF-32BE": codecs.BOM_UTF32_BE,
     "UTF-16LE": codecs.BOM_UTF16_LE,
@@ -27,7 +27,7 @@ _WIDE = {
 
 
 class BadLine(NamedTuple):
-    """Where a line that was left out stands, a name to count it under, and what is wrong with it."""
+    """A skipped line: its position, the kind of fault it is counted under, and a description."""
 
     file: Path
     line: int
@@ -37,74 +37,85 @@ class BadLine(NamedTuple):
 
 @dataclass
 class BadLines:
-    """What was wrong with which line; with the policy `refuse` the first one raises DataError."""
+    """The bad lines of a corpus.
+
+    Attributes:
+        policy: Whether bad lines are collected (skip) or the first one raises DataError (refuse).
+        lines: Bad lines in the order they were read.
+        all_bad_files: Files that contain bad lines only.
+    """
 
     policy: Literal["skip", "refuse"]
-    found: list[BadLine] = field(default_factory=list)
-    emptied: list[Path] = field(default_factory=list)  # files of which every line was bad
+    lines: list[BadLine] = field(default_factory=list)
+    all_bad_files: list[Path] = field(default_factory=list)
 
-    def report(self, file: Path, line: int, kind: str, message: str) -> None:
-        """Notes one bad line.
+    def add(self, file: Path, line: int, kind: str, message: str) -> None:
+        """Records a bad line.
 
         Args:
-            kind: a name to count it under.
-            message: what is wrong and what was expected.
+            kind: Kind of fault that the line is counted under.
+            message: Description of what is wrong and what was expected.
+
+        Raises:
+            DataError: The policy is refuse.
         """
         if self.policy == "refuse":
-            raise DataError(f"{file}:{line}: {message} (data.on_bad_line: skip would leave such lines out)")
-        self.found.append(BadLine(file, line, kind, message))
+            raise DataError(f"{file}:{line}: {message} (set data.on_bad_line: skip to skip such lines)")
+        self.lines.append(BadLine(file, line, kind, message))
 
     @property
     def messages(self) -> list[str]:
-        """One for each line, naming file and number."""
-        return [f"{bad.file}:{bad.line}: {bad.message}" for bad in self.found]
+        """One message per line, with file and line number."""
+        return [f"{bad.file}:{bad.line}: {bad.message}" for bad in self.lines]
 
     @property
     def counts(self) -> Counter[str]:
-        """Lines of each kind, the commonest first."""
-        return Counter(dict(Counter(bad.kind for bad in self.found).most_common()))
+        """The number of lines of each kind, the most common first."""
+        return Counter(dict(Counter(bad.kind for bad in self.lines).most_common()))
 
-    def account(self, since: int = 0) -> str:
-        """What was skipped of which file, with the commonest reason first; empty where nothing was.
+    def summary(self, since: int = 0) -> str:
+        """Summarises the skipped lines, with an example of the most common kind; empty if none were skipped.
 
         Args:
-            since: of how many bad lines, the oldest ones, not to speak.
+            since: Number of lines to leave out, the oldest ones.
         """
-        found = self.found[since:]
-        if not found:
+        lines = self.lines[since:]
+        if not lines:
             return ""
-        files = Counter(bad.file for bad in found)
+        files = Counter(bad.file for bad in lines)
         others = f" and {len(files) - 1} other file(s)" if len(files) > 1 else ""
-        kinds = Counter(bad.kind for bad in found).most_common()
-        first = next(bad for bad in found if bad.kind == kinds[0][0])
+        kinds = Counter(bad.kind for bad in lines).most_common()
+        kind = kinds[0][0]
+        first = next(bad for bad in lines if bad.kind == kind)
         return (
-            f"{len(found):,} line(s) of {files.most_common(1)[0][0]}{others} are skipped "
-            f"({', '.join(f'{kind} {count:,}' for kind, count in kinds)}), the first of the commonest kind being "
+            f"{len(lines):,} line(s) of {files.most_common(1)[0][0]}{others} are skipped "
+            f"({', '.join(f'{kind} {count:,}' for kind, count in kinds)}); the first {kind} is "
             f"line {first.line}{f' of {first.file}' if others else ''}: {first.message}"
         )
 
 
 def read_pairs(files: Sequence[Path | ParallelFiles], bad: BadLines) -> list[Pair]:
-    """Reads tab-separated or parallel files.
+    """Reads tab-separated or parallel files; bad lines go to `bad`.
 
     Raises:
-        DataError: a file is missing, cannot be unpacked or is shorter than its partner; or a line is bad and refused.
+        DataError: A file is missing, cannot be decompressed or has fewer lines than its partner; or a line is bad and
+            the policy is refuse.
     """
     pairs: list[Pair] = []
     for entry in files:
-        before, reported = len(pairs), len(bad.found)
+        pairs_before, bad_before = len(pairs), len(bad.lines)
         read = _tab_separated(entry, bad) if isinstance(entry, Path) else _parallel(entry, bad)
-        pairs.extend(pair for pair in read if _sound(pair, bad))
-        if len(pairs) == before and len(bad.found) > reported:
-            bad.emptied.append(bad.found[reported].file)
+        pairs.extend(pair for pair in read if _is_valid(pair, bad))
+        if len(pairs) == pairs_before and len(bad.lines) > bad_before:
+            bad.all_bad_files.append(bad.lines[bad_before].file)
     return pairs
 
 
 def _lines(file: Path) -> Iterator[bytes]:
-    """Lines without their ends, LF or CR LF, and without a byte order mark before the first."""
+    """Yields lines without their ends, LF or CR LF, and without a byte order mark at the start of the file."""
     try:
         with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as stream:
-            _check_form(file, stream.peek(HEAD)[:HEAD])
+            _check_encoding(file, stream.peek(HEAD)[:HEAD])
             for number, line in enumerate(stream):
                 line = line.removesuffix(b"\n").removesuffix(b"\r")
                 yield line.removeprefix(codecs.BOM_UTF8) if number == 0 else line
@@ -116,36 +127,34 @@ def _lines(file: Path) -> Iterator[bytes]:
         raise DataError(f"{file}: cannot be read ({error})") from None
 
 
-def _check_form(file: Path, head: bytes) -> None:
-    """Refuses a file that as a whole is not lines of UTF-8, by how it begins.
+def _check_encoding(file: Path, head: bytes) -> None:
+    """Checks from the first bytes that a file consists of lines of UTF-8.
 
     Raises:
-        DataError: it seems to be UTF-16 or UTF-32, or its lines end in CR alone.
+        DataError: The file looks like UTF-16 or UTF-32, or its lines end in CR alone.
     """
-    ends = sum(map(head.count, (b"\n", b"\t")))
-    for encoding, mark in _WIDE.items():
-        read = head.decode(encoding, "ignore")
-        if head.startswith(mark) or 2 * sum(map(read.count, "\n\t")) > ends:
+    separators = sum(map(head.count, (b"\n", b"\t")))
+    for encoding, mark in _WIDE_ENCODINGS.items():
+        decoded = head.decode(encoding, "ignore")
+        if head.startswith(mark) or 2 * sum(map(decoded.count, "\n\t")) > separators:
             raise DataError(
-                f"{file}: seems to be {encoding}, expected UTF-8; `iconv -f {encoding} -t UTF-8` converts such a file"
+                f"{file}: looks like {encoding}, expected UTF-8; convert it with `iconv -f {encoding} -t UTF-8`"
             )
     inner = head[:-1].count(b"\r")
     if b"\n" not in head and inner > (len(head) == HEAD):
-        raise DataError(
-            f"{file}: its lines end in CR alone, expected LF or CR LF; `tr '\\r' '\\n'` converts such a file"
-        )
+        raise DataError(f"{file}: its lines end in CR alone, expected LF or CR LF; convert it with `tr '\\r' '\\n'`")
 
 
 def _decode(raw: bytes, file: Path, line: int, bad: BadLines) -> str | None:
-    """A line as text; None where it is bad, which is reported."""
+    """Decodes a line; returns None if it is bad."""
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        bad.report(file, line, "bad_utf8", f"not valid UTF-8 at byte {error.start + 1} of the line")
+        bad.add(file, line, "bad_utf8", f"not valid UTF-8 at byte {error.start + 1} of the line")
         return None
-    found = characters.broken(text)
+    found = find_bad_character(text)
     if found:
-        bad.report(file, line, "bad_character", f"holds {found}")
+        bad.add(file, line, "bad_character", f"contains {found}")
         return None
     return text
 
@@ -159,7 +168,7 @@ def _tab_separated(file: Path, bad: BadLines) -> Iterator[Pair]:
         if len(fields) == 2:
             yield Pair(fields[0], fields[1], file, number)
         else:
-            bad.report(file, number, "wrong_fields", f"expected source<TAB>target, found {len(fields)} field(s)")
+            bad.add(file, number, "wrong_fields", f"expected source<TAB>target, found {len(fields)} field(s)")
 
 
 def _parallel(files: ParallelFiles, bad: BadLines) -> Iterator[Pair]:
@@ -167,7 +176,7 @@ def _parallel(files: ParallelFiles, bad: BadLines) -> Iterator[Pair]:
         if left is None or right is None:
             short, long = (files.source, files.target) if left is None else (files.target, files.source)
             raise DataError(
-                f"{short} ends after {number - 1} lines but {long} goes on; their lines must belong together"
+                f"{short} ends after {number - 1} lines but {long} goes on; parallel files need equally many lines"
             )
         source = _decode(left, files.source, number, bad)
         target = None if source is None else _decode(right, files.target, number, bad)
@@ -175,17 +184,16 @@ def _parallel(files: ParallelFiles, bad: BadLines) -> Iterator[Pair]:
             yield Pair(source, target, files.source, number)
 
 
-def _sound(pair: Pair, bad: BadLines) -> bool:
+def _is_valid(pair: Pair, bad: BadLines) -> bool:
     for name in ("source", "target"):
         text: str = getattr(pair, name)
-        nothing = characters.unseen(text)
-        if nothing is not None:
-            bad.report(
-                pair.file, pair.line, "empty_side", f"the {name} is empty" + (nothing and f": it holds only {nothing}")
-            )
+        invisible = invisible_content(text)
+        if invisible is not None:
+            message = f"the {name} is empty" + (invisible and f": it contains only {invisible}")
+            bad.add(pair.file, pair.line, "empty_side", message)
             return False
         for token in SPECIAL_TOKENS:
             if token in text:
-                bad.report(pair.file, pair.line, "reserved_token", f"the {name} holds the reserved token {token}")
+                bad.add(pair.file, pair.line, "reserved_token", f"the {name} contains the reserved token {token}")
                 return False
     return True

@@ -1,28 +1,29 @@
-"""What a text is reduced to before it is cut into tokens, and when two texts are one and the same.
+"""Text normalisation before tokenization, and the canonical form in which texts are compared.
 
-What the tables below hold is listed for readers in docs/text.md.
+docs/text.md lists the characters in the tables below.
 """
 
 from tokenizers import Regex, Tokenizer, normalizers
 
 from dragoman_training.recipe import TokenizerConfig
 
-# White space as Unicode has it, and what only looks like it: U+2800, and the fillers U+3164 and U+FFA0.
+# Unicode white space, and characters that look like it: U+2800, and the fillers U+3164 and U+FFA0.
 _BLANK = (
     r"\x{9}-\x{D}\x{20}\x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{2800}\x{3000}"
     r"\x{3164}\x{FFA0}"
 )
-# Never seen, and never what tells one word from another: the soft hyphen, zero-width spaces and joins of words, marks
-# of the direction of writing, invisible operators, the byte order mark.
+# Invisible, and never the only difference between two words: the soft hyphen, zero-width spaces, word joiners,
+# direction marks, invisible operators, the byte order mark.
 _INVISIBLE = r"\x{AD}\x{61C}\x{200B}\x{200E}\x{200F}\x{202A}-\x{202E}\x{2060}-\x{206F}\x{FEFF}"
-# Beside these U+200C and U+200D change nothing. Beside all others they may: they shape the letters of Arabic and of the
-# scripts of India, and make one picture of several emoji.
+# Between these characters, U+200C and U+200D have no effect. Next to all others they may have one: they shape the
+# letters of Arabic and of Indic scripts, and join emoji.
 _UNSHAPED = (
     _BLANK + r"\p{Nd}\p{P}\p{Latin}\p{Greek}\p{Cyrillic}\p{Armenian}\p{Georgian}\p{Han}\p{Hiragana}\p{Katakana}"
     r"\p{Hangul}\p{Thai}\p{Lao}"
 )
-# A run of joiners between two of those, or at an end; and U+200C that ends a word, which is only ever a slip of typing.
-# NOTE: atomic groups that start where no joiner stands before, so that long runs take no longer than they are.
+# A run of joiners between two of those characters or at an end of the text; and U+200C at the end of a word, which is
+# always a typing mistake.
+# NOTE: The groups are atomic and start where no joiner precedes, so that long runs take linear time.
 _IDLE_JOINERS = (
     rf"(?<![^{_UNSHAPED}])(?>[\x{{200C}}\x{{200D}}]+)(?![^{_UNSHAPED}])"
     rf"|(?<!\x{{200C}})(?>\x{{200C}}+)(?![^{_BLANK}])"
@@ -30,14 +31,11 @@ _IDLE_JOINERS = (
 
 
 def build_normalizer(config: TokenizerConfig) -> normalizers.Normalizer:
-    """Unicode's NFC; without differences nobody sees, unless the recipe keeps them; in lower case if it asks for that.
-
-    What it has normalised once it leaves as it is.
-    """
+    """Builds the normaliser: NFC, invisible differences removed and lower case as configured. It is idempotent."""
     nfc, drop = normalizers.NFC(), config.invisible == "drop"
     steps: list[normalizers.Normalizer] = [nfc]
     if drop:
-        steps = [_without(f"[{_INVISIBLE}]"), nfc, _without(_IDLE_JOINERS), nfc]
+        steps = [_remove(f"[{_INVISIBLE}]"), nfc, _remove(_IDLE_JOINERS), nfc]
     if config.lowercase:
         steps += [normalizers.Lowercase(), nfc]
     if drop:
@@ -46,17 +44,17 @@ def build_normalizer(config: TokenizerConfig) -> normalizers.Normalizer:
 
 
 def canonical(tokenizer: Tokenizer, text: str) -> str:
-    """The text as the tokenizer reads it: what decoding gives back, were each piece of it in the vocabulary.
+    """Returns the text as the tokenizer reads it: what decoding returns if all its tokens are in the vocabulary.
 
     Texts that are the same to the model become equal; answers and references are compared in this form.
     """
     if tokenizer.normalizer is not None:
         text = tokenizer.normalizer.normalize_str(text)
     if tokenizer.decoder is not None:
-        joined: str = tokenizer.decoder.decode([text])
-        return joined
+        decoded: str = tokenizer.decoder.decode([text])
+        return decoded
     return " ".join(piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text))
 
 
-def _without(pattern: str) -> normalizers.Normalizer:
+def _remove(pattern: str) -> normalizers.Normalizer:
     return normalizers.Replace(Regex(pattern), "")

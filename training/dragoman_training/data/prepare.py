@@ -1,4 +1,4 @@
-"""From a recipe to what the trainer needs: split, tokenizers, token ids."""
+"""Prepares the data of a run: reads and splits it, trains or loads the tokenizers, and encodes."""
 
 import hashlib
 import json
@@ -17,24 +17,31 @@ from dragoman_training.data.normalization import canonical
 from dragoman_training.data.pairs import Pair, distinct_sources, write_pairs
 from dragoman_training.data.tokenizers import SPECIAL_TOKENS, empty_tokenizer, load_tokenizer, save_tokenizer
 from dragoman_training.errors import DataError
-from dragoman_training.files import read_json, write_text
+from dragoman_training.files import (
+    BAD_LINES_FILE,
+    DATA_FILE,
+    DEV_FILE,
+    LONGEST_FILE,
+    SOURCE_TOKENIZER,
+    TARGET_TOKENIZER,
+    read_json,
+    write_text,
+)
 from dragoman_training.recipe import Recipe
 
-SOURCE_TOKENIZER, TARGET_TOKENIZER = "source_tokenizer.json", "target_tokenizer.json"
-DATA_FILE, DEV_FILE, LONGEST_FILE, BAD_LINES_FILE = "data.json", "dev.tsv", "longest.tsv", "bad_lines.txt"
-KEPT_LONGEST = 64  # training pairs that an export gets to see: numbers grow with length, and dev may be shorter
-MOST_MESSAGES = 10  # of bad lines, on the terminal
+KEPT_LONGEST = 64  # training pairs kept for export: values grow with length, and dev may be shorter
+MAX_SHOWN_LINES = 10  # bad lines shown on the terminal
 
 
 @dataclass(frozen=True)
 class Splits:
-    """The corpus as texts.
+    """The corpus as text.
 
-    No source of dev or test stands in train, in whatever spelling, unless the recipe keeps such pairs; what was drawn
-    out of train for dev never does.
+    No source of dev or test is also in train, in any spelling, unless the recipe keeps the overlap; sources drawn from
+    train for dev never are.
 
     Attributes:
-        overlap: how many distinct sources of train stood in a set of its own files, "dev" or "test", too.
+        overlap: Number of distinct sources of train that are also in the files of "dev" and "test".
     """
 
     train: list[Pair]
@@ -45,7 +52,7 @@ class Splits:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Tokenizers, the training pairs as ids, and dev and test as ids and as texts."""
+    """Tokenizers, train and dev as token ids, and dev and test as text."""
 
     source_tokenizer: Tokenizer
     target_tokenizer: Tokenizer
@@ -56,105 +63,94 @@ class TrainingData:
 
 
 def read_splits(recipe: Recipe, bad: BadLines) -> Splits:
-    """Reads the recipe's files, and holds out dev: a draw of sources distinct to the model, which the seed determines.
+    """Reads the data files, and draws dev from the distinct sources of train if the recipe says so.
+
+    The seed determines the draw.
 
     Raises:
-        DataError: a file cannot be read, a line is refused, or no pair is left.
+        DataError: A file cannot be read, a bad line is refused, or no pair is left.
     """
     data = recipe.data
-    train, dev, test = (_read(recipe, name, bad) for name in ("train", "dev", "test"))
-    reader = empty_tokenizer(recipe.tokenizers.source)
-    keyed = [(canonical(reader, pair.source), pair) for pair in train]
-    known = {key for key, _ in keyed}
+    train, dev, test = (_read_split(recipe, name, bad) for name in ("train", "dev", "test"))
+    tokenizer = empty_tokenizer(recipe.tokenizers.source)
+    keyed = [(canonical(tokenizer, pair.source), pair) for pair in train]
+    train_sources = {key for key, _ in keyed}
     overlap: dict[str, int] = {}
     for name, pairs in (("dev", dev), ("test", test)):
-        there = distinct_sources(pairs, reader).keys() & known
-        overlap[name] = len(there)
+        shared = distinct_sources(pairs, tokenizer).keys() & train_sources
+        overlap[name] = len(shared)
         if data.overlap == "drop":
-            keyed = [(key, pair) for key, pair in keyed if key not in there]
+            keyed = [(key, pair) for key, pair in keyed if key not in shared]
     if data.dev_held_out_sources:
-        held = _drawn(keyed, data.dev_held_out_sources, recipe.seed, bad)
-        dev = [pair for key, pair in keyed if key in held]
-        keyed = [(key, pair) for key, pair in keyed if key not in held]
+        held_out = _draw_sources(keyed, data.dev_held_out_sources, recipe.seed, bad)
+        dev = [pair for key, pair in keyed if key in held_out]
+        keyed = [(key, pair) for key, pair in keyed if key not in held_out]
     if not keyed:
         raise DataError(
-            "data.train: no pair is left to train on: every source stands in dev or test too; "
-            "data.overlap: keep trains on them all the same"
+            "data.train: no pair is left for training: every source is in dev or test too; "
+            "set data.overlap: keep to train on them anyway"
         )
     return Splits([pair for _, pair in keyed], dev, test, overlap)
 
 
-def _read(recipe: Recipe, name: Literal["train", "dev", "test"], bad: BadLines) -> list[Pair]:
-    """The sound pairs of a set that are not too long in any case; none where the recipe has no such set."""
+def _read_split(recipe: Recipe, name: Literal["train", "dev", "test"], bad: BadLines) -> list[Pair]:
+    """Reads the valid pairs of a split that may fit the model; none if the recipe does not have the split."""
     files = getattr(recipe.data, name)
-    since = len(bad.found)
+    since = len(bad.lines)
     pairs = drop_overlong(recipe, read_pairs(files or [], bad), bad)
     if files and not pairs:
-        raise _nothing_left(name, bad, since)
+        raise _no_pair_left(name, bad, since)
     return pairs
 
 
-def _nothing_left(name: str, bad: BadLines, since: int) -> DataError:
-    return DataError(f"data.{name}: no pair is left: {bad.account(since) or 'there is none in its files'}")
+def _no_pair_left(name: str, bad: BadLines, since: int) -> DataError:
+    return DataError(f"data.{name}: no pair is left: {bad.summary(since) or 'its files are empty'}")
 
 
-def _drawn(keyed: Iterable[tuple[str, Pair]], count: int, seed: int, bad: BadLines) -> set[str]:
-    """Some of the sources.
+def _draw_sources(keyed: Iterable[tuple[str, Pair]], count: int, seed: int, bad: BadLines) -> set[str]:
+    """Draws sources for dev.
 
     Args:
-        keyed: pairs, each with its source as `canonical` has it.
+        keyed: Pairs, each with the canonical form of its source.
     """
     spellings: dict[str, str] = {}
     for key, pair in keyed:
         spellings[key] = min(pair.source, spellings.get(key, pair.source))
     if count >= len(spellings):
-        skipped = bad.account()
+        summary = bad.summary()
         raise DataError(
-            f"{skipped and skipped + '; '}data.dev_held_out_sources ({count}) leaves no training data: "
-            f"there are {len(spellings)} distinct sources"
+            f"{summary and summary + '; '}data.dev_held_out_sources ({count}) leaves no training data: "
+            f"there are {len(spellings)} distinct sources; set it lower"
         )
     return set(random.Random(seed).sample(sorted(spellings, key=spellings.__getitem__), count))
 
 
-def prepare(recipe: Recipe, run: Path, say: Callable[[str], None]) -> TrainingData:
-    """Reads the data, makes the tokenizers or takes those that the run has already, and encodes.
+def prepare(recipe: Recipe, run: Path, echo: Callable[[str], None]) -> TrainingData:
+    """Reads the data, trains the tokenizers or loads those of the run, and encodes.
 
-    Writes RUN/source_tokenizer.json and target_tokenizer.json, RUN/data.json (counts, a fingerprint), RUN/dev.tsv (the
-    dev pairs), RUN/longest.tsv (the training pairs with the longest sources) and, where lines were skipped,
+    Writes RUN/source_tokenizer.json and target_tokenizer.json, RUN/data.json (counts and fingerprints), RUN/dev.tsv
+    (the dev pairs), RUN/longest.tsv (the training pairs with the longest sources) and, if lines were skipped,
     RUN/bad_lines.txt.
 
     Args:
-        say: takes lines for the user.
+        echo: Callback that shows a line to the user.
 
     Raises:
-        DataError: see `read_splits`; or the run was made from other data.
+        DataError: See `read_splits`; or the run was started with other data.
     """
     bad = BadLines(recipe.data.on_bad_line)
     try:
-        return _prepare(recipe, run, say, bad)
-    finally:  # in every case: what was skipped may be why nothing is left
-        _tell(bad, run, say)
+        return _prepare(recipe, run, echo, bad)
+    finally:  # also after an error: skipped lines may be the reason that no pair is left
+        _report_bad_lines(bad, run, echo)
 
 
-def _prepare(recipe: Recipe, run: Path, say: Callable[[str], None], bad: BadLines) -> TrainingData:
+def _prepare(recipe: Recipe, run: Path, echo: Callable[[str], None], bad: BadLines) -> TrainingData:
     splits = read_splits(recipe, bad)
-    tokenizers = _tokenizers(recipe, run, splits.train)
-
-    def encoded(pairs: list[Pair], name: str) -> tuple[list[EncodedPair], list[Pair]]:
-        since = len(bad.found)
-        kept: list[tuple[EncodedPair, Pair]] = []
-        for pair, ids, fault in encode_pairs(recipe, tokenizers, pairs):
-            if fault is None:
-                kept.append((ids, pair))
-            else:
-                bad.report(pair.file, pair.line, "too_long", fault)
-        if pairs and not kept:
-            raise _nothing_left(name, bad, since)
-        return [ids for ids, _ in kept], [pair for _, pair in kept]
-
-    train, train_pairs = encoded(splits.train, "train")
-    dev, dev_pairs = encoded(splits.dev, "dev")
-    _, test_pairs = encoded(splits.test, "test")
+    tokenizers = _load_or_train_tokenizers(recipe, run, splits.train)
+    train, train_pairs = _encode_split(recipe, tokenizers, "train", splits.train, bad)
+    dev, dev_pairs = _encode_split(recipe, tokenizers, "dev", splits.dev, bad)
+    _, test_pairs = _encode_split(recipe, tokenizers, "test", splits.test, bad)
 
     _check_fingerprint(run, train)
     counts = {
@@ -163,7 +159,7 @@ def _prepare(recipe: Recipe, run: Path, say: Callable[[str], None], bad: BadLine
     }
     for name, count in splits.overlap.items():
         if count:
-            say(_overlap(name, count, recipe.data.overlap))
+            echo(_describe_overlap(name, count, recipe.data.overlap))
     document = {
         "counts": counts,
         "overlap": splits.overlap,
@@ -178,45 +174,63 @@ def _prepare(recipe: Recipe, run: Path, say: Callable[[str], None], bad: BadLine
     by_length = sorted(range(len(train)), key=lambda i: len(train[i].source), reverse=True)
     write_pairs(run / LONGEST_FILE, [train_pairs[i] for i in by_length[:KEPT_LONGEST]])
     sizes = ", ".join(f"{name} {count['pairs']:,} pairs" for name, count in counts.items())
-    say(f"{sizes}; vocabulary {tokenizers.source.get_vocab_size():,} / {tokenizers.target.get_vocab_size():,}")
+    echo(f"{sizes}; vocabulary {tokenizers.source.get_vocab_size():,} / {tokenizers.target.get_vocab_size():,}")
     return TrainingData(*tokenizers, train, dev, dev_pairs, test_pairs)
 
 
+def _encode_split(
+    recipe: Recipe, tokenizers: Tokenizers, name: str, pairs: list[Pair], bad: BadLines
+) -> tuple[list[EncodedPair], list[Pair]]:
+    """Returns the pairs of a split that fit the model, as token ids and as text."""
+    since = len(bad.lines)
+    encoded: list[EncodedPair] = []
+    kept: list[Pair] = []
+    for pair, ids, problem in encode_pairs(recipe, tokenizers, pairs):
+        if problem is None:
+            encoded.append(ids)
+            kept.append(pair)
+        else:
+            bad.add(pair.file, pair.line, "too_long", problem)
+    if pairs and not kept:
+        raise _no_pair_left(name, bad, since)
+    return encoded, kept
+
+
 def unseen_source_tokens(tokenizer: Tokenizer, train: Iterable[EncodedPair]) -> list[int]:
-    """Ids that no training source holds, special tokens left out: bytes, and pieces that only make up longer ones."""
+    """Returns the ids that occur in no training source, without special tokens: bytes, and parts of longer pieces."""
     seen = set(range(len(SPECIAL_TOKENS))).union(*(pair.source for pair in train))
     return [token for token in range(tokenizer.get_vocab_size()) if token not in seen]
 
 
-def _tell(bad: BadLines, run: Path, say: Callable[[str], None]) -> None:
-    """Writes down which lines were skipped, where any were, and says it in short."""
+def _report_bad_lines(bad: BadLines, run: Path, echo: Callable[[str], None]) -> None:
+    """Writes the list of skipped lines, if any, and shows a summary."""
     messages = bad.messages
     if not messages:
         return
     write_text(run / BAD_LINES_FILE, "".join(f"{message}\n" for message in messages))
-    for message in messages[:MOST_MESSAGES]:
-        say(f"skipped {message}")
+    for message in messages[:MAX_SHOWN_LINES]:
+        echo(f"skipped {message}")
     kinds = ", ".join(f"{kind} {count}" for kind, count in bad.counts.items())
-    for file in bad.emptied:
-        say(f"warning: every line of {file} is skipped")
-    say(f"skipped {len(messages)} bad lines ({kinds}); all stand in {run / BAD_LINES_FILE}")
+    for file in bad.all_bad_files:
+        echo(f"warning: every line of {file} is skipped")
+    echo(f"skipped {len(messages)} bad lines ({kinds}); all are listed in {run / BAD_LINES_FILE}")
 
 
-def _tokenizers(recipe: Recipe, run: Path, train: list[Pair]) -> Tokenizers:
-    """Those of the run, so that a resumed run never depends on how they were trained; else new ones, saved."""
+def _load_or_train_tokenizers(recipe: Recipe, run: Path, train: list[Pair]) -> Tokenizers:
+    """Loads the tokenizers of the run, so that a resumed run does not depend on training them again; else trains."""
     source_file, target_file = run / SOURCE_TOKENIZER, run / TARGET_TOKENIZER
     if not (source_file.exists() and target_file.exists()):
-        learned = train_tokenizers(recipe, train)
-        save_tokenizer(learned.source, source_file)
-        save_tokenizer(learned.target, target_file)
+        trained = train_tokenizers(recipe, train)
+        save_tokenizer(trained.source, source_file)
+        save_tokenizer(trained.target, target_file)
     return Tokenizers(load_tokenizer(source_file), load_tokenizer(target_file))
 
 
-def _overlap(name: str, count: int, policy: Literal["drop", "keep"]) -> str:
-    here = f"{count:,} distinct sources of data.{name} are in data.train too"
+def _describe_overlap(name: str, count: int, policy: Literal["drop", "keep"]) -> str:
+    overlap = f"{count:,} distinct sources of data.{name} are in data.train too"
     if policy == "drop":
-        return f"{here}; left out of training (data.overlap: keep would train on them)"
-    return f"warning: {here} and will be trained on (data.overlap: keep), so what is measured on {name} flatters"
+        return f"{overlap}; they are left out of training (data.overlap: keep would keep them)"
+    return f"warning: {overlap} and are trained on (data.overlap: keep), so the metrics on {name} are too good"
 
 
 def _fingerprint(pairs: Iterable[EncodedPair]) -> str:
@@ -227,14 +241,17 @@ def _fingerprint(pairs: Iterable[EncodedPair]) -> str:
 
 
 def pairs_digest(pairs: Iterable[Pair]) -> str:
-    """Of texts, by which an export knows that a set is the one that the run measured."""
-    told = hashlib.sha256()
+    """Returns a digest of the texts, with which export checks that a split is the one that the run measured."""
+    digest = hashlib.sha256()
     for pair in pairs:
-        told.update(f"{pair.source}\0{pair.target}\0".encode())
-    return told.hexdigest()
+        digest.update(f"{pair.source}\0{pair.target}\0".encode())
+    return digest.hexdigest()
 
 
 def _check_fingerprint(run: Path, train: list[EncodedPair]) -> None:
-    told = read_json(run / DATA_FILE)
-    if told is not None and told.get("train_sha256") != _fingerprint(train):
-        raise DataError(f"{run}: the training data is not what this run was started with, so it cannot be resumed")
+    recorded = read_json(run / DATA_FILE)
+    if recorded is not None and recorded.get("train_sha256") != _fingerprint(train):
+        raise DataError(
+            f"{run}: the training data differs from what the run was started with, so the run cannot be resumed; "
+            "restore the data or start a new run"
+        )

@@ -1,1 +1,1 @@
-"""Answers of a model, and how good they are."""
+"""Greedy decoding with the PyTorch model, and metrics of its answers."""

@@ -1,4 +1,4 @@
-"""A model measured on a data set."""
+"""Loss and metrics of a model on a data set."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -17,19 +17,22 @@ from dragoman_training.recipe import Metric
 
 @torch.no_grad()
 def negative_log_likelihood(
-    model: Transformer, pairs: Sequence[EncodedPair], batch_tokens: int, *, between: Callable[[], None]
+    model: Transformer, pairs: Sequence[EncodedPair], batch_tokens: int, *, before_batch: Callable[[], None]
 ) -> float:
-    """Mean over the target tokens of -log p(token | source, tokens before), in nats, without label smoothing.
+    """Computes the mean of -log p(token | source, tokens before) in nats, without label smoothing.
 
     Args:
-        model: in eval mode.
-        between: called before each batch; an exception raised there ends the work.
+        model: Model in eval mode.
+        before_batch: Callback that runs before each batch; an exception it raises ends the evaluation.
+
+    Returns:
+        The mean over all target tokens.
     """
     device = next(model.parameters()).device
     sampler = BatchSampler(pairs, batch_tokens, seed=0)
     total, tokens = 0.0, 0
     for indices in sampler.epoch(0):
-        between()
+        before_batch()
         batch = collate([pairs[i] for i in indices]).to(device)
         logits = model(batch.source, batch.target_input).flatten(0, 1)  # [batch * target, vocabulary]
         total += F.cross_entropy(logits, batch.target_output.flatten(), ignore_index=IGNORED, reduction="sum").item()
@@ -44,15 +47,17 @@ def measure(
     pairs: Iterable[Pair],
     metrics: Sequence[Metric],
     *,
-    between: Callable[[], None] = lambda: None,
+    before_batch: Callable[[], None] = lambda: None,
 ) -> dict[str, Score]:
-    """Greedy answers to every distinct source, scored against all its targets, both normalised as targets are.
+    """Scores greedy answers to each distinct source against all its targets.
+
+    Answers and targets are compared in the canonical form of the target tokenizer.
 
     Args:
-        model: in eval mode.
-        between: see `answer`.
+        model: Model in eval mode.
+        before_batch: Callback that runs before each batch, see `answer`.
     """
     expected = references(pairs, source_tokenizer, target_tokenizer)
-    written = answer(model, source_tokenizer, target_tokenizer, expected, between=between)
-    answers = {source: canonical(target_tokenizer, text) for source, text in written.items()}
+    decoded = answer(model, source_tokenizer, target_tokenizer, expected, before_batch=before_batch)
+    answers = {source: canonical(target_tokenizer, text) for source, text in decoded.items()}
     return {metric: METRICS[metric](answers, expected) for metric in metrics}

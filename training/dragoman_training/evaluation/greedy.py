@@ -1,4 +1,4 @@
-"""Greedy decoding without a cache: slow, plain, and therefore the reference for every faster way."""
+"""Greedy decoding without a KV cache: slow and simple, the reference for all faster decoders."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -9,25 +9,25 @@ from dragoman_training.data.batches import pad
 from dragoman_training.data.tokenizers import BEGIN_ID, END_ID
 from dragoman_training.model import Transformer
 
-BATCH_TOKENS = 8192  # rows x longest source of one batch: some 500 words, or 100 sentences
+BATCH_TOKENS = 8192  # rows x longest source of a batch: about 500 words, or 100 sentences
 
 
 @torch.no_grad()
 def greedy(model: Transformer, sources: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
-    """The most probable token at each step, for one batch.
+    """Decodes one batch, taking the most probable token at each step.
 
     Args:
-        model: in eval mode.
-        sources: token ids of each row, with the end token.
-        max_tokens: a row that has not ended by then is cut.
+        model: Model in eval mode.
+        sources: Token ids of each row, with the end token.
+        max_tokens: Limit at which a row is cut.
 
     Returns:
-        target ids of each row, without begin and end token.
+        The target ids of each row, without begin and end token.
     """
     device = next(model.parameters()).device
     memory, mask = model.encode(pad(sources, model.pad).to(device))  # [rows, source, d_model], [rows, 1, 1, source]
-    target = torch.full((len(sources), 1), BEGIN_ID, device=device)  # [rows, 1], grows by a column a step
-    ended = torch.zeros(len(sources), dtype=torch.bool, device=device)
+    target = torch.full((len(sources), 1), BEGIN_ID, device=device)  # [rows, 1], one column more per step
+    ended = torch.zeros(len(sources), dtype=torch.bool, device=device)  # [rows]
     for _ in range(max_tokens):
         token = model.decoder(target, memory, mask)[0][:, -1].argmax(-1)  # [rows]
         token = token.masked_fill(ended, END_ID)
@@ -45,25 +45,25 @@ def answer(
     target_tokenizer: Tokenizer,
     texts: Iterable[str],
     *,
-    between: Callable[[], None] = lambda: None,
+    before_batch: Callable[[], None] = lambda: None,
 ) -> dict[str, str]:
-    """Greedy answers to distinct texts, in batches of about the same length.
+    """Decodes distinct texts in batches of similar length.
 
     Args:
-        model: in eval mode.
-        between: called before each batch; an exception raised there ends the work.
+        model: Model in eval mode.
+        before_batch: Callback that runs before each batch; an exception it raises ends the work.
 
     Returns:
-        text -> answer.
+        The answer to each text.
     """
     distinct = list(dict.fromkeys(texts))
     encoded = {text: e.ids for text, e in zip(distinct, source_tokenizer.encode_batch(distinct), strict=True)}
     distinct.sort(key=lambda text: len(encoded[text]), reverse=True)
     answers: dict[str, str] = {}
     while len(answers) < len(distinct):
-        between()
-        rest = len(answers)
-        chunk = distinct[rest : rest + max(1, BATCH_TOKENS // len(encoded[distinct[rest]]))]
+        before_batch()
+        done = len(answers)
+        chunk = distinct[done : done + max(1, BATCH_TOKENS // len(encoded[distinct[done]]))]
         rows = greedy(model, [encoded[text] for text in chunk], model.config.max_target_length)
         answers.update(zip(chunk, target_tokenizer.decode_batch(rows), strict=True))
     return answers

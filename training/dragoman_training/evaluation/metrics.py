@@ -1,4 +1,4 @@
-"""How good answers are, against one or several references for each source. All values are percentages."""
+"""Metrics of answers, with one or several references per source. All values are percentages."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ References = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True)
 class Score:
-    """A percentage, and for BLEU and chrF the signature that makes it canonical."""
+    """A percentage; for BLEU and chrF with the sacrebleu signature that makes it comparable."""
 
     value: float
     signature: str | None = None
 
 
 def edit_distance(answer: Sequence[str], reference: Sequence[str]) -> int:
-    """Insertions, deletions and substitutions that turn one sequence into the other (Levenshtein 1966)."""
+    """Counts the insertions, deletions and substitutions between two sequences (Levenshtein 1966)."""
     row = list(range(len(reference) + 1))
     for i, a in enumerate(answer, 1):
         above, row = row, [i]
@@ -33,21 +33,24 @@ def edit_distance(answer: Sequence[str], reference: Sequence[str]) -> int:
 
 
 def exact_match(answers: Answers, references: References) -> Score:
-    """Share of sources whose answer equals one of the references."""
+    """Returns the share of sources whose answer equals one of the references."""
     right = sum(answers[source] in targets for source, targets in references.items())
     return Score(100 * right / len(references))
 
 
 def sequence_error_rate(answers: Answers, references: References) -> Score:
-    """Share of sources whose answer equals no reference; the literature on words to phones calls it word error rate."""
+    """Returns the share of sources whose answer equals no reference.
+
+    The literature on grapheme-to-phoneme conversion calls it word error rate.
+    """
     wrong = sum(answers[source] not in targets for source, targets in references.items())
     return Score(100 * wrong / len(references))
 
 
 def word_error_rate(answers: Answers, references: References) -> Score:
-    """Edits per reference word against the nearest reference, words being what blanks part.
+    """Returns the edits per reference word against the nearest reference; white space separates words.
 
-    Where the words are phones, the literature calls it phone error rate.
+    If the words are phones, the literature calls it phone error rate.
     """
     edits = words = 0
     for source, targets in references.items():
@@ -59,18 +62,18 @@ def word_error_rate(answers: Answers, references: References) -> Score:
 
 
 def bleu(answers: Answers, references: References) -> Score:
-    """BLEU over the corpus (Papineni et al. 2002) as sacrebleu computes it."""
+    """Computes corpus BLEU (Papineni et al. 2002) with sacrebleu."""
     return _sacrebleu(BLEU(), answers, references)
 
 
 def chrf(answers: Answers, references: References) -> Score:
-    """chrF over the corpus (Popović 2015) as sacrebleu computes it."""
+    """Computes corpus chrF (Popović 2015) with sacrebleu."""
     return _sacrebleu(CHRF(), answers, references)
 
 
 def _sacrebleu(metric: BLEU | CHRF, answers: Answers, references: References) -> Score:
-    most = max(map(len, references.values()))
-    streams = [[targets[i] if i < len(targets) else None for targets in references.values()] for i in range(most)]
+    count = max(map(len, references.values()))
+    streams = [[targets[i] if i < len(targets) else None for targets in references.values()] for i in range(count)]
     score = metric.corpus_score([answers[source] for source in references], streams)  # type: ignore[arg-type]
     return Score(score.score, str(metric.get_signature()))
 
@@ -85,5 +88,5 @@ METRICS: dict[Metric, Callable[[Answers, References], Score]] = {
 
 
 def better(metric: str, value: float, than: float) -> bool:
-    """Whether a value of this metric is better than another."""
+    """Returns whether a value of this metric is better than another."""
     return value < than if metric in LOWER_IS_BETTER else value > than

@@ -1,4 +1,4 @@
-"""The Transformer, one concern a module."""
+"""The Transformer, one component per module."""
 
 from dragoman_training.model.config import ModelConfig
 from dragoman_training.model.transformer import Transformer

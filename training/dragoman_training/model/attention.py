@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman_training.model.linear import Linear, linear, trains
+from dragoman_training.model.linear import Linear, is_cpu_training, linear
 
 
 def scaled_dot_product_attention(
@@ -20,51 +20,51 @@ def scaled_dot_product_attention(
     causal: bool = False,
     return_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """softmax(Q K^T / sqrt(d_head)) V, equation 1 of the paper.
+    """Computes softmax(Q K^T / sqrt(d_head)) V, equation 1 of the paper.
 
     Args:
-        query: [batch, heads, queries, d_head]
-        key: [batch, heads, keys, d_head]
-        value: [batch, heads, keys, d_head]
-        mask: bool, broadcastable to [batch, heads, queries, keys]; True where a query may look. Not with `causal`.
-        bias: added to the scores, broadcastable to their shape.
-        scale: of the scores; None for 1 / sqrt(d_head).
-        causal: query i sees keys 0..i only.
-        return_weights: also return the weights; they are then computed by hand instead of by the fused kernel.
+        query: Queries [batch, heads, queries, d_head].
+        key: Keys [batch, heads, keys, d_head].
+        value: Values [batch, heads, keys, d_head].
+        mask: Bool, broadcastable to [batch, heads, queries, keys]; True where a query attends. Not with `causal`.
+        bias: Addend of the scores, broadcastable to [batch, heads, queries, keys].
+        scale: Factor of the scores; None for 1 / sqrt(d_head).
+        causal: Whether query i attends to keys 0..i only.
+        return_weights: Whether to return the weights; the fused kernel is then not used.
 
     Returns:
-        output [batch, heads, queries, d_head], and the weights [batch, heads, queries, keys] or None.
+        The output [batch, heads, queries, d_head], and the weights [batch, heads, queries, keys] or None.
     """
     if causal and (return_weights or bias is not None):
-        mask = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool, device=query.device).tril()
+        mask = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool, device=query.device).tril()  # [queries, keys]
         causal = False
     if not return_weights:
         if bias is not None:
             mask = bias if mask is None else bias.masked_fill(~mask, -torch.inf)
         attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal, scale=scale)
-        return attended, None
+        return attended, None  # [batch, heads, queries, d_head]
     scores = query @ key.transpose(-2, -1)  # [batch, heads, queries, keys]
     scores = scores / math.sqrt(query.size(-1)) if scale is None else scores * scale
     if bias is not None:
         scores = scores + bias
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
-    weights = scores.softmax(-1)
+    weights = scores.softmax(-1)  # [batch, heads, queries, keys]
     return weights @ value, weights
 
 
 class MultiHeadAttention(nn.Module):
-    """Attention of `heads` heads side by side, each on its own projection of the input (section 3.2.2).
+    """Attention with `heads` heads, each on its own projection of the input (section 3.2.2).
 
-    The projections of queries, keys and values stand in one matrix each for what is computed together: `query` alone,
-    and `key_value`, since in encoder-decoder attention keys and values come from another sequence, once.
+    The projections are stored as the matrices that are applied together: `query`, and `key_value`, since
+    encoder-decoder attention computes keys and values once, from another sequence.
 
     Args:
-        d_head: width of a head; None for d_model / heads.
-        scaled: whether scores are divided by sqrt(d_head).
+        d_head: Width of a head; None for d_model / heads.
+        scaled: Whether scores are divided by sqrt(d_head).
 
     Raises:
-        ValueError: heads do not divide d_model, and no d_head is given.
+        ValueError: `heads` does not divide d_model and d_head is None.
     """
 
     def __init__(
@@ -81,19 +81,12 @@ class MultiHeadAttention(nn.Module):
         self.output = Linear(width, d_model, bias=bias)
 
     def split_heads(self, x: Tensor) -> Tensor:
-        """[batch, length, heads * d_head] -> [batch, heads, length, d_head]."""
+        """Reshapes [batch, length, heads * d_head] to [batch, heads, length, d_head]."""
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # type: ignore[no-any-return,no-untyped-call]
 
     def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of what is attended to.
-
-        Args:
-            memory: [batch, keys, d_model]
-
-        Returns:
-            keys and values, each [batch, heads, keys, d_head].
-        """
-        key, value = self.key_value(memory).chunk(2, -1)
+        """Projects the attended sequence [batch, keys, d_model] to keys and values [batch, heads, keys, d_head]."""
+        key, value = self.key_value(memory).chunk(2, -1)  # [batch, keys, heads * d_head] each
         return self.split_heads(key), self.split_heads(value)
 
     def forward(
@@ -106,32 +99,38 @@ class MultiHeadAttention(nn.Module):
         causal: bool = False,
         return_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Self-attention of `x`, or encoder-decoder attention of `x` over `memory`.
+        """Computes the self-attention of `x`, or its attention over `memory`.
 
         Args:
-            x: [batch, queries, d_model]
-            memory: [batch, keys, d_model]; None for self-attention.
-            mask: bool, broadcastable to [batch, heads, queries, keys]; True where a query may look.
-            bias: added to the scores, [heads, queries, keys].
+            x: Queries before projection [batch, queries, d_model].
+            memory: Attended sequence [batch, keys, d_model]; None for self-attention.
+            mask: Bool, broadcastable to [batch, heads, queries, keys]; True where a query attends.
+            bias: Addend of the scores [heads, queries, keys].
 
         Returns:
-            [batch, queries, d_model], and the weights [batch, heads, queries, keys] or None.
+            The output [batch, queries, d_model], and the weights [batch, heads, queries, keys] or None.
         """
-        query, key, value = self._project(x, memory)
-        # The fused kernel's backward takes half of a training step on short sequences; products by hand do not.
-        by_hand = return_weights or trains(self, x)
+        query, key, value = self._project(x, memory)  # [batch, heads, length, d_head] each
+        # On short sequences, the backward pass of the fused kernel takes half of a training step; plain products do
+        # not.
+        unfused = return_weights or is_cpu_training(self, x)
         heads, weights = scaled_dot_product_attention(
-            query, key, value, mask, bias=bias, scale=self.scale, causal=causal, return_weights=by_hand
+            query, key, value, mask, bias=bias, scale=self.scale, causal=causal, return_weights=unfused
         )
         return self.output(heads.transpose(1, 2).flatten(-2)), weights if return_weights else None
 
     def _project(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, each [batch, heads, length, d_head]; by one product where one input is for all."""
-        if memory is not None or not trains(self, x):
+        """Projects to queries, keys and values [batch, heads, length, d_head]; self-attention trains with one product.
+
+        Args:
+            x: Queries before projection [batch, queries, d_model].
+            memory: Attended sequence [batch, keys, d_model]; None for self-attention.
+        """
+        if memory is not None or not is_cpu_training(self, x):
             key, value = self.project_memory(x if memory is None else memory)
             return self.split_heads(self.query(x)), key, value
-        both = self.query, self.key_value
-        bias = None if self.query.bias is None else torch.cat([part.bias for part in both])
-        packed = linear(x, torch.cat([part.weight for part in both]), bias)  # [batch, length, 3 * width]
+        parts = self.query, self.key_value
+        bias = None if self.query.bias is None else torch.cat([part.bias for part in parts])  # [3 * width]
+        packed = linear(x, torch.cat([part.weight for part in parts]), bias)  # [batch, length, 3 * width]
         query, key, value = packed.view(*packed.shape[:2], 3, self.heads, -1).permute(2, 0, 3, 1, 4).contiguous()
         return query, key, value

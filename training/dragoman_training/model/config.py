@@ -1,4 +1,4 @@
-"""The switches of a model. Which published model has which is a row of such switches, not a case in the code."""
+"""ModelConfig, the architecture switches. A published model is a set of values, not a case in the code."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,8 +14,8 @@ SharedEmbeddings = Literal["none", "output", "inputs", "all"]
 
 
 @dataclass(frozen=True, slots=True)
-class LayerShape:
-    """What a layer is built from; see ModelConfig."""
+class LayerConfig:
+    """The configuration of one layer; the fields are those of ModelConfig."""
 
     d_model: int
     heads: int
@@ -31,27 +31,38 @@ class LayerShape:
 
 
 class ModelConfig(BaseModel):
-    """The shape of a model; with the two vocabulary sizes it determines every parameter's shape.
+    """The architecture; together with the two vocabulary sizes it determines the shape of every parameter.
+
+    "The paper" is "Attention Is All You Need" (Vaswani et al. 2017). T5 is Raffel et al. 2020.
 
     Attributes:
-        heads, d_ff: of the encoder, and of the decoder unless `decoder_heads`, `decoder_d_ff` say otherwise.
-        d_head: width of a head; None for d_model / heads, in both stacks.
-        activation: see FeedForward.
-        bias: whether linear maps have one. (T5 has none.)
-        scaled_attention: scores are divided by sqrt(d_head). (T5 leaves that to the initialisation.)
-        norm: where it stands, see Residual; with `pre` each stack ends with one more.
-        norm_kind: `layer` (Ba et al. 2016) or `rms` (Zhang and Sennrich 2019), without mean and bias.
-        norm_epsilon: added to the variance.
-        positions: see Embedding; `relative` and `relative_per_layer`: see RelativePositions.
-        relative_buckets, relative_max_distance: see RelativePositions.
-        embedding_scale: token embeddings are multiplied by sqrt(d_model).
-        embedding_norm: see Embedding; of the decoder unless `decoder_embedding_norm` says otherwise.
-        share_embeddings: which tables are one: `none`; `output`: the target's and the output projection; `inputs`: the
-            source's and the target's; `all` three. The last two need a joint vocabulary.
-        output_scale: the decoder's output is divided by sqrt(d_model) before the projection. (T5, where tables are
-            shared.)
-        max_source_length: in tokens, the end token counted.
-        max_target_length: in tokens, the end token not counted.
+        heads, d_ff: Heads and feed-forward width (the paper, 3.2.2 and 3.3) of the encoder, and of the decoder unless
+            `decoder_heads` and `decoder_d_ff` are set.
+        d_head: Width of a head in both stacks; None for d_model / heads. (T5 sets it on its own.)
+        encoder_layers, decoder_layers: Layers of each stack. Fewer decoder than encoder layers decode faster at nearly
+            the same quality (Kasai et al. 2021).
+        activation: Activation of the feed-forward networks, see FeedForward (Hendrycks and Gimpel 2016; Shazeer 2020).
+        bias: Whether linear layers have a bias. (T5: no.)
+        scaled_attention: Whether scores are divided by sqrt(d_head) (the paper, 3.2.1). (T5: no, its initialisation
+            makes up for it.)
+        norm: Position of the norm, see Residual: `post` (the paper, 3.1) or `pre` (Xiong et al. 2020), with which each
+            stack ends with one more norm.
+        norm_kind: `layer` (Ba et al. 2016), or `rms` (Zhang and Sennrich 2019), which has neither mean nor bias.
+        norm_epsilon: Addend of the variance under the root.
+        positions: Position encoding: absolute, see Embedding and `sinusoids` (the paper, 3.5), or relative, see
+            RelativePositions (T5, 2.1).
+        relative_buckets, relative_max_distance: Buckets of relative positions, see RelativePositions (T5, 2.1).
+        embedding_scale: Whether token embeddings are multiplied by sqrt(d_model) (the paper, 3.4).
+        embedding_norm: Norm of the embeddings (BART, Lewis et al. 2020), see Embedding; of the decoder unless
+            `decoder_embedding_norm` is set.
+        share_embeddings: Tables that are one matrix (Press and Wolf 2017): `none`; `output`: target embedding and
+            output layer; `inputs`: source and target embedding; `all` three (the paper, 3.4). The last two need a joint
+            vocabulary.
+        output_scale: Whether the decoder's output is divided by sqrt(d_model) before the output layer. (T5 with shared
+            tables.)
+        dropout: Dropout of the embeddings and of every sub-layer's output (the paper, 5.4; Srivastava et al. 2014).
+        max_source_length: Longest source in tokens, including the end token.
+        max_target_length: Longest target in tokens, without the end token.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -83,7 +94,7 @@ class ModelConfig(BaseModel):
     max_target_length: int = Field(ge=1)
 
     @model_validator(mode="after")
-    def _widths_agree(self) -> "ModelConfig":
+    def _heads_divide_width(self) -> "ModelConfig":
         heads = {"heads": self.heads, "decoder_heads": self.decoder_heads or self.heads}
         for name, count in heads.items():
             if self.d_head is None and self.d_model % count:
@@ -93,24 +104,26 @@ class ModelConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _buckets_reach(self) -> "ModelConfig":
+    def _relative_positions_fit(self) -> "ModelConfig":
         if self.relative_buckets % 4:
             raise ValueError(f"relative_buckets ({self.relative_buckets}) must be a multiple of 4")
         if self.relative_max_distance <= self.relative_buckets // 2:
-            least = self.relative_buckets // 2 + 1
-            raise ValueError(f"relative_max_distance ({self.relative_max_distance}) must be at least {least}")
+            minimum = self.relative_buckets // 2 + 1
+            raise ValueError(f"relative_max_distance ({self.relative_max_distance}) must be at least {minimum}")
         return self
 
     @property
-    def encoder_layer(self) -> LayerShape:
+    def encoder_layer(self) -> LayerConfig:
+        """The configuration of an encoder layer."""
         return self._layer(self.heads, self.d_ff)
 
     @property
-    def decoder_layer(self) -> LayerShape:
+    def decoder_layer(self) -> LayerConfig:
+        """The configuration of a decoder layer."""
         return self._layer(self.decoder_heads or self.heads, self.decoder_d_ff or self.d_ff)
 
-    def _layer(self, heads: int, d_ff: int) -> LayerShape:
-        return LayerShape(
+    def _layer(self, heads: int, d_ff: int) -> LayerConfig:
+        return LayerConfig(
             d_model=self.d_model,
             heads=heads,
             d_head=self.d_head or self.d_model // heads,

@@ -1,4 +1,4 @@
-"""Position-wise feed-forward network ("Attention Is All You Need", section 3.3; gates from Shazeer 2020)."""
+"""Position-wise feed-forward network ("Attention Is All You Need", section 3.3; gated: Shazeer 2020)."""
 
 from collections.abc import Callable
 from functools import partial
@@ -27,12 +27,14 @@ GATED: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(nn.Module):
-    """Two linear maps with a non-linearity between, the same at every position.
+    """Two linear layers with an activation between them, applied to each position.
 
-    `gelu` is x * Phi(x), `gelu_tanh` its approximation by tanh (Hendrycks and Gimpel 2016, section 2), `silu` is
-    x * sigmoid(x), also called swish. With one of the names in -glu the first map yields a gate and a value, each
-    `d_ff` wide, and the hidden layer is activation(gate) * value ("GLU Variants Improve Transformer", equations 5 and
-    6): `reglu`, `geglu`, `geglu_tanh`, `swiglu`.
+    Plain activations: `relu`; `gelu`, x * Phi(x), and `gelu_tanh`, its tanh approximation (Hendrycks and Gimpel 2016,
+    section 2); `silu`, x * sigmoid(x), also called swish.
+
+    Gated activations, `reglu`, `geglu`, `geglu_tanh` and `swiglu` ("GLU Variants Improve Transformer", Shazeer 2020,
+    equations 5 and 6): the first layer computes a gate and a value, each `d_ff` wide, and the hidden layer is
+    activation(gate) * value.
     """
 
     def __init__(self, d_model: int, d_ff: int, activation: Activation, *, bias: bool = True) -> None:
@@ -42,11 +44,11 @@ class FeedForward(nn.Module):
         self.contract = Linear(d_ff, d_model, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, length, d_model] -> [batch, length, d_model]."""
-        hidden = self.expand(x)
+        """Maps [batch, length, d_model] to [batch, length, d_model]."""
+        hidden = self.expand(x)  # [batch, length, d_ff], or 2 * d_ff with a gate
         if self.activation in GATED:
             gate, hidden = hidden.chunk(2, -1)
-            hidden = GATED[self.activation](gate) * hidden
+            hidden = GATED[self.activation](gate) * hidden  # [batch, length, d_ff]
         else:
             hidden = _PLAIN[self.activation](hidden)
         return self.contract(hidden)  # type: ignore[no-any-return]

@@ -1,8 +1,8 @@
-"""Linear maps as they are computed while a model is trained on a CPU.
+"""Linear layers that train fast on CPUs.
 
-PyTorch's own products of 32-bit floats go through MKL, which on AMD's processors leaves half of their speed unused; it
-uses oneDNN for bfloat16 alone. Here both go through oneDNN. With autocast an input is rounded to bfloat16 once, and the
-rounded one is what is kept for the backward pass.
+PyTorch computes float32 matrix products with MKL, which reaches half the speed of AMD processors, and uses oneDNN only
+for bfloat16. Here oneDNN computes both. Under autocast an input is rounded to bfloat16 once, and the rounded tensor is
+what is kept for the backward pass.
 """
 
 from typing import Any
@@ -11,38 +11,38 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-# NOTE: PyTorch makes no promise about this operator, so where a version lacks it, products go their usual way.
+# NOTE: PyTorch does not guarantee this operator; versions without it use the ordinary product.
 ONEDNN: bool = torch.backends.mkldnn.is_available() and hasattr(  # type: ignore[no-untyped-call]
     torch.ops.mkldnn, "_linear_pointwise"
 )
 
 
 class Linear(nn.Linear):
-    """nn.Linear, with the same parameters under the same names."""
+    """nn.Linear with the same parameter names."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., in] -> [..., out]."""
-        return linear(x, self.weight, self.bias) if trains(self, x) else super().forward(x)
+        """Maps [..., in] to [..., out]."""
+        return linear(x, self.weight, self.bias) if is_cpu_training(self, x) else super().forward(x)
 
 
-def trains(module: nn.Module, x: Tensor) -> bool:
-    """Whether this is a step of training on a CPU, for which the ways of this module are meant."""
+def is_cpu_training(module: nn.Module, x: Tensor) -> bool:
+    """Returns whether this is a training step on a CPU, the case that the functions here are made for."""
     return module.training and torch.is_grad_enabled() and x.device.type == "cpu"
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """F.linear, with its gradient."""
-    return _Linear.apply(x, weight, bias, autocast_type(x))  # type: ignore[no-any-return,no-untyped-call]
+    """F.linear with its gradient: x [..., in], weight [out, in], bias [out] -> [..., out]."""
+    return _Linear.apply(x, weight, bias, autocast_dtype(x))  # type: ignore[no-any-return,no-untyped-call]
 
 
-def autocast_type(x: Tensor) -> torch.dtype:
-    """What products of a tensor are computed in: its own type, or that of autocast where it is on."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+def autocast_dtype(x: Tensor) -> torch.dtype:
+    """Returns the dtype that products of a tensor are computed in: that of autocast if enabled, else its own."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """F.linear of a matrix [rows, in] with [out, in]; strided ones are not copied."""
+def matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """F.linear of x [rows, in], weight [out, in], bias [out] -> [rows, out]; strided inputs are not copied."""
     if ONEDNN and x.device.type == "cpu" and x.dtype == torch.float32 and len(x):
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")  # type: ignore[no-any-return]
     return F.linear(x, weight, bias)
@@ -50,21 +50,21 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, kind: torch.dtype) -> Tensor:
-        rows, matrix = x.reshape(-1, x.size(-1)).to(kind), weight.to(kind)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        rows, matrix = x.reshape(-1, x.size(-1)).to(dtype), weight.to(dtype)  # [rows, in], [out, in]
         ctx.save_for_backward(rows, matrix)
-        ctx.types = x.dtype, weight.dtype, bias.dtype if bias is not None else None
-        return product(rows, matrix, bias.to(kind) if bias is not None else None).view(*x.shape[:-1], -1)
+        ctx.dtypes = x.dtype, weight.dtype, bias.dtype if bias is not None else None
+        return matmul(rows, matrix, bias.to(dtype) if bias is not None else None).view(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        rows, matrix = ctx.saved_tensors
-        of_x, of_weight, of_bias = ctx.types
-        gradient = gradients[0].reshape(-1, matrix.size(0)).to(rows.dtype)
+        rows, matrix = ctx.saved_tensors  # [rows, in], [out, in]
+        x_dtype, weight_dtype, bias_dtype = ctx.dtypes
+        gradient = gradients[0].reshape(-1, matrix.size(0)).to(rows.dtype)  # [rows, out]
         needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
         return (
-            product(gradient, matrix.t()).view(*gradients[0].shape[:-1], -1).to(of_x) if needs_x else None,
-            product(gradient.t(), rows.t()).to(of_weight) if needs_weight else None,
-            gradient.sum(0).to(of_bias) if needs_bias else None,
+            matmul(gradient, matrix.t()).view(*gradients[0].shape[:-1], -1).to(x_dtype) if needs_x else None,
+            matmul(gradient.t(), rows.t()).to(weight_dtype) if needs_weight else None,
+            gradient.sum(0).to(bias_dtype) if needs_bias else None,
             None,
         )

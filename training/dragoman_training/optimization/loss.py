@@ -1,4 +1,4 @@
-"""The loss, and the output layer with it: cross entropy without ever holding all logits."""
+"""The output layer and the loss in one: cross entropy that never holds all logits at once."""
 
 from typing import Any
 
@@ -6,55 +6,57 @@ import torch
 from torch import Tensor
 
 from dragoman_training.data.batches import IGNORED
-from dragoman_training.model.linear import autocast_type, product
+from dragoman_training.model.linear import autocast_dtype, matmul
 
-CHUNK = 2**24  # logits at once: 64 MiB
+CHUNK = 2**24  # logits at a time: 64 MiB
 
 
 def smoothed_cross_entropy(hidden: Tensor, weight: Tensor, target: Tensor, smoothing: float) -> Tensor:
-    """Label-smoothed cross entropy of logits hidden @ weight^T (Szegedy et al. 2016), summed over the target, in nats.
+    """Computes the label-smoothed cross entropy of the logits hidden @ weight^T (Szegedy et al. 2016).
 
-    As F.cross_entropy computes it, but logits are made, used and forgotten a few rows after the other, with their
-    gradient at once: with a large vocabulary they are most of a step's memory. Padding costs nothing.
+    The result is that of F.cross_entropy, but logits and their gradient are computed a few rows at a time and
+    discarded: with a large vocabulary they would take most of a step's memory. Padding is skipped.
 
     Args:
-        hidden: [batch, target, d_model]
-        weight: [vocabulary, d_model]
-        target: token ids [batch, target], IGNORED where there is none.
-        smoothing: share of the probability that is spread over all tokens.
+        hidden: Decoder outputs [batch, target, d_model].
+        weight: Output layer [vocabulary, d_model].
+        target: Token ids [batch, target], IGNORED at padding.
+        smoothing: Share of the probability that is spread over all tokens.
 
     Returns:
-        a number, in 32-bit floats.
+        The sum over the target tokens in nats, a float32 scalar [].
     """
-    kept = (target.flatten() != IGNORED).nonzero().squeeze(1)
+    kept = (target.flatten() != IGNORED).nonzero().squeeze(1)  # [tokens]
     rows = hidden.flatten(0, 1).index_select(0, kept)  # [tokens, d_model]
-    return _Loss.apply(rows, weight, target.flatten()[kept], smoothing)  # type: ignore[no-any-return,no-untyped-call]
+    return _CrossEntropy.apply(rows, weight, target.flatten()[kept], smoothing)  # type: ignore[no-any-return,no-untyped-call]
 
 
-class _Loss(torch.autograd.Function):
+class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, target: Tensor, smoothing: float) -> Tensor:
-        low = autocast_type(rows)
+        """Computes loss and gradients of rows [tokens, d_model], weight [vocabulary, d_model], target [tokens]."""
+        dtype = autocast_dtype(rows)
         vocabulary = weight.size(0)
-        matrix, total = weight.to(low), rows.new_zeros((), dtype=torch.float32)
-        to_rows, to_weight = torch.empty_like(rows), None
+        matrix, total = weight.to(dtype), rows.new_zeros((), dtype=torch.float32)  # [vocabulary, d_model], []
+        rows_gradient, weight_gradient = torch.empty_like(rows), None  # [tokens, d_model]
         chunk = max(1, CHUNK // vocabulary)
         with torch.autocast(rows.device.type, enabled=False):
             for start in range(0, len(rows), chunk):
-                part, ids = rows[start : start + chunk].to(low), target[start : start + chunk, None]
-                logp = product(part, matrix).float().log_softmax(-1)  # [chunk, vocabulary]
+                part = rows[start : start + chunk].to(dtype)  # [chunk, d_model]
+                ids = target[start : start + chunk, None]  # [chunk, 1]
+                logp = matmul(part, matrix).float().log_softmax(-1)  # [chunk, vocabulary]
                 total -= (1 - smoothing) * logp.gather(1, ids).sum() + smoothing * logp.mean(-1).sum()
-                # The gradient: probabilities less what was wanted of them.
-                gradient = logp.exp_().sub_(smoothing / vocabulary)
+                # The gradient of the logits is the probabilities minus the smoothed targets.
+                gradient = logp.exp_().sub_(smoothing / vocabulary)  # [chunk, vocabulary]
                 gradient.scatter_add_(1, ids, gradient.new_full(ids.shape, smoothing - 1))
-                gradient = gradient.to(low)
-                to_rows[start : start + chunk] = product(gradient, matrix.t())
-                here = product(gradient.t(), part.t())
-                to_weight = here.to(weight.dtype) if to_weight is None else to_weight.add_(here)
-        ctx.save_for_backward(to_rows, torch.zeros_like(weight) if to_weight is None else to_weight)
+                gradient = gradient.to(dtype)
+                rows_gradient[start : start + chunk] = matmul(gradient, matrix.t())
+                update = matmul(gradient.t(), part.t())  # [vocabulary, d_model]
+                weight_gradient = update.to(weight.dtype) if weight_gradient is None else weight_gradient.add_(update)
+        ctx.save_for_backward(rows_gradient, torch.zeros_like(weight) if weight_gradient is None else weight_gradient)
         return total
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        to_rows, to_weight = ctx.saved_tensors
-        return to_rows * gradients[0], to_weight * gradients[0], None, None
+        rows_gradient, weight_gradient = ctx.saved_tensors
+        return rows_gradient * gradients[0], weight_gradient * gradients[0], None, None

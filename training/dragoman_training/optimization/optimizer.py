@@ -1,4 +1,4 @@
-"""Learning rate schedules and the optimizer."""
+"""AdamW and the learning rate schedules."""
 
 import math
 
@@ -9,11 +9,12 @@ from dragoman_training.recipe import TrainingConfig
 
 
 def learning_rate(config: TrainingConfig, d_model: int, step: int) -> float:
-    """The learning rate of a step, counted from 1.
+    """Returns the learning rate of a step, counted from 1.
 
-    cosine: linear warm-up to `learning_rate`, then half a cosine down to zero at the last step.
-    inverse_square_root: linear warm-up to `learning_rate`, then falling with 1/sqrt(step).
-    noam: section 5.3 of the paper, with `learning_rate` as the factor before it (1 in the paper).
+    - cosine: linear warm-up to `learning_rate`, then half a cosine down to zero at the last step
+      (Loshchilov and Hutter 2017).
+    - inverse_square_root: linear warm-up to `learning_rate`, then falling with 1/sqrt(step).
+    - noam: "Attention Is All You Need", section 5.3, times `learning_rate` (1 in the paper).
     """
     warmup = config.warmup_steps
     if config.schedule == "noam":
@@ -21,24 +22,24 @@ def learning_rate(config: TrainingConfig, d_model: int, step: int) -> float:
     if step < warmup:
         return config.learning_rate * (step / warmup)
     if config.schedule == "cosine":
-        done = (step - warmup) / (config.steps - warmup)
-        return config.learning_rate * (0.5 * (1 + math.cos(math.pi * done)))
+        progress = (step - warmup) / (config.steps - warmup)
+        return config.learning_rate * (0.5 * (1 + math.cos(math.pi * progress)))
     return config.learning_rate * math.sqrt(max(warmup, 1) / step)
 
 
 def warmup_warning(config: TrainingConfig) -> str | None:
-    """That the warm-up is longer than the run, where it is."""
+    """Returns a warning if the warm-up is longer than the run."""
     if config.warmup_steps <= config.steps:
         return None
     share = config.steps / config.warmup_steps
     return (
         f"the warm-up (training.warmup_steps {config.warmup_steps}) is longer than the run (training.steps "
-        f"{config.steps}): the learning rate rises to its end and comes to {share:.0%} of its highest value"
+        f"{config.steps}): the learning rate rises until the end and only reaches {share:.0%} of its peak"
     )
 
 
 def build_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
-    """AdamW (Loshchilov & Hutter 2019); weight decay holds for matrices, not for biases and layer norms."""
+    """Builds AdamW (Loshchilov and Hutter 2019); weight decay applies to matrices, not to biases and norms."""
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]

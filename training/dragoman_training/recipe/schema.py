@@ -1,6 +1,6 @@
-"""The recipe: one typed object that holds every choice of a training run, validated once and saved with the run.
+"""The schema of recipes: every choice of a training run, validated once and saved with the run.
 
-The keys are explained where a reader meets them: in the comments of `training/dragoman_training/recipes/g2p-en.yaml`.
+The comments of `recipes/g2p-en.yaml` explain each key.
 """
 
 from pathlib import Path
@@ -15,19 +15,19 @@ DevMetric = Literal["loss", "bleu", "chrf", "exact_match", "sequence_error_rate"
 
 
 class Section(BaseModel):
-    """A part of the recipe: unknown keys are refused, nothing changes after validation."""
+    """A section of the recipe: rejects unknown keys and is immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ParallelFiles(Section):
-    """Two files whose lines belong together, the first line of one to the first line of the other."""
+    """Two parallel files: line N of one belongs to line N of the other."""
 
     source: Path
     target: Path
 
 
-# The tags only keep pydantic's complaints apart; in brackets, since no key of a recipe has them.
+# The tags only separate pydantic's errors; the brackets distinguish them from recipe keys.
 DataFile = Annotated[
     Annotated[Path, Tag("(file)")] | Annotated[ParallelFiles, Tag("(pair)")],
     Discriminator(lambda value: "(file)" if isinstance(value, str | Path | int | float | bool | None) else "(pair)"),
@@ -35,7 +35,7 @@ DataFile = Annotated[
 
 
 class DataConfig(Section):
-    """Where the pairs come from; a plain path is a file of tab-separated pairs, and `.gz` is unpacked."""
+    """The data files; a plain path is a file of tab-separated pairs, and `.gz` is decompressed."""
 
     train: list[DataFile] = Field(min_length=1)
     dev: list[DataFile] | None = None
@@ -45,14 +45,14 @@ class DataConfig(Section):
     on_bad_line: Literal["skip", "refuse"] = "refuse"
 
     @model_validator(mode="after")
-    def _one_dev_set(self) -> "DataConfig":
+    def _dev_is_unique(self) -> "DataConfig":
         if self.dev and self.dev_held_out_sources:
-            raise ValueError("dev and dev_held_out_sources exclude each other; give one of them")
+            raise ValueError("dev and dev_held_out_sources exclude each other; set only one")
         return self
 
 
 class TokenizerConfig(Section):
-    """One tokenizer; `vocabulary` counts for bpe and unigram, the other kinds take whatever occurs."""
+    """One tokenizer; `vocabulary` applies to bpe and unigram, the other kinds include everything that occurs."""
 
     kind: Literal["characters", "symbols", "bpe", "unigram"]
     vocabulary: int = Field(default=8000, ge=400, le=1_000_000)
@@ -61,21 +61,21 @@ class TokenizerConfig(Section):
 
 
 class TokenizersConfig(Section):
-    """The tokenizer of each side; `target` left out is made like `source`, from its own side of the data."""
+    """The tokenizer of each side; without `target`, it is configured like `source` and trained on the targets."""
 
     joint: bool = False
     source: TokenizerConfig
     target: TokenizerConfig | None = None
 
     @model_validator(mode="after")
-    def _joint_is_one(self) -> "TokenizersConfig":
+    def _joint_has_no_target(self) -> "TokenizersConfig":
         if self.joint and self.target is not None:
-            raise ValueError("joint: true takes one tokenizer for both sides; leave target out")
+            raise ValueError("joint: true uses one tokenizer for both sides; remove target")
         return self
 
 
 class TrainingConfig(Section):
-    """How the weights are found."""
+    """Optimization, checkpoints and evaluations."""
 
     steps: int = Field(ge=1)
     batch_tokens: int = Field(ge=1)
@@ -97,48 +97,47 @@ class TrainingConfig(Section):
     patience: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
-    def _holds_together(self) -> "TrainingConfig":
+    def _values_agree(self) -> "TrainingConfig":
         if self.schedule == "cosine" and self.warmup_steps >= self.steps:
             raise ValueError(f"warmup_steps ({self.warmup_steps}) must be smaller than steps ({self.steps})")
         if self.schedule == "noam" and self.warmup_steps == 0:
             raise ValueError("warmup_steps must be at least 1 with schedule: noam")
         if self.average_best and self.average_last > 1:
-            raise ValueError("average_best and average_last exclude each other; give one of them")
+            raise ValueError("average_best and average_last exclude each other; set only one")
         if self.average_last > self.keep_checkpoints:
             raise ValueError(
-                f"average_last ({self.average_last}) needs as many checkpoints kept, "
-                f"but keep_checkpoints is {self.keep_checkpoints}"
+                f"average_last ({self.average_last}) must not be larger than keep_checkpoints ({self.keep_checkpoints})"
             )
         if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas {list(self.betas)} must lie in [0, 1)")
+            raise ValueError(f"betas {list(self.betas)} must be in [0, 1)")
         return self
 
 
 class EvaluationConfig(Section):
-    """What is measured on the dev and test sets, and which of it chooses between checkpoints."""
+    """The metrics on dev and test, and the one that selects checkpoints."""
 
     metrics: list[Metric] = ["exact_match", "sequence_error_rate", "word_error_rate"]
     choose_by: DevMetric = "loss"
 
     @field_validator("metrics", "choose_by", mode="before")
     @classmethod
-    def _has_todays_names(cls, value: Any) -> Any:
+    def _reject_old_names(cls, value: Any) -> Any:
         if "token_error_rate" in (value if isinstance(value, list) else [value]):
             raise ValueError(
-                "token_error_rate is called word_error_rate now, and the share of wrong answers, which word_error_rate "
-                "named before, is sequence_error_rate"
+                "token_error_rate was renamed to word_error_rate, and the former word_error_rate, the share of wrong "
+                "answers, to sequence_error_rate"
             )
         return value
 
     @model_validator(mode="after")
-    def _chooses_by_what_is_measured(self) -> "EvaluationConfig":
+    def _choose_by_is_measured(self) -> "EvaluationConfig":
         if self.choose_by != "loss" and self.choose_by not in self.metrics:
             raise ValueError(f"choose_by ({self.choose_by}) must be loss or one of metrics {list(self.metrics)}")
         return self
 
 
 class Recipe(Section):
-    """Everything that determines a training run."""
+    """The complete description of a training run."""
 
     seed: int = Field(default=1, ge=0, lt=2**32)
     data: DataConfig
@@ -148,12 +147,12 @@ class Recipe(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
 
     @model_validator(mode="after")
-    def _holds_together(self) -> "Recipe":
-        share = self.model.share_embeddings
-        if share in ("inputs", "all") and not self.tokenizers.joint:
-            raise ValueError(f"model.share_embeddings: {share} needs tokenizers.joint: true")
+    def _values_agree(self) -> "Recipe":
+        shared = self.model.share_embeddings
+        if shared in ("inputs", "all") and not self.tokenizers.joint:
+            raise ValueError(f"model.share_embeddings: {shared} needs tokenizers.joint: true")
         if not (self.data.dev or self.data.dev_held_out_sources):
             for key in ("patience", "average_best"):
                 if getattr(self.training, key):
-                    raise ValueError(f"training.{key} needs a dev set: give data.dev or data.dev_held_out_sources")
+                    raise ValueError(f"training.{key} needs a dev set; set data.dev or data.dev_held_out_sources")
         return self

@@ -1,4 +1,4 @@
-"""Checkpoints that survive a kill, and averages of them."""
+"""Checkpoints: saved with a checksum, loaded only if intact, and averaged."""
 
 import hashlib
 import warnings
@@ -16,20 +16,20 @@ PATTERN = "step-*.pt"
 
 
 def checkpoint_path(run: Path, step: int) -> Path:
-    """RUN/checkpoints/step-NNNNNNNN.pt."""
+    """Returns RUN/checkpoints/step-NNNNNNNN.pt."""
     return run / "checkpoints" / f"step-{step:08d}.pt"
 
 
 def checkpoint_steps(run: Path) -> list[int]:
-    """Steps of which there are checkpoints, oldest first."""
+    """Returns the steps that have a checkpoint, oldest first."""
     return sorted(int(path.stem.removeprefix("step-")) for path in (run / "checkpoints").glob(PATTERN))
 
 
 def save_state(path: Path, state: dict[str, Any]) -> None:
-    """Writes `state` atomically at `path`, and its sha256 beside it.
+    """Writes `state` to `path` atomically, and its sha256 to a file beside it.
 
-    NOTE: the sum is in place before the file it belongs to; in between, an older file of the same name does not match
-    it and counts as damaged, which is what the checkpoint before is kept for.
+    NOTE: The checksum is in place before its file. In between, an older file of the same name does not match it and
+    counts as damaged; the previous checkpoint is kept for that case.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.whole")
@@ -39,30 +39,30 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
 
 
 def load_state(path: Path) -> dict[str, Any]:
-    """Reads what `save_state` wrote, onto the CPU.
+    """Loads what `save_state` wrote, onto the CPU.
 
     Raises:
-        TrainingError: the file is truncated or changed.
+        TrainingError: The file is truncated or modified.
     """
     sum_file = path.with_suffix(".sha256")
     if not sum_file.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != sum_file.read_text().strip():
-        raise TrainingError(f"{path}: truncated or changed (its sha256 differs)")
+        raise TrainingError(f"{path}: truncated or modified (its sha256 does not match)")
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     return state
 
 
 def latest_checkpoint(run: Path, warn: Callable[[str], object] = warnings.warn) -> dict[str, Any] | None:
-    """The newest checkpoint that is whole; warns of each that is not. None where there is none."""
+    """Loads the newest intact checkpoint, warning of each damaged one; None if there is none."""
     for step in reversed(checkpoint_steps(run)):
         try:
             return load_state(checkpoint_path(run, step))
         except TrainingError as error:
-            warn(f"{error}; taking the checkpoint before it")
+            warn(f"{error}; using the previous checkpoint")
     return None
 
 
-def drop_checkpoints(run: Path, keep: Collection[int]) -> None:
-    """Deletes all checkpoints but those of the steps in `keep`, and what a killed `save_state` left half-written."""
+def delete_checkpoints(run: Path, keep: Collection[int]) -> None:
+    """Deletes all checkpoints except those of the steps in `keep`, and partial files of a killed `save_state`."""
     for step in checkpoint_steps(run):
         if step not in keep:
             path = checkpoint_path(run, step)
@@ -75,16 +75,16 @@ def drop_checkpoints(run: Path, keep: Collection[int]) -> None:
 def average_checkpoints(
     run: Path, steps: Sequence[int], warn: Callable[[str], object] = warnings.warn
 ) -> tuple[dict[str, Tensor], list[int]]:
-    """The mean of the models of several checkpoints, summed in double precision; warns of damaged ones, left out.
+    """Averages the weights of several checkpoints in double precision, skipping damaged ones with a warning.
 
     Returns:
-        the averaged state dict, and the steps that went into it.
+        The averaged state dict and the steps it was made from.
 
     Raises:
-        TrainingError: none of them is whole.
+        TrainingError: None of the checkpoints is intact.
     """
     total: dict[str, Tensor] = {}
-    kinds: dict[str, torch.dtype] = {}
+    dtypes: dict[str, torch.dtype] = {}
     used: list[int] = []
     for step in steps:
         try:
@@ -94,8 +94,8 @@ def average_checkpoints(
             continue
         used.append(step)
         for name, value in model.items():
-            kinds[name] = value.dtype
+            dtypes[name] = value.dtype
             total[name] = total[name] + value.double() if name in total else value.double()
     if not used:
-        raise TrainingError(f"{run}: no whole checkpoint to average")
-    return {name: (value / len(used)).to(kinds[name]) for name, value in total.items()}, used
+        raise TrainingError(f"{run}: no intact checkpoint to average")
+    return {name: (value / len(used)).to(dtypes[name]) for name, value in total.items()}, used

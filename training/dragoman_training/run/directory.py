@@ -1,4 +1,4 @@
-"""Whose a run's directory is: a new run's, or one that goes on."""
+"""Locks a run directory and checks that it may be started or resumed with a recipe."""
 
 import fcntl
 import os
@@ -32,45 +32,46 @@ WRITTEN_BEFORE_TRAINING = (
     METRICS_FILE,
     BAD_LINES_FILE,
 )
-# What a run may go on with changed: they decide how a step is made and nothing of what was learned before.
+# Keys that may change when a run resumes: they affect the steps to come and nothing that was learned before.
 CHANGEABLE = ("training.learning_rate", "training.warmup_steps", "training.clip_norm")
 
 
 def prepare_directory(recipe: Recipe, run: Path, resume: bool) -> dict[str, tuple[Any, Any]]:
-    """Makes the directory ready for this recipe. The recipe itself is to be saved once its data is found to be sound.
+    """Checks the directory against the recipe and removes what a failed start left there.
+
+    The caller saves the recipe once the data has been read without errors.
 
     Returns:
-        the keys in which the recipe differs from the one the run was begun with, each with its value there and now.
+        The recipe keys that changed since the run started, each with its old and its new value.
 
     Raises:
-        TrainingError: it holds a run and this is not to resume it, or that run has another recipe.
+        TrainingError: The directory holds a run that is not to be resumed, or a run with another recipe.
     """
     saved = run / RECIPE_FILE
     finished = (run / MODEL_FILE).exists()
     if checkpoint_steps(run) or finished:
         if not resume:
-            raise TrainingError(f"{run} already holds a run; give --resume to go on with it, or another directory")
-        before, now = (_flat(r.model_dump(mode="json")) for r in (load_recipe(saved), recipe))
+            raise TrainingError(f"{run} already holds a run; continue it with --resume or choose another directory")
+        old, new = (_flatten(r.model_dump(mode="json")) for r in (load_recipe(saved), recipe))
         changed = {
-            key: (before.get(key), now.get(key))
-            for key in sorted(before.keys() | now.keys())
-            if before.get(key) != now.get(key)
+            key: (old.get(key), new.get(key)) for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)
         }
         fixed = [key for key in changed if finished or key not in CHANGEABLE]
         if fixed:
             raise TrainingError(f"{run} was started with another recipe, {saved}: {', '.join(fixed)} changed")
         return changed
     if resume and saved.exists() and load_recipe(saved) == recipe:
-        return {}  # killed before its first checkpoint; its tokenizers stay, since to train unigram again gives others
-    # What an attempt that came to no checkpoint left behind (its data were refused, say) binds nobody.
+        # Killed before its first checkpoint. The tokenizers stay: training unigram again does not give the same one.
+        return {}
+    # A start that failed before the first checkpoint, for instance because of its data, does not block a new one.
     run.mkdir(parents=True, exist_ok=True)
     for name in WRITTEN_BEFORE_TRAINING:
         (run / name).unlink(missing_ok=True)
     return {}
 
 
-def _flat(document: dict[str, Any]) -> dict[str, Any]:
-    """Dotted keys, without the data's paths: data may move, and its content is checked by fingerprint."""
+def _flatten(document: dict[str, Any]) -> dict[str, Any]:
+    """Returns dotted keys, without the data paths: data may move, and a fingerprint checks its content."""
     data = {k: v for k, v in document.pop("data").items() if k not in ("train", "dev", "test")}
     sections = {"data": data, **{k: v for k, v in document.items() if isinstance(v, dict)}}
     flat = {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
@@ -79,22 +80,22 @@ def _flat(document: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def lock_directory(run: Path) -> Iterator[None]:
-    """Within, no other process trains in this directory.
+    """Creates the run directory and keeps other processes from training in it.
 
     Raises:
-        TrainingError: one does already, or the directory can't be made.
+        TrainingError: Another process trains there, or the directory cannot be created.
     """
     try:
         run.mkdir(parents=True, exist_ok=True)
         directory = os.open(run, os.O_RDONLY)
     except OSError as error:
-        raise TrainingError(f"{run}: cannot be made or read ({error.strerror})") from None
+        raise TrainingError(f"{run}: cannot be created or read ({error.strerror})") from None
     try:
         try:
             fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise TrainingError(f"{run}: another process trains there; wait for it or end it") from None
-        except OSError:  # a file system that knows no locks
+            raise TrainingError(f"{run}: another process is training there; wait for it or stop it") from None
+        except OSError:  # the file system has no locks
             pass
         yield
     finally:

@@ -1,4 +1,4 @@
-"""A run's directory, as those who come after training see it."""
+"""Loads a training run: its recipe, tokenizers, averaged weights and provenance."""
 
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -10,7 +10,16 @@ from tokenizers import Tokenizer
 from dragoman_training.data.pairs import Pair, read_pairs_file
 from dragoman_training.data.tokenizers import NEVER_GENERATED, PAD_ID, load_tokenizer
 from dragoman_training.errors import TrainingError
-from dragoman_training.files import DEV_FILE, MODEL_FILE, RECIPE_FILE, SOURCE_TOKENIZER, TARGET_TOKENIZER, read_json
+from dragoman_training.files import (
+    DATA_FILE,
+    DEV_FILE,
+    MODEL_FILE,
+    RECIPE_FILE,
+    REPORT_FILE,
+    SOURCE_TOKENIZER,
+    TARGET_TOKENIZER,
+    read_json,
+)
 from dragoman_training.model import Transformer
 from dragoman_training.recipe import ParallelFiles, Recipe, load_recipe
 from dragoman_training.run.checkpoint import average_checkpoints, checkpoint_steps, load_state
@@ -18,12 +27,13 @@ from dragoman_training.run.checkpoint import average_checkpoints, checkpoint_ste
 
 @dataclass(frozen=True)
 class Run:
-    """A trained model with what it was made of.
+    """A trained model and where it comes from.
 
-    unseen_source_tokens are ids that no training source holds; none where the run did not write them down.
-
-    provenance holds: finished (whether training came to its end), steps_averaged, recipe (file names instead of paths),
-    torch, data (counts), and report (dev and test metrics) where the run is finished.
+    Attributes:
+        path: The run directory.
+        unseen_source_tokens: Ids that occur in no training source; empty for runs that did not record them.
+        provenance: `finished` (whether training reached its end), `steps_averaged`, `recipe` (with file names instead
+            of paths), `torch` (its version), `data` (counts), and for finished runs `report` (dev and test metrics).
     """
 
     path: Path
@@ -35,25 +45,25 @@ class Run:
     provenance: dict[str, Any]
 
     def dev_pairs(self) -> list[Pair]:
-        """The pairs that were measured as dev while the run was trained; none where the recipe has no dev set.
+        """Returns the pairs that were the dev set during training; empty if the recipe has no dev set.
 
         Raises:
-            DataError: what the run wrote down of them is gone or damaged.
+            DataError: The run's dev.tsv is missing or damaged.
         """
         return read_pairs_file(self.path / DEV_FILE)
 
 
 def load_run(path: Path) -> Run:
-    """Reads a run: its averaged model, or where training has not ended the average of the checkpoints there are.
+    """Loads a run with its averaged weights; of an unfinished run, the average of its last checkpoints.
 
-    The model writes none of the special tokens but the end token: smoothed labels give them a little probability, but
-    no target has one, and they have no text.
+    The loaded model generates no special tokens except the end token. Label smoothing gives the others a little
+    probability, but they occur in no target and have no text.
 
     Raises:
-        TrainingError: the directory holds no run, no checkpoint, or a damaged file.
+        TrainingError: The directory holds no run or no checkpoint, or one of its files is damaged.
     """
     if not (path / RECIPE_FILE).exists():
-        raise TrainingError(f"{path}: no run here (recipe.yaml is missing); expected what dragoman-train wrote")
+        raise TrainingError(f"{path}: no run here ({RECIPE_FILE} is missing); expected a directory of dragoman-train")
     recipe = load_recipe(path / RECIPE_FILE)
     source, target = load_tokenizer(path / SOURCE_TOKENIZER), load_tokenizer(path / TARGET_TOKENIZER)
     finished = (path / MODEL_FILE).exists()
@@ -63,14 +73,14 @@ def load_run(path: Path) -> Run:
     else:
         steps = checkpoint_steps(path)[-recipe.training.average_last :]
         if not steps:
-            raise TrainingError(f"{path}: no model.pt and no checkpoint yet, so there is nothing to load")
+            raise TrainingError(f"{path}: neither {MODEL_FILE} nor a checkpoint exists, so there is nothing to load")
         weights, steps = average_checkpoints(path, steps)
     model = Transformer(recipe.model, source.get_vocab_size(), target.get_vocab_size(), PAD_ID)
     try:
         model.load_state_dict(weights)
-    except RuntimeError:  # which lists every tensor
+    except RuntimeError:  # its message lists every tensor
         raise TrainingError(
-            f"{path}: its weights are not of the shape that recipe.yaml and the tokenizers give"
+            f"{path}: the shapes of the weights do not match {RECIPE_FILE} and the tokenizers"
         ) from None
     model.decoder.forbid(NEVER_GENERATED)
     provenance = _provenance(path, recipe, finished, steps)
@@ -80,20 +90,19 @@ def load_run(path: Path) -> Run:
 
 def _provenance(path: Path, recipe: Recipe, finished: bool, steps: list[int]) -> dict[str, Any]:
     document = recipe.model_dump(mode="json")
-    document["data"] = {
-        **document["data"],
-        **{split: [_names(entry) for entry in getattr(recipe.data, split) or []] for split in ("train", "dev", "test")},
-    }
-    written = {name: path / f"{name}.json" for name in ("data", "report")}
+    splits = ("train", "dev", "test")
+    names = {split: [_file_names(entry) for entry in getattr(recipe.data, split) or []] for split in splits}
+    document["data"] = {**document["data"], **names}
+    records = {"data": read_json(path / DATA_FILE), "report": read_json(path / REPORT_FILE)}
     return {
         "finished": finished,
         "steps_averaged": steps,
         "recipe": document,
         "torch": version("torch"),
-        **{name: found for name, file in written.items() if (found := read_json(file)) is not None},
+        **{name: record for name, record in records.items() if record is not None},
     }
 
 
-def _names(entry: Path | ParallelFiles) -> str | list[str]:
-    """File names alone: where they lay is nobody's business but the trainer's."""
+def _file_names(entry: Path | ParallelFiles) -> str | list[str]:
+    """Returns file names without their directories, which are private to the machine that trained."""
     return entry.name if isinstance(entry, Path) else [entry.source.name, entry.target.name]

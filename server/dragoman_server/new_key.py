@@ -1,6 +1,6 @@
-"""Makes an API key: `python -m dragoman_server.new_key FILE NAME`.
+"""Generates an API key: `python -m dragoman_server.new_key FILE NAME`.
 
-The key is printed once; the file gets its hash.
+Prints the key, once, and adds its hash to the file.
 """
 
 import argparse
@@ -11,25 +11,27 @@ from pathlib import Path
 from dragoman_server.security.keys import NAME, Entry, digest_of, new_key, read_entries, read_entry
 from dragoman_server.security.watched_files import FileError
 
-HEADER = "# API keys of dragoman-serve --api-keys: name, hash, limits. Whoever has no line here is not let in.\n"
+HEADER = "# API keys of dragoman-serve --api-keys: name, hash, limits. Calls with any other key are refused.\n"
 FAILED, WRONG_USAGE = 1, 2
 
 
 class UsageError(Exception):
-    """What is asked for makes no sense; the message says why."""
+    """The arguments are invalid; the message says why."""
 
 
 def add(path: Path, name: str, per_second: str | None = None, at_once: str | None = None, admin: bool = False) -> str:
-    """Appends a line to the file, which is made where there is none; gives the key.
+    """Generates a key and appends its line to the file, which is created if it does not exist. Returns the key.
 
-    The file is replaced as a whole: a server that watches it never sees half a line.
+    The file is replaced atomically: a server that watches it never reads half a line.
 
     Raises:
-        UsageError: the name is taken, or a value makes no sense.
-        FileError: the file can't be read or written, or has a line that is wrong.
+        UsageError: the name is taken, or a value is invalid.
+        FileError: the file can't be read or written, or has an invalid line.
     """
     if not NAME.fullmatch(name):
-        raise UsageError("NAME must be at most 64 letters, digits, dots, dashes and underscores, the first no sign")
+        raise UsageError(
+            "NAME must be at most 64 letters, digits, dots, dashes and underscores, starting with a letter or digit"
+        )
     key = new_key()
     words = [Entry(name, digest_of(key), admin=admin).line()]
     words += [f"{limit}={value}" for limit, value in (("per_second", per_second), ("at_once", at_once)) if value]
@@ -43,13 +45,13 @@ def add(path: Path, name: str, per_second: str | None = None, at_once: str | Non
         if before and not before.endswith("\n"):
             before += "\n"
         if any(entry.name == name for entry in read_entries(before.encode(), str(path))):
-            raise UsageError(f"{path} has a key of {name} already; delete its line first, or choose another name")
+            raise UsageError(f"{path} already has a key named {name}; delete its line first, or choose another name")
         target = path.resolve()
-        beside = target.with_name(f".{target.name}.{os.getpid()}")
+        temporary = target.with_name(f".{target.name}.{os.getpid()}")
         mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
-        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
             file.write(f"{before}{line}\n")
-        beside.replace(target)
+        temporary.replace(target)
     except OSError as error:
         raise FileError(f"{path} can't be changed: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -58,19 +60,20 @@ def add(path: Path, name: str, per_second: str | None = None, at_once: str | Non
 
 
 def main() -> None:
+    """Runs the command."""
     parser = argparse.ArgumentParser(
         prog="python -m dragoman_server.new_key",
-        description="Make an API key for `dragoman-serve --api-keys FILE`. It is printed once; FILE keeps a hash. "
-        "A server that runs lets it in within seconds. To revoke it, delete its line.",
+        description="Generate an API key for `dragoman-serve --api-keys FILE`. The key is printed once; FILE keeps its "
+        "hash. A running server accepts it within seconds. To revoke it, delete its line.",
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="made where there is none")
-    parser.add_argument("name", metavar="NAME", help="of whoever gets the key")
-    parser.add_argument("--per-second", metavar="N", help="requests per second; each input of a batch is one")
-    parser.add_argument("--at-once", metavar="N", help="calls at the same time")
-    parser.add_argument("--admin", action="store_true", help="may load and unload models")
-    given = parser.parse_args()
+    parser.add_argument("file", type=Path, metavar="FILE", help="the file of keys; created if it does not exist")
+    parser.add_argument("name", metavar="NAME", help="name of the key's owner, for metrics and logs")
+    parser.add_argument("--per-second", metavar="N", help="maximum requests per second; each input of a batch counts")
+    parser.add_argument("--at-once", metavar="N", help="maximum concurrent calls")
+    parser.add_argument("--admin", action="store_true", help="allow loading and unloading models")
+    arguments = parser.parse_args()
     try:
-        print(add(given.file, given.name, given.per_second, given.at_once, given.admin))
+        print(add(arguments.file, arguments.name, arguments.per_second, arguments.at_once, arguments.admin))
     except (FileError, UsageError) as error:
         print(f"dragoman_server.new_key: {error}", file=sys.stderr)
         raise SystemExit(FAILED if isinstance(error, FileError) else WRONG_USAGE) from None

@@ -180,7 +180,7 @@ def test_certificates_are_renewed_under_open_connections(
     with Client(server.address, tls=Tls(ca=ours.ca), retry=ONCE) as before:
         assert before.generate(WORD).text == SOUND
         mount.put(theirs.sign("new"))
-        until(lambda: any(event["event"] == "read anew" for event in events(server)))
+        until(lambda: any(event["event"] == "files reloaded" for event in events(server)))
         assert ask(server, Tls(ca=theirs.ca)) == SOUND
         with pytest.raises(UnavailableError):
             ask(server, Tls(ca=ours.ca))
@@ -202,7 +202,7 @@ def test_clients_of_an_authority_that_is_no_longer_trusted_stay_out(
     for pair in (ally, rival):
         assert ask(server, Tls(ours.ca, pair.cert, pair.key)) == SOUND
     trusted.write_bytes(ours.ca.read_bytes())
-    until(lambda: any(event["event"] == "read anew" for event in events(server)))
+    until(lambda: any(event["event"] == "files reloaded" for event in events(server)))
     assert ask(server, Tls(ours.ca, ally.cert, ally.key)) == SOUND
     with pytest.raises(UnavailableError):
         ask(server, Tls(ours.ca, rival.cert, rival.key))
@@ -210,7 +210,7 @@ def test_clients_of_an_authority_that_is_no_longer_trusted_stay_out(
 
 def test_files_that_can_not_be_used_end_the_start(ours: Authority, tmp_path: Path) -> None:
     pair, other = ours.sign("server"), ours.sign("other")
-    mismatch = f"the key in {other.key} is not that of the certificate in {pair.cert}"
+    mismatch = f"the key in {other.key} does not match the certificate in {pair.cert}"
     said = refusal("--tls-cert", pair.cert, "--tls-key", other.key)
     assert said == f"dragoman-serve: {mismatch} (--tls-cert, --tls-key)"
     assert "--tls-cert and --tls-key need each other" in refusal("--tls-cert", pair.cert)
@@ -276,7 +276,7 @@ def test_keys_come_and_go_while_the_server_runs(start_server: StartServer, tmp_p
         assert client.generate(WORD).text == SOUND
         file.unlink()
         second = add(file, "second")
-        until(lambda: any(event["event"] == "read anew" for event in events(server)))
+        until(lambda: any(event["event"] == "files reloaded" for event in events(server)))
         assert ask(server, api_key=second) == SOUND
         with pytest.raises(UnauthenticatedError):  # also on a connection that is open
             client.generate(WORD)

@@ -83,7 +83,7 @@ def test_a_link_to_the_file_stays_one(path: Path, tmp_path: Path) -> None:
     [
         ("two words", None, None, "NAME must be"),
         ("#", None, None, "NAME must be"),
-        ("taken", None, None, r"keys\.txt has a key of taken already"),
+        ("taken", None, None, r"keys\.txt already has a key named taken"),
         ("new", "0", None, "the new line must have a number above 0 in per_second="),
         ("new", "many", None, "a number above 0 in per_second="),
         ("new", None, "1.5", "a whole number in at_once="),
@@ -107,7 +107,7 @@ def test_what_makes_no_sense_leaves_the_file_alone(
         ("canary", "64 hexadecimal digits"),
         ("a sha256:canary", "64 hexadecimal digits"),
         ("a " + "0" * 64, "64 hexadecimal digits"),
-        ("a sha256:" + "0" * 64 + " canary=5", "nothing but per_second=N, at_once=N and admin"),
+        ("a sha256:" + "0" * 64 + " canary=5", "only per_second=N, at_once=N and admin"),
         ("a sha256:" + "0" * 64 + " per_second=-5", "a number above 0"),
         ("canary! sha256:" + "0" * 64, "must begin with a name"),
     ],
@@ -195,7 +195,7 @@ def test_a_changed_file_holds_at_once_and_forgets_no_use(path: Path, clock: Cloc
     with capture_logs() as logs:
         assert keys.files.refresh()
         assert not keys.files.refresh()
-    assert [each["event"] for each in logs] == ["read anew"]
+    assert [each["event"] for each in logs] == ["files reloaded"]
     assert keys.caller(revoked) is None
     assert keys.caller(added) is not None
     assert keys.caller(kept) is caller
@@ -231,7 +231,7 @@ def test_the_command_prints_the_key_alone(path: Path) -> None:
     assert (caller.entry.name, caller.entry.per_second, caller.entry.at_once) == ("speech", 2.5, 3)
     again = run("speech")
     assert (again.returncode, again.stdout) == (2, "")
-    taken = f"{path} has a key of speech already; delete its line first, or choose another name"
+    taken = f"{path} already has a key named speech; delete its line first, or choose another name"
     assert again.stderr == f"dragoman_server.new_key: {taken}\n"
     path.write_text("speech\n")
     broken = run("shop")

@@ -33,15 +33,15 @@ def test_files_that_can_not_be_used_are_told_in_a_sentence(authority: Authority,
         (nothing, pair.key, None, f"{nothing} can't be read: No such file or directory"),
         (pair.cert, pair.key, nothing, f"{nothing} can't be read: No such file or directory"),
         (pair.cert, tmp_path, None, f"{tmp_path} can't be read: Is a directory"),
-        (pair.cert, other.key, None, f"the key in {other.key} is not that of the certificate in {pair.cert}"),
-        (text, pair.key, None, f"{text} holds no certificate in PEM form"),
-        (pair.key, pair.key, None, f"{pair.key} holds no certificate in PEM form"),
-        (pair.cert, text, None, f"{text} holds no private key in PEM form, or one with a password"),
-        (pair.cert, pair.cert, None, f"{pair.cert} holds no private key in PEM form, or one with a password"),
-        (pair.cert, pair.key, text, f"{text} holds no certificates in PEM form"),
-        (pair.cert, pair.key, empty, f"{empty} holds no certificates in PEM form"),
-        (empty, pair.key, None, f"{empty} holds no certificate in PEM form"),
-        (pair.cert, empty, None, f"{empty} holds no private key in PEM form, or one with a password"),
+        (pair.cert, other.key, None, f"the key in {other.key} does not match the certificate in {pair.cert}"),
+        (text, pair.key, None, f"{text} contains no certificate in PEM format"),
+        (pair.key, pair.key, None, f"{pair.key} contains no certificate in PEM format"),
+        (pair.cert, text, None, f"{text} contains no private key in PEM format, or one with a password"),
+        (pair.cert, pair.cert, None, f"{pair.cert} contains no private key in PEM format, or one with a password"),
+        (pair.cert, pair.key, text, f"{text} contains no certificates in PEM format"),
+        (pair.cert, pair.key, empty, f"{empty} contains no certificates in PEM format"),
+        (empty, pair.key, None, f"{empty} contains no certificate in PEM format"),
+        (pair.cert, empty, None, f"{empty} contains no private key in PEM format, or one with a password"),
     ):
         with pytest.raises(FileError) as error:
             Tls(cert, key, ca)
@@ -87,7 +87,7 @@ def test_new_files_make_a_new_value_and_only_they(authority: Authority, tmp_path
         assert tls.files.refresh()
     assert tls.files.value is not first
     assert [each["log_level"] for each in logs] == ["error", "info"]
-    assert "is not that of the certificate" in logs[0]["why"]
+    assert "does not match the certificate" in logs[0]["why"]
 
 
 def test_the_end_of_the_certificate_is_known(authority: Authority) -> None:
@@ -95,11 +95,11 @@ def test_the_end_of_the_certificate_is_known(authority: Authority) -> None:
     for days in (1, 365, 40 * 365):
         pair = authority.sign("server", days=days)
         certificate = x509.load_pem_x509_certificate(pair.cert.read_bytes())
-        assert Tls(pair.cert, pair.key, None).ends == certificate.not_valid_after_utc.timestamp()
+        assert Tls(pair.cert, pair.key, None).expires == certificate.not_valid_after_utc.timestamp()
     with capture_logs() as logs:
         old = authority.sign("server", days=-1)
-        assert Tls(old.cert, old.key, None).ends is not None
-    assert [each["event"] for each in logs] == ["the certificate has expired, and clients will refuse it"]
+        assert Tls(old.cert, old.key, None).expires is not None
+    assert [each["event"] for each in logs] == ["the certificate has expired; clients will refuse it"]
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x30\x00", b"\x30\x03\x30\x01\x30", bytes(100), b"\x30\x84\xff\xff\xff\xff"])
@@ -118,7 +118,7 @@ def test_metrics_tell_of_what_can_not_be_used(authority: Authority) -> None:
     def unusable() -> float | None:
         return registry.get_sample_value("dragoman_files_unusable", {"files": "TLS certificates"})
 
-    assert registry.get_sample_value("dragoman_certificate_end_timestamp_seconds") == tls.ends
+    assert registry.get_sample_value("dragoman_certificate_end_timestamp_seconds") == tls.expires
     assert unusable() == 0
     kept = pair.key.read_bytes()
     pair.key.write_bytes(other.key.read_bytes())

@@ -1,4 +1,4 @@
-"""What is noted of a call while it runs: when it got how far, and how large it is, but nothing of what it says."""
+"""Records of calls: the times of their stages and their sizes, but nothing of their content."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from time import monotonic
 from dragoman_server.core.requests import GenerationRequest, GenerationResult, Stages
 
 REQUEST_ID = "x-request-id"
-# Any other text might be the client's, rather than a name for its call.
+# Any other text could be user data rather than an id.
 _ACCEPTED = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}").fullmatch
 _START, _NUMBERS = os.urandom(6).hex(), count(1)
 
@@ -20,27 +20,33 @@ Metadata = Iterable[tuple[str, str | bytes]]
 
 
 class CallRecord:
-    """One call, or one request of a call whose requests stream. For the event loop alone.
+    """The record of one call, or of one request of a call that streams requests. For the event loop only.
 
-    Times are time.monotonic(), 0.0 where it did not get so far.
+    Times are time.monotonic(), 0.0 if the call did not get that far.
 
     Attributes:
         method: "package.Service/Method".
-        id: the call's, as the client or this server has named it.
-        traceparent, tracestate: as the client has sent them; "" where it has not.
-        received: when the call arrived,
-        started: when its request had been read,
-        tokenizing, tokenized: when its inputs were,
-        ended: when its last message was handed to gRPC.
-        model, version: that it uses, as the server names them.
-        inputs: how many it has, 0 where it has none to generate or score from; failed: those that have no answer.
-        source_tokens, target_tokens, hypotheses: of all of its inputs; those of targets to score count end tokens.
-        finishes: why the best hypothesis of each input ended, as values of FinishReason, and how many did so.
-        stages: of its input, or of the one in a batch that took longest.
-        code: name of the status that it ended with.
-        key: name of the API key that it came with.
-        parts: requests that it had, where they stream, each with a record of its own.
-        report: takes the records of those.
+        id: Id of the call, chosen by the client or by this server.
+        traceparent: Trace context that the client sent, or "".
+        tracestate: Vendor-specific trace context that the client sent, or "".
+        received: When the call arrived.
+        started: When its request was read.
+        tokenizing: When tokenizing of its inputs started.
+        tokenized: When its inputs were tokenized.
+        ended: When its last message was passed to gRPC.
+        model: Name of the model that it uses.
+        version: Version of the model that it uses.
+        inputs: Number of inputs to generate or score from.
+        failed: Number of inputs without a response.
+        source_tokens: Source tokens of all inputs.
+        target_tokens: Target tokens of all inputs. Targets to score count their end tokens.
+        hypotheses: Hypotheses, or targets to score, of all inputs.
+        finishes: Number of inputs by the finish reason of their best hypothesis, as values of FinishReason.
+        stages: Stages of its input, or of the slowest input of a batch.
+        code: Name of the status code.
+        key: Name of the API key.
+        parts: Number of requests of a stream; each has a record of its own.
+        report: Called with the record of each request of a stream.
     """
 
     __slots__ = (
@@ -85,26 +91,27 @@ class CallRecord:
 
     @property
     def seconds(self) -> float:
+        """Duration of the call."""
         return self.ended - self.started
 
     def begin_tokenizing(self, inputs: int) -> None:
-        """Its inputs are being tokenized."""
+        """Records that tokenizing of the inputs starts."""
         self.tokenizing = monotonic()
         self.inputs = inputs
 
     def end_tokenizing(self, source_tokens: int) -> Stages:
-        """They have been. Gives where the engines note how far they get with the only one."""
+        """Records that the inputs are tokenized. Returns the stages for the engines to fill in, for a single input."""
         self.tokenized = monotonic()
         self.source_tokens = source_tokens
         self.stages = Stages(self.tokenized)
         return self.stages
 
     def add_scores(self, source_tokens: int, target_tokens: int, targets: int) -> None:
-        """Its targets have been scored."""
+        """Records that targets were scored."""
         self.source_tokens, self.target_tokens, self.hypotheses = source_tokens, target_tokens, targets
 
     def add_answer(self, request: GenerationRequest, finished: GenerationResult) -> None:
-        """One of its inputs has its answer."""
+        """Records the response to one input."""
         hypotheses = finished.hypotheses
         self.hypotheses += len(hypotheses)
         self.target_tokens += sum(len(hypothesis.ids) for hypothesis in hypotheses)
@@ -118,12 +125,12 @@ class CallRecord:
                 self.stages = stages
 
 
-# The call, or request of a stream, that the present task is about.
+# The record of the call, or of the request of a stream, that the current task works on.
 RECORD: ContextVar[CallRecord | None] = ContextVar("record", default=None)
 
 
 def record_call(method: str, metadata: Metadata | None, received: float = 0.0) -> CallRecord:
-    """A record by what the client says of the call: a name, and a trace that it is part of."""
+    """Creates a record with the id and the trace context from the client's metadata."""
     id_ = traceparent = tracestate = ""
     for name, value in metadata or ():
         if isinstance(value, bytes):
@@ -140,17 +147,17 @@ def record_call(method: str, metadata: Metadata | None, received: float = 0.0) -
 
 
 def new_id() -> str:
-    """A name that no other call has, of this server or another."""
+    """Returns an id that no other call has, on this server or another."""
     return f"{_START}-{next(_NUMBERS):x}"
 
 
 @contextmanager
 def record_stream_request() -> Iterator[CallRecord]:
-    """One of the requests of a call whose requests stream, as long as it is worked at in a task of its own."""
-    whole = RECORD.get() or CallRecord("", "")
-    whole.parts += 1
-    part = CallRecord(whole.method, f"{whole.id}/{whole.parts}")
-    part.traceparent, part.tracestate, part.key = whole.traceparent, whole.tracestate, whole.key
+    """Records one request of a stream, in a task of its own. Enters with the record of the request."""
+    call = RECORD.get() or CallRecord("", "")
+    call.parts += 1
+    part = CallRecord(call.method, f"{call.id}/{call.parts}")
+    part.traceparent, part.tracestate, part.key = call.traceparent, call.tracestate, call.key
     RECORD.set(part)
     try:
         yield part
@@ -159,5 +166,5 @@ def record_stream_request() -> Iterator[CallRecord]:
         raise
     finally:
         part.ended = monotonic()
-        if whole.report is not None:
-            whole.report(part)
+        if call.report is not None:
+            call.report(part)

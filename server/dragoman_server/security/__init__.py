@@ -1,1 +1,1 @@
-"""Who may come in: certificates of the gRPC port and the keys of callers, read from files that may change."""
+"""TLS certificates of the gRPC port and API keys, read from files that may change while the server runs."""

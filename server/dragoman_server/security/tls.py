@@ -1,4 +1,4 @@
-"""TLS of the gRPC port, one-sided or mutual, with certificates that may be renewed while connections are open."""
+"""TLS of the gRPC port, with or without client certificates. Certificates may be renewed while the server runs."""
 
 import datetime
 import os
@@ -23,17 +23,17 @@ END = "-----END CERTIFICATE-----"
 
 
 class Tls:
-    """Certificate, key and, for mutual TLS, the certificates of those who may sign clients' certificates.
+    """The server's certificate and key and, for mutual TLS, the authorities that sign client certificates.
 
-    A handshake uses what the files hold by then; connections that are open stay.
+    A handshake uses the current files. Open connections stay open when they change.
 
     Args:
-        certificate: PEM file; the server's own certificate first, then those between it and the root.
-        key: PEM file of its private key, without a password.
-        client_ca: PEM file; None for TLS without clients' certificates.
+        certificate: PEM file with the server's certificate, followed by the intermediate ones.
+        key: PEM file with the private key, without a password.
+        client_ca: PEM file with the certificates of the authorities; None to accept clients without a certificate.
 
     Attributes:
-        ends: seconds since 1970 at which the certificate ends, None where it does not say so in a way that we know.
+        expires: When the certificate expires, in seconds since 1970; None if that can't be parsed.
 
     Raises:
         FileError: the files can't be used.
@@ -41,62 +41,64 @@ class Tls:
 
     def __init__(self, certificate: Path, key: Path, client_ca: Path | None) -> None:
         self._names = [str(path) for path in (certificate, key, client_ca) if path is not None]
-        self.ends: float | None = None
+        self.expires: float | None = None
         paths = [Path(name) for name in self._names]
         self.files: WatchedFiles[Configuration] = WatchedFiles("TLS certificates", paths, self._parse)
         self._mutual = client_ca is not None
 
     def credentials(self) -> grpc.ServerCredentials:
-        given = self.files.value
+        """Returns credentials for a gRPC server."""
+        current = self.files.value
 
         def fetch() -> Configuration | None:
-            """What gRPC asks for, from a thread of its own, at each handshake: None for what it has already."""
-            nonlocal given
-            now = self.files.value
-            if now is given:
+            """Returns the configuration if it has changed, else None. gRPC calls it at each handshake, in a thread."""
+            nonlocal current
+            latest = self.files.value
+            if latest is current:
                 return None
-            given = now
-            return now
+            current = latest
+            return latest
 
         return grpc.dynamic_ssl_server_credentials(
-            given,
-            fetch,  # type: ignore[arg-type]  # gRPC takes None, which its type stubs don't know
+            current,
+            fetch,  # type: ignore[arg-type]  # gRPC accepts None, contrary to its type stubs
             require_client_authentication=self._mutual,
         )
 
     def _parse(self, contents: list[bytes]) -> Configuration:
-        """gRPC says nothing of files that it can't use: it refuses every handshake. So they are checked here."""
+        """Checks the files and converts them for gRPC, which would refuse every handshake without an error message."""
         certificate, key, *client_ca = contents
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         with _as_file(certificate) as certificate_file, _as_file(key) as key_file:
             try:
                 context.load_cert_chain(certificate_file, key_file, password=_no_password)
             except ssl.SSLError as error:
-                raise FileError(self._blame(error, certificate)) from None
+                raise FileError(self._problem(error, certificate)) from None
         for authorities in client_ca:
-            if not _holds_certificates(authorities):
-                raise FileError(f"{self._names[2]} holds no certificates in PEM form")
+            if not _has_certificates(authorities):
+                raise FileError(f"{self._names[2]} contains no certificates in PEM format")
         try:
-            self.ends = expiry_of(certificate.decode("ascii", "replace"))
+            self.expires = expiry_of(certificate.decode("ascii", "replace"))
         except ValueError:
-            self.ends = None
-        if self.ends is not None and self.ends < time.time():
-            log.error("the certificate has expired, and clients will refuse it", file=self._names[0])
+            self.expires = None
+        if self.expires is not None and self.expires < time.time():
+            log.error("the certificate has expired; clients will refuse it", file=self._names[0])
         roots = client_ca[0] if client_ca else None
         return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=roots)
 
-    def _blame(self, error: ssl.SSLError, certificate: bytes) -> str:
+    def _problem(self, error: ssl.SSLError, certificate: bytes) -> str:
+        """Explains why OpenSSL can't load the certificate and the key."""
         certificate_name, key_name = self._names[:2]
         if error.reason == "KEY_VALUES_MISMATCH":
-            return f"the key in {key_name} is not that of the certificate in {certificate_name}"
+            return f"the key in {key_name} does not match the certificate in {certificate_name}"
         if error.reason and "TOO" in error.reason:  # EE_KEY_TOO_SMALL, CA_MD_TOO_WEAK
             return f"the certificate in {certificate_name} is too weak: {error.reason.lower().replace('_', ' ')}"
-        if not _holds_certificates(certificate):
-            return f"{certificate_name} holds no certificate in PEM form"
-        return f"{key_name} holds no private key in PEM form, or one with a password"
+        if not _has_certificates(certificate):
+            return f"{certificate_name} contains no certificate in PEM format"
+        return f"{key_name} contains no private key in PEM format, or one with a password"
 
 
-def _holds_certificates(content: bytes) -> bool:
+def _has_certificates(content: bytes) -> bool:
     with _as_file(content) as file:
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cafile=file)
@@ -106,13 +108,13 @@ def _holds_certificates(content: bytes) -> bool:
 
 
 def _no_password() -> str:
-    """OpenSSL would else ask at the terminal, and wait."""
+    """Returns an empty password; without this callback OpenSSL would prompt at the terminal."""
     return ""
 
 
 @contextmanager
 def _as_file(content: bytes) -> Iterator[str]:
-    """A name by which a library can read what is in memory, since a private key must not be left on a disk."""
+    """Provides bytes in memory under a file name, because a private key must not be written to disk."""
     descriptor = os.memfd_create("pem")
     try:
         os.write(descriptor, content)
@@ -122,13 +124,14 @@ def _as_file(content: bytes) -> Iterator[str]:
 
 
 def expiry_of(pem: str) -> float:
-    """Seconds since 1970 at which the first certificate of a PEM text ends.
+    """Returns when the first certificate of a PEM text expires, in seconds since 1970.
 
-    The way there (RFC 5280, 4.1): Certificate, tbsCertificate, and in it, behind version (which may be left out),
-    serial number, signature algorithm and issuer, the validity: from, until.
+    Python's standard library parses only certificates that a peer has presented. In DER (RFC 5280, 4.1) the path is
+    Certificate, tbsCertificate, then, after version (optional), serial number, signature algorithm and issuer, the
+    validity: not before, not after.
 
     Raises:
-        ValueError: it is not a certificate.
+        ValueError: the text is not a certificate.
     """
     start = pem.find("-----BEGIN CERTIFICATE-----")
     stop = pem.find(END, start)
@@ -147,13 +150,13 @@ def expiry_of(pem: str) -> float:
 
 
 def _parts(der: bytes) -> list[tuple[int, bytes]]:
-    """Tag and content of the values that follow each other in DER."""
-    parts, at = [], 0
-    while at < len(der):
-        tag, size, at = der[at], der[at + 1], at + 2
+    """Splits DER into tag and content of its values."""
+    parts, offset = [], 0
+    while offset < len(der):
+        tag, size, offset = der[offset], der[offset + 1], offset + 2
         if size & 0x80:
             count = size & 0x7F
-            size, at = int.from_bytes(der[at : at + count], "big"), at + count
-        parts.append((tag, der[at : at + size]))
-        at += size
+            size, offset = int.from_bytes(der[offset : offset + count], "big"), offset + count
+        parts.append((tag, der[offset : offset + size]))
+        offset += size
     return parts

@@ -1,4 +1,4 @@
-"""Files that are read again when they change, as secrets do while the server runs."""
+"""Files that are reloaded when they change, such as secrets that are rotated while the server runs."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -10,98 +10,97 @@ import structlog
 log = structlog.get_logger()
 
 POLL_SECONDS = 1.0
-MOST_BYTES = 16 * 2**20
+MAX_BYTES = 16 * 2**20
 
 Value = TypeVar("Value")
 
 
 class FileError(Exception):
-    """A file can't be used; the message names it and says why, and quotes nothing of its content."""
+    """A file can't be used. The message names the file and the reason, but does not quote its content."""
 
 
 class WatchedFiles(Generic[Value]):
-    """What is made of some files, always of all of them at one moment.
+    """A value parsed from one or more files, always from all of them at the same moment.
 
-    Files are told apart by what they are, not by their names: Kubernetes swaps the directory that a link leads to.
-    Files that can't be read or used leave what was made of those before.
+    Files are identified by inode, not by name: Kubernetes swaps the directory behind a symbolic link. If changed files
+    can't be read or parsed, the value stays as it is.
 
     Args:
-        name: what they are, for the log.
-        paths: of the files.
-        parse: makes the value of their contents; raises FileError.
+        name: Name of the files, for logs and metrics.
+        paths: Paths of the files.
+        parse: Parses their contents; raises FileError.
 
     Attributes:
-        name: as given.
-        value: what was made last.
-        complaint: why they can't be used as they are now; None where they are in use.
+        name: Name of the files.
+        value: The latest value.
+        problem: Why the files can't be used in their present state; None if they are in use.
 
     Raises:
-        FileError: they can't be used now.
+        FileError: the files can't be used.
     """
 
     def __init__(self, name: str, paths: Sequence[Path], parse: Callable[[list[bytes]], Value]) -> None:
         self.name, self._paths, self._parse = name, paths, parse
-        self.complaint: str | None = None
+        self.problem: str | None = None
         self._seen = self._signature()
         self.value = parse(self._read())
 
     def refresh(self) -> bool:
-        """Reads the files again if they have changed; whether there is a new value."""
+        """Reloads the files if they have changed. Returns whether there is a new value."""
         try:
             signature = self._signature()
             if signature == self._seen:
-                self.complaint = None
+                self.problem = None
                 return False
             contents = self._read()
             if self._signature() != signature:
-                return False  # they are being changed: the next look will tell
+                return False  # they are being changed: wait for the next refresh
             value = self._parse(contents)
         except FileError as error:
-            self._complain(str(error))
+            self._report(str(error))
             return False
         self._seen, self.value = signature, value
-        self.complaint = None
-        log.info("read anew", files=self.name)
+        self.problem = None
+        log.info("files reloaded", files=self.name)
         return True
 
-    def _complain(self, complaint: str) -> None:
-        """Says what is wrong, once."""
-        if complaint != self.complaint:
-            self.complaint = complaint
-            log.error(
-                "changed files can't be used; what was read before stays in force", files=self.name, why=complaint
-            )
+    def _report(self, problem: str) -> None:
+        """Logs a problem, once."""
+        if problem != self.problem:
+            self.problem = problem
+            log.error("changed files can't be used; the previous ones stay in use", files=self.name, why=problem)
 
     def _signature(self) -> list[tuple[int, int, int, int]]:
-        found = []
+        """Returns device, inode, modification time and size of each file."""
+        signatures = []
         for path in self._paths:
             try:
                 status = path.stat()
             except OSError as error:
                 raise FileError(f"{path} can't be read: {error.strerror}") from None
-            found.append((status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size))
-        return found
+            signatures.append((status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size))
+        return signatures
 
     def _read(self) -> list[bytes]:
         contents = []
         for path in self._paths:
             try:
                 with path.open("rb") as file:
-                    content = file.read(MOST_BYTES + 1)
+                    content = file.read(MAX_BYTES + 1)
             except OSError as error:
                 raise FileError(f"{path} can't be read: {error.strerror}") from None
-            if len(content) > MOST_BYTES:
+            if len(content) > MAX_BYTES:
                 raise FileError(f"{path} is far too large")
             contents.append(content)
         return contents
 
 
 async def watch(files: Sequence[WatchedFiles[object]], seconds: float = POLL_SECONDS) -> None:
-    """Looks at them for ever. Polling works on every file system, and with links to links."""
+    """Refreshes files periodically, forever. Polling works on every file system and with nested symbolic links."""
     while True:
         await asyncio.sleep(seconds)
-        for each in files:
+        for watched in files:
             try:
-                await asyncio.to_thread(each.refresh)
-            except Exception as error:  # whatever it is, it must not end the watch
-                log.error("changed files can't be read", files=each.name, exc_info=error)
+                await asyncio.to_thread(watched.refresh)
+            except Exception as error:  # must not end the watch
+                log.error("changed files can't be read", files=watched.name, exc_info=error)

@@ -1,11 +1,11 @@
-"""The Dragoman client, and the stubs of its API in `dragoman.v1`.
+"""The Dragoman client, and the generated stubs of its API in `dragoman.v1`.
 
     from dragoman import Client
 
     with Client("127.0.0.1:50051") as client:
         print(client.generate("dragoman").text)
 
-The names below are loaded at their first use, so that whoever wants the stubs alone does not pay for the client.
+The public names are imported on first use, so that a program that needs only the stubs does not load the client.
 """
 
 from importlib import import_module
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dragoman.aio import AsyncClient, AsyncGenerationStream
+    from dragoman.channel import Tls
     from dragoman.client import Client, GenerationStream
-    from dragoman.credentials import Tls
     from dragoman.errors import (
         CallCancelledError,
         DeadlineExceededError,
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
         UnauthenticatedError,
         UnavailableError,
     )
-    from dragoman.fields import Source, Target
-    from dragoman.options import GenerateOptions
+    from dragoman.requests import GenerateOptions, Source, Target
     from dragoman.results import (
         Attention,
         BeamProgress,
@@ -49,45 +48,7 @@ if TYPE_CHECKING:
     )
     from dragoman.retry import RetryPolicy
 
-_HOMES = {
-    "dragoman.aio": ("AsyncClient", "AsyncGenerationStream"),
-    "dragoman.client": ("Client", "GenerationStream"),
-    "dragoman.credentials": ("Tls",),
-    "dragoman.errors": (
-        "CallCancelledError",
-        "DeadlineExceededError",
-        "DragomanError",
-        "FieldViolation",
-        "InvalidArgumentError",
-        "ItemError",
-        "NotFoundError",
-        "ResourceExhaustedError",
-        "ServerError",
-        "UnauthenticatedError",
-        "UnavailableError",
-    ),
-    "dragoman.fields": ("Source", "Target"),
-    "dragoman.options": ("GenerateOptions",),
-    "dragoman.results": (
-        "Attention",
-        "BeamProgress",
-        "FinishReason",
-        "HealthStatus",
-        "Hypothesis",
-        "Limits",
-        "ModelInfo",
-        "ModelState",
-        "Piece",
-        "RepositoryStatus",
-        "Result",
-        "ScoreResult",
-        "TargetScore",
-        "Token",
-        "VersionStatus",
-    ),
-    "dragoman.retry": ("RetryPolicy",),
-}
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+_MODULES = ("aio", "channel", "client", "errors", "requests", "results", "retry")
 
 __all__ = [
     "AsyncClient",
@@ -129,9 +90,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME_OF[name]), name)
+    if name in __all__:
+        for module in _MODULES:
+            if hasattr(found := import_module(f"{__name__}.{module}"), name):
+                return getattr(found, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -1,20 +1,16 @@
-"""The client for asyncio programs."""
+"""The client for asyncio."""
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from contextlib import suppress
-from functools import cached_property
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from dragoman import messages
-from dragoman.batch import Batch
-from dragoman.channel import DEFAULT_ADDRESS, balances, target
-from dragoman.credentials import Tls, call_metadata, channel_credentials, channel_options
-from dragoman.diagnosis import Diagnosis
+from dragoman import calls
+from dragoman.base import BaseClient, Sender, health_status
+from dragoman.calls import Call
 from dragoman.errors import (
     CallCancelledError,
     DragomanError,
@@ -23,67 +19,43 @@ from dragoman.errors import (
     ServerError,
     UnavailableError,
 )
-from dragoman.fields import Side, Source, Target
-from dragoman.messages import Call
-from dragoman.names import Metadata, named
-from dragoman.options import GenerateOptions
-from dragoman.pipeline import DEFAULT_IN_FLIGHT, Job, Pipeline
+from dragoman.pipeline import DEFAULT_IN_FLIGHT, Batch, Job, Pipeline
+from dragoman.requests import GenerateOptions, Side, Source, Target
 from dragoman.results import HealthStatus, ModelInfo, Piece, RepositoryStatus, Result, ScoreResult, Token, VersionStatus
-from dragoman.retry import NO_RETRY, Attempts, Methods, RetryPolicy
-from dragoman.v1.admin_pb2_grpc import AdminServiceStub
-from dragoman.v1.generation_pb2_grpc import GenerationServiceStub
 
 Answer = TypeVar("Answer")
 
 
-class AsyncClient:
-    """dragoman.Client for asyncio: the same arguments, answers and errors, awaited. One event loop may use it.
+class AsyncClient(BaseClient):
+    """The Client for asyncio: the same arguments, results and errors, with coroutines. Use it in one event loop.
 
-    It connects at its first call. (Several host names, if given, are looked up when it is made, which blocks.)
+    It connects at the first call. (Several host names are resolved when it is created, which blocks.)
     """
 
-    def __init__(
-        self,
-        address: str | Sequence[str] = DEFAULT_ADDRESS,
-        *,
-        timeout: float | None = 60.0,
-        retry: RetryPolicy | None = None,
-        follow_health: bool = True,
-        tls: Tls | bool = False,
-        api_key: str | None = None,
-    ) -> None:
-        self._address = address if isinstance(address, str) else ",".join(address)
-        credentials, options = channel_credentials(tls), channel_options(tls)
-        self._diagnosis = Diagnosis(self._address, target(address), credentials, options)
-        self._followed = follow_health and balances(self._diagnosis.target)
-        self._timeout = timeout
-        self._retry = retry or RetryPolicy()
-        self._metadata = call_metadata(api_key)
+    _connects_when_created = False  # a channel binds to the event loop that is running when it is created
 
     async def generate(
         self, source: Source, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
     ) -> Result:
-        """As Client.generate."""
-        return await self._run(messages.generate(source, **options), timeout)
+        """Generates the answer to one source; see Client.generate."""
+        return await self._run(calls.generate(source, **options), timeout)
 
     def generate_stream(
         self, source: Source, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
     ) -> "AsyncGenerationStream":
-        """As Client.generate_stream; iterate with `async for`."""
-        call = messages.generate_stream(source, **options)
-        return AsyncGenerationStream(
-            self._methods(call), call, self._attempts(timeout), self._diagnosis, self._metadata
-        )
+        """Generates the answer to one source piece by piece, for `async for`; see Client.generate_stream."""
+        call = calls.generate_stream(source, **options)
+        return AsyncGenerationStream(self._sender(call, self._attempts(timeout)), call)
 
     async def generate_batch(
         self, sources: Iterable[Source], *, timeout: float | None = None, **options: Unpack[GenerateOptions]
     ) -> list[Result | ItemError]:
-        """As Client.generate_batch."""
+        """Generates the answers to many sources in one call; see Client.generate_batch."""
         batch = Batch(sources, **options)
         attempts = self._attempts(timeout)
         while (request := batch.request) is not None:
             try:
-                response = await self._send(self._both("GenerateBatch"), request, attempts)
+                response = await self._send(self._sender(Call("GenerateBatch", request, calls.result), attempts))
                 delay = batch.answered(response, attempts)
             except DragomanError as error:
                 batch.failed(error)
@@ -99,10 +71,11 @@ class AsyncClient:
         max_in_flight: int = DEFAULT_IN_FLIGHT,
         **options: Unpack[GenerateOptions],
     ) -> AsyncIterator[Result | ItemError]:
-        """As Client.generate_many; iterate with `async for`. Sources that are waited for come as an AsyncIterable."""
-        make_call = messages.generate_many(**options)
-        pipeline = Pipeline(make_call, self._retry, self._seconds(timeout), max_in_flight, followed=self._followed)
-        return self._many(sources, pipeline)
+        """Generates the answers to any number of sources, for `async for`; see Client.generate_many.
+
+        Pass an AsyncIterable if reading the next source may have to wait.
+        """
+        return self._many(sources, self._pipeline(timeout, max_in_flight, {**options}))
 
     async def score(
         self,
@@ -114,60 +87,57 @@ class AsyncClient:
         attention: bool = False,
         timeout: float | None = None,
     ) -> ScoreResult:
-        """As Client.score."""
-        call = messages.score(source, targets, model=model, alignment=alignment, attention=attention)
+        """Computes the log-probabilities of given targets, token by token; see Client.score."""
+        call = calls.score(source, targets, model=model, alignment=alignment, attention=attention)
         return await self._run(call, timeout)
 
     async def tokenize(
         self, text: str, *, model: str = "", side: Side = "source", timeout: float | None = None
     ) -> list[Token]:
-        """As Client.tokenize."""
-        return await self._run(messages.tokenize(text, model=model, side=side), timeout)
+        """Splits a text into tokens; see Client.tokenize."""
+        return await self._run(calls.tokenize(text, model=model, side=side), timeout)
 
     async def detokenize(
         self, ids: Sequence[int], *, model: str = "", side: Side = "target", timeout: float | None = None
     ) -> str:
-        """As Client.detokenize."""
-        return await self._run(messages.detokenize(ids, model=model, side=side), timeout)
+        """Returns the text of token ids; see Client.detokenize."""
+        return await self._run(calls.detokenize(ids, model=model, side=side), timeout)
 
     async def models(self, *, timeout: float | None = None) -> list[ModelInfo]:
-        """As Client.models."""
-        return await self._run(messages.models(), timeout)
+        """Lists the versions of all models on the server; see Client.models."""
+        return await self._run(calls.models(), timeout)
 
     async def model(self, name: str = "", *, timeout: float | None = None) -> ModelInfo:
-        """As Client.model."""
-        return await self._run(messages.model(name), timeout)
+        """Describes one model; see Client.model."""
+        return await self._run(calls.model(name), timeout)
 
     async def load_model(self, name: str, *, again: bool = False, timeout: float | None = None) -> list[VersionStatus]:
-        """As Client.load_model."""
-        return await self._run(messages.load_model(name, again=again), timeout)
+        """Loads a model and waits until it answers; see Client.load_model."""
+        return await self._run(calls.load_model(name, again=again), timeout)
 
     async def unload_model(self, name: str, *, timeout: float | None = None) -> list[VersionStatus]:
-        """As Client.unload_model."""
-        return await self._run(messages.unload_model(name), timeout)
+        """Unloads a model, or one version of it; see Client.unload_model."""
+        return await self._run(calls.unload_model(name), timeout)
 
     async def reload_repository(self, *, timeout: float | None = None) -> RepositoryStatus:
-        """As Client.reload_repository."""
-        return await self._run(messages.reload_repository(), timeout)
+        """Scans the repository for new versions now; see Client.reload_repository."""
+        return await self._run(calls.reload_repository(), timeout)
 
     async def repository_status(self, *, timeout: float | None = None) -> RepositoryStatus:
-        """As Client.repository_status."""
-        return await self._run(messages.repository_status(), timeout)
+        """Returns the status of every version in the repository; see Client.repository_status."""
+        return await self._run(calls.repository_status(), timeout)
 
     async def health(self, service: str = "", *, timeout: float | None = None) -> HealthStatus:
-        """As Client.health."""
-        check: Any = health_pb2_grpc.HealthStub(self._any).Check
-        request = health_pb2.HealthCheckRequest(service=service)
+        """Returns the health that the server reports now; see Client.health."""
         try:
-            response = await self._send((check, check), request, Attempts(NO_RETRY, self._seconds(timeout)))
+            return health_status(await self._send(self._health_sender(service, timeout)))
         except NotFoundError:
             return HealthStatus.SERVICE_UNKNOWN
-        return HealthStatus(health_pb2.HealthCheckResponse.ServingStatus.Name(response.status))
 
     async def close(self) -> None:
-        """Closes the connections; calls under way are cancelled."""
-        await self._ready.close()
-        await self._any.close()
+        """Closes the connections. Calls in flight are cancelled."""
+        await self._ready_channel.close()
+        await self._any_channel.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -177,169 +147,101 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    # A channel binds itself to the loop that runs when it is made, so it is made by the first call.
-    @cached_property
-    def _any(self) -> Any:
-        return self._open(follow_health=False)
-
-    @cached_property
-    def _ready(self) -> Any:
-        return self._open(follow_health=True) if self._followed else self._any
-
-    def _open(self, *, follow_health: bool) -> Any:
-        way = self._diagnosis
-        options = way.channel_options(follow_health=follow_health)
-        if way.credentials is None:
-            return grpc.aio.insecure_channel(way.target, options)
-        return grpc.aio.secure_channel(way.target, way.credentials, options)
-
-    @cached_property
-    def _stubs(self) -> Methods:
-        return GenerationServiceStub(self._ready), GenerationServiceStub(self._any)
-
-    @cached_property
-    def _admin(self) -> Any:
-        return AdminServiceStub(self._any)
-
-    def _both(self, name: str) -> Methods:
-        ready, any_ = self._stubs
-        return getattr(ready, name), getattr(any_, name)
-
-    def _methods(self, call: Call[Any]) -> Methods:
-        if call.service == "generation":
-            return self._both(call.method)
-        method = getattr(self._admin, call.method)
-        return method, method
-
-    def _seconds(self, timeout: float | None) -> float | None:
-        return self._timeout if timeout is None else timeout
-
-    def _attempts(self, timeout: float | None) -> Attempts:
-        return Attempts(self._retry, self._seconds(timeout), followed=self._followed)
+    def _open_channel(self, *, follow_health: bool) -> Any:
+        return self._connector.async_channel(follow_health=follow_health)
 
     async def _run(self, call: Call[Answer], timeout: float | None) -> Answer:
-        return call.parse(await self._send(self._methods(call), call.request, self._attempts(timeout)))
+        return call.parse(await self._send(self._sender(call, self._attempts(timeout))))
 
-    async def _send(self, methods: Methods, request: Any, attempts: Attempts) -> Any:
-        metadata = named(self._metadata, attempts.request_id)
+    async def _send(self, sender: Sender) -> Any:
         while True:
             try:
-                return await methods[attempts.regardless](request, timeout=attempts.remaining(), metadata=metadata)
+                return await sender.start()
             except grpc.RpcError as error:
-                failure = self._diagnosis.failure(error, attempts.request_id)
-                delay = attempts.delay_after(failure)
-                if delay is None:
-                    try:
-                        raise await asyncio.to_thread(self._diagnosis.of, failure) from error
-                    finally:
-                        del failure  # its traceback has this frame: the two would hold the connection open
+                delay = await _delay_or_raise(sender, error)
             await asyncio.sleep(delay)
 
     async def _many(
         self, sources: Iterable[Source] | AsyncIterable[Source], pipeline: Pipeline
     ) -> AsyncIterator[Result | ItemError]:
-        events: asyncio.Queue[tuple[Job | None, Any]] = asyncio.Queue()  # a job and its call, or None and a read input
+        events: asyncio.Queue[tuple[Job | None, Any]] = asyncio.Queue()  # a job and its call, or None and a read source
         in_flight: dict[int, Any] = {}
-        rest = aiter(sources if isinstance(sources, AsyncIterable) else _asynchronous(sources))
+        unread = aiter(sources if isinstance(sources, AsyncIterable) else _asynchronous(sources))
         reading: asyncio.Future[Source] | None = None
-        methods = self._both("Generate")
-        more = True
+        exhausted = False
         try:
             while True:
-                if more and reading is None and pipeline.room():
-                    reading = asyncio.ensure_future(anext(rest))
+                if not exhausted and reading is None and pipeline.has_room():
+                    reading = asyncio.ensure_future(anext(unread))
                     reading.add_done_callback(lambda done: events.put_nowait((None, done)))
                 for job in pipeline.due():
-                    call = methods[job.attempts.regardless](
-                        job.call.request,
-                        timeout=job.attempts.remaining(),
-                        metadata=named(self._metadata, job.attempts.request_id),
-                    )
-                    in_flight[job.index] = call
-                    call.add_done_callback(lambda done, job=job: events.put_nowait((job, done)))
+                    in_flight[job.index] = self._sender(job.call, job.attempts).start()
+                    in_flight[job.index].add_done_callback(lambda done, job=job: events.put_nowait((job, done)))
                 while (outcome := pipeline.pop()) is not None:
                     yield outcome
-                if pipeline.empty and not more:
+                if pipeline.empty and exhausted:
                     return
-                if more and reading is None and pipeline.room():
+                if not exhausted and reading is None and pipeline.has_room():
                     continue
                 try:
-                    event, done = await asyncio.wait_for(events.get(), pipeline.wait())
+                    ended, done = await asyncio.wait_for(events.get(), pipeline.delay())
                 except TimeoutError:
                     continue
-                if event is None:
-                    reading = None
-                    try:
-                        pipeline.add(done.result())
-                    except StopAsyncIteration:
-                        more = False
+                if ended is not None:
+                    del in_flight[ended.index]
+                    await self._report(ended, done, pipeline)
                     continue
-                del in_flight[event.index]
+                reading = None
                 try:
-                    pipeline.answered(event, event.call.parse(await done))
-                except grpc.RpcError as error:
-                    try:
-                        pipeline.failed(event, self._diagnosis.failure(error, event.attempts.request_id))
-                    except UnavailableError as failure:
-                        raise await asyncio.to_thread(self._diagnosis.of, failure) from error
-                except DragomanError as error:
-                    pipeline.failed(event, error)
+                    pipeline.add(done.result())
+                except StopAsyncIteration:
+                    exhausted = True
         finally:
             if reading is not None:
                 reading.cancel()
             for call in in_flight.values():
                 call.cancel()
 
-
-async def _asynchronous(sources: Iterable[Source]) -> AsyncIterator[Source]:
-    for source in sources:
-        yield source
+    async def _report(self, job: Job, done: Any, pipeline: Pipeline) -> None:
+        """Reports the end of a call to the pipeline."""
+        try:
+            pipeline.answered(job, job.call.parse(await done))
+        except grpc.RpcError as error:
+            try:
+                pipeline.failed(job, self._connector.failure(error, job.attempts.request_id))
+            except UnavailableError as failure:
+                raise await asyncio.to_thread(self._connector.diagnose, failure) from error
+        except DragomanError as error:
+            pipeline.failed(job, error)
 
 
 class AsyncGenerationStream(AsyncIterator[Piece]):
-    """As GenerationStream: iterate with `async for`; `await result()` gives the whole. To leave early: `cancel()`.
+    """A streamed answer, for `async for`; `await result()` returns the whole answer.
 
-    One that nobody holds any more is cancelled: an `async for` over `client.generate_stream(...)` may be left.
+    To abandon it early, call `cancel()` or use it in an `async with` statement. A stream that is garbage-collected is
+    cancelled: it is fine to break out of `async for piece in client.generate_stream(...)`.
     """
 
-    def __init__(
-        self,
-        methods: Methods,
-        call: Call[tuple[Piece, Result | None]],
-        attempts: Attempts,
-        diagnosis: Diagnosis,
-        metadata: Metadata | None,
-    ) -> None:
-        self._methods = methods
-        self._metadata = named(metadata, attempts.request_id)
-        self._call = call
-        self._attempts = attempts
-        self._diagnosis = diagnosis
+    def __init__(self, sender: Sender, call: Call[tuple[Piece, Result | None]]) -> None:
+        self._sender = sender
+        self._parse = call.parse
         self._result: Result | None = None
         self._started = False
-        self._given_up = False
+        self._cancelled = False
         self._loop = asyncio.get_running_loop()
-        self._stream = self._open()
+        self._stream = sender.start()
 
     async def __anext__(self) -> Piece:
         while True:
             try:
                 message = await self._stream.read()
             except grpc.RpcError as error:
-                failure = self._diagnosis.failure(error, self._attempts.request_id)
-                # What has been handed on cannot be taken back, so only an unstarted stream is opened again.
-                delay = None if self._started else self._attempts.delay_after(failure)
-                if delay is None:
-                    try:
-                        raise await asyncio.to_thread(self._diagnosis.of, failure) from error
-                    finally:
-                        del failure  # its traceback has this frame: the two would hold the connection open
-                await asyncio.sleep(delay)
-                self._stream = self._open()
+                await asyncio.sleep(await _delay_or_raise(self._sender, error, final=self._started))
+                self._stream = self._sender.start()
                 continue
             except asyncio.CancelledError:
-                # A cancelled call looks like a cancelled task; only the latter is.
-                if self._given_up:
+                # A cancelled call raises this, too, although no task was cancelled.
+                if self._cancelled:
                     raise CallCancelledError("the call was cancelled") from None
                 raise
             if message is grpc.aio.EOF:
@@ -347,27 +249,27 @@ class AsyncGenerationStream(AsyncIterator[Piece]):
                     raise ServerError("the stream ended without its last message", code="INTERNAL")
                 raise StopAsyncIteration
             self._started = True
-            piece, self._result = self._call.parse(message)
+            piece, self._result = self._parse(message)
             return piece
 
     async def result(self) -> Result:
-        """The whole answer, after its remaining pieces have come."""
+        """Waits for the remaining pieces and returns the whole answer."""
         async for _ in self:
             pass
-        assert self._result is not None  # __anext__ ends without it by raising only
+        assert self._result is not None  # otherwise __anext__ has raised
         return self._result
 
     def cancel(self) -> None:
-        """Gives the answer up; the server stops working at it."""
-        self._given_up = True
+        """Cancels the call; the server stops generating."""
+        self._cancelled = True
         self._stream.cancel()
 
     async def aclose(self) -> None:
-        """As cancel(), for contextlib.aclosing."""
+        """Cancels the call, as contextlib.aclosing expects."""
         self.cancel()
 
     def __del__(self) -> None:
-        # gRPC does not always do it by itself. Garbage may be collected in any thread, and after the loop has ended.
+        # gRPC does not always cancel by itself. Collection may run in any thread, and after the loop has ended.
         if (stream := getattr(self, "_stream", None)) is not None and not stream.done():
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(stream.cancel)
@@ -380,6 +282,26 @@ class AsyncGenerationStream(AsyncIterator[Piece]):
     ) -> None:
         self.cancel()
 
-    def _open(self) -> Any:
-        method = self._methods[self._attempts.regardless]
-        return method(self._call.request, timeout=self._attempts.remaining(), metadata=self._metadata)
+
+async def _delay_or_raise(sender: Sender, error: grpc.RpcError, *, final: bool = False) -> float:
+    """Returns the seconds to wait before the next attempt.
+
+    Args:
+        final: Never retry, as for a stream whose first pieces have been passed on.
+
+    Raises:
+        DragomanError: There is no further attempt.
+    """
+    failure = sender.failure(error)
+    delay = None if final else sender.attempts.delay_after(failure)
+    if delay is not None:
+        return delay
+    try:
+        raise await asyncio.to_thread(sender.diagnose, failure) from error
+    finally:
+        del failure  # its traceback refers to this frame: the cycle would keep the connection open
+
+
+async def _asynchronous(sources: Iterable[Source]) -> AsyncIterator[Source]:
+    for source in sources:
+        yield source

@@ -1,4 +1,4 @@
-"""The client for ordinary, blocking programs."""
+"""The blocking client."""
 
 import queue
 import time
@@ -7,102 +7,93 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from dragoman import messages
-from dragoman.batch import Batch
-from dragoman.channel import DEFAULT_ADDRESS, balances, target
-from dragoman.credentials import Tls, call_metadata, channel_credentials, channel_options
-from dragoman.diagnosis import Diagnosis
-from dragoman.errors import (
-    DragomanError,
-    ItemError,
-    NotFoundError,
-    ServerError,
-    UnavailableError,
-)
-from dragoman.fields import Side, Source, Target
-from dragoman.messages import Call
-from dragoman.names import Metadata, named
-from dragoman.options import GenerateOptions
-from dragoman.pipeline import DEFAULT_IN_FLIGHT, Job, Pipeline
+from dragoman import calls
+from dragoman.base import BaseClient, Sender, health_status
+from dragoman.calls import Call
+from dragoman.errors import DragomanError, ItemError, NotFoundError, ServerError, UnavailableError
+from dragoman.pipeline import DEFAULT_IN_FLIGHT, Batch, Job, Pipeline
+from dragoman.requests import GenerateOptions, Side, Source, Target
 from dragoman.results import HealthStatus, ModelInfo, Piece, RepositoryStatus, Result, ScoreResult, Token, VersionStatus
-from dragoman.retry import NO_RETRY, Attempts, Methods, RetryPolicy
-from dragoman.v1.admin_pb2_grpc import AdminServiceStub
-from dragoman.v1.generation_pb2_grpc import GenerationServiceStub
 
 Answer = TypeVar("Answer")
 
 
-class Client:
-    """Talks to one or several Dragoman servers. Threads may share it; close it, or use it in a `with`.
+class Client(BaseClient):
+    """A client of one or several Dragoman servers. Threads may share it. Close it, or use it in a `with` statement.
 
-    Every method raises DragomanError (its subclasses tell the kinds apart) when the call fails; ValueError or TypeError
-    when an argument cannot be sent. Calls that find no server, or a full one, are sent again as `retry` says, within
-    their timeout.
+    Every method raises a subclass of DragomanError if the call fails, and ValueError or TypeError if an argument cannot
+    be sent. A `timeout` argument is in seconds, retries included, and defaults to the timeout of the client.
 
     Args:
-        address: HOST:PORT; several (a list, or one text with commas); or a gRPC name such as "unix:/run/dragoman".
-            Calls go round all addresses.
-        timeout: seconds that a call may take, retries included; None for no limit. Each method can be given its own.
-        retry: when failed calls are sent again.
-        follow_health: with several addresses, or a name, which may stand for several, pass over the servers that say
-            that they are not ready (grpc.health.v1), as long as one says that it is. False where one proxy that shares
-            out calls stands for all of them: then the health that is heard is that of any of them.
-        tls: True to talk TLS with servers that have a public certificate; a Tls to say whom else to trust, and who the
-            client is.
-        api_key: for servers that want one. Without TLS whoever can listen on the network can read it.
+        address: HOST:PORT; several of them (a list, or one string with commas), which take turns; or a gRPC name such
+            as "unix:/run/dragoman".
+        timeout: Seconds per call, retries included; None for no limit.
+        retry: When failed calls are sent again.
+        follow_health: With several addresses, or a name that may stand for several, skip servers that report that they
+            are not ready (grpc.health.v1), as long as another one is ready. Set it to False behind a proxy that
+            balances calls: there, the health reported may be that of any server behind it.
+        tls: True for TLS with servers whose certificate is signed by a public authority; a Tls for other authorities or
+            a client certificate.
+        api_key: API key, for servers that require one. Without TLS, anyone on the network can read it.
+
+    Raises:
+        ValueError: The address, the API key or a TLS file cannot be used.
     """
 
-    def __init__(
-        self,
-        address: str | Sequence[str] = DEFAULT_ADDRESS,
-        *,
-        timeout: float | None = 60.0,
-        retry: RetryPolicy | None = None,
-        follow_health: bool = True,
-        tls: Tls | bool = False,
-        api_key: str | None = None,
-    ) -> None:
-        self._address = address if isinstance(address, str) else ",".join(address)
-        self._timeout = timeout
-        self._retry = retry or RetryPolicy()
-        self._metadata = call_metadata(api_key)
-        self._diagnosis = Diagnosis(self._address, target(address), channel_credentials(tls), channel_options(tls))
-        self._followed = follow_health and balances(self._diagnosis.target)
-        self._any = self._diagnosis.channel(follow_health=False)
-        self._ready = self._diagnosis.channel(follow_health=True) if self._followed else self._any
-        self._stubs: Methods = (GenerationServiceStub(self._ready), GenerationServiceStub(self._any))
-        self._admin: Any = AdminServiceStub(self._any)
+    _connects_when_created = True
 
     def generate(self, source: Source, *, timeout: float | None = None, **options: Unpack[GenerateOptions]) -> Result:
-        """The answer to a text, or to the token ids of one."""
-        return self._run(messages.generate(source, **options), timeout)
+        """Generates the answer to one source.
+
+        Args:
+            source: A text, or source token ids.
+            timeout: Seconds for the call, retries included.
+            options: See GenerateOptions.
+        """
+        return self._run(calls.generate(source, **options), timeout)
 
     def generate_stream(
         self, source: Source, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
     ) -> "GenerationStream":
-        """The answer piece by piece. The call is sent here and may be retried until its first piece has come.
+        """Generates the answer to one source piece by piece. The call is sent now, and retried until its first piece.
 
-        The pieces, joined, are the text of the result. A beam search gives its text at the end, and before it pieces
-        that tell its progress. Several hypotheses come mixed; `Piece.hypothesis` tells them apart.
+        The pieces, joined, are the text of the result. Beam search sends pieces with its progress and the text at the
+        end. Pieces of several hypotheses are interleaved; see `Piece.hypothesis`.
+
+        Args:
+            source: A text, or source token ids.
+            timeout: Seconds for the call, retries included.
+            options: See GenerateOptions.
+
+        Returns:
+            An iterator over the pieces, with the `result()`.
         """
-        call = messages.generate_stream(source, **options)
-        return GenerationStream(self._methods(call), call, self._attempts(timeout), self._diagnosis, self._metadata)
+        return GenerationStream(
+            self._sender(call := calls.generate_stream(source, **options), self._attempts(timeout)), call
+        )
 
     def generate_batch(
         self, sources: Iterable[Source], *, timeout: float | None = None, **options: Unpack[GenerateOptions]
     ) -> list[Result | ItemError]:
-        """The answers to many sources in one call, in order, an ItemError for each that has none.
+        """Generates the answers to many sources in one call.
 
-        Sources that end with UNAVAILABLE, as where a worker of the server dies, are sent again as `retry` says.
-        For more than a few hundred, or sources that come one after another, `generate_many` is better.
+        Items that fail with UNAVAILABLE, for example because a worker of the server died, are retried. For more than a
+        few hundred sources, or sources that arrive over time, use `generate_many`.
+
+        Args:
+            sources: Texts, or lists of source token ids.
+            timeout: Seconds for all sources together, retries included.
+            options: See GenerateOptions.
+
+        Returns:
+            One Result, or ItemError if it failed, per source, in order.
         """
         batch = Batch(sources, **options)
         attempts = self._attempts(timeout)
         while (request := batch.request) is not None:
             try:
-                response = self._send(self._both("GenerateBatch"), request, attempts)
+                response = self._send(self._sender(Call("GenerateBatch", request, calls.result), attempts))
                 delay = batch.answered(response, attempts)
             except DragomanError as error:
                 batch.failed(error)
@@ -118,22 +109,25 @@ class Client:
         max_in_flight: int = DEFAULT_IN_FLIGHT,
         **options: Unpack[GenerateOptions],
     ) -> Iterator[Result | ItemError]:
-        """The answers to any number of sources, in order, as they come; an ItemError for each source that has none.
+        """Generates the answers to any number of sources, with as many calls in flight as the servers accept.
 
-        As many calls are in flight as the servers take, `max_in_flight` at most; `sources` is read as far ahead.
-        Sources that a full server refused are sent again. Closing the iterator cancels what is in flight.
+        Sources that a full server refused are retried. Closing the iterator cancels the calls in flight.
 
         Args:
-            timeout: seconds for each source, from when it is first sent.
+            sources: Texts, or lists of source token ids; read no further ahead than calls can be sent.
+            timeout: Seconds for each source, from when it is first sent, retries included.
+            max_in_flight: Maximum number of calls in flight.
+            options: See GenerateOptions.
+
+        Yields:
+            One Result, or ItemError if it failed, per source, in order, as soon as it is known.
 
         Raises:
-            DragomanError: from the iterator, at a failure that concerns every source: no such model, a wrong option,
-                or no server, where none has answered before. A server that goes later costs those sources their
-                answers whose timeout it outlasts.
+            DragomanError: From the iterator: an error that concerns every source, such as an unknown model, an invalid
+                option, or no server so far. If a server that has answered goes away for longer than `timeout`, only the
+                sources of that time fail.
         """
-        make_call = messages.generate_many(**options)
-        pipeline = Pipeline(make_call, self._retry, self._seconds(timeout), max_in_flight, followed=self._followed)
-        return self._many(sources, pipeline)
+        return self._many(sources, self._pipeline(timeout, max_in_flight, {**options}))
 
     def score(
         self,
@@ -145,82 +139,110 @@ class Client:
         attention: bool = False,
         timeout: float | None = None,
     ) -> ScoreResult:
-        """How likely the model thinks each of the targets (texts, or target token ids), token by token.
+        """Computes the log-probabilities of given targets, token by token.
 
         Args:
-            alignment: say for each target token at which source token it looks most.
-            attention: return all attention, of every layer and head.
+            source: A text, or source token ids.
+            targets: Texts, or lists of target token ids.
+            model: NAME, NAME@VERSION or NAME@ALIAS; "" for the server's default model.
+            alignment: Return for each target token the source token with the highest attention.
+            attention: Return the attention of every layer and head.
+            timeout: Seconds for the call, retries included.
         """
-        return self._run(
-            messages.score(source, targets, model=model, alignment=alignment, attention=attention), timeout
-        )
+        return self._run(calls.score(source, targets, model=model, alignment=alignment, attention=attention), timeout)
 
     def tokenize(
         self, text: str, *, model: str = "", side: Side = "source", timeout: float | None = None
     ) -> list[Token]:
-        """The tokens that the model reads for a text, or with side="target" writes; the end token included."""
-        return self._run(messages.tokenize(text, model=model, side=side), timeout)
+        """Splits a text into tokens, the end token included.
+
+        Args:
+            text: The text.
+            model: NAME, NAME@VERSION or NAME@ALIAS; "" for the server's default model.
+            side: Vocabulary to use: "source" for input, "target" for output.
+            timeout: Seconds for the call, retries included.
+        """
+        return self._run(calls.tokenize(text, model=model, side=side), timeout)
 
     def detokenize(
         self, ids: Sequence[int], *, model: str = "", side: Side = "target", timeout: float | None = None
     ) -> str:
-        """The text of token ids."""
-        return self._run(messages.detokenize(ids, model=model, side=side), timeout)
+        """Returns the text of token ids. Arguments are those of `tokenize`."""
+        return self._run(calls.detokenize(ids, model=model, side=side), timeout)
 
     def models(self, *, timeout: float | None = None) -> list[ModelInfo]:
-        """The versions of models that the server has, those that are not ready too."""
-        return self._run(messages.models(), timeout)
+        """Lists the versions of all models on the server, including those that are not ready."""
+        return self._run(calls.models(), timeout)
 
     def model(self, name: str = "", *, timeout: float | None = None) -> ModelInfo:
-        """What NAME, NAME@VERSION or NAME@ALIAS means to the server now; "" for its default model."""
-        return self._run(messages.model(name), timeout)
+        """Describes one model.
+
+        Args:
+            name: NAME, NAME@VERSION or NAME@ALIAS; "" for the server's default model.
+            timeout: Seconds for the call, retries included.
+
+        Raises:
+            NotFoundError: The server has no such model.
+        """
+        return self._run(calls.model(name), timeout)
 
     def load_model(self, name: str, *, again: bool = False, timeout: float | None = None) -> list[VersionStatus]:
-        """Loads a model that was unloaded, or a version that the configuration leaves out; waits until it answers.
-
-        Returns the status of the model's versions. A DragomanError of the code FAILED_PRECONDITION says why it can't be
-        loaded; what was served before goes on.
+        """Loads a model that was unloaded, or a version that the configuration leaves out, and waits until it answers.
 
         Args:
             name: NAME, or NAME@VERSION.
-            again: also where it is loaded already and its files have not changed.
+            again: Load it again even if it is loaded and its files have not changed.
+            timeout: Seconds for the call, retries included.
+
+        Returns:
+            The status of all versions of the model.
+
+        Raises:
+            DragomanError: With the code FAILED_PRECONDITION if the model cannot be loaded; what was served before
+                stays.
         """
-        return self._run(messages.load_model(name, again=again), timeout)
+        return self._run(calls.load_model(name, again=again), timeout)
 
     def unload_model(self, name: str, *, timeout: float | None = None) -> list[VersionStatus]:
-        """Takes a model, NAME, or a version of it, NAME@VERSION, out of service, until it is loaded again.
-
-        Calls that run are finished. Returns the status of the model's versions.
-        """
-        return self._run(messages.unload_model(name), timeout)
-
-    def reload_repository(self, *, timeout: float | None = None) -> RepositoryStatus:
-        """Has the server look for new versions now, and try again what failed; waits until that is done."""
-        return self._run(messages.reload_repository(), timeout)
-
-    def repository_status(self, *, timeout: float | None = None) -> RepositoryStatus:
-        """What the server has loaded, and why it has not loaded the rest."""
-        return self._run(messages.repository_status(), timeout)
-
-    def health(self, service: str = "", *, timeout: float | None = None) -> HealthStatus:
-        """What the server says of its health now: no retries. UnavailableError where there is no server.
+        """Unloads a model, or one version of it, until it is loaded again. Running calls finish first.
 
         Args:
-            service: "" for the server as a whole, "model:NAME" for a model, or a service's name such as
-                "dragoman.v1.GenerationService".
+            name: NAME, or NAME@VERSION.
+            timeout: Seconds for the call, retries included.
+
+        Returns:
+            The status of all versions of the model.
         """
-        check: Any = health_pb2_grpc.HealthStub(self._any).Check
-        request = health_pb2.HealthCheckRequest(service=service)
+        return self._run(calls.unload_model(name), timeout)
+
+    def reload_repository(self, *, timeout: float | None = None) -> RepositoryStatus:
+        """Scans the repository for new versions now, retries versions that failed to load, and waits for the end."""
+        return self._run(calls.reload_repository(), timeout)
+
+    def repository_status(self, *, timeout: float | None = None) -> RepositoryStatus:
+        """Returns the status of every version in the repository."""
+        return self._run(calls.repository_status(), timeout)
+
+    def health(self, service: str = "", *, timeout: float | None = None) -> HealthStatus:
+        """Returns the health that the server reports now. Never retries.
+
+        Args:
+            service: "" for the server as a whole, "model:NAME" for a model, or the name of a gRPC service, such as
+                "dragoman.v1.GenerationService".
+            timeout: Seconds for the call.
+
+        Raises:
+            UnavailableError: No server answers.
+        """
         try:
-            response = self._send((check, check), request, Attempts(NO_RETRY, self._seconds(timeout)))
+            return health_status(self._send(self._health_sender(service, timeout)))
         except NotFoundError:
             return HealthStatus.SERVICE_UNKNOWN
-        return HealthStatus(health_pb2.HealthCheckResponse.ServingStatus.Name(response.status))
 
     def close(self) -> None:
-        """Closes the connections; calls under way are cancelled."""
-        self._ready.close()
-        self._any.close()
+        """Closes the connections. Calls in flight are cancelled."""
+        self._ready_channel.close()
+        self._any_channel.close()
 
     def __enter__(self) -> Self:
         return self
@@ -230,66 +252,43 @@ class Client:
     ) -> None:
         self.close()
 
-    def _seconds(self, timeout: float | None) -> float | None:
-        return self._timeout if timeout is None else timeout
-
-    def _attempts(self, timeout: float | None) -> Attempts:
-        return Attempts(self._retry, self._seconds(timeout), followed=self._followed)
-
-    def _both(self, name: str) -> Methods:
-        ready, any_ = self._stubs
-        return getattr(ready, name), getattr(any_, name)
-
-    def _methods(self, call: Call[Any]) -> Methods:
-        if call.service == "generation":
-            return self._both(call.method)
-        method = getattr(self._admin, call.method)
-        return method, method
+    def _open_channel(self, *, follow_health: bool) -> grpc.Channel:
+        return self._connector.channel(follow_health=follow_health)
 
     def _run(self, call: Call[Answer], timeout: float | None) -> Answer:
-        return call.parse(self._send(self._methods(call), call.request, self._attempts(timeout)))
+        return call.parse(self._send(self._sender(call, self._attempts(timeout))))
 
-    def _send(self, methods: Methods, request: Any, attempts: Attempts) -> Any:
-        metadata = named(self._metadata, attempts.request_id)
+    def _send(self, sender: Sender) -> Any:
         while True:
             try:
-                return methods[attempts.regardless](request, timeout=attempts.remaining(), metadata=metadata)
+                return sender.start()
             except grpc.RpcError as error:
-                failure = self._diagnosis.failure(error, attempts.request_id)
-                delay = attempts.delay_after(failure)
-                if delay is None:
-                    raise self._diagnosis.of(failure) from error
-            time.sleep(delay)
+                time.sleep(_delay_or_raise(sender, error))
 
     def _many(self, sources: Iterable[Source], pipeline: Pipeline) -> Iterator[Result | ItemError]:
-        outcomes: queue.SimpleQueue[tuple[Job, Any]] = queue.SimpleQueue()
+        ended: queue.SimpleQueue[tuple[Job, Any]] = queue.SimpleQueue()
         in_flight: dict[int, Any] = {}
-        methods = self._both("Generate")
-        rest = iter(sources)
-        more = True
+        unread = iter(sources)
+        exhausted = False
         try:
             while True:
-                while more and pipeline.room():
+                while not exhausted and pipeline.has_room():
                     try:
-                        pipeline.add(next(rest))
+                        pipeline.add(next(unread))
                     except StopIteration:
-                        more = False
+                        exhausted = True
                 for job in pipeline.due():
-                    future = methods[job.attempts.regardless].future(
-                        job.call.request,
-                        timeout=job.attempts.remaining(),
-                        metadata=named(self._metadata, job.attempts.request_id),
-                    )
+                    future = self._sender(job.call, job.attempts).start(future=True)
                     in_flight[job.index] = future
-                    future.add_done_callback(lambda done, job=job: outcomes.put((job, done)))
+                    future.add_done_callback(lambda done, job=job: ended.put((job, done)))
                 while (outcome := pipeline.pop()) is not None:
                     yield outcome
-                if pipeline.empty and not more:
+                if pipeline.empty and exhausted:
                     return
-                if pipeline.empty or (more and pipeline.room()):
+                if pipeline.empty or (not exhausted and pipeline.has_room()):
                     continue
                 try:
-                    job, done = outcomes.get(timeout=pipeline.wait())
+                    job, done = ended.get(timeout=pipeline.delay())
                 except queue.Empty:
                     continue
                 del in_flight[job.index]
@@ -297,9 +296,9 @@ class Client:
                     pipeline.answered(job, job.call.parse(done.result()))
                 except grpc.RpcError as error:
                     try:
-                        pipeline.failed(job, self._diagnosis.failure(error, job.attempts.request_id))
+                        pipeline.failed(job, self._connector.failure(error, job.attempts.request_id))
                     except UnavailableError as failure:
-                        raise self._diagnosis.of(failure) from error
+                        raise self._connector.diagnose(failure) from error
                 except DragomanError as error:
                     pipeline.failed(job, error)
         finally:
@@ -308,24 +307,17 @@ class Client:
 
 
 class GenerationStream(Iterator[Piece]):
-    """A streamed answer: iterate for its pieces; `result()` has the whole. To leave early: `cancel()`, or a `with`."""
+    """A streamed answer. Iterate over its pieces; `result()` returns the whole answer.
 
-    def __init__(
-        self,
-        methods: Methods,
-        call: Call[tuple[Piece, Result | None]],
-        attempts: Attempts,
-        diagnosis: Diagnosis,
-        metadata: Metadata | None,
-    ) -> None:
-        self._methods = methods
-        self._metadata = named(metadata, attempts.request_id)
-        self._call = call
-        self._attempts = attempts
-        self._diagnosis = diagnosis
+    To abandon it early, call `cancel()` or use it in a `with` statement.
+    """
+
+    def __init__(self, sender: Sender, call: Call[tuple[Piece, Result | None]]) -> None:
+        self._sender = sender
+        self._parse = call.parse
         self._result: Result | None = None
         self._started = False
-        self._messages = self._open()
+        self._messages = sender.start()
 
     def __next__(self) -> Piece:
         while True:
@@ -336,27 +328,22 @@ class GenerationStream(Iterator[Piece]):
                     raise ServerError("the stream ended without its last message", code="INTERNAL") from None
                 raise
             except grpc.RpcError as error:
-                failure = self._diagnosis.failure(error, self._attempts.request_id)
-                # What has been handed on cannot be taken back, so only an unstarted stream is opened again.
-                delay = None if self._started else self._attempts.delay_after(failure)
-                if delay is None:
-                    raise self._diagnosis.of(failure) from error
-                time.sleep(delay)
-                self._messages = self._open()
+                time.sleep(_delay_or_raise(self._sender, error, final=self._started))
+                self._messages = self._sender.start()
                 continue
             self._started = True
-            piece, self._result = self._call.parse(message)
+            piece, self._result = self._parse(message)
             return piece
 
     def result(self) -> Result:
-        """The whole answer, after its remaining pieces have come."""
+        """Waits for the remaining pieces and returns the whole answer."""
         for _ in self:
             pass
-        assert self._result is not None  # __next__ ends without it by raising only
+        assert self._result is not None  # otherwise __next__ has raised
         return self._result
 
     def cancel(self) -> None:
-        """Gives the answer up; the server stops working at it."""
+        """Cancels the call; the server stops generating."""
         self._messages.cancel()
 
     def __enter__(self) -> Self:
@@ -367,6 +354,18 @@ class GenerationStream(Iterator[Piece]):
     ) -> None:
         self.cancel()
 
-    def _open(self) -> Any:
-        method = self._methods[self._attempts.regardless]
-        return method(self._call.request, timeout=self._attempts.remaining(), metadata=self._metadata)
+
+def _delay_or_raise(sender: Sender, error: grpc.RpcError, *, final: bool = False) -> float:
+    """Returns the seconds to wait before the next attempt.
+
+    Args:
+        final: Never retry, as for a stream whose first pieces have been passed on.
+
+    Raises:
+        DragomanError: There is no further attempt.
+    """
+    failure = sender.failure(error)
+    delay = None if final else sender.attempts.delay_after(failure)
+    if delay is None:
+        raise sender.diagnose(failure) from error
+    return delay

@@ -1,4 +1,4 @@
-"""`make demo`: a real server on the model that ships, real requests, their answers, and the server's metrics."""
+"""`make demo`: runs a server with the shipped model, sends it requests, and shows answers and metrics."""
 
 import sys
 import time
@@ -16,7 +16,7 @@ from dragoman.results import Result
 
 ONE_BY_ONE = ["dragoman", "kubernetes", "onomatopoeia", "quokka"]
 STREAMED = ["serendipity", "thistlethwaite"]
-# Zürich holds a letter that the model has never seen, so one item of the batch fails; the others must not care.
+# The model does not know the letter ü, so this item of the batch fails; the others do not.
 BATCH = [
     *"interpreters stood between two courts and carried words from one to the other without either of them learning"
     " that most of what was said had never been said before by anyone nor would it be said again quite so well".split(),
@@ -27,17 +27,17 @@ METHOD = "dragoman.v1.GenerationService"
 
 
 class Meter:
-    """The server's metrics, added up over their labels."""
+    """A snapshot of the server's metrics, summed over labels."""
 
     def __init__(self, samples: dict[str, float]) -> None:
         self.samples = samples
 
-    def total(self, name: str, having: str = "") -> float:
-        """Sum of a metric's samples whose labels contain `having`."""
-        return sum(v for k, v in self.samples.items() if k.partition("{")[0] == name and having in k)
+    def total(self, name: str, label: str = "") -> float:
+        """Returns the sum of a metric over all series with `label`."""
+        return sum(value for key, value in self.samples.items() if key.partition("{")[0] == name and label in key)
 
     def mean(self, name: str) -> float:
-        """Mean of what a histogram observed; 0 where it observed nothing."""
+        """Returns the mean of a histogram; 0 without observations."""
         return self.total(f"{name}_sum") / max(self.total(f"{name}_count"), 1)
 
 
@@ -46,7 +46,7 @@ def show_model(client: Client, console: Console) -> None:
     console.print(f"Model [bold]{model.name}[/], version {model.version}: {escape(model.description)}")
     console.print(
         f"{model.parameters / 1e6:.1f} million parameters, {model.precision} on {model.device}; "
-        f"up to {model.max_source_tokens} tokens in and {model.max_target_tokens} out"
+        f"sources up to {model.max_source_tokens} tokens, targets up to {model.max_target_tokens}"
     )
     for name, value in sorted(model.quality.items()):
         console.print(f"{escape(name)}: {value:.4g}")
@@ -72,7 +72,7 @@ def show_stream(client: Client, console: Console) -> None:
             for piece in pieces:
                 times.append((time.perf_counter() - start) * 1e3)
                 console.print(f"[bold green]{escape(piece.text)}[/]", end="", soft_wrap=True)
-        console.print(f"   {len(times)} messages, the first after {times[0]:.1f} ms, the last after {times[-1]:.1f} ms")
+        console.print(f"   {len(times)} pieces, the first after {times[0]:.1f} ms, the last after {times[-1]:.1f} ms")
 
 
 def show_batch(client: Client, console: Console) -> None:
@@ -82,7 +82,7 @@ def show_batch(client: Client, console: Console) -> None:
     answers = [
         (text, outcome.text) for text, outcome in zip(BATCH, outcomes, strict=True) if isinstance(outcome, Result)
     ]
-    console.print(f"{len(answers)} of {len(BATCH)} texts answered in {milliseconds:.1f} ms; the first of them:")
+    console.print(f"{len(answers)} of {len(BATCH)} texts answered in {milliseconds:.1f} ms; the first 12:")
     console.print(Columns([f"{text} [bold green]{escape(answer)}[/]" for text, answer in answers[:12]], padding=(0, 3)))
     for outcome in outcomes:
         if not isinstance(outcome, Result):
@@ -91,42 +91,42 @@ def show_batch(client: Client, console: Console) -> None:
 
 def show_metrics(server: LocalServer, console: Console) -> None:
     meter = Meter(server.metrics())
-    table = Table("what the server counted", "", "metric", box=None, pad_edge=False)
-    for what, value, name in (
+    table = Table("measured by the server", "", "metric", box=None, pad_edge=False)
+    for description, value, name in (
         ("calls", f"{meter.total('dragoman_requests_total', METHOD):.0f}", "dragoman_requests_total"),
-        ("tokens read", f"{meter.total('dragoman_source_tokens_total'):.0f}", "dragoman_source_tokens_total"),
-        ("tokens written", f"{meter.total('dragoman_target_tokens_total'):.0f}", "dragoman_target_tokens_total"),
+        ("source tokens", f"{meter.total('dragoman_source_tokens_total'):.0f}", "dragoman_source_tokens_total"),
+        ("target tokens", f"{meter.total('dragoman_target_tokens_total'):.0f}", "dragoman_target_tokens_total"),
         (
             "time to first token",
             f"{meter.mean('dragoman_first_token_seconds') * 1e3:.2f} ms",
             "dragoman_first_token_seconds",
         ),
         ("decode step", f"{meter.mean('dragoman_step_seconds') * 1e3:.2f} ms", "dragoman_step_seconds"),
-        ("rows in a step", f"{meter.mean('dragoman_step_rows'):.1f}", "dragoman_step_rows"),
+        ("rows per step", f"{meter.mean('dragoman_step_rows'):.1f}", "dragoman_step_rows"),
         ("items refused", f"{meter.total('dragoman_rejections_total'):.0f}", "dragoman_rejections_total"),
     ):
-        table.add_row(what, value, f"[dim]{name}[/]")
+        table.add_row(description, value, f"[dim]{name}[/]")
     console.print(table)
-    console.print("[dim]Times are means. All of it stands on the server's metrics page, for Prometheus to fetch.[/]")
+    console.print("[dim]Times are means. Prometheus can scrape all of this from the metrics page.[/]")
 
 
 NEXT = """\
 [bold].venv/bin/dragoman-serve[/]          serve; --help lists the options
-[bold].venv/bin/dragoman generate TEXT[/]  ask it; --help lists the rest
-[bold].venv/bin/dragoman-train tiny[/]     train a model, in seconds; README.md tells of real ones
-[bold]README.md[/]                         export, metrics, limits, the API"""
+[bold].venv/bin/dragoman generate TEXT[/]  send a request; --help lists the other commands
+[bold].venv/bin/dragoman-train tiny[/]     train a small model in seconds
+[bold]docs/quickstart.md[/]                the same step by step, with real data and from Python"""
 
 
 def demo(console: Console) -> None:
-    """Starts the server, shows everything, and stops it.
+    """Starts the server, sends all requests, and stops it.
 
     Raises:
-        ServerStartError: it did not come up, or did not end with exit status 0.
-        DragomanError: a request failed that should not have.
+        ServerStartError: The server did not start, or did not exit with 0.
+        DragomanError: A request failed unexpectedly.
     """
-    console.print("Starting dragoman-serve on the model that ships with it ...")
+    console.print("Starting dragoman-serve with the shipped model ...")
     with LocalServer() as server, Client(server.address) as client:
-        console.print(f"Serving after {server.start_seconds:.1f} s at {server.address}")
+        console.print(f"Ready after {server.start_seconds:.1f} s at {server.address}")
         console.print(f"Metrics at http://{LOOPBACK}:{server.metrics_port}/metrics")
         for title, show in (("The model", show_model), ("Generate", show_unary), ("GenerateStream", show_stream)):
             console.print(Rule(title, align="left"))
@@ -139,19 +139,19 @@ def demo(console: Console) -> None:
         log_tail = server.log_tail()
         status = server.stop()
     if status != 0:
-        raise ServerStartError(f"dragoman-serve ended with exit status {status}; it said:\n{log_tail}")
-    console.print("The server finished what it had to do and ended. Where to go on:")
+        raise ServerStartError(f"dragoman-serve exited with {status}; its log ends with:\n{log_tail}")
+    console.print("The server drained and exited. Next steps:")
     console.print(NEXT, highlight=False)
 
 
 def main() -> None:
-    """Runs the demo; exits with 1 and one message where something fails."""
+    """Runs the demo; exits with 1 and one message if it fails."""
     try:
         demo(Console())
     except (ServerStartError, DragomanError) as error:
         sys.exit(f"The demo failed: {error}")
     except KeyboardInterrupt:
-        sys.exit("The demo was interrupted; the server is stopped.")
+        sys.exit("The demo was interrupted. The server has stopped.")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The client's exceptions, and how gRPC's errors become them."""
+"""The client's exceptions, and their construction from gRPC errors."""
 
 import re
 from collections.abc import Iterable
@@ -8,36 +8,42 @@ from typing import Any, Literal
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
-from dragoman.names import REQUEST_ID
+REQUEST_ID = "x-request-id"
+"""The metadata key of a call's id, both in the request and in the trailers of the response."""
 
-Unconnected = Literal["unready", "tls", "closed", "network"]
+ConnectionFailure = Literal["unready", "tls", "closed", "network"]
 
 _STATUS_DETAILS_KEY = "grpc-status-details-bin"
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
-# gRPC's words for what may come between, and ours.
 _NOT_READY = "it is not ready: its model is loading, or it is shutting down"
-_UNREADY = {"backend unhealthy": _NOT_READY, "health check call failed": "it does not say whether it is ready"}
+# gRPC's messages for servers that fail its health check, and ours.
+_UNREADY = {"backend unhealthy": _NOT_READY, "health check call failed": "it does not report whether it is ready"}
 _PROXY_REFUSED = re.compile(r"HTTP proxy returned response code (\d+)")
-_OTHER_NAME = "the server's certificate is for another name; if that is the server meant, give its name (--server-name)"
+_OTHER_NAME = "the server's certificate is for another name; if it is the right server, pass that name (--server-name)"
 _TLS_FAULTS = {
-    "CERTIFICATE_VERIFY_FAILED": "nobody who is trusted here has signed the server's certificate, or it has expired",
-    "WRONG_VERSION_NUMBER": "it does not talk TLS",
+    "CERTIFICATE_VERIFY_FAILED": "the server's certificate has expired or is not signed by a trusted authority",
+    "WRONG_VERSION_NUMBER": "it does not speak TLS",
     "Hostname Verification": _OTHER_NAME,
     "is not in peer certificate": _OTHER_NAME,
 }
 _CLOSED = re.compile("socket closed|connection reset by peer|end of tcp stream", re.IGNORECASE)
-_BEHIND = "something listens there, but speaks TLS alone, wants a client's certificate, or has no server behind it"
-# Of which the server's log may tell more; other failures say all themselves.
+_CLOSED_HINT = "something listens there, but it requires TLS or a client certificate, or has no server behind it"
+# Codes for which the server's log may say more. Other errors are complete in themselves.
 _SERVER_FAULTS = {"INTERNAL", "UNKNOWN", "DATA_LOSS", "UNAVAILABLE", "DEADLINE_EXCEEDED"}
-_PASSED = {"Deadline Exceeded", "Stream removed (Deadline Exceeded)"}
+_TIMED_OUT = {"Deadline Exceeded", "Stream removed (Deadline Exceeded)"}
 _LOST = re.compile(r"^Stream removed \((?!Deadline Exceeded|Channel closed)(.*)\)$")
-# For a connection that never came about; the reason stands after the last colon.
+# The connection was never established; the reason follows the last colon.
 _NO_CONNECTION = re.compile(r"failed to connect to all addresses|connections to all backends failing|errors resolving")
 
 
 @dataclass(frozen=True, slots=True)
 class FieldViolation:
-    """A field of the request, named as in the .proto file, and what is wrong with it."""
+    """An invalid field of a request.
+
+    Attributes:
+        field: Path of the field as in the .proto file, such as "options.max_new_tokens".
+        description: What is wrong with it.
+    """
 
     field: str
     description: str
@@ -47,14 +53,14 @@ class FieldViolation:
 
 
 class DragomanError(Exception):
-    """A call that failed; str() is one readable sentence.
+    """A call that failed. str() is one readable sentence.
 
     Attributes:
-        code: the gRPC status code's name, such as "INVALID_ARGUMENT".
-        violations: the fields that are wrong, where the server named them.
-        retry_after: seconds after which the server wants to be asked again, where it said so.
-        request_id: the name of the call in the server's log and traces; None where it can't have come there. A
-            traceback shows it where that may tell more.
+        code: Name of the gRPC status code, such as "INVALID_ARGUMENT".
+        violations: The invalid fields, if the server named them.
+        retry_after: Seconds after which the server suggests a retry, if it does.
+        request_id: Id of the call in the server's log and traces; None if the call never reached a server. Tracebacks
+            show it if the log may say more.
     """
 
     code = "UNKNOWN"
@@ -75,7 +81,7 @@ class DragomanError(Exception):
 
 
 class InvalidArgumentError(DragomanError):
-    """The request is wrong; sending it again will not help."""
+    """The request is invalid. A retry would fail again."""
 
     code = "INVALID_ARGUMENT"
 
@@ -87,35 +93,37 @@ class NotFoundError(DragomanError):
 
 
 class ResourceExhaustedError(DragomanError):
-    """The server's queue is full or the API key has had its share (`retry_after` says when to come again), or a message
-    is over the size limit."""
+    """The queue is full, the API key has reached its limit, or a message is over the size limit.
+
+    `retry_after` is set in the first two cases.
+    """
 
     code = "RESOURCE_EXHAUSTED"
 
 
 class DeadlineExceededError(DragomanError):
-    """The call's timeout passed before the answer came."""
+    """The timeout passed before the answer arrived."""
 
     code = "DEADLINE_EXCEEDED"
 
 
 class UnauthenticatedError(DragomanError):
-    """The server wants an API key, or does not know the one it was sent."""
+    """The server requires an API key, or does not accept the one it got."""
 
     code = "UNAUTHENTICATED"
 
 
 class UnavailableError(DragomanError):
-    """No server answers at the address, or it is loading or draining.
+    """No server answers at the address, or the server is loading or draining.
 
     Attributes:
-        unconnected: why no server was sent the call: "unready" where they say that they are not ready, or do not say
-            that they are; "tls" where client and server do not agree on TLS; "closed" where what listens there hangs
-            up; else "network". None where that is not why.
+        connection_failure: Why the call reached no server: "unready" if the servers report that they are not ready or
+            do not report that they are, "tls" if client and server disagree on TLS, "closed" if the peer hangs up, and
+            "network" otherwise. None if the call reached a server.
     """
 
     code = "UNAVAILABLE"
-    unconnected: Unconnected | None = None
+    connection_failure: ConnectionFailure | None = None
 
 
 class CallCancelledError(DragomanError):
@@ -125,15 +133,15 @@ class CallCancelledError(DragomanError):
 
 
 class ServerError(DragomanError):
-    """Any other failure of the server; `code` says which."""
+    """Any other failure of the server; see `code`."""
 
 
 class ItemError(DragomanError):
-    """The failure of one of many inputs.
+    """The failure of one input among many.
 
     Attributes:
-        index: the input's place, counted from 0.
-        error: what went wrong with it.
+        index: Position of the input, from 0.
+        error: The failure itself.
     """
 
     def __init__(self, index: int, error: DragomanError) -> None:
@@ -159,16 +167,17 @@ _CLASSES: dict[str, type[DragomanError]] = {
 }
 
 
-# What meets one input among many. The rest (no server, no such model, no permission) would meet the next one too.
+# Codes that may concern one input only. All others (no server, no such model, no permission) recur for every input.
 _CODES_OF_ONE_INPUT = {"RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "CANCELLED", "INTERNAL", "UNKNOWN", "OUT_OF_RANGE"}
 
 
 def concerns_one_input(error: DragomanError) -> bool:
-    """Whether, of many inputs with the same options, the error may concern this one only."""
+    """Returns whether an error may concern this input only, rather than all inputs with the same options."""
     if isinstance(error, InvalidArgumentError):
-        # Whether there is room for all attention depends on the input's length.
+        # `details.attention` is refused for long inputs.
         return not error.violations or any(
-            each.field.startswith("input") or each.field == "details.attention" for each in error.violations
+            violation.field.startswith("input") or violation.field == "details.attention"
+            for violation in error.violations
         )
     return error.code in _CODES_OF_ONE_INPUT
 
@@ -176,11 +185,12 @@ def concerns_one_input(error: DragomanError) -> bool:
 def from_rpc_error(
     error: Any, address: str, request_id: str | None = None, *, proxy: str | None = None
 ) -> DragomanError:
-    """The exception for a grpc.RpcError (grpc or grpc.aio) of a call to `address`.
+    """Returns the exception for a grpc.RpcError (of grpc or grpc.aio).
 
     Args:
-        request_id: the name that it was sent with. The server may have given it another.
-        proxy: the variable of the environment that names the proxy which it goes by.
+        address: Address of the server, as the user wrote it.
+        request_id: Id that was sent with the call. The server may have replaced it.
+        proxy: Environment variable that sets the proxy of this call, if there is one.
     """
     status = status_pb2.Status()
     for key, value in error.trailing_metadata() or ():
@@ -188,23 +198,21 @@ def from_rpc_error(
             status.ParseFromString(value)
         elif key == REQUEST_ID:
             request_id = value
-    message = error.details() or ""
-    unconnected: Unconnected | None = None
-    if error.code() is grpc.StatusCode.UNAVAILABLE and _NO_CONNECTION.search(message):
-        reason, unconnected = _reason(message)
+    code, message = error.code(), error.details() or ""
+    connection_failure: ConnectionFailure | None = None
+    if code is grpc.StatusCode.UNAVAILABLE and _NO_CONNECTION.search(message):
+        reason, connection_failure = _connection_failure(message)
         if proxy is not None:
-            way = f"through the proxy that {proxy} names"
-            reason = f"{way}: {reason}; list the host in no_proxy to go there without it"
-        message, request_id = _unreached(address, reason), None
-    elif error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and message in _PASSED:
-        message = "the timeout passed before the answer came"
-    code = error.code()
+            reason = f"through the proxy in {proxy}: {reason}; add the host to no_proxy to bypass the proxy"
+        message, request_id = _unreachable(address, reason), None
+    elif code is grpc.StatusCode.DEADLINE_EXCEEDED and message in _TIMED_OUT:
+        message = "the timeout passed before the answer arrived"
     if lost := _LOST.search(message):
-        # The connection went in the middle of a call, and gRPC does not say so by its code.
+        # The connection broke during the call; gRPC does not report that as UNAVAILABLE.
         code, message = grpc.StatusCode.UNAVAILABLE, f"the connection to {address} was lost ({lost[1]})"
     failure = _build(code, message, status.details)
     if isinstance(failure, UnavailableError):
-        failure.unconnected = unconnected
+        failure.connection_failure = connection_failure
     if request_id is not None:
         failure.request_id = request_id
         if failure.code in _SERVER_FAULTS:
@@ -212,33 +220,33 @@ def from_rpc_error(
     return failure
 
 
+def from_status(status: status_pb2.Status) -> DragomanError:
+    """Returns the exception for a google.rpc.Status, such as that of a batch item."""
+    return _build(_CODES.get(status.code, grpc.StatusCode.UNKNOWN), status.message, status.details)
+
+
 def not_ready(address: str) -> UnavailableError:
-    """There is a server, and it takes no calls."""
-    return UnavailableError(_unreached(address, _NOT_READY))
+    """Returns the error for a server that is up but takes no calls."""
+    return UnavailableError(_unreachable(address, _NOT_READY))
 
 
-def _unreached(address: str, reason: str) -> str:
+def _unreachable(address: str, reason: str) -> str:
     return f"no server can be reached at {address} ({reason})"
 
 
-def _reason(message: str) -> tuple[str, Unconnected]:
-    """Why there is no connection, in words and as in UnavailableError."""
-    for words, reason in _UNREADY.items():
-        if words in message:
+def _connection_failure(message: str) -> tuple[str, ConnectionFailure]:
+    """Returns the reason why there is no connection, as text and as `UnavailableError.connection_failure`."""
+    for pattern, reason in _UNREADY.items():
+        if pattern in message:
             return reason, "unready"
     if refused := _PROXY_REFUSED.search(message):
         return f"the proxy answered with HTTP status {refused[1]}", "network"
-    for words, reason in _TLS_FAULTS.items():
-        if words in message:
+    for pattern, reason in _TLS_FAULTS.items():
+        if pattern in message:
             return reason, "tls"
     reason = message.rpartition(": ")[2].rstrip("] ")
     reason = reason[:1].lower() + reason[1:]
-    return (f"{reason}: {_BEHIND}", "closed") if _CLOSED.search(reason) else (reason, "network")
-
-
-def from_status(status: status_pb2.Status) -> DragomanError:
-    """The exception for a google.rpc.Status, such as a batch item's."""
-    return _build(_CODES.get(status.code, grpc.StatusCode.UNKNOWN), status.message, status.details)
+    return (f"{reason}: {_CLOSED_HINT}", "closed") if _CLOSED.search(reason) else (reason, "network")
 
 
 def _build(code: grpc.StatusCode, message: str, details: Iterable[Any]) -> DragomanError:
@@ -251,8 +259,8 @@ def _build(code: grpc.StatusCode, message: str, details: Iterable[Any]) -> Drago
             violations += [FieldViolation(each.field, each.description) for each in bad_request.field_violations]
         elif detail.Unpack(retry_info):
             retry_after = retry_info.retry_delay.ToTimedelta().total_seconds()
-    # Dragoman's own sentences name the field; where another server's (a proxy's) do not, the violations say more.
-    if not message or not all(each.field in message for each in violations):
+    # Dragoman's messages name the field. Those of another server, such as a proxy, may not: then the violations do.
+    if not message or not all(violation.field in message for violation in violations):
         message = "; ".join(map(str, violations)) or message or f"the server answered {code.name} without a message"
-    kind = _CLASSES.get(code.name, ServerError)
-    return kind(message, code=code.name, violations=tuple(violations), retry_after=retry_after)
+    error_class = _CLASSES.get(code.name, ServerError)
+    return error_class(message, code=code.name, violations=tuple(violations), retry_after=retry_after)

@@ -1,9 +1,9 @@
-"""A server process of one's own, for demos, tests and benchmarks: started, waited for, stopped.
+"""A local server process for demos, tests and benchmarks.
 
     with LocalServer() as server, Client(server.address) as client:
         print(client.generate("dragoman").text)
 
-Needs the `server` extra, as it runs the `dragoman-serve` that is installed beside this Python.
+Requires the `server` extra: it runs the `dragoman-serve` that is installed beside this Python.
 """
 
 import shutil
@@ -24,11 +24,11 @@ POLL_SECONDS = 0.02
 
 
 class ServerStartError(Exception):
-    """The server did not come up; the message ends with the last lines of its log."""
+    """The server did not start. The message ends with the last lines of its log."""
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on at this moment."""
+    """Returns a port of the loopback interface that is free at this moment."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         port: int = probe.getsockname()[1]
@@ -36,17 +36,15 @@ def free_port() -> int:
 
 
 def serve_command() -> str:
-    """Path of `dragoman-serve`.
+    """Returns the path of `dragoman-serve`.
 
     Raises:
-        ServerStartError: it is not installed.
+        ServerStartError: It is not installed.
     """
     beside = Path(sys.executable).with_name("dragoman-serve")
     found = str(beside) if beside.exists() else shutil.which("dragoman-serve")
     if found is None:
-        raise ServerStartError(
-            "dragoman-serve is not installed; `pip install '.[server]'` in a clone of Dragoman brings it"
-        )
+        raise ServerStartError("dragoman-serve is not installed; run `pip install '.[server]'` in a clone of Dragoman")
     return found
 
 
@@ -54,11 +52,13 @@ class LocalServer:
     """A `dragoman-serve` on loopback ports.
 
     Attributes:
-        host, port, metrics_port: where it listens.
+        host: Address it listens on.
+        port: gRPC port.
+        metrics_port: Port of metrics and probes, plain HTTP.
         address: HOST:PORT for a client.
-        process: the process, for those who want to send it signals.
-        log: the file that its standard output and error go to.
-        start_seconds: from the start of the process until it is ready.
+        process: The process, for example to send it signals.
+        log: File with its standard output and standard error.
+        start_seconds: Seconds from the start of the process until the server is ready.
     """
 
     def __init__(
@@ -74,16 +74,16 @@ class LocalServer:
         """Starts the server and waits until it is ready.
 
         Args:
-            arguments: more arguments of dragoman-serve, such as "--bundle", "DIR".
-            log: where its output goes; a temporary file when None.
-            wait_seconds: how long to wait at most.
-            host: an address of the loopback interface.
-            port: for gRPC; a free one when None.
-            command: what runs the server, such as an emulator with its arguments; dragoman-serve when empty.
-            environment: of the process; this one's when None.
+            arguments: Further arguments of dragoman-serve, such as "--bundle", "DIR".
+            log: File for its output; None for a temporary file.
+            wait_seconds: Maximum seconds to wait.
+            host: An address of the loopback interface.
+            port: gRPC port; None for a free one.
+            command: Command that runs the server, such as an emulator with its arguments; empty for dragoman-serve.
+            environment: Environment of the process; None for that of this process.
 
         Raises:
-            ServerStartError: it exited, or was not serving in time.
+            ServerStartError: It exited, or was not ready in time.
         """
         self.host = host
         self._command, self._environment = list(command), environment
@@ -91,18 +91,18 @@ class LocalServer:
         self.log = log or Path(self._scratch.name) / "server.log"
         started = time.monotonic()
         try:
-            while not self._starts(arguments, port, started + wait_seconds):
+            while not self._start(arguments, port, started + wait_seconds):
                 pass
         except BaseException:
             self._scratch.cleanup()
             raise
         self.start_seconds = time.monotonic() - started
 
-    def _starts(self, arguments: Sequence[str], port: int | None, deadline: float) -> bool:
-        """Starts the process, and waits until it serves.
+    def _start(self, arguments: Sequence[str], port: int | None, deadline: float) -> bool:
+        """Starts the process and waits until it serves.
 
         Returns:
-            false where a free port was taken by somebody else before the server could have it.
+            False if another process took a free port before the server did.
         """
         self.port, self.metrics_port = port or free_port(), free_port()
         self.address = f"{self.host}:{self.port}"
@@ -117,14 +117,14 @@ class LocalServer:
         except BaseException as error:
             self.process.kill()
             self.process.wait()
-            found = [self.metrics_port] if port else [self.port, self.metrics_port]
-            if isinstance(error, ServerStartError) and any(f"port {each} of " in str(error) for each in found):
+            chosen = [self.metrics_port] if port else [self.port, self.metrics_port]
+            if isinstance(error, ServerStartError) and any(f"port {number} of " in str(error) for number in chosen):
                 return False
             raise
         return True
 
     def _wait_until_serving(self, deadline: float) -> None:
-        """Asks over plain HTTP, which works with every setting of the gRPC port."""
+        """Probes over plain HTTP, which works whatever the gRPC port requires."""
         while self.process.poll() is None and time.monotonic() < deadline:
             try:
                 with open_url(f"http://{self.host}:{self.metrics_port}/readyz", timeout=1):
@@ -133,24 +133,27 @@ class LocalServer:
                 time.sleep(POLL_SECONDS)  # not listening yet, or not ready
         exited = self.process.poll()
         reason = "was not serving in time" if exited is None else f"exited with {exited}"
-        raise ServerStartError(f"dragoman-serve {reason}; it said:\n{self.log_tail()}")
+        raise ServerStartError(f"dragoman-serve {reason}; its log ends with:\n{self.log_tail()}")
 
     def log_tail(self, lines: int = 15) -> str:
-        """The end of the log."""
+        """Returns the last lines of the log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     def metrics(self) -> dict[str, float]:
-        """What the metrics page says now: 'name{label="value"}' -> value."""
+        """Returns the current metrics, by 'name{label="value"}'."""
         with open_url(f"http://{self.host}:{self.metrics_port}/metrics", timeout=10) as page:
             text: str = page.read().decode()
         samples = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
         return {name: float(value) for name, _, value in samples}
 
     def stop(self, wait_seconds: float = 30) -> int:
-        """Asks the server to drain and end (SIGTERM), and gives its exit status; that of an ended one is given again.
+        """Drains and stops the server (SIGTERM).
+
+        Returns:
+            Its exit status, also if it has exited before.
 
         Raises:
-            subprocess.TimeoutExpired: it did not end in time.
+            subprocess.TimeoutExpired: It did not exit in time.
         """
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -159,7 +162,7 @@ class LocalServer:
         return status
 
     def kill(self) -> None:
-        """Ends the server at once."""
+        """Kills the server."""
         self.process.kill()
         self.process.wait()
         self._scratch.cleanup()

@@ -1,50 +1,134 @@
-"""Many inputs, answered in order, as many in flight as the server takes. Pure: it sends nothing and never waits.
+"""Many sources: the state machines behind generate_batch (Batch) and generate_many (Pipeline).
 
-A driver (one in each client) reads inputs while `room()`, sends what `due()` gives, reports every outcome, hands on
-what `pop()` gives, and sleeps until an outcome or for `wait()` seconds.
+Both are pure: they send nothing and never wait. Each client drives them.
 """
 
 import heapq
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
-from dragoman.errors import DragomanError, ItemError, ResourceExhaustedError, UnavailableError, concerns_one_input
-from dragoman.fields import Source
-from dragoman.messages import Call, input_or_error
+from dragoman.calls import Call, batch_outcome
+from dragoman.errors import (
+    DragomanError,
+    ItemError,
+    ResourceExhaustedError,
+    ServerError,
+    UnavailableError,
+    concerns_one_input,
+)
+from dragoman.requests import Source, input_or_error, request_fields
 from dragoman.results import Result
-from dragoman.retry import Attempts, RetryPolicy
+from dragoman.retry import Attempts
+from dragoman.v1 import generation_pb2 as pb
 
 DEFAULT_IN_FLIGHT = 128
-_FIRST_LIMIT = 8.0
+_INITIAL_LIMIT = 8.0
+
+
+class Batch:
+    """The state of one generate_batch: items that fail with UNAVAILABLE are sent again.
+
+    The driver sends `request` until it is None, and reports each response or failure.
+
+    Args:
+        sources: The sources, in order.
+        options: GenerateOptions.
+
+    Raises:
+        ValueError: An option does not fit its field.
+        TypeError: A source is neither text nor ids, or there is no such option.
+    """
+
+    def __init__(self, sources: Iterable[Source], **options: Any) -> None:
+        self._fields = request_fields(**options)
+        self._pending: dict[int, pb.Input] = {}  # by index of the source
+        self._outcomes: dict[int, Result | ItemError] = {}
+        self._answered = False
+        for index, source in enumerate(sources):
+            message = input_or_error(index, source)
+            if isinstance(message, ItemError):
+                self._outcomes[index] = message
+            else:
+                self._pending[index] = message
+
+    @property
+    def request(self) -> pb.GenerateBatchRequest | None:
+        """The next request; None when all sources have an outcome."""
+        return pb.GenerateBatchRequest(inputs=self._pending.values(), **self._fields) if self._pending else None
+
+    def answered(self, response: pb.GenerateBatchResponse, attempts: Attempts) -> float:
+        """Takes the response to `request`.
+
+        Returns:
+            Seconds to wait before the next request; 0 if there is none.
+
+        Raises:
+            ServerError: The number of items is not the number of inputs, or an item is incomplete.
+        """
+        if len(response.items) != len(self._pending):
+            raise ServerError(
+                f"the server answered {len(response.items)} of {len(self._pending)} inputs", code="INTERNAL"
+            )
+        outcomes = {
+            index: batch_outcome(index, item) for index, item in zip(self._pending, response.items, strict=True)
+        }
+        self._outcomes |= outcomes
+        self._answered = True
+        lost = {
+            index: outcome.error
+            for index, outcome in outcomes.items()
+            if isinstance(outcome, ItemError) and isinstance(outcome.error, UnavailableError)
+        }
+        delay = None
+        if lost:
+            delay = attempts.delay_after(max(lost.values(), key=lambda error: error.retry_after or 0.0))
+        self._pending = {index: self._pending[index] for index in lost} if delay is not None else {}
+        return delay or 0.0
+
+    def failed(self, error: DragomanError) -> None:
+        """Takes the failure of the request: it becomes the outcome of all pending sources.
+
+        Raises:
+            DragomanError: The error itself, if no earlier request was answered.
+        """
+        if not self._answered:
+            raise error
+        self._outcomes |= {index: ItemError(index, error) for index in self._pending}
+        self._pending = {}
+
+    def outcomes(self) -> list[Result | ItemError]:
+        """Returns the outcome of every source, in order, once `request` is None."""
+        return [self._outcomes[index] for index in sorted(self._outcomes)]
 
 
 class Window:
-    """How many calls may be in flight: doubles each round until the server first refuses, then feels its way.
+    """The number of calls that may be in flight: it doubles every round until the server refuses a call, then adapts.
 
     (TCP's slow start, additive increase and multiplicative decrease.)
     """
 
-    def __init__(self, most: int) -> None:
-        if most < 1:
-            raise ValueError(f"max_in_flight: expected at least 1, got {most}")
-        self._most = most
-        self._limit = min(_FIRST_LIMIT, most)
+    def __init__(self, maximum: int) -> None:
+        if maximum < 1:
+            raise ValueError(f"max_in_flight: expected at least 1, got {maximum}")
+        self._maximum = maximum
+        self._limit = min(_INITIAL_LIMIT, maximum)
         self._refused = False
-        self._cut_at = 0  # the number of calls sent when the limit was last cut
+        self._cut_at = 0  # number of calls sent when the limit was last cut
 
     @property
     def limit(self) -> int:
         return int(self._limit)
 
     def accepted(self) -> None:
-        self._limit = min(self._most, self._limit + (1 / self._limit if self._refused else 1))
+        self._limit = min(self._maximum, self._limit + (1 / self._limit if self._refused else 1))
 
     def refused(self, number: int, sent: int) -> None:
-        """The server had no room for the `number`-th call; `sent` have been sent by now."""
+        """Takes the refusal of the `number`-th of `sent` calls."""
         self._refused = True
-        # Refusals of calls that were under way at the last cut are the same news.
+        # Calls that were in flight at the last cut carry no new information.
         if number > self._cut_at:
             self._limit = max(1.0, self._limit / 2)
             self._cut_at = sent
@@ -52,7 +136,14 @@ class Window:
 
 @dataclass(slots=True)
 class Job:
-    """One input on its way. `number` is the place of its last attempt among all calls sent."""
+    """One source of a pipeline.
+
+    Attributes:
+        index: Index of the source.
+        call: The call that answers it.
+        attempts: Its retries.
+        number: Number of its last attempt among all calls sent.
+    """
 
     index: int
     call: Call[Result]
@@ -61,68 +152,66 @@ class Job:
 
 
 class Pipeline:
-    """The state of one generate_many.
+    """The state of one generate_many: as many calls in flight as the server accepts, outcomes in order.
+
+    The driver adds sources while `has_room()`, sends the `due()` jobs, reports every outcome, passes on what `pop()`
+    returns, and sleeps until the next outcome, `delay()` seconds at most.
 
     Args:
-        make_call: the call for an input.
-        timeout: seconds for each input, from when it is first sent; None for no limit.
-        max_in_flight: bound of the calls in flight, whatever the server takes.
-        followed: the servers' health is, as in Attempts.
+        make_call: Builds the call for an input.
+        make_attempts: Starts the retries of a source when it is added.
+        max_in_flight: Maximum number of calls in flight.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
         self,
-        make_call: Callable[..., Call[Result]],
-        policy: RetryPolicy,
-        timeout: float | None,
+        make_call: Callable[[pb.Input], Call[Result]],
+        make_attempts: Callable[[], Attempts],
         max_in_flight: int,
         *,
-        followed: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._make_call = make_call
-        self._policy = policy
-        self._timeout = timeout
-        self._followed = followed
+        self._make_attempts = make_attempts
         self._clock = clock
         self._window = Window(max_in_flight)
-        self._most_held = 2 * max_in_flight
-        self._first = 0  # index of the next outcome to hand on
-        self._outcomes: deque[Result | ItemError | None] = deque()  # those of inputs `first`, `first` + 1, ...
-        self._fresh: deque[Job] = deque()  # never sent
-        self._again: list[tuple[float, int, Job]] = []  # a heap by the time to send them
+        self._max_outcomes = 2 * max_in_flight
+        self._first = 0  # index of the next outcome to return
+        self._outcomes: deque[Result | ItemError | None] = deque()  # of sources `first`, `first` + 1, ...
+        self._new: deque[Job] = deque()  # never sent
+        self._retries: list[tuple[float, int, Job]] = []  # a heap by the time to send them
         self._in_flight = 0
         self._sent = 0
         self._served = False  # whether a server has answered yet
 
-    def room(self) -> bool:
-        """Whether another input is wanted: its call has a place, and not too many outcomes wait for the first."""
-        busy = self._in_flight + len(self._fresh) + len(self._again)
-        return busy < self._window.limit and len(self._outcomes) < self._most_held
+    def has_room(self) -> bool:
+        """Returns whether to add another source: a call is free, and not too many outcomes wait for the first."""
+        busy = self._in_flight + len(self._new) + len(self._retries)
+        return busy < self._window.limit and len(self._outcomes) < self._max_outcomes
 
     def add(self, source: Source) -> None:
-        """Takes the next input.
+        """Adds the next source.
 
         Raises:
-            TypeError: it is neither text nor ids.
+            TypeError: The source is neither text nor ids.
         """
         index = self._first + len(self._outcomes)
-        built = input_or_error(index, source)
-        if isinstance(built, ItemError):
-            self._outcomes.append(built)
+        message = input_or_error(index, source)
+        if isinstance(message, ItemError):
+            self._outcomes.append(message)
             return
         self._outcomes.append(None)
-        attempts = Attempts(self._policy, self._timeout, patient=True, followed=self._followed, clock=self._clock)
-        self._fresh.append(Job(index, self._make_call(built), attempts))
+        self._new.append(Job(index, self._make_call(message), self._make_attempts()))
 
     def due(self) -> list[Job]:
-        """The jobs to send now; each must be reported to `answered` or `failed` afterwards."""
+        """Returns the jobs to send now. Report each to `answered` or `failed` afterwards."""
         jobs = []
         while self._in_flight < self._window.limit:
-            if self._again and self._again[0][0] <= self._clock():
-                job = heapq.heappop(self._again)[2]
-            elif self._fresh:
-                job = self._fresh.popleft()
+            if self._retries and self._retries[0][0] <= self._clock():
+                job = heapq.heappop(self._retries)[2]
+            elif self._new:
+                job = self._new.popleft()
             else:
                 break
             self._in_flight += 1
@@ -131,11 +220,11 @@ class Pipeline:
             jobs.append(job)
         return jobs
 
-    def wait(self) -> float | None:
-        """Seconds until a job must be sent again; None where only an outcome or a new input can bring news."""
-        if not self._again or self._in_flight >= self._window.limit:
+    def delay(self) -> float | None:
+        """Returns the seconds until the next retry; None if only an outcome or a new source leads on."""
+        if not self._retries or self._in_flight >= self._window.limit:
             return None
-        return max(0.0, self._again[0][0] - self._clock())
+        return max(0.0, self._retries[0][0] - self._clock())
 
     def answered(self, job: Job, result: Result) -> None:
         self._in_flight -= 1
@@ -144,10 +233,11 @@ class Pipeline:
         self._outcomes[job.index - self._first] = result
 
     def failed(self, job: Job, error: DragomanError) -> None:
-        """Sends the job again later, makes the error its outcome, or
+        """Schedules a retry, or makes the error the outcome of the source.
 
         Raises:
-            DragomanError: the error, where it concerns every input: no such model, a wrong option, no server ever.
+            DragomanError: The error itself, if it concerns every source: no such model, an invalid option, or no
+                server so far.
         """
         self._in_flight -= 1
         lost = isinstance(error, UnavailableError)
@@ -156,14 +246,14 @@ class Pipeline:
             self._window.refused(job.number, self._sent)
         delay = job.attempts.delay_after(error)
         if delay is not None:
-            heapq.heappush(self._again, (self._clock() + delay, job.index, job))
+            heapq.heappush(self._retries, (self._clock() + delay, job.index, job))
         elif concerns_one_input(error) or (lost and self._served):  # a server that was there may come back
             self._outcomes[job.index - self._first] = ItemError(job.index, error)
         else:
             raise error
 
     def pop(self) -> Result | ItemError | None:
-        """The next outcome in order; None where it is not there yet."""
+        """Returns the next outcome in order; None if it is not there yet."""
         if not self._outcomes or self._outcomes[0] is None:
             return None
         self._first += 1
@@ -171,5 +261,5 @@ class Pipeline:
 
     @property
     def empty(self) -> bool:
-        """Whether every input has been handed on."""
+        """Whether every outcome has been returned."""
         return not self._outcomes

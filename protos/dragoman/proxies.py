@@ -1,7 +1,8 @@
-"""Which connections go through a proxy that the environment names. None to this machine does.
+"""Which connections use a proxy from the environment. Those to this machine never do.
 
-gRPC reads grpc_proxy, https_proxy and http_proxy, the first that is set, and no_grpc_proxy or no_proxy for hosts that
-it reaches without one; urllib reads http_proxy, https_proxy and no_proxy. By themselves both ask a proxy for 127.0.0.1.
+gRPC takes the proxy from grpc_proxy, https_proxy or http_proxy, whichever is set first, and the hosts that bypass it
+from no_grpc_proxy or no_proxy; urllib reads http_proxy, https_proxy and no_proxy. By default both send even 127.0.0.1
+through the proxy.
 """
 
 import ipaddress
@@ -10,12 +11,12 @@ import urllib.parse
 import urllib.request
 from typing import Any
 
-_OF_GRPC = ("grpc_proxy", "https_proxy", "http_proxy")
-_NOT_OF_GRPC = ("no_grpc_proxy", "no_proxy")
+_GRPC_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
+_GRPC_BYPASS_VARIABLES = ("no_grpc_proxy", "no_proxy")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine: localhost, 127.0.0.0/8, ::1, or 0.0.0.0 and :: for any address of it."""
+    """Returns whether a host is this machine: localhost, 127.0.0.0/8, ::1, or the wildcards 0.0.0.0 and ::."""
     host = host.strip("[]").removesuffix(".")
     if host.lower() == "localhost":
         return True
@@ -27,8 +28,8 @@ def is_loopback(host: str) -> bool:
     return address.is_loopback or address.is_unspecified
 
 
-def is_address(host: str) -> bool:
-    """Whether a host is given by its IP address."""
+def is_ip_address(host: str) -> bool:
+    """Returns whether a host is an IP address rather than a name."""
     try:
         ipaddress.ip_address(host.strip("[]"))
     except ValueError:
@@ -37,7 +38,7 @@ def is_address(host: str) -> bool:
 
 
 def endpoints(target: str) -> list[str]:
-    """HOST:PORT of each address that a gRPC target names; none where it names no host, as in "unix:/run/dragoman"."""
+    """Returns HOST:PORT of each address in a gRPC target; none if it has no host, as "unix:/run/dragoman"."""
     scheme, _, rest = target.partition(":")
     if scheme in ("ipv4", "ipv6"):
         return rest.split(",")
@@ -45,32 +46,32 @@ def endpoints(target: str) -> list[str]:
 
 
 def host_of(endpoint: str) -> str:
-    """The host in HOST:PORT, without the brackets of an IPv6 address."""
+    """Returns the host of HOST:PORT, without the brackets of an IPv6 address."""
     return endpoint.rpartition(":")[0].strip("[]")
 
 
-def goes_direct(target: str) -> bool:
-    """Whether a channel to a gRPC target never uses a proxy.
+def bypasses_proxy(target: str) -> bool:
+    """Returns whether a channel to a gRPC target never uses a proxy.
 
-    That is so for several addresses, too: no proxy connects to more than one.
+    Several addresses never do: a proxy connects to one only.
     """
     hosts = [host_of(endpoint) for endpoint in endpoints(target)]
     return target.startswith("unix") or len(hosts) > 1 or any(map(is_loopback, hosts))
 
 
-def variable_for(target: str) -> str | None:
-    """The variable that names the proxy by which gRPC goes to a target; None where it goes there itself."""
-    name = next((each for each in _OF_GRPC if each in os.environ), None)
-    # Of an empty variable, and of what is no HTTP proxy, gRPC takes no notice.
-    if name is None or not os.environ[name].lower().startswith("http://") or goes_direct(target):
+def proxy_variable(target: str) -> str | None:
+    """Returns the environment variable with the proxy that gRPC uses for a target; None for a direct connection."""
+    variable = next((name for name in _GRPC_VARIABLES if name in os.environ), None)
+    # gRPC ignores an empty variable and proxies of other kinds.
+    if variable is None or not os.environ[variable].lower().startswith("http://") or bypasses_proxy(target):
         return None
-    excepted = next((os.environ[each] for each in _NOT_OF_GRPC if each in os.environ), "")
+    bypass = next((os.environ[name] for name in _GRPC_BYPASS_VARIABLES if name in os.environ), "")
     hosts = [host_of(endpoint) for endpoint in endpoints(target)]
-    return None if any(_includes(entry.strip(), host) for entry in excepted.split(",") for host in hosts) else name
+    return None if any(_matches(entry.strip(), host) for entry in bypass.split(",") for host in hosts) else variable
 
 
-def _includes(entry: str, host: str) -> bool:
-    """Whether an entry of no_proxy stands for a host: as its end, or as a network that it is in."""
+def _matches(entry: str, host: str) -> bool:
+    """Returns whether an entry of no_proxy matches a host: as a suffix of its name, or as its network."""
     if not entry:
         return False
     try:
@@ -79,17 +80,17 @@ def _includes(entry: str, host: str) -> bool:
         return host.lower().endswith(entry.lower())
 
 
-def variable_for_url(url: str) -> str | None:
-    """The same for urllib and the address of a page."""
+def proxy_variable_for_url(url: str) -> str | None:
+    """Returns the environment variable with the proxy that urllib uses for a URL; None for a direct connection."""
     host = _host_of_url(url)
     if is_loopback(host) or urllib.request.proxy_bypass(host):
         return None
     name = f"{url.partition(':')[0]}_proxy"
-    return next((each for each in (name, name.upper()) if os.environ.get(each)), None)
+    return next((variable for variable in (name, name.upper()) if os.environ.get(variable)), None)
 
 
 def open_url(url: str, timeout: float) -> Any:
-    """As urllib.request.urlopen, but to this machine without a proxy."""
+    """Opens a URL like urllib.request.urlopen, but without a proxy if it is on this machine."""
     handlers = [urllib.request.ProxyHandler({})] if is_loopback(_host_of_url(url)) else []
     return urllib.request.build_opener(*handlers).open(url, timeout=timeout)
 

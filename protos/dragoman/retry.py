@@ -1,33 +1,44 @@
-"""When a failed call is sent again. Pure: clock and chance come from outside.
+"""When a failed call is retried. Pure: clock and randomness are passed in.
 
-gRPC's own retry policy knows nothing of google.rpc.RetryInfo, so the client decides.
+gRPC's own retry policy ignores google.rpc.RetryInfo, so the client decides.
 """
 
+import os
 import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import count
 
-from dragoman.errors import DragomanError, ResourceExhaustedError, UnavailableError
-from dragoman.names import new_request_id
+from dragoman.errors import REQUEST_ID, DragomanError, ResourceExhaustedError, UnavailableError
+
+SECONDS_WITHOUT_TIMEOUT = 60.0
+TLS_ATTEMPTS = 5  # a disagreement on TLS hardly ever passes by itself
+
+Metadata = tuple[tuple[str, str], ...]
+
+_PROCESS_ID, _COUNTER = os.urandom(6).hex(), count(1)
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Retries of UNAVAILABLE, and of RESOURCE_EXHAUSTED where the server says when to come again.
+    """When failed calls are retried: after UNAVAILABLE, and after RESOURCE_EXHAUSTED with a retry delay.
 
-    (RESOURCE_EXHAUSTED without a delay is a message over the size limit: it would fail again.)
-    The n-th retry waits `initial_delay * factor ** (n - 1)` seconds, at most `max_delay`, and not less than the server
-    asked for; up to `jitter` of the wait is added by chance, so that clients refused together do not return together.
-    Calls are sent again for as long as their timeout allows, or for a minute where they have none.
+    (RESOURCE_EXHAUSTED without a delay means that a message is over the size limit; it would fail again.)
+    The n-th retry waits `initial_delay * factor ** (n - 1)` seconds, at most `max_delay` and at least as long as the
+    server asked for. Retries go on until the timeout of the call, or for a minute if it has none.
 
-    Attributes:
-        attempts: in all, at most; 1 means no retry; None for as many as there is time for.
-        on_retry: called for each failure that is tried again, with the seconds until then.
+    Args:
+        attempts: Maximum number of attempts, the first included; 1 disables retries. None for no maximum.
+        initial_delay: Seconds before the first retry.
+        factor: Growth of the delay from one retry to the next.
+        max_delay: Longest delay, in seconds.
+        jitter: Maximum share of the delay that is added at random, so that clients that were refused together do not
+            return together.
+        on_retry: Called before every retry with the error and the delay in seconds.
 
     Raises:
-        ValueError: a number is out of its range.
+        ValueError: A number is out of range.
     """
 
     attempts: int | None = None
@@ -46,28 +57,25 @@ class RetryPolicy:
             raise ValueError("factor: expected at least 1; jitter: expected at least 0")
 
 
-Methods = tuple[Any, Any]
-"""A method of a service by the channel that follows health, and by the one that does not: see Attempts.regardless."""
-
 NO_RETRY = RetryPolicy(attempts=1)
-SECONDS_WITHOUT_TIMEOUT = 60.0
-ATTEMPTS_AT_TLS = 5  # that client and server do not agree on TLS hardly ever passes by itself
 
 
 class Attempts:
     """The attempts of one call, within its timeout.
 
     Args:
-        timeout: seconds for all attempts and the waits between them; None for no limit.
-        patient: refusals for want of room do not count as attempts: only the timeout ends them.
-        followed: the servers' health is. Where none of them says that it is ready, the call is sent to them all the
-            same, at once: one's word need not be that of all behind its address, and one that leaves still answers.
-        clock: seconds, monotonic.
-        chance: a number from 0 to 1 for the jitter.
+        policy: When to retry.
+        timeout: Seconds for all attempts and the delays between them; None for no limit.
+        patient: Do not count refusals by a full server as attempts: only the timeout ends them.
+        follow_health: The channel follows the servers' health. If no server reports that it is ready, the call is
+            retried at once over the channel that ignores health: the report may be that of one server among several
+            behind one address, and a server that drains still answers.
+        clock: Returns monotonic seconds.
+        chance: Returns a number from 0 to 1 for the jitter.
 
     Attributes:
-        request_id: name of the call, the same in all attempts.
-        regardless: whether the next attempt is sent to servers whatever they say of their health; index of Methods.
+        request_id: Unique id of the call, the same for all attempts.
+        ignore_health: Whether the next attempt is sent to servers regardless of their health.
     """
 
     def __init__(
@@ -76,70 +84,75 @@ class Attempts:
         timeout: float | None,
         *,
         patient: bool = False,
-        followed: bool = False,
+        follow_health: bool = False,
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
     ) -> None:
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout: expected more than 0 seconds, got {timeout}")
-        self.request_id = new_request_id()
-        self.regardless = not followed
+        self.request_id = f"{_PROCESS_ID}-{next(_COUNTER):x}"
+        self.ignore_health = not follow_health
         self._policy = policy
         self._patient = patient
-        self._followed = followed
+        self._follow_health = follow_health
         self._clock = clock
         self._chance = chance
         self._deadline = None if timeout is None else clock() + timeout
-        self._last_retry: float | None = None  # without a timeout, since the first failure that counts
+        self._last_retry: float | None = None  # without a timeout: a minute after the first counted failure
         self._failures = 0
         self._counted = 0
 
+    def metadata(self, metadata: Metadata | None) -> Metadata:
+        """Returns the client's metadata with the request id of this call."""
+        return (*(metadata or ()), (REQUEST_ID, self.request_id))
+
     def remaining(self) -> float | None:
-        """Seconds for the next attempt; None for no limit."""
+        """Returns the seconds left for the next attempt; None for no limit."""
         return None if self._deadline is None else max(0.0, self._deadline - self._clock())
 
     def delay_after(self, error: DragomanError) -> float | None:
-        """Seconds to wait before the next attempt; None where there is none, and the error is the call's."""
+        """Returns the seconds to wait before the next attempt; None if there is none and the error is final."""
         refused = isinstance(error, ResourceExhaustedError) and error.retry_after is not None
         if not refused and not isinstance(error, UnavailableError):
             return None
-        if self._followed:
-            unsent = isinstance(error, UnavailableError) and error.unconnected is not None
-            self.regardless = unsent and not self.regardless
-            if self.regardless:
+        if self._follow_health:
+            unsent = isinstance(error, UnavailableError) and error.connection_failure is not None
+            self.ignore_health = unsent and not self.ignore_health
+            if self.ignore_health:
                 return None if self.remaining() == 0 else 0.0
         self._failures += 1
-        if not (refused and self._patient):
+        counts = not (refused and self._patient)
+        if counts:
             self._counted += 1
             if self._counted == self._policy.attempts:
                 return None
-            if isinstance(error, UnavailableError) and error.unconnected == "tls" and self._counted >= ATTEMPTS_AT_TLS:
+            tls = isinstance(error, UnavailableError) and error.connection_failure == "tls"
+            if tls and self._counted >= TLS_ATTEMPTS:
                 return None
-        wait = self._wait(error.retry_after or 0.0, self._time_left(counted=not (refused and self._patient)))
-        if wait is not None and self._policy.on_retry is not None:
-            self._policy.on_retry(error, wait)
-        return wait
+        delay = self._delay(error.retry_after or 0.0, self._time_left(counts=counts))
+        if delay is not None and self._policy.on_retry is not None:
+            self._policy.on_retry(error, delay)
+        return delay
 
-    def _time_left(self, *, counted: bool) -> float | None:
-        """Seconds for retries; None for no limit."""
-        if self._deadline is not None or not counted:
+    def _time_left(self, *, counts: bool) -> float | None:
+        """Returns the seconds left for retries; None for no limit."""
+        if self._deadline is not None or not counts:
             return self.remaining()
         if self._last_retry is None:
             self._last_retry = self._clock() + SECONDS_WITHOUT_TIMEOUT
         return max(0.0, self._last_retry - self._clock())
 
-    def _wait(self, least: float, left: float | None) -> float | None:
-        """Seconds; as the time runs out half of what is left, so that the last attempt comes near its end.
+    def _delay(self, minimum: float, time_left: float | None) -> float | None:
+        """Returns the delay in seconds, `minimum` at least; None if no retry fits into `time_left`.
 
-        Args:
-            least: what the server asked for.
+        Near the end the delay is half of the time left, so that the last attempt comes close to the deadline.
         """
         policy = self._policy
         # The exponent is bounded because a call may fail thousands of times.
-        wait = min(policy.max_delay, policy.initial_delay * policy.factor ** min(self._failures - 1, 32))
-        wait = max(wait, least)
-        wait += wait * policy.jitter * self._chance()
-        if left is None or wait < left:
-            return wait
-        wait = max(left / 2, least)
-        return wait if policy.initial_delay <= wait < left else None
+        delay = min(policy.max_delay, policy.initial_delay * policy.factor ** min(self._failures - 1, 32))
+        delay = max(delay, minimum)
+        delay += delay * policy.jitter * self._chance()
+        if time_left is None or delay < time_left:
+            return delay
+        delay = max(time_left / 2, minimum)
+        return delay if policy.initial_delay <= delay < time_left else None

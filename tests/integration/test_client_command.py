@@ -181,7 +181,7 @@ def test_work_that_ends_early_says_how_far_it_came(scripted: ScriptedServer, opt
         assert process.wait(PATIENCE) == 1
         assert process.stderr is not None
         last = process.stderr.read().decode().splitlines()[-1]
-        assert last == "dragoman: there is no model any more (given up after 2 lines)"
+        assert last == "dragoman: there is no model any more (stopped after 2 lines)"
 
 
 @pytest.mark.parametrize("options", [[], ["--stream"]])
@@ -208,7 +208,7 @@ def test_a_server_that_is_away_for_longer_is_told_once_and_waited_for(scripted: 
     scripted.script.extend([UNAVAILABLE] * 5)  # a minute of retries, though they would be over in 1.5 s before
     done = run("generate", "one")
     assert (done.returncode, done.stdout) == (0, b"ONE\n")
-    assert done.stderr == b"dragoman: the server is draining; trying again\n"
+    assert done.stderr == b"dragoman: the server is draining; retrying\n"
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,8 @@ def test_layers_and_heads_are_chosen(scripted: ScriptedServer, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["abc", "-o", "x.gif"], "x.gif: the name of a picture must end in .png, .svg or .pdf"),
-        (["abc", "-o", "x"], "x: the name of a picture must end in .png, .svg or .pdf"),
+        (["abc", "-o", "x.gif"], "x.gif: the file name must end in .png, .svg or .pdf"),
+        (["abc", "-o", "x"], "x: the file name must end in .png, .svg or .pdf"),
     ],
 )
 def test_a_wrong_name_is_refused_before_the_server_is_asked(
@@ -89,7 +89,7 @@ def test_a_lack_of_matplotlib_is_said_before_the_server_is_asked(
     scripted: ScriptedServer, tmp_path: Path, first: str, message: str
 ) -> None:
     done = run("abc", "-o", tmp_path / "x.png", first=first)
-    remedy = "`pip install '.[attention]'` in a clone of Dragoman brings it"
+    remedy = "run `pip install '.[attention]'` in a clone of Dragoman"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", f"dragoman: {message}; {remedy}\n")
     assert scripted.calls == []
 
@@ -109,13 +109,13 @@ def test_what_goes_wrong_is_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("scripted")
 def test_characters_without_a_font_are_reported_and_the_picture_is_drawn(tmp_path: Path) -> None:
     only_the_base = (
-        "from dragoman.attention import fonts; every = fonts._candidates; "
-        "fonts._candidates = lambda: (each for each in every() if each[0] == fonts.BASE)"
+        "from dragoman.attention import labels; every = labels._candidates; "
+        "labels._candidates = lambda: (each for each in every() if each[0] == labels.BASE_FONT)"
     )
     done = run("a你", "-o", tmp_path / "x.png", first=only_the_base)
     sentence = (
         "no installed font has Chinese characters such as 你, drawn as <U+4F60>; "
-        "on Debian and Ubuntu the package fonts-wqy-microhei brings one"
+        "on Debian and Ubuntu, install the package fonts-wqy-microhei"
     )
     assert (done.returncode, done.stderr) == (0, f"dragoman: {sentence}\n")
     assert (tmp_path / "x.png").exists()

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from google.protobuf import duration_pb2
 
+from dragoman.cli.common import Server
 from dragoman.cli.generate import generate
-from dragoman.cli.server import Server
-from dragoman.options import GenerateOptions
+from dragoman.requests import GenerateOptions
 from dragoman.v1 import generation_pb2 as pb
 from tests.support.scripted_server import ScriptedServer
 
@@ -176,7 +176,7 @@ def test_streams_of_samples_and_beams(scripted: ScriptedServer) -> None:
 def test_an_answer_of_which_nothing_was_left_is_noted(scripted: ScriptedServer) -> None:
     done = run("generate", "--suppress-token", "65", "--suppress-token", "66", "ab")
     assert (done.returncode, done.stdout) == (0, "\n")
-    assert done.stderr == "dragoman: the constraints left nothing to go on with after 0 tokens\n"
+    assert done.stderr == "dragoman: the constraints allowed no further token after 0 tokens\n"
 
 
 def test_targets_are_scored(scripted: ScriptedServer) -> None:
@@ -236,7 +236,7 @@ def test_the_help_explains_every_option(monkeypatch: pytest.MonkeyPatch) -> None
 def test_models_tell_their_limits(scripted: ScriptedServer) -> None:
     shown = " ".join(printed("models").split())
     assert "decoder 2 layers of 3 heads" in shown
-    assert "at most 16 hypotheses in a beam, 8 samples or alternatives, 20 top tokens at a place" in shown
+    assert "limits 16 hypotheses per beam, 8 samples or alternatives, 20 top tokens per position" in shown
     assert "suppressed sequences" not in shown  # the server did not say
     (model,) = json.loads(printed("models", "--json"))
     assert (model["heads"], model["limits"]["beam_size"]) == (3, 16)

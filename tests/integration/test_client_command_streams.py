@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.cli import lines
+from dragoman.cli import runner
 from tests.support.scripted_server import ScriptedServer
 
 COMMAND = [sys.executable, "-c", "from dragoman.cli import main; main()"]
@@ -24,8 +24,8 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedServer]:
 
 async def read(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     with path.open("rb") as file:
-        monkeypatch.setattr(lines, "STDIN", file.fileno())
-        return [line async for line in lines.stdin_lines()]
+        monkeypatch.setattr(runner, "STDIN", file.fileno())
+        return [line async for line in runner.stdin_lines()]
 
 
 async def test_lines_may_end_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

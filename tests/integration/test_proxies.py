@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from dragoman import AsyncClient, Client, UnavailableError
-from dragoman.live import Live, LiveError
+from dragoman.cli.live_feed import LiveError
+from dragoman.cli.live_feed import LiveFeed as Live
 from dragoman.local import LocalServer
 from tests.support.scripted_server import ScriptedServer
 
 VARIABLES = ("grpc_proxy", "http_proxy", "https_proxy", "no_grpc_proxy", "no_proxy")
 ELSEWHERE = "192.0.2.1"  # an address for documentation
-WITHOUT = "list the host in no_proxy to go there without it"
+WITHOUT = "add the host to no_proxy to bypass the proxy"
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def test_so_are_its_pages_and_the_programs_that_ask_for_them(nobody: None, tmp_p
     with LocalServer("--engines", "1", log=tmp_path / "log", wait_seconds=30) as server:
         assert server.metrics()
         for address in (f"127.0.0.1:{server.metrics_port}", f"http://localhost:{server.metrics_port}"):
-            assert Live(address).ask()["points"] is not None
+            assert Live(address).fetch()["points"] is not None
         for command in (["health", "--address", server.address], ["top", "--once", f"127.0.0.1:{server.metrics_port}"]):
             program = Path(sys.executable).with_name("dragoman")
             done = subprocess.run([program, *command], capture_output=True, timeout=60, check=False)
@@ -90,14 +91,14 @@ async def told(address: str) -> list[str]:
 async def test_where_it_can_not_be_reached_its_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
     address = f"{ELSEWHERE}:50051"
-    way = "through the proxy that https_proxy names"
+    way = "through the proxy in https_proxy"
     assert await told(address) == [f"no server can be reached at {address} ({way}: connection refused; {WITHOUT})"] * 2
 
 
 @pytest.mark.usefixtures("refusing")
 async def test_where_it_refuses_that_is_said_in_words() -> None:
     address = f"{ELSEWHERE}:50051"
-    reason = f"through the proxy that http_proxy names: the proxy answered with HTTP status 405; {WITHOUT}"
+    reason = f"through the proxy in http_proxy: the proxy answered with HTTP status 405; {WITHOUT}"
     assert await told(address) == [f"no server can be reached at {address} ({reason})"] * 2
 
 
@@ -105,9 +106,9 @@ async def test_where_it_refuses_that_is_said_in_words() -> None:
 def test_so_it_is_of_pages(request: pytest.FixtureRequest, proxy: str, said: str) -> None:
     request.getfixturevalue(proxy)
     address = f"{ELSEWHERE}:9090"
-    expected = f"{address} can't be reached through the proxy that http_proxy names: {said}; {WITHOUT}"
+    expected = f"{address} can't be reached through the proxy in http_proxy: {said}; {WITHOUT}"
     with pytest.raises(LiveError) as caught:
-        Live(address).ask()
+        Live(address).fetch()
     assert str(caught.value) == expected
 
 

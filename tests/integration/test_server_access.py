@@ -100,7 +100,7 @@ async def test_tls_is_for_those_who_trust_the_certificate(
         assert [each async for each in client.generate_many([WORD] * 3)]
         assert await client.health() is HealthStatus.SERVING
     for wrong in (Tls(ca=theirs.ca), True):
-        with pytest.raises(UnavailableError, match=r"nobody who is trusted here has signed the server's certificate"):
+        with pytest.raises(UnavailableError, match=r"is not signed by a trusted authority"):
             ask(server, wrong)
     with pytest.raises(UnavailableError):
         ask(server, False)
@@ -120,11 +120,11 @@ def test_a_certificate_for_another_name_is_refused_unless_it_is_the_name_that_is
     assert "if that is the server meant, give its name (--server-name)" in command(server, "--ca", ours.ca).stderr
     assert command(server, "--ca", ours.ca, *named).stdout == SOUND + "\n"
     # Which is TLS by itself.
-    assert "nobody who is trusted here has signed" in command(server, *named).stderr
+    assert "is not signed by a trusted authority" in command(server, *named).stderr
 
 
 def test_a_client_that_wants_tls_is_told_where_there_is_none(start_server: StartServer) -> None:
-    with pytest.raises(UnavailableError, match="it does not talk TLS"):
+    with pytest.raises(UnavailableError, match="it does not speak TLS"):
         ask(start_server(), True)
 
 
@@ -160,7 +160,7 @@ def test_the_command_talks_tls(start_server: StartServer, ours: Authority, their
     names = {"DRAGOMAN_CA": str(ours.ca), "DRAGOMAN_CLIENT_CERT": str(good.cert), "DRAGOMAN_CLIENT_KEY": str(good.key)}
     assert command(server, **names).stdout == SOUND + "\n"
     for arguments, status, words in (
-        (("--tls", "--timeout", "2"), 1, "nobody who is trusted here"),
+        (("--tls", "--timeout", "2"), 1, "is not signed by a trusted authority"),
         (("--ca", ours.ca, "--cert", good.cert), 2, "--cert and --key need each other"),
         (("--ca", "/no/such"), 2, "tls: ca /no/such can't be read: No such file or directory"),
         (("--ca", good.key), 2, "holds no certificate in PEM form"),

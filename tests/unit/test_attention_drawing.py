@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from numpy.typing import NDArray
 
-from dragoman.attention import Theme, draw, fonts
-from dragoman.attention.colours import DARK, LIGHT, Palette
+from dragoman.attention import Theme, draw, labels
+from dragoman.attention.figure import DARK, LIGHT, Palette
 from dragoman.results import Attention, Token
 
 PALETTES = pytest.mark.parametrize(("theme", "palette"), [("light", LIGHT), ("dark", DARK)])
@@ -106,7 +106,7 @@ def test_letters_stand_out_from_the_ground(theme: Theme, palette: Palette) -> No
     figure = draw(even(1, 1), ["MMMM"], ["MMMM"], theme=theme).figure()
     picture = pixels(figure)
     ground = picture[0, 0]
-    assert list(ground) == rgb(palette.ground)
+    assert list(ground) == rgb(palette.background)
     texts = [*figure.axes[0].get_xticklabels(), figure.axes[0].yaxis.label, figure.axes[1].yaxis.label, *figure.texts]
     for text in texts:
         box = text.get_window_extent()
@@ -127,7 +127,7 @@ def test_shades_are_steps_of_equal_lightness(palette: Palette) -> None:
 
 @pytest.fixture
 def chinese_font() -> None:
-    missing = fonts.complaints(fonts.choose(["你好"]).missing)
+    missing = labels.missing_font_warnings(labels.choose_fonts(["你好"]).missing)
     if missing and os.environ.get("CI") != "true":
         pytest.skip(missing[0])
     assert not missing
@@ -149,7 +149,7 @@ def test_arabic_is_joined_and_runs_from_right_to_left(monkeypatch: pytest.Monkey
     shaped = picture_of(seen + lam + alef + meem)
     apart = picture_of("\u200c".join((seen, lam, alef, meem)))
     # The shapes by name, in the order of the eye: kept from being turned round by an override.
-    monkeypatch.setattr("dragoman.attention.label", lambda token, missing=(): token)
+    monkeypatch.setattr("dragoman.attention.labels.label", lambda token, missing=(): token)
     meem_isolated, lam_alef_final, seen_initial = "\ufee1", "\ufefc", "\ufeb3"
     by_hand = picture_of("\N{LEFT-TO-RIGHT OVERRIDE}" + meem_isolated + lam_alef_final + seen_initial)
     mirrored = picture_of("\N{LEFT-TO-RIGHT OVERRIDE}" + seen_initial + lam_alef_final + meem_isolated)
@@ -248,7 +248,7 @@ def test_an_svg_has_both_looks_and_shows_one() -> None:
     for name, palette in (("light", LIGHT), ("dark", DARK)):
         ground = looks[name].find(f".//{SVG}path")
         assert ground is not None
-        assert ground.get("style") == f"fill: {palette.ground}"
+        assert ground.get("style") == f"fill: {palette.background}"
     names = [element.get("id") for element in root.iter() if element.get("id")]
     assert len(names) == len(set(names))
     for look, group in looks.items():
@@ -261,7 +261,7 @@ def test_an_svg_has_both_looks_and_shows_one() -> None:
 
 def test_what_cannot_be_drawn_is_refused(tmp_path: Any) -> None:
     drawing = draw(even(1, 1), ["a"], ["b"])
-    with pytest.raises(ValueError, match=r"picture\.jpg: the name of a picture must end in \.png, \.svg or \.pdf$"):
+    with pytest.raises(ValueError, match=r"picture\.jpg: the file name must end in \.png, \.svg or \.pdf$"):
         drawing.save(tmp_path / "picture.jpg")
     with pytest.raises(ValueError, match="theme: expected one of light, dark, auto, got 'blue'"):
         draw(even(1, 1), ["a"], ["b"], theme="blue")  # type: ignore[arg-type]

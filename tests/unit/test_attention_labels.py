@@ -2,8 +2,8 @@
 
 import pytest
 
+from dragoman.attention.figure import select_panels as select
 from dragoman.attention.labels import label
-from dragoman.attention.panels import select
 from dragoman.results import Attention
 
 

@@ -3,8 +3,8 @@
 import grpc
 import pytest
 
-from dragoman.batch import Batch
 from dragoman.errors import DeadlineExceededError, ItemError, ServerError
+from dragoman.pipeline import Batch
 from dragoman.retry import NO_RETRY, Attempts, RetryPolicy
 from dragoman.v1 import generation_pb2 as pb
 from tests.support.scripted_server import Fail

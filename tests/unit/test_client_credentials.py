@@ -71,16 +71,16 @@ class Failure(grpc.RpcError):
     [
         (
             "Tls handshake failed: SSL_ERROR_SSL: error:1:CERTIFICATE_VERIFY_FAILED: x: OK",
-            "nobody",
+            "not signed by a trusted",
         ),
         (
             "Tls handshake failed: SSL_ERROR_SSL: error:1:SSL routines::WRONG_VERSION_NUMBER: y",
-            "does not talk TLS",
+            "does not speak TLS",
         ),
         ("Hostname Verification Check failed.", "is for another name"),
         ("Peer name a is not in peer certificate", "is for another name"),
         ("Connection refused", "(connection refused)"),
-        ("Socket closed", "(socket closed: something listens there, but speaks TLS alone, wants"),
+        ("Socket closed", "(socket closed: something listens there, but it requires TLS or a client"),
     ],
 )
 def test_what_tls_stumbles_over_is_said_in_words(words: str, reason: str) -> None:
@@ -188,12 +188,12 @@ def test_of_several_addresses_the_one_with_which_tls_fails_is_told(kind: Any, tm
     credentials = grpc.ssl_server_credentials(chain)
     mutual = grpc.ssl_server_credentials(chain, others.ca.read_bytes(), require_client_auth=True)
     wrong: list[tuple[grpc.ServerCredentials | None, Tls | bool, str]] = [
-        (None, Tls(ca=ours.ca), "it does not talk TLS"),
-        (credentials, Tls(ca=others.ca), "nobody who is trusted here has signed the server's certificate"),
+        (None, Tls(ca=ours.ca), "it does not speak TLS"),
+        (credentials, Tls(ca=others.ca), "not signed by a trusted authority"),
         (credentials, Tls(ca=ours.ca, server_name="x.example"), "the server's certificate is for another name"),
         (credentials, Tls(ca=ours.ca, server_name="localhost"), LOADING),
-        (credentials, False, "something listens there, but speaks TLS alone"),
-        (mutual, Tls(ca=ours.ca, server_name="localhost"), "something listens there, but speaks TLS alone, wants"),
+        (credentials, False, "something listens there, but it requires TLS"),
+        (mutual, Tls(ca=ours.ca, server_name="localhost"), "something listens there, but it requires TLS or a client"),
     ]
     for of_server, tls, said in wrong:
         with serving(of_server) as port, silent() as other:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dragoman.cli.answering import Printer
+from dragoman.cli.runner import Printer
 from dragoman.results import FinishReason, Hypothesis, Result
 
 RESULT = Result(
@@ -18,7 +18,7 @@ def test_a_guess_is_called_one(capsys: pytest.CaptureFixture[str]) -> None:
     printer.answered(Result(RESULT.hypotheses, 7, "m"))
     said = capsys.readouterr()
     assert said.out == "hello\nhello\n"
-    assert said.err == "dragoman: line 1: the answer is a guess: 2 of 7 source tokens occur in no training source\n"
+    assert said.err == "dragoman: line 1: the answer is a guess: 2 of 7 source tokens do not occur in training data\n"
     assert printer.failures == 0
 
 

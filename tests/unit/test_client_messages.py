@@ -10,11 +10,11 @@ import pytest
 from google.protobuf import duration_pb2
 
 import dragoman
-from dragoman import messages
-from dragoman.batch import Batch
-from dragoman.channel import target
+from dragoman import calls
+from dragoman.channel import grpc_target
 from dragoman.errors import NotFoundError, ServerError, concerns_one_input, from_status
-from dragoman.options import GenerateOptions
+from dragoman.pipeline import Batch
+from dragoman.requests import GenerateOptions
 from dragoman.results import Attention, FinishReason, Limits, Token
 from dragoman.v1 import generation_pb2 as pb
 from tests.support.scripted_server import Fail
@@ -28,7 +28,7 @@ def test_every_public_name_is_there() -> None:
 
 
 def test_a_text_and_its_options_become_a_request() -> None:
-    call = messages.generate("a\0א🙂", model="m", max_new_tokens=0, time_limit=0.25, tokens=True)
+    call = calls.generate("a\0א🙂", model="m", max_new_tokens=0, time_limit=0.25, tokens=True)
     assert call.request == pb.GenerateRequest(
         model="m",
         input=pb.Input(text="a\0א🙂"),
@@ -79,7 +79,7 @@ def test_every_option_of_the_api_has_its_name_and_is_sent() -> None:
     fields = {*pb.GenerationOptions.DESCRIPTOR.fields_by_name, *pb.Details.DESCRIPTOR.fields_by_name}
     assert set(GenerateOptions.__annotations__) == {"model", "priority", *fields}
     assert set(EVERY_OPTION) == fields
-    request = messages.generate("a", **EVERY_OPTION).request
+    request = calls.generate("a", **EVERY_OPTION).request
     assert request.options == pb.GenerationOptions(
         max_new_tokens=9,
         time_limit=duration_pb2.Duration(seconds=1, nanos=500_000_000),
@@ -117,13 +117,13 @@ def test_every_option_of_the_api_has_its_name_and_is_sent() -> None:
 
 
 def test_a_priority_is_sent_where_one_is_given() -> None:
-    assert messages.generate("a", priority="batch").request.priority == pb.PRIORITY_BATCH
+    assert calls.generate("a", priority="batch").request.priority == pb.PRIORITY_BATCH
     batch = Batch(["a"], priority="interactive").request
     assert batch is not None
     assert batch.priority == pb.PRIORITY_INTERACTIVE
-    assert messages.generate_many()(pb.Input(text="a")).request.priority == pb.PRIORITY_UNSPECIFIED
+    assert calls.generate_many()(pb.Input(text="a")).request.priority == pb.PRIORITY_UNSPECIFIED
     with pytest.raises(ValueError, match='priority: expected "interactive" or "batch", got \'urgent\''):
-        messages.generate("a", priority="urgent")
+        calls.generate("a", priority="urgent")
 
 
 def test_the_page_tells_of_every_option() -> None:
@@ -133,9 +133,9 @@ def test_the_page_tells_of_every_option() -> None:
 
 
 def test_every_call_that_generates_takes_the_options() -> None:
-    expected = messages.generate("a", model="m", **EVERY_OPTION).request
-    assert messages.generate_stream("a", model="m", **EVERY_OPTION).request == expected
-    assert messages.generate_many(model="m", **EVERY_OPTION)(pb.Input(text="a")).request == expected
+    expected = calls.generate("a", model="m", **EVERY_OPTION).request
+    assert calls.generate_stream("a", model="m", **EVERY_OPTION).request == expected
+    assert calls.generate_many(model="m", **EVERY_OPTION)(pb.Input(text="a")).request == expected
     batch = Batch(["a"], model="m", **EVERY_OPTION).request
     assert batch is not None
     assert (batch.model, batch.options, batch.details) == (expected.model, expected.options, expected.details)
@@ -143,12 +143,12 @@ def test_every_call_that_generates_takes_the_options() -> None:
 
 def test_what_is_zero_is_sent() -> None:
     zeros = {"temperature": 0, "seed": 0, "top_k": 0, "min_new_tokens": 0, "prefix": "", "vocabulary": []}
-    sent = messages.generate("a", **zeros).request.options
+    sent = calls.generate("a", **zeros).request.options
     assert {field.name for field, _ in sent.ListFields()} == set(zeros)
 
 
 def test_what_is_not_given_is_not_sent() -> None:
-    request = messages.generate([5, 6, 3], **dict.fromkeys(EVERY_OPTION)).request
+    request = calls.generate([5, 6, 3], **dict.fromkeys(EVERY_OPTION)).request
     assert list(request.input.token_ids.ids) == [5, 6, 3]
     assert not request.input.HasField("text")
     assert not request.options.ListFields()
@@ -156,8 +156,8 @@ def test_what_is_not_given_is_not_sent() -> None:
 
 
 def test_empty_text_and_empty_ids_are_sent_for_the_server_to_judge() -> None:
-    assert messages.generate("").request.input.HasField("text")
-    assert messages.generate([]).request.input.HasField("token_ids")
+    assert calls.generate("").request.input.HasField("text")
+    assert calls.generate([]).request.input.HasField("token_ids")
 
 
 @pytest.mark.parametrize(
@@ -170,9 +170,9 @@ def test_empty_text_and_empty_ids_are_sent_for_the_server_to_judge() -> None:
 )
 def test_a_lone_surrogate_is_named_with_its_place(text: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        messages.generate(text)
+        calls.generate(text)
     with pytest.raises(ValueError, match="lone surrogate"):
-        messages.tokenize(text, model="", side="source")
+        calls.tokenize(text, model="", side="source")
 
 
 @pytest.mark.parametrize(
@@ -208,29 +208,29 @@ def test_a_lone_surrogate_is_named_with_its_place(text: str, says: str) -> None:
 )
 def test_what_cannot_be_sent_is_refused(source: Any, options: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
-        messages.generate(source, **options)
+        calls.generate(source, **options)
 
 
 def test_a_refusal_names_the_option() -> None:
     with pytest.raises(ValueError, match=r"^stop_sequences\[1\]: .* has the lone surrogate"):
-        messages.generate("a", stop_sequences=["b", "\ud800"])
+        calls.generate("a", stop_sequences=["b", "\ud800"])
     with pytest.raises(TypeError, match=r"^suppressed_sequences\[0\]\[1\]: expected an integer, got 'b'"):
-        messages.generate("a", suppressed_sequences=[[1, "b"]])
+        calls.generate("a", suppressed_sequences=[[1, "b"]])
     with pytest.raises(ValueError, match=r'^length_normalization: expected "length", "gnmt" or "none", got'):
-        messages.generate("a", length_normalization="")
+        calls.generate("a", length_normalization="")
     with pytest.raises(TypeError, match=r"^source: expected a text or token ids, got NoneType"):
-        messages.generate(None)  # type: ignore[arg-type]
+        calls.generate(None)  # type: ignore[arg-type]
 
 
 def test_a_side_is_one_of_two() -> None:
     with pytest.raises(ValueError, match="side: expected"):
-        messages.tokenize("a", model="", side="left")  # type: ignore[arg-type]
+        calls.tokenize("a", model="", side="left")  # type: ignore[arg-type]
 
 
 def test_an_answer_is_read() -> None:
     hypothesis = pb.Hypothesis(text="A", finish_reason=pb.FINISH_REASON_TIME_LIMIT, target_tokens=1)
     hypothesis.tokens.add(id=4, text="a", log_probability=0)
-    answer = messages.generate("a").parse(pb.GenerateResponse(hypotheses=[hypothesis], source_tokens=2, model="m"))
+    answer = calls.generate("a").parse(pb.GenerateResponse(hypotheses=[hypothesis], source_tokens=2, model="m"))
     assert (answer.text, answer.finish_reason, answer.model) == ("A", FinishReason.TIME_LIMIT, "m")
     assert (answer.source_tokens, answer.target_tokens, answer.log_probability) == (2, 1, None)
     assert answer.tokens == (Token(4, "a", 0.0),)
@@ -246,7 +246,7 @@ def test_all_hypotheses_are_read_the_best_first() -> None:
     )
     response.hypotheses[1].alignment.extend([0])
     response.source.add(id=3, text="</s>")
-    answer = messages.generate("a").parse(response)
+    answer = calls.generate("a").parse(response)
     assert [each.text for each in answer.hypotheses] == ["A", "B"]
     assert answer.best is answer.hypotheses[0]
     assert (answer.finish_reason, answer.log_probability, answer.score, answer.seed) == (
@@ -290,11 +290,11 @@ def test_the_mean_of_attention_is_over_what_is_not_named() -> None:
 def test_attention_that_is_not_whole_is_the_server_s_error() -> None:
     message = pb.Attention(layers=1, heads=1, target_tokens=1, source_tokens=2, weights=[1])
     with pytest.raises(ServerError, match=r"attention: expected \(1, 1, 1, 2\) weights, got 1"):
-        messages.generate("a").parse(pb.GenerateResponse(hypotheses=[pb.Hypothesis(attention=message)]))
+        calls.generate("a").parse(pb.GenerateResponse(hypotheses=[pb.Hypothesis(attention=message)]))
 
 
 def test_as_many_targets_are_scored_as_were_given() -> None:
-    call = messages.score("a", ["b", [4]], model="m", alignment=True, attention=False)
+    call = calls.score("a", ["b", [4]], model="m", alignment=True, attention=False)
     targets = [pb.Input(text="b"), pb.Input(token_ids=pb.TokenIds(ids=[4]))]
     assert call.request == pb.ScoreRequest(model="m", input=pb.Input(text="a"), targets=targets, alignment=True)
     with pytest.raises(ServerError, match="scored 1 of 2 targets"):
@@ -302,7 +302,7 @@ def test_as_many_targets_are_scored_as_were_given() -> None:
 
 
 def test_a_model_tells_its_limits() -> None:
-    call = messages.model("m")
+    call = calls.model("m")
     told = call.parse(pb.GetModelResponse(model=pb.Model(decoder_layers=3, heads=4, limits=pb.Limits(beam_size=8))))
     assert (told.decoder_layers, told.heads, told.limits) == (3, 4, Limits(beam_size=8))
     for field in pb.Limits.DESCRIPTOR.fields_by_name:
@@ -312,12 +312,12 @@ def test_a_model_tells_its_limits() -> None:
 
 def test_a_finish_reason_of_a_later_server_does_no_harm() -> None:
     response = pb.GenerateResponse(hypotheses=[pb.Hypothesis(finish_reason=99)])  # type: ignore[arg-type]
-    assert messages.generate("a").parse(response).finish_reason is FinishReason.UNSPECIFIED
+    assert calls.generate("a").parse(response).finish_reason is FinishReason.UNSPECIFIED
 
 
 def test_an_answer_without_a_hypothesis_is_the_server_s_error() -> None:
     with pytest.raises(ServerError, match="no hypothesis"):
-        messages.generate("a").parse(pb.GenerateResponse())
+        calls.generate("a").parse(pb.GenerateResponse())
 
 
 def test_a_status_becomes_an_exception_that_reads_well() -> None:
@@ -363,7 +363,7 @@ def test_a_wrong_option_concerns_every_input() -> None:
     ],
 )
 def test_an_address_becomes_a_target(address: str | list[str], expected: str) -> None:
-    assert target(address) == expected
+    assert grpc_target(address) == expected
 
 
 @pytest.mark.parametrize(
@@ -371,9 +371,9 @@ def test_an_address_becomes_a_target(address: str | list[str], expected: str) ->
 )
 def test_an_address_without_a_port_is_refused(address: str) -> None:
     with pytest.raises(ValueError, match="address: expected HOST:PORT"):
-        target(address)
+        grpc_target(address)
 
 
 def test_addresses_of_two_ip_versions_are_refused() -> None:
     with pytest.raises(ValueError, match="one IP version"):
-        target("127.0.0.1:1,[::1]:2")
+        grpc_target("127.0.0.1:1,[::1]:2")

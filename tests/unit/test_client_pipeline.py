@@ -5,7 +5,7 @@ from collections import deque
 
 import pytest
 
-from dragoman import messages
+from dragoman import calls
 from dragoman.errors import (
     DeadlineExceededError,
     InvalidArgumentError,
@@ -16,7 +16,7 @@ from dragoman.errors import (
 )
 from dragoman.pipeline import Job, Pipeline, Window
 from dragoman.results import FinishReason, Hypothesis, Result
-from dragoman.retry import RetryPolicy
+from dragoman.retry import Attempts, RetryPolicy
 
 POLICY = RetryPolicy(attempts=3, initial_delay=0.1, jitter=0)
 FULL = ResourceExhaustedError("full", retry_after=0.5)
@@ -37,7 +37,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def pipeline(clock: Clock) -> Pipeline:
-    return Pipeline(messages.generate_many(), POLICY, timeout=10, max_in_flight=32, clock=clock)
+    return Pipeline(calls.generate_many(), lambda: Attempts(POLICY, 10, patient=True, clock=clock), 32, clock=clock)
 
 
 def result(text: str) -> Result:
@@ -45,7 +45,7 @@ def result(text: str) -> Result:
 
 
 def fill(pipeline: Pipeline, sources: deque[str]) -> list[Job]:
-    while sources and pipeline.room():
+    while sources and pipeline.has_room():
         pipeline.add(sources.popleft())
     return pipeline.due()
 
@@ -97,7 +97,7 @@ def test_a_lost_server_is_asked_again_and_then_given_up(pipeline: Pipeline, cloc
     for wait in (0.1, 0.2):
         pipeline.failed(job, UnavailableError("gone"))
         assert pipeline.due() == []
-        assert pipeline.wait() == pytest.approx(wait)
+        assert pipeline.delay() == pytest.approx(wait)
         clock.now += wait
         assert pipeline.due() == [job]
     with pytest.raises(UnavailableError):
@@ -129,7 +129,7 @@ def test_a_refused_input_is_sent_after_the_server_s_delay_until_its_timeout(pipe
     sent = 1
     while True:
         pipeline.failed(job, FULL)
-        if (wait := pipeline.wait()) is None:
+        if (wait := pipeline.delay()) is None:
             break
         assert wait >= 0.5
         clock.now += wait
@@ -151,7 +151,7 @@ def test_reading_stops_when_the_first_answer_keeps_the_others_waiting(pipeline: 
     assert 1000 - len(sources) == 64  # twice the calls in flight
     pipeline.answered(jobs[0], result("first"))
     assert len(drained(pipeline)) == 64
-    assert pipeline.room()
+    assert pipeline.has_room()
 
 
 def test_the_window_doubles_then_halves_once_for_refusals_of_one_moment() -> None:
@@ -187,7 +187,9 @@ def test_the_window_stays_within_its_bounds() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_every_input_is_answered_once_and_in_order_by_a_capricious_server(seed: int, clock: Clock) -> None:
     chance = random.Random(seed)
-    pipeline = Pipeline(messages.generate_many(), POLICY, timeout=1e6, max_in_flight=16, clock=clock)
+    pipeline = Pipeline(
+        calls.generate_many(), lambda: Attempts(POLICY, 1e6, patient=True, clock=clock), 16, clock=clock
+    )
     sources = deque(map(str, range(300)))
     in_flight: list[Job] = []
     answers: list[str] = []
@@ -195,7 +197,7 @@ def test_every_input_is_answered_once_and_in_order_by_a_capricious_server(seed: 
         in_flight += fill(pipeline, sources)
         assert len(in_flight) <= 16
         if not in_flight:
-            clock.now += pipeline.wait() or 0
+            clock.now += pipeline.delay() or 0
             continue
         job = in_flight.pop(chance.randrange(len(in_flight)))
         if chance.random() < 0.3:

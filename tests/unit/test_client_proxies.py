@@ -2,8 +2,10 @@
 
 import pytest
 
-from dragoman.channel import balances, options, target
-from dragoman.proxies import is_loopback, variable_for, variable_for_url
+from dragoman.channel import channel_options as options
+from dragoman.channel import grpc_target as target
+from dragoman.channel import has_several_servers as balances
+from dragoman.proxies import is_loopback, proxy_variable, proxy_variable_for_url
 
 LOCAL = ["127.0.0.1:1", "127.8.9.1:1", "[::1]:1", "localhost:1", "LOCALHOST:1", "[::ffff:127.0.0.1]:1", "0.0.0.0:1"]
 DIRECT = ["unix:/run/dragoman", "unix-abstract:dragoman", "ipv4:127.0.0.1:1", "dns://1.1.1.1/localhost:1"]
@@ -23,7 +25,7 @@ def test_none_stands_before_this_machine_nor_before_several_addresses(
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://proxy.example:3128")
     assert ("grpc.enable_http_proxy", 0) in options(target(address))
-    assert variable_for(target(address)) is None
+    assert proxy_variable(target(address)) is None
 
 
 @pytest.mark.parametrize("address", OF_ELSEWHERE)
@@ -31,13 +33,13 @@ def test_the_first_variable_that_is_set_counts_for_what_is_elsewhere(
     monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
     assert ("grpc.enable_http_proxy", 0) not in options(target(address))
-    assert variable_for(target(address)) is None
+    assert proxy_variable(target(address)) is None
     for name in ("http_proxy", "https_proxy", "grpc_proxy"):
         monkeypatch.setenv(name, "http://proxy.example:3128")
-        assert variable_for(target(address)) == name
+        assert proxy_variable(target(address)) == name
     for ignored in ("", "proxy.example:3128", "socks5://proxy.example:1080"):
         monkeypatch.setenv("grpc_proxy", ignored)
-        assert variable_for(target(address)) is None
+        assert proxy_variable(target(address)) is None
 
 
 @pytest.mark.parametrize(
@@ -57,21 +59,21 @@ def test_no_proxy_lists_ends_of_names_and_networks(
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://proxy.example:3128")
     monkeypatch.setenv("no_proxy", entries)
-    assert (variable_for(target(host)) is None) == excepted
+    assert (proxy_variable(target(host)) is None) == excepted
     monkeypatch.setenv("no_grpc_proxy", "another.host")
-    assert variable_for(target(host)) == "http_proxy"
+    assert proxy_variable(target(host)) == "http_proxy"
 
 
 def test_for_pages_the_variables_are_those_of_urllib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("grpc_proxy", "http://proxy.example:3128")
-    assert variable_for_url("http://a.example:9090/") is None
+    assert proxy_variable_for_url("http://a.example:9090/") is None
     monkeypatch.setenv("HTTP_PROXY", "http://proxy.example:3128")
-    assert variable_for_url("http://a.example:9090/live.json") == "HTTP_PROXY"
-    assert variable_for_url("https://a.example/") is None
+    assert proxy_variable_for_url("http://a.example:9090/live.json") == "HTTP_PROXY"
+    assert proxy_variable_for_url("https://a.example/") is None
     for local in ("http://127.0.0.1:9090/", "http://localhost/", "http://[::1]:9090/x"):
-        assert variable_for_url(local) is None
+        assert proxy_variable_for_url(local) is None
     monkeypatch.setenv("no_proxy", "a.example")
-    assert variable_for_url("http://a.example:9090/live.json") is None
+    assert proxy_variable_for_url("http://a.example:9090/live.json") is None
 
 
 def test_what_is_no_address_is_not_of_this_machine() -> None:

@@ -115,39 +115,39 @@ def test_a_retry_is_told_of_with_its_wait() -> None:
 
 def unconnected(why: Literal["unready", "tls", "network"]) -> UnavailableError:
     error = UnavailableError("no server")
-    error.unconnected = why
+    error.connection_failure = why
     return error
 
 
 def test_where_no_server_says_that_it_is_ready_the_call_goes_to_them_all_the_same() -> None:
-    call = Attempts(POLICY, 10, followed=True, clock=Clock(), chance=lambda: 0)
-    assert not call.regardless
+    call = Attempts(POLICY, 10, follow_health=True, clock=Clock(), chance=lambda: 0)
+    assert not call.ignore_health
     for wait in (0.1, 0.2, 0.4):
-        assert (call.delay_after(unconnected("unready")), call.regardless) == (0.0, True)
-        assert (call.delay_after(unconnected("unready")), call.regardless) == (wait, False)
-    assert (call.delay_after(unconnected("network")), call.regardless) == (0.0, True)
+        assert (call.delay_after(unconnected("unready")), call.ignore_health) == (0.0, True)
+        assert (call.delay_after(unconnected("unready")), call.ignore_health) == (wait, False)
+    assert (call.delay_after(unconnected("network")), call.ignore_health) == (0.0, True)
     assert call.delay_after(UnavailableError("it is draining")) is None, "it has said so itself, at the last attempt"
 
 
 def test_without_retries_too_but_not_past_the_timeout() -> None:
     clock = Clock()
-    assert Attempts(NO_RETRY, None, followed=True).delay_after(unconnected("unready")) == 0.0
-    late = Attempts(NO_RETRY, 1, followed=True, clock=clock)
+    assert Attempts(NO_RETRY, None, follow_health=True).delay_after(unconnected("unready")) == 0.0
+    late = Attempts(NO_RETRY, 1, follow_health=True, clock=clock)
     clock.now += 2
     assert late.delay_after(unconnected("unready")) is None
 
 
-def test_where_health_is_not_followed_every_call_goes_regardless() -> None:
+def test_where_health_is_not_followed_every_call_goes_ignore_health() -> None:
     call = attempts(clock=Clock())
-    assert call.regardless
+    assert call.ignore_health
     assert call.delay_after(unconnected("network")) == pytest.approx(0.1)
-    assert call.regardless
+    assert call.ignore_health
 
 
 def test_what_servers_answer_to_a_call_is_no_news_of_their_health() -> None:
-    call = Attempts(POLICY, 10, followed=True, clock=Clock(), chance=lambda: 0)
+    call = Attempts(POLICY, 10, follow_health=True, clock=Clock(), chance=lambda: 0)
     assert call.delay_after(UnavailableError("it is draining")) == pytest.approx(0.1)
-    assert not call.regardless
+    assert not call.ignore_health
 
 
 def test_a_disagreement_on_tls_is_not_waited_out() -> None:

@@ -11,10 +11,11 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from dragoman.cli import figures
+from dragoman.cli import dashboard as figures
 from dragoman.cli.app import app
-from dragoman.cli.frame import frame
-from dragoman.live import Live, LiveError
+from dragoman.cli.dashboard import dashboard as frame
+from dragoman.cli.live_feed import LiveError
+from dragoman.cli.live_feed import LiveFeed as Live
 from dragoman.local import free_port
 
 
@@ -121,12 +122,12 @@ def row(lines: list[str], title: str) -> str:
         (figures.seconds(0.000234), "0.23 ms"),
         (figures.seconds(0.9996), "1.00 s"),
         (figures.seconds(60, 60), "> 60.0 s"),
-        (figures.share(0.0004), "< 0.1 %"),
-        (figures.share(1), "100 %"),
+        (figures.percentage(0.0004), "< 0.1 %"),
+        (figures.percentage(1), "100 %"),
         (figures.size(0), "0 B"),
         (figures.size(1023.9), "1.00 KiB"),
-        (figures.since(59.9), "60 s"),
-        (figures.since(7300), "2 h"),
+        (figures.duration(59.9), "60 s"),
+        (figures.duration(7300), "2 h"),
     ],
 )
 def test_numbers_are_written_for_people(written: str, text: str) -> None:
@@ -145,7 +146,7 @@ def test_what_is_not_known_is_no_number() -> None:
     assert [row(lines, name).split()[-1] for name in ("First token", "Between tokens", "End to end")] == ["–"] * 3
     lines = picture(told(point(599)))
     assert row(lines, "Calls").split() == ["Calls", "0", "▁"]
-    assert row(lines, "Errors").endswith("no calls to judge by")
+    assert row(lines, "Errors").endswith("no calls")
     assert row(lines, "Rows per step").split()[3] == "–"
     assert row(lines, "Answers").split() == ["Answers", "none"]
 
@@ -171,7 +172,7 @@ def test_the_picture_shows_the_latest_point_and_how_it_was() -> None:
     assert row(lines, "First token").split()[2:] == "10.0 ms 250 ms > 60.0 s █ 250 ms".split()
     assert row(lines, "Running").split() == ["Running", "64", "▁█", "of", "128", "rows"]
     assert row(lines, "Cache").split() == "Cache in use 50.0 % ▁▅ of 64.0 MiB".split()
-    assert row(lines, "Refused, given up").split()[3:] == ["10.0", "▁█", "unknown_model", "10.0"]
+    assert row(lines, "Refused, dropped").split()[2:] == ["10.0", "▁█", "unknown_model", "10.0"]
 
 
 @pytest.mark.parametrize("width", [80, 100, 200])
@@ -187,7 +188,7 @@ def test_it_fits_the_terminal(width: int) -> None:
 
 
 def test_a_server_that_measures_nothing_any_more_does_not_look_as_if_it_did() -> None:
-    sentence = "The server has measured nothing for 20 s: it is too busy."
+    sentence = "The server has measured nothing for 20 s: it is overloaded."
     assert sentence in picture(told(point(580)))
     assert sentence not in picture(told(point(598)))
 
@@ -199,23 +200,23 @@ def test_a_problem_is_told_beside_what_was_known() -> None:
 def test_only_what_is_new_is_asked_for_and_a_new_server_begins_anew(server: Server) -> None:
     live = Live(server.address)
     server.answer = told(point(100), point(598))
-    assert [each["time"] for each in live.ask()["points"]] == [100, 598]
+    assert [each["time"] for each in live.fetch()["points"]] == [100, 598]
     server.answer = told(point(598), point(600))
-    assert [each["time"] for each in live.ask()["points"]] == [598, 600], "the first is too old"
+    assert [each["time"] for each in live.fetch()["points"]] == [598, 600], "the first is too old"
     server.answer = told(point(100), point(601), started=99.0)
-    assert [each["time"] for each in live.ask()["points"]] == [100, 601]
+    assert [each["time"] for each in live.fetch()["points"]] == [100, 601]
     assert [asked.get("after") for asked in server.asked] == [None, "598", "600", None]
 
 
 def test_a_model_is_found_by_its_name(server: Server) -> None:
     server.answer = told(point(598))
     live = Live(f"http://{server.address}/", "m")
-    assert (live.ask()["model"], live.ask()["model"]) == ("m@1", "m@1")
+    assert (live.fetch()["model"], live.fetch()["model"]) == ("m@1", "m@1")
     assert [asked.get("model") for asked in server.asked] == [None, "m@1", "m@1"]
     server.answer["models"].append({"name": "m@2", "device": "cpu", "precision": "fp32", "fallback": False})
     for name, reason in (("m", "serves m@1 and m@2: choose one"), ("n", "serves no model n; it serves m@1, m@2")):
         with pytest.raises(LiveError, match=reason):
-            Live(server.address, name).ask()
+            Live(server.address, name).fetch()
 
 
 def test_without_a_server_there_is_one_sentence() -> None:
@@ -223,7 +224,7 @@ def test_without_a_server_there_is_one_sentence() -> None:
     done = CliRunner().invoke(app, ["top", address])
     assert (done.exit_code, done.stdout) == (1, "")
     assert done.stderr == (
-        f"dragoman: no server listens at {address}; its metrics port is what --metrics-port says, 9090 by default\n"
+        f"dragoman: no server listens at {address}; the metrics port is set by --metrics-port, by default 9090\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""Pictures of cross-attention: where in the source the tokens of a target look. Needs the `attention` extra.
+"""Draws cross-attention as heat maps. Requires the extra `attention`.
 
 from dragoman import Client
 from dragoman.attention import draw
@@ -15,9 +15,6 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from dragoman.attention.colours import DARK, LIGHT
-from dragoman.attention.labels import label
-from dragoman.attention.panels import select
 from dragoman.results import Attention, Token
 
 if TYPE_CHECKING:
@@ -38,16 +35,16 @@ __all__ = [
 Theme: TypeAlias = Literal["light", "dark", "auto"]
 _FORMATS = ("png", "svg", "pdf")
 _END = "(end)"
-# The first that shapes Arabic and orders it from right to left.
-_OLDEST_MATPLOTLIB = (3, 11)
+# The first version that shapes Arabic and orders it from right to left.
+_MIN_MATPLOTLIB = (3, 11)
 
 
 class MissingExtraError(ImportError):
-    """Matplotlib is not installed, or too old; str() is one sentence that says how to get it."""
+    """Matplotlib is not installed or too old. str() says how to install it."""
 
 
 class MissingFontWarning(UserWarning):
-    """No installed font has some characters, which are drawn by their numbers; str() says what brings one."""
+    """No installed font has some characters; they are drawn as code points. str() says which package has a font."""
 
 
 def draw(
@@ -60,33 +57,36 @@ def draw(
     grid: bool = False,
     theme: Theme = "auto",
 ) -> "Drawing":
-    """A heat map: a row for each token of the target, a column for each of the source, from left to right.
+    """Draws attention as a heat map with one row per target token and one column per source token.
 
     Args:
-        attention: what the client returns, or made of other weights.
-        source: its tokens, or their texts.
-        target: its tokens, or their texts; the end token may be left out, and is "(end)" then. Where the answer was
-            cut, the row behind its tokens is of what would have come next: add a text that says so.
-        layer: this layer only, counted from 0, or with -1 from the last; None for all.
-        head: this head only, counted like that; None for all.
-        grid: a heat map for each of these layers and heads, instead of one with their mean.
-        theme: "light" or "dark"; "auto" leaves it to the settings of whoever looks at an SVG, and is light in other
-            formats. The background is painted in any case, so that all are readable on any page.
+        attention: The weights, from the client or other sources.
+        source: The source tokens, or their texts.
+        target: The target tokens, or their texts. If the end token is left out, it is labelled "(end)". If the answer
+            was cut, the last row is the token that would have come next: add a text for it.
+        layer: Only this layer; negative indices count from the last. None for all layers.
+        head: Only this head, likewise; None for all heads.
+        grid: Draw one heat map per layer and head instead of their mean.
+        theme: "light", "dark", or "auto": an SVG follows the settings of its viewer, other formats are light. The
+            background is always painted, so that the picture is readable on any page.
+
+    Returns:
+        The drawing, to save or to change.
 
     Raises:
         MissingExtraError: Matplotlib is missing or too old.
-        ValueError: numbers of tokens and of weights do not fit, or there is no such layer, head or theme.
+        ValueError: The number of tokens does not match the weights, or there is no such layer, head or theme.
 
     Warns:
-        MissingFontWarning: for each script that no installed font has.
+        MissingFontWarning: For each script that no installed font has.
     """
     check_installed()
-    from dragoman.attention import fonts
-    from dragoman.attention.figure import Plan
+    from dragoman.attention import labels
+    from dragoman.attention.figure import Plan, select_panels
 
     if theme not in get_args(Theme):
         raise ValueError(f"theme: expected one of {', '.join(get_args(Theme))}, got {theme!r}")
-    panels = select(attention, layer=layer, head=head, grid=grid)
+    panels = select_panels(attention, layer=layer, head=head, grid=grid)
     sources, targets = _texts(source), _texts(target)
     if len(targets) == attention.target_tokens - 1:
         targets.append(_END)
@@ -96,44 +96,43 @@ def draw(
     ):
         if len(texts) != count:
             raise ValueError(f"{name}: {len(texts)} tokens, but attention has weights for {count}")
-    chosen = fonts.choose(map(label, sources + targets))
-    for sentence in fonts.complaints(chosen.missing):
-        warnings.warn(sentence, MissingFontWarning, stacklevel=2)
-    columns = [label(text, chosen.missing) for text in sources]
-    rows = [label(text, chosen.missing) for text in targets]
-    return Drawing(Plan(panels, columns, rows, chosen.families), theme)
+    fonts = labels.choose_fonts(map(labels.label, sources + targets))
+    for message in labels.missing_font_warnings(fonts.missing):
+        warnings.warn(message, MissingFontWarning, stacklevel=2)
+    columns = [labels.label(text, fonts.missing) for text in sources]
+    rows = [labels.label(text, fonts.missing) for text in targets]
+    return Drawing(Plan(panels, columns, rows, fonts.families), theme)
 
 
 class Drawing:
-    """A picture of attention, to be saved or to be changed as a Matplotlib figure. A notebook shows it as it is."""
+    """A drawing of attention. Save it, change it as a Matplotlib figure, or display it in a notebook."""
 
     def __init__(self, plan: "Plan", theme: Theme) -> None:
         self._plan = plan
         self._theme = theme
 
     def figure(self) -> "Figure":
-        """A new Matplotlib figure; light where the theme is "auto"."""
-        from dragoman.attention.figure import build
+        """Returns a new Matplotlib figure; a light one if the theme is "auto"."""
+        from dragoman.attention.figure import DARK, LIGHT, build
 
         return build(self._plan, DARK if self._theme == "dark" else LIGHT)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes a .png, .svg or .pdf file, as its name ends.
+        """Writes a .png, .svg or .pdf file.
 
         Raises:
-            ValueError: it ends otherwise.
-            OSError: it cannot be written.
+            ValueError: The name ends otherwise.
+            OSError: The file cannot be written.
         """
         content = self.render(check_format(path))
         Path(path).write_bytes(content)
 
     def render(self, format: str) -> bytes:
-        """The content of a file of this format: "png", "svg" or "pdf"."""
-        from dragoman.attention.figure import build
-        from dragoman.attention.svg import adaptive
+        """Returns the content of a file in the format "png", "svg" or "pdf"."""
+        from dragoman.attention.figure import DARK, LIGHT, adaptive_svg, build
 
         if format == "svg" and self._theme == "auto":
-            return adaptive(_rendered(build(self._plan, LIGHT), format), _rendered(build(self._plan, DARK), format))
+            return adaptive_svg(_rendered(build(self._plan, LIGHT), format), _rendered(build(self._plan, DARK), format))
         return _rendered(self.figure(), format)
 
     def _repr_png_(self) -> bytes:
@@ -141,30 +140,30 @@ class Drawing:
 
 
 def check_format(path: str | PathLike[str]) -> str:
-    """The format that a file's name asks for.
+    """Returns the format for the name of a file.
 
     Raises:
-        ValueError: none that can be written.
+        ValueError: The format is not supported.
     """
     suffix = Path(path).suffix.lower().removeprefix(".")
     if suffix not in _FORMATS:
-        raise ValueError(f"{Path(path)}: the name of a picture must end in .png, .svg or .pdf")
+        raise ValueError(f"{Path(path)}: the file name must end in .png, .svg or .pdf")
     return suffix
 
 
 def check_installed() -> None:
-    """Whether pictures can be drawn here.
+    """Checks that Matplotlib is installed.
 
     Raises:
         MissingExtraError: Matplotlib is missing or too old.
     """
-    remedy = "`pip install '.[attention]'` in a clone of Dragoman brings it"
+    remedy = "run `pip install '.[attention]'` in a clone of Dragoman"
     try:
         import matplotlib
     except ImportError:
         raise MissingExtraError(f"matplotlib is not installed; {remedy}") from None
-    if matplotlib.__version_info__[:2] < _OLDEST_MATPLOTLIB:
-        needed = ".".join(map(str, _OLDEST_MATPLOTLIB))
+    if matplotlib.__version_info__[:2] < _MIN_MATPLOTLIB:
+        needed = ".".join(map(str, _MIN_MATPLOTLIB))
         raise MissingExtraError(f"matplotlib {needed} is needed, not {matplotlib.__version__}; {remedy}")
 
 
@@ -173,7 +172,7 @@ def _rendered(figure: "Figure", format: str) -> bytes:
 
     from dragoman.attention.figure import STYLE
 
-    # The same picture is the same file: no date in it.
+    # No date: the same drawing is the same file.
     metadata: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
     content = BytesIO()
     with context(STYLE):

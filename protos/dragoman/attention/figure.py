@@ -1,9 +1,11 @@
-"""The drawing itself, with Matplotlib. Lengths are in inches, sizes of letters in points."""
+"""Draws attention with Matplotlib. Lengths are in inches, font sizes in points."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
-from typing import Any
+from typing import Any, TypeAlias
+from xml.etree import ElementTree
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -13,26 +15,142 @@ from matplotlib.figure import Figure
 from matplotlib.style import context
 from matplotlib.ticker import MaxNLocator
 
-from dragoman.attention.colours import Palette
-from dragoman.attention.panels import Panels
+from dragoman.results import Attention
 
 DPI = 200
-# Pictures look alike whatever the user's settings are. The shapes of letters are in the file: its reader may lack the
-# fonts. NOTE: type 42 in a PDF would lose those of collections of PostScript outlines, such as Noto Sans CJK.
+# The same look whatever the user's settings are. Glyphs are embedded as shapes, since the viewer may lack the fonts.
+# NOTE: type 42 in a PDF would lose the glyphs of collections with PostScript outlines, such as Noto Sans CJK.
 STYLE: list[Any] = ["default", {"svg.fonttype": "path", "svg.hashsalt": "dragoman", "pdf.fonttype": 3}]
 _POINTS = 72
 _MARGIN = 0.2
-_WIDEST = 40.0  # all panels together
-# In heights of letters: from one label to the one below at least, the same for labels at 45 degrees, and between labels
-# side by side.
+_MAX_WIDTH = 40.0  # of all panels together
+# In font sizes: minimum distance between labels in a column, between labels at 45 degrees, and between labels in a row.
 _LINE, _SLANTED_LINE, _SPACE = 1.15, 1.7, 0.3
-_SMALLEST_PARTED_CELL = 0.12
+_MIN_CELL_WITH_LINES = 0.12
 _BAR_WIDTH, _BAR_HEIGHT, _BAR_GAP = 0.11, 1.8, 0.2
+_SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
+# Programs without media queries (Inkscape, librsvg) and those that ignore `display` show the light version.
+_SVG_STYLE = "@media (prefers-color-scheme: dark) { #light { display: none } #dark { display: inline } }"
+
+
+@dataclass(frozen=True, slots=True)
+class Palette:
+    """Colours as "#rrggbb". Text and background differ by a contrast of at least 4.5, as WCAG requires for small text.
+
+    Attributes:
+        background: Background, always painted, so that the picture is readable on any page.
+        text: Labels.
+        muted: Axis names, ticks and frames.
+        shades: Shades of the heat maps, from no attention to the maximum.
+    """
+
+    background: str
+    text: str
+    muted: str
+    shades: tuple[str, ...]
+
+
+# Shades of one hue (CIELAB, 272°) in equal steps of lightness, so that equal differences look equal, in greyscale
+# too: from 97 down to 18, and from 13 up to 95.
+LIGHT = Palette(
+    background="#ffffff",
+    text="#1b1f24",
+    muted="#59636e",
+    shades=(
+        "#f3f7fe",
+        "#cedbf2",
+        "#a9c0e7",
+        "#82a6db",
+        "#558dcf",
+        "#1d74bd",
+        "#0d5c98",
+        "#074473",
+        "#032e50",
+    ),
+)
+DARK = Palette(
+    background="#0d1117",
+    text="#e6edf3",
+    muted="#9198a1",
+    shades=(
+        "#1b222c",
+        "#1f3957",
+        "#145186",
+        "#116baf",
+        "#3585d0",
+        "#599fee",
+        "#89bafd",
+        "#bdd5fe",
+        "#eaf1ff",
+    ),
+)
+
+
+Weights: TypeAlias = Sequence[Sequence[float]]
+"""Attention weights of one heat map, [target][source]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """Heat maps in rows and columns.
+
+    Attributes:
+        rows: The weights of each heat map, by row and column.
+        row_names: Names of the rows; empty if there is only one.
+        column_names: Names of the columns; empty if there is only one.
+        caption: Title of the picture.
+    """
+
+    rows: list[list[Weights]]
+    row_names: list[str]
+    column_names: list[str]
+    caption: str
+
+
+def select_panels(attention: Attention, *, layer: int | None, head: int | None, grid: bool) -> Panels:
+    """Returns the heat maps of the selected layers (rows) and heads (columns), or without `grid` their mean.
+
+    Raises:
+        ValueError: There is no such layer or head, or nothing to draw.
+    """
+    if 0 in attention.shape:
+        raise ValueError(f"attention: nothing to draw in the shape {attention.shape}")
+    layers = _selected("layer", layer, attention.layers)
+    heads = _selected("head", head, attention.heads)
+    axes = (("layer", layers), ("head", heads))
+    parts = [f"{name} {indices[0]}" for name, indices in axes if len(indices) == 1]
+    several = [f"{len(indices)} {name}s" for name, indices in axes if len(indices) > 1]
+    if several:
+        parts.append(("" if grid else "mean of ") + " × ".join(several))
+    caption = "Cross-attention: " + ", ".join(parts)
+    if not grid:
+        return Panels([[attention.mean(layer, head)]], [], [], caption)
+    return Panels(
+        rows=[[attention.matrix(row, column) for column in heads] for row in layers],
+        row_names=[f"layer {index}" for index in layers] if len(layers) > 1 else [],
+        column_names=[f"head {index}" for index in heads] if len(heads) > 1 else [],
+        caption=caption,
+    )
+
+
+def _selected(name: str, index: int | None, count: int) -> range:
+    if index is None:
+        return range(count)
+    if not -count <= index < count:
+        raise ValueError(f"{name}: there is no {index}; the {name}s are 0 to {count - 1}, or -1 for the last")
+    return range(count)[index:][:1]
 
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """The most that a cell and the side of a panel measure, the gap between panels, and the size of letters."""
+    """Sizes of a picture.
+
+    Attributes:
+        cell: Maximum side of a cell.
+        side: Maximum side of a panel.
+        gap: Gap between panels.
+        letters: Font size.
+    """
 
     cell: float
     side: float
@@ -40,8 +158,8 @@ class _Sizes:
     letters: float
 
     def pitch(self, tokens: int, panels: int) -> float:
-        """The side of a cell where so many panels of so many tokens stand side by side."""
-        side = min(self.side, _WIDEST / panels - self.gap)
+        """Returns the side of a cell for `panels` panels of `tokens` tokens side by side."""
+        side = min(self.side, _MAX_WIDTH / panels - self.gap)
         return min(self.cell, side / tokens)
 
 
@@ -51,7 +169,14 @@ _GRID = _Sizes(cell=0.17, side=3.0, gap=0.12, letters=7)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All but the colours: the heat maps, the labels of their columns and rows, and the fonts to write them in."""
+    """Everything in a picture but its colours.
+
+    Attributes:
+        panels: The heat maps.
+        source: Labels of the columns.
+        target: Labels of the rows.
+        families: Font families for the labels.
+    """
 
     panels: Panels
     source: list[str]
@@ -60,7 +185,7 @@ class Plan:
 
 
 def build(plan: Plan, palette: Palette) -> Figure:
-    """The picture. Its colours run from 0 to the greatest share in it, in all panels alike."""
+    """Returns the figure. In all panels the colours run from 0 to the largest weight of the picture."""
     with context(STYLE):
         return _Builder(plan, palette).figure
 
@@ -75,11 +200,11 @@ class _Builder:
         self._pitches = sizes.pitch(len(plan.source), across), sizes.pitch(len(plan.target), down)
         width, height = self._pitches[0] * len(plan.source), self._pitches[1] * len(plan.target)
         full_width, full_height = across * (width + sizes.gap) - sizes.gap, down * (height + sizes.gap) - sizes.gap
-        greatest = max(max(map(max, weights)) for row in rows for weights in row)
-        self._range = Normalize(0, greatest or 1)
+        largest = max(max(map(max, weights)) for row in rows for weights in row)
+        self._range = Normalize(0, largest or 1)
         self._shades = LinearSegmentedColormap.from_list("attention", palette.shades)
         self._names: dict[str, Any] = {"color": palette.muted, "fontsize": sizes.letters}
-        self.figure = Figure((full_width, full_height), dpi=DPI, facecolor=palette.ground)
+        self.figure = Figure((full_width, full_height), dpi=DPI, facecolor=palette.background)
         canvas: Any = FigureCanvasAgg(self.figure)
         self._renderer = canvas.get_renderer()
         for y in range(down):
@@ -94,7 +219,7 @@ class _Builder:
         full_width, full_height = self.figure.get_size_inches()
         axes = self.figure.add_axes((left / full_width, bottom / full_height, width / full_width, height / full_height))
         palette, letters = self._palette, self._sizes.letters
-        axes.set_facecolor(palette.ground)
+        axes.set_facecolor(palette.background)
         axes.tick_params(length=2, color=palette.muted, labelcolor=palette.text, labelsize=letters)
         for spine in axes.spines.values():
             spine.set(color=palette.muted, linewidth=0.5)
@@ -103,10 +228,10 @@ class _Builder:
     def _heat_map(self, x: int, y: int, axes: Axes) -> None:
         panels, sources, targets = self._plan.panels, len(self._plan.source), len(self._plan.target)
         axes.imshow(panels.rows[y][x], self._shades, self._range, aspect="auto", interpolation="auto")
-        if min(self._pitches) >= _SMALLEST_PARTED_CELL:
-            style: dict[str, Any] = {"colors": self._palette.ground, "linewidth": 0.7}
-            axes.vlines([each - 0.5 for each in range(1, sources)], -0.5, targets - 0.5, **style)
-            axes.hlines([each - 0.5 for each in range(1, targets)], -0.5, sources - 0.5, **style)
+        if min(self._pitches) >= _MIN_CELL_WITH_LINES:
+            style: dict[str, Any] = {"colors": self._palette.background, "linewidth": 0.7}
+            axes.vlines([column - 0.5 for column in range(1, sources)], -0.5, targets - 0.5, **style)
+            axes.hlines([row - 0.5 for row in range(1, targets)], -0.5, sources - 0.5, **style)
         axes.set(xticks=[], yticks=[])
         if y == 0:
             self._label_columns(axes)
@@ -127,7 +252,9 @@ class _Builder:
         labels = self._plan.source[::every]
         turned: dict[str, Any] = {"rotation": 90}
         widths = self._widths(labels)
-        if all((one + other) / 2 + _SPACE * letters <= pitch * every for one, other in pairwise([*widths, widths[0]])):
+        if all(
+            (left + right) / 2 + _SPACE * letters <= pitch * every for left, right in pairwise([*widths, widths[0]])
+        ):
             turned = {}
         elif pitch * every >= _SLANTED_LINE * letters:
             turned = {"rotation": 45, "ha": "left", "va": "baseline", "rotation_mode": "anchor"}
@@ -140,7 +267,7 @@ class _Builder:
 
     @property
     def _letters(self) -> dict[str, Any]:
-        # A token may hold dollar signs, which Matplotlib would read as mathematics.
+        # Matplotlib would interpret dollar signs in tokens as math.
         return {"family": self._plan.families, "fontsize": self._sizes.letters, "parse_math": False}
 
     def _widths(self, labels: list[str]) -> list[float]:
@@ -154,10 +281,10 @@ class _Builder:
         bar = self.figure.colorbar(ScalarMappable(self._range, self._shades), cax=axes)
         bar.outline.set(color=self._palette.muted, linewidth=0.5)
         axes.yaxis.set_major_locator(MaxNLocator(4))
-        bar.set_label("share of attention", **self._names)
+        bar.set_label("attention weight", **self._names)
 
     def _fit(self) -> None:
-        """Writes the caption, and gives the figure the size of what is on it."""
+        """Adds the caption and resizes the figure to its content."""
         figure = self.figure
         caption = self._plan.panels.caption + ("" if self._single else "; source across, target down")
         extent = figure.get_tightbbox(self._renderer)
@@ -184,3 +311,36 @@ class _Builder:
             )
         x, y = text.get_position()
         text.set_position((x - extent.x0, y - extent.y0))
+
+
+def adaptive_svg(light: bytes, dark: bytes) -> bytes:
+    """Returns one SVG with both versions, which must have the same size; the viewer's settings choose one."""
+    ElementTree.register_namespace("", _SVG)
+    ElementTree.register_namespace("xlink", _XLINK)
+    root = ElementTree.fromstring(light)
+    style = ElementTree.Element(f"{{{_SVG}}}style")
+    style.text = _SVG_STYLE
+    shown = _group(root, "light", display="inline")
+    hidden = _group(_renamed(ElementTree.fromstring(dark)), "dark", display="none")
+    root[:] = [style, hidden, shown]
+    content: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    return content
+
+
+def _group(root: ElementTree.Element, name: str, display: str) -> ElementTree.Element:
+    group = ElementTree.Element(f"{{{_SVG}}}g", {"id": name, "display": display})
+    group.extend(child for child in root if child.tag != f"{{{_SVG}}}metadata")
+    return group
+
+
+def _renamed(root: ElementTree.Element) -> ElementTree.Element:
+    """Prefixes identifiers and their references with "dark-", so that both versions fit in one document."""
+    for element in root.iter():
+        for key, value in element.attrib.items():
+            if key == "id":
+                element.set(key, f"dark-{value}")
+            elif key == f"{{{_XLINK}}}href" and not value.startswith("data:"):
+                element.set(key, value.replace("#", "#dark-"))
+            elif "url(#" in value:
+                element.set(key, value.replace("url(#", "url(#dark-"))
+    return root

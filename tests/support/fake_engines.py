@@ -1,4 +1,4 @@
-"""The server's gRPC face over engines without a model: an answer is the source backwards, a letter a token."""
+"""The gRPC server over engines without a model: a response is the source backwards, a token per letter."""
 
 import asyncio
 import threading
@@ -280,7 +280,7 @@ class FakeScoring:
 
 
 @dataclass
-class Face:
+class FakeServer:
     """A running gRPC server over fake engines, and a client's view of it."""
 
     engines: FakeEngines
@@ -315,7 +315,7 @@ async def serve_fake(
     administration: Any = None,
     observer: Observer | None = None,
     unseen: Sequence[int] = (),
-) -> AsyncIterator[Face]:
+) -> AsyncIterator[FakeServer]:
     """A server on a free port of the loopback interface.
 
     Args:
@@ -343,7 +343,7 @@ async def serve_fake(
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
         health_stub = health_pb2_grpc.HealthStub(channel)
-        yield Face(
+        yield FakeServer(
             engines=engines,
             scoring=scoring,
             scorer=scorer,

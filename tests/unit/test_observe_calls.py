@@ -15,7 +15,7 @@ from dragoman_server.core.call_record import CallRecord, record_call
 from dragoman_server.telemetry.observer import call_fields
 from dragoman_server.telemetry.phases import phases
 from dragoman_server.telemetry.summary import MAX_TIMES, SummaryWindow, percentile
-from tests.support.fake_engines import MODEL, Face, FakeEngines, serve_fake
+from tests.support.fake_engines import MODEL, FakeEngines, FakeServer, serve_fake
 from tests.support.observing import Log, staged
 
 SERVICE = "dragoman.v1.GenerationService"
@@ -27,17 +27,17 @@ def log() -> Log:
 
 
 @pytest.fixture
-async def face(log: Log) -> AsyncIterator[Face]:
-    async with serve_fake(observer=log.observer) as face:
-        yield face
+async def server(log: Log) -> AsyncIterator[FakeServer]:
+    async with serve_fake(observer=log.observer) as server:
+        yield server
 
 
 def asked(text: str, **options: Any) -> pb.GenerateRequest:
     return pb.GenerateRequest(input=pb.Input(text=text), **options)
 
 
-async def test_a_call_has_one_line_with_sizes_and_times(face: Face, log: Log) -> None:
-    answer = await face.stub.Generate(asked("cab"))
+async def test_a_call_has_one_line_with_sizes_and_times(server: FakeServer, log: Log) -> None:
+    answer = await server.stub.Generate(asked("cab"))
     [entry] = await log.entries(1)
     times = {name: entry.pop(name) for name in list(entry) if name.endswith("_ms")}
     assert list(times) == ["tokenize_ms", "queue_ms", "encode_ms", "decode_ms", "detokenize_ms", "total_ms"]
@@ -58,30 +58,30 @@ async def test_a_call_has_one_line_with_sizes_and_times(face: Face, log: Log) ->
     }
 
 
-async def test_a_batch_has_the_sums_of_its_inputs(face: Face, log: Log) -> None:
+async def test_a_batch_has_the_sums_of_its_inputs(server: FakeServer, log: Log) -> None:
     inputs = [pb.Input(text=text) for text in ("ab", "abc", "", "a")]
-    await face.stub.GenerateBatch(pb.GenerateBatchRequest(inputs=inputs))
+    await server.stub.GenerateBatch(pb.GenerateBatchRequest(inputs=inputs))
     [entry] = await log.entries(1)
     assert (entry["inputs"], entry["failed"], entry["finish"]) == (4, 1, "eos=3")
     assert (entry["source_tokens"], entry["target_tokens"], entry["hypotheses"]) == (9, 6, 3)
 
 
-async def test_a_stream_of_answers_and_scores_have_a_line_as_well(face: Face, log: Log) -> None:
-    assert [message async for message in face.stub.GenerateStream(asked("abc"))]
-    await face.stub.Score(pb.ScoreRequest(input=pb.Input(text="ab"), targets=[pb.Input(text="abc")]))
+async def test_a_stream_of_answers_and_scores_have_a_line_as_well(server: FakeServer, log: Log) -> None:
+    assert [message async for message in server.stub.GenerateStream(asked("abc"))]
+    await server.stub.Score(pb.ScoreRequest(input=pb.Input(text="ab"), targets=[pb.Input(text="abc")]))
     stream, score = await log.entries(2)
     assert (stream["method"], stream["target_tokens"], stream["finish"]) == (f"{SERVICE}/GenerateStream", 3, "eos")
     assert (score["source_tokens"], score["target_tokens"], score["hypotheses"]) == (3, 4, 1)
 
 
-async def test_each_request_of_a_stream_of_requests_has_a_line(face: Face, log: Log) -> None:
+async def test_each_request_of_a_stream_of_requests_has_a_line(server: FakeServer, log: Log) -> None:
     def infer(text: bytes) -> oip.ModelInferRequest:
         tensor = oip.ModelInferRequest.InferInputTensor(name="text", datatype="BYTES", shape=[1])
         tensor.contents.bytes_contents.append(text)
         return oip.ModelInferRequest(model_name=MODEL, inputs=[tensor])
 
     requests = [infer(b"abc"), infer(b"")]
-    call = face.inference_stub.ModelStreamInfer(iter(requests), metadata=[("x-request-id", "theirs")])
+    call = server.inference_stub.ModelStreamInfer(iter(requests), metadata=[("x-request-id", "theirs")])
     assert [message async for message in call]
     first, second, whole = await log.entries(3)
     parts = {entry["request_id"]: entry for entry in (first, second)}
@@ -107,10 +107,10 @@ async def test_each_request_of_a_stream_of_requests_has_a_line(face: Face, log: 
     ],
 )
 async def test_a_call_has_the_name_that_the_client_gave_it_or_one_of_ours(
-    face: Face, log: Log, sent: str, kept: bool
+    server: FakeServer, log: Log, sent: str, kept: bool
 ) -> None:
     for text in ("cab", ""):  # answered and refused
-        call = face.stub.Generate(asked(text), metadata=[("x-request-id", sent)])
+        call = server.stub.Generate(asked(text), metadata=[("x-request-id", sent)])
         code = await call.code()
         assert (code is grpc.StatusCode.OK) is bool(text)
         names = [value for key, value in await call.trailing_metadata() if key == "x-request-id"]
@@ -120,23 +120,23 @@ async def test_a_call_has_the_name_that_the_client_gave_it_or_one_of_ours(
         assert (entry["request_id"], entry["code"]) == (names[0], code.name)
 
 
-async def test_no_two_calls_have_the_same_name(face: Face) -> None:
+async def test_no_two_calls_have_the_same_name(server: FakeServer) -> None:
     names = set()
     for _ in range(5):
-        call = face.stub.Generate(asked("cab"))
+        call = server.stub.Generate(asked("cab"))
         names |= {value for key, value in await call.trailing_metadata() if key == "x-request-id"}
     assert len(names) == 5
 
 
 async def test_a_call_whose_client_leaves_has_its_line() -> None:
     log, engines = Log(), FakeEngines(automatic=False)
-    async with serve_fake(engines, observer=log.observer) as face:
-        call = face.stub.Generate(asked("cab"))
+    async with serve_fake(engines, observer=log.observer) as server:
+        call = server.stub.Generate(asked("cab"))
         await engines.until(running=1)
         call.cancel()
         [entry] = await log.entries(1)
         with pytest.raises(grpc.RpcError):
-            await face.stub.Generate(asked("cab"), timeout=0.5)
+            await server.stub.Generate(asked("cab"), timeout=0.5)
         late = (await log.entries(2))[1]
     assert (entry["code"], late["code"]) == ("CANCELLED", "DEADLINE_EXCEEDED")
     assert "finish" not in entry
@@ -148,17 +148,17 @@ async def test_who_asks_for_health_has_no_line_unless_wanted() -> None:
 
     for probes in (False, True):
         log = Log(probes=probes)
-        async with serve_fake(observer=log.observer) as face:
-            await face.health_stub.Check(health_pb2.HealthCheckRequest())
-            await face.stub.Generate(asked("cab"))
+        async with serve_fake(observer=log.observer) as server:
+            await server.health_stub.Check(health_pb2.HealthCheckRequest())
+            await server.stub.Generate(asked("cab"))
             methods = [entry["method"] for entry in await log.entries(1 + probes)]
         assert methods == ["grpc.health.v1.Health/Check"] * probes + [f"{SERVICE}/Generate"]
 
 
 async def test_lines_of_calls_can_be_switched_off() -> None:
     log = Log(requests="none", load=lambda: (3, 5))
-    async with serve_fake(observer=log.observer) as face:
-        call = face.stub.Generate(asked("cab"), metadata=[("x-request-id", "mine")])
+    async with serve_fake(observer=log.observer) as server:
+        call = server.stub.Generate(asked("cab"), metadata=[("x-request-id", "mine")])
         assert ("x-request-id", "mine") in tuple(await call.trailing_metadata())
         task = asyncio.create_task(log.observer.summarize(0.01))
         entry = (await log.entries(1))[0]
@@ -169,9 +169,9 @@ async def test_lines_of_calls_can_be_switched_off() -> None:
 
 async def test_lines_can_be_had_of_calls_that_failed_alone() -> None:
     log = Log(requests="failed")
-    async with serve_fake(observer=log.observer) as face:
-        await face.stub.Generate(asked("cab"))
-        await face.stub.Generate(asked("")).code()
+    async with serve_fake(observer=log.observer) as server:
+        await server.stub.Generate(asked("cab"))
+        await server.stub.Generate(asked("")).code()
         [entry] = await log.entries(1)
     assert entry["code"] == "INVALID_ARGUMENT"
 

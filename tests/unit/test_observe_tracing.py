@@ -77,9 +77,9 @@ def test_a_call_and_its_phases_are_spans_with_their_times(traces: Traces) -> Non
 
 async def test_a_call_of_a_server_joins_its_client_s_trace(traces: Traces) -> None:
     log = Log(tracer=traces.tracer)
-    async with serve_fake(observer=log.observer) as face:
+    async with serve_fake(observer=log.observer) as server:
         metadata = [("traceparent", f"00-{TRACE}-{PARENT}-01"), ("tracestate", "vendor=1"), ("x-request-id", "mine")]
-        await face.stub.Generate(pb.GenerateRequest(input=pb.Input(text="cab")), metadata=metadata)
+        await server.stub.Generate(pb.GenerateRequest(input=pb.Input(text="cab")), metadata=metadata)
         [entry] = await log.entries(1)
     call, *parts = traces.spans()
     assert call.context is not None
@@ -110,10 +110,10 @@ async def test_a_call_of_a_server_joins_its_client_s_trace(traces: Traces) -> No
 async def test_nothing_of_a_request_is_in_a_span(traces: Traces) -> None:
     log = Log(tracer=traces.tracer)
     words = "zut zut"
-    async with serve_fake(observer=log.observer) as face:
+    async with serve_fake(observer=log.observer) as server:
         bad = [("traceparent", words), ("tracestate", words), ("x-request-id", words)]
         for request in (pb.GenerateRequest(input=pb.Input(text="zut")), pb.GenerateRequest(model="zut")):
-            await face.stub.Generate(request, metadata=bad).code()
+            await server.stub.Generate(request, metadata=bad).code()
         await log.entries(2)
     spans = traces.spans()
     assert {span.kind for span in spans} == {SpanKind.SERVER, SpanKind.INTERNAL}

@@ -3,23 +3,15 @@
 import asyncio
 import gc
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.core.requests import FinishReason, GenerationRequest, HypothesisResult, TokenChoice
-from tests.support.fake_engines import MAX_TARGET, Face, FakeEngines, serve_fake
+from tests.support.fake_engines import MAX_TARGET, FakeEngines, FakeServer, serve_fake
 
 A, B = 4, 5  # ids of the letters
-
-
-@pytest_asyncio.fixture
-async def face() -> AsyncIterator[Face]:
-    async with serve_fake() as face:
-        yield face
 
 
 def ask(text: str, details: pb.Details | None = None, **options: Any) -> pb.GenerateRequest:
@@ -30,9 +22,9 @@ def texts(answer: pb.GenerateResponse) -> list[str]:
     return [hypothesis.text for hypothesis in answer.hypotheses]
 
 
-async def test_tokens_have_log_probabilities_but_for_those_of_the_prefix(face: Face) -> None:
+async def test_tokens_have_log_probabilities_but_for_those_of_the_prefix(server: FakeServer) -> None:
     details = pb.Details(log_probabilities=True)
-    [hypothesis] = (await face.stub.Generate(ask("ab", details, prefix=pb.Input(text="xy")))).hypotheses
+    [hypothesis] = (await server.stub.Generate(ask("ab", details, prefix=pb.Input(text="xy")))).hypotheses
     assert hypothesis.text == "xyba"
     assert hypothesis.target_tokens == 4
     assert [token.text for token in hypothesis.tokens] == ["x", "y", "b", "a"]
@@ -43,9 +35,9 @@ async def test_tokens_have_log_probabilities_but_for_those_of_the_prefix(face: F
     assert hypothesis.score == 0
 
 
-async def test_alternatives_stand_at_every_place_behind_the_prefix(face: Face) -> None:
+async def test_alternatives_stand_at_every_place_behind_the_prefix(server: FakeServer) -> None:
     details = pb.Details(top_tokens=2)
-    [hypothesis] = (await face.stub.Generate(ask("ab", details, prefix=pb.Input(text="x")))).hypotheses
+    [hypothesis] = (await server.stub.Generate(ask("ab", details, prefix=pb.Input(text="x")))).hypotheses
     first, second, third = hypothesis.tokens
     assert not first.alternatives
     assert [(token.text, token.log_probability) for token in second.alternatives] == [("b", -0.5), ("c", -1.5)]
@@ -59,11 +51,11 @@ async def test_a_large_answer_is_written_beside_the_event_loop(monkeypatch: pyte
         choices = [[TokenChoice(A + n, -1.0 - n) for n in range(20)]] * 500
         return [HypothesisResult([A] * 500, [-1.0] * 500, FinishReason.LENGTH, alternatives=choices)] * 8
 
-    async with serve_fake(FakeEngines(results=long)) as face:
+    async with serve_fake(FakeEngines(results=long)) as server:
         request = ask("ab", pb.Details(top_tokens=20), sample=True, seed=1, num_hypotheses=8)
 
         async def answer_and_longest_turn() -> tuple[pb.GenerateResponse, float]:
-            call = asyncio.ensure_future(face.stub.Generate(request))
+            call = asyncio.ensure_future(server.stub.Generate(request))
             gc.collect()  # or it may come in the middle of a turn
             turns = []
             while not call.done():
@@ -86,17 +78,17 @@ async def test_what_is_not_possible_is_no_alternative() -> None:
         choices = [TokenChoice(A, -0.1), TokenChoice(B, float("-inf"))]
         return [HypothesisResult([A], [-0.1], FinishReason.LENGTH, alternatives=[choices])]
 
-    async with serve_fake(FakeEngines(results=impossible)) as face:
-        [hypothesis] = (await face.stub.Generate(ask("ab", pb.Details(top_tokens=2)))).hypotheses
+    async with serve_fake(FakeEngines(results=impossible)) as server:
+        [hypothesis] = (await server.stub.Generate(ask("ab", pb.Details(top_tokens=2)))).hypotheses
         assert [token.id for token in hypothesis.tokens[0].alternatives] == [A]
 
 
-async def test_hypotheses_come_in_their_order_with_their_scores(face: Face) -> None:
-    answer = await face.stub.Generate(ask("abc", pb.Details(log_probabilities=True), beam_size=3, num_hypotheses=3))
+async def test_hypotheses_come_in_their_order_with_their_scores(server: FakeServer) -> None:
+    answer = await server.stub.Generate(ask("abc", pb.Details(log_probabilities=True), beam_size=3, num_hypotheses=3))
     assert texts(answer) == ["cba", "ba", "a"]
     assert [hypothesis.score for hypothesis in answer.hypotheses] == [0, -1, -2]
     assert not answer.HasField("seed")
-    plain = await face.stub.Generate(ask("abc", beam_size=3))
+    plain = await server.stub.Generate(ask("abc", beam_size=3))
     assert not plain.hypotheses[0].HasField("score")
     assert not plain.hypotheses[0].tokens
     assert not plain.source
@@ -104,52 +96,52 @@ async def test_hypotheses_come_in_their_order_with_their_scores(face: Face) -> N
 
 @pytest.mark.parametrize(("reason", "expected"), [(reason, f"FINISH_REASON_{reason.name}") for reason in FinishReason])
 async def test_every_reason_to_finish_has_its_name(reason: FinishReason, expected: str) -> None:
-    async with serve_fake(FakeEngines(results=lambda _: [HypothesisResult([A], [-1.0], reason)])) as face:
-        answer = await face.stub.Generate(ask("ab"))
+    async with serve_fake(FakeEngines(results=lambda _: [HypothesisResult([A], [-1.0], reason)])) as server:
+        answer = await server.stub.Generate(ask("ab"))
         assert pb.FinishReason.Name(answer.hypotheses[0].finish_reason) == expected
 
 
-async def test_a_stop_sequence_cuts_the_text_but_not_the_tokens(face: Face) -> None:
+async def test_a_stop_sequence_cuts_the_text_but_not_the_tokens(server: FakeServer) -> None:
     request = ask("abcdef", pb.Details(tokens=True), stop_sequences=["zz", "dc"])
-    [hypothesis] = (await face.stub.Generate(request)).hypotheses
+    [hypothesis] = (await server.stub.Generate(request)).hypotheses
     assert (hypothesis.text, hypothesis.finish_reason) == ("fe", pb.FINISH_REASON_STOP_SEQUENCE)
     assert "".join(token.text for token in hypothesis.tokens) == "fedc"
     request.options.include_stop_sequence = True
-    assert texts(await face.stub.Generate(request)) == ["fedc"]
+    assert texts(await server.stub.Generate(request)) == ["fedc"]
 
 
-async def test_seeds_are_told_and_drawn_where_there_is_none(face: Face) -> None:
-    given = await face.stub.Generate(ask("ab", sample=True, seed=2**64 - 1))
+async def test_seeds_are_told_and_drawn_where_there_is_none(server: FakeServer) -> None:
+    given = await server.stub.Generate(ask("ab", sample=True, seed=2**64 - 1))
     assert given.seed == 2**64 - 1
-    zero = await face.stub.Generate(ask("ab", sample=True, seed=0))
+    zero = await server.stub.Generate(ask("ab", sample=True, seed=0))
     assert zero.HasField("seed")
-    drawn = {(await face.stub.Generate(ask("ab", sample=True))).seed for _ in range(3)}
+    drawn = {(await server.stub.Generate(ask("ab", sample=True))).seed for _ in range(3)}
     assert len(drawn) == 3
-    used = [generation.request.search.sampling for generation in face.engines.accepted]
+    used = [generation.request.search.sampling for generation in server.engines.accepted]
     assert [sampling.seed for sampling in used if sampling][:2] == [2**64 - 1, 0]
     assert {sampling.seed for sampling in used[2:] if sampling} == drawn
-    assert not (await face.stub.Generate(ask("ab"))).HasField("seed")
+    assert not (await server.stub.Generate(ask("ab"))).HasField("seed")
 
 
 @pytest.mark.parametrize("seed", [None, 7])
-async def test_items_of_a_batch_share_the_seed_that_is_given_and_no_other(face: Face, seed: int | None) -> None:
+async def test_items_of_a_batch_share_the_seed_that_is_given_and_no_other(server: FakeServer, seed: int | None) -> None:
     options = pb.GenerationOptions(sample=True, seed=seed)
     request = pb.GenerateBatchRequest(inputs=[pb.Input(text="ab")] * 5, options=options)
-    seeds = [item.response.seed for item in (await face.stub.GenerateBatch(request)).items]
+    seeds = [item.response.seed for item in (await server.stub.GenerateBatch(request)).items]
     assert seeds == [7] * 5 if seed else len(set(seeds)) == 5
-    searches = [generation.request.search.sampling for generation in face.engines.accepted]
+    searches = [generation.request.search.sampling for generation in server.engines.accepted]
     assert sorted(seeds) == sorted(sampling.seed for sampling in searches if sampling)
 
 
-async def test_all_options_of_a_batch_hold_for_all_its_items(face: Face) -> None:
+async def test_all_options_of_a_batch_hold_for_all_its_items(server: FakeServer) -> None:
     options = pb.GenerationOptions(beam_size=2, num_hypotheses=2, prefix=pb.Input(text="x"), stop_sequences=["a"])
     inputs = [pb.Input(text="ab"), pb.Input(text="cd")]
     details = pb.Details(log_probabilities=True)
     request = pb.GenerateBatchRequest(inputs=inputs, options=options, details=details)
-    items = (await face.stub.GenerateBatch(request)).items
+    items = (await server.stub.GenerateBatch(request)).items
     for source, item in zip(inputs, items, strict=True):
         alone = pb.GenerateRequest(input=source, options=options, details=details)
-        assert item.response == await face.stub.Generate(alone)
+        assert item.response == await server.stub.Generate(alone)
     assert texts(items[0].response) == ["xb", "x"]
 
 
@@ -170,11 +162,11 @@ STREAMED = {
 @pytest.mark.parametrize("details", [pb.Details(), pb.Details(tokens=True), pb.Details(top_tokens=3)], ids=str)
 @pytest.mark.parametrize("kind", STREAMED)
 async def test_streamed_pieces_and_tokens_are_those_of_the_unary_answer(
-    face: Face, kind: str, details: pb.Details
+    server: FakeServer, kind: str, details: pb.Details
 ) -> None:
     request = ask("abcde", details, **STREAMED[kind])  # type: ignore[arg-type]
-    messages = [message async for message in face.stub.GenerateStream(request)]
-    answer = await face.stub.Generate(request)
+    messages = [message async for message in server.stub.GenerateStream(request)]
+    answer = await server.stub.Generate(request)
     assert messages[-1].final == answer
     assert not any(message.HasField("final") for message in messages[:-1])
     for index, hypothesis in enumerate(answer.hypotheses):
@@ -193,14 +185,22 @@ async def test_streamed_pieces_and_tokens_are_those_of_the_unary_answer(
         assert len([message for message in messages if message.text]) > len(answer.hypotheses)
 
 
-async def test_held_back_text_goes_out_as_soon_as_it_is_certain(face: Face) -> None:
+async def test_held_back_text_goes_out_as_soon_as_it_is_certain(server: FakeServer) -> None:
     request = ask("abcdefgh", stop_sequences=["gfx"])
-    assert [message.text async for message in face.stub.GenerateStream(request)] == ["h", "gfe", "d", "c", "b", "a", ""]
+    assert [message.text async for message in server.stub.GenerateStream(request)] == [
+        "h",
+        "gfe",
+        "d",
+        "c",
+        "b",
+        "a",
+        "",
+    ]
 
 
-async def test_the_limits_allow_what_they_say(face: Face) -> None:
-    limits = (await face.stub.GetModel(pb.GetModelRequest())).model.limits
-    answer = await face.stub.Generate(ask("abcdefgh", sample=True, num_hypotheses=limits.hypotheses))
+async def test_the_limits_allow_what_they_say(server: FakeServer) -> None:
+    limits = (await server.stub.GetModel(pb.GetModelRequest())).model.limits
+    answer = await server.stub.Generate(ask("abcdefgh", sample=True, num_hypotheses=limits.hypotheses))
     assert len(answer.hypotheses) == limits.hypotheses
-    answer = await face.stub.Generate(ask("a", beam_size=limits.beam_size, max_new_tokens=MAX_TARGET))
+    answer = await server.stub.Generate(ask("a", beam_size=limits.beam_size, max_new_tokens=MAX_TARGET))
     assert len(answer.hypotheses) == 1

@@ -3,12 +3,10 @@
 import asyncio
 import gc
 import time
-from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import grpc
 import pytest
-import pytest_asyncio
 from google.protobuf import duration_pb2
 from google.rpc import code_pb2, error_details_pb2
 from grpc_status import rpc_status
@@ -18,14 +16,8 @@ from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.core.errors import DeadlineExpiredError, EngineUnavailableError
 from dragoman_server.core.requests import GenerationRequest
 from dragoman_server.core.search_options import SearchOptions
-from tests.support.fake_engines import MAX_TARGET, MODEL, Face, FakeEngines, serve_fake
+from tests.support.fake_engines import MAX_TARGET, MODEL, FakeEngines, FakeServer, serve_fake
 from tests.support.waiting import until_async
-
-
-@pytest_asyncio.fixture
-async def face() -> AsyncIterator[Face]:
-    async with serve_fake() as face:
-        yield face
 
 
 def ask(text: str, **options: Any) -> pb.GenerateRequest:
@@ -45,48 +37,48 @@ def retry_seconds(error: grpc.aio.AioRpcError) -> float:
     return seconds
 
 
-async def test_text_is_answered_with_text(face: Face) -> None:
-    answer = await face.stub.Generate(ask("Drawer"))
+async def test_text_is_answered_with_text(server: FakeServer) -> None:
+    answer = await server.stub.Generate(ask("Drawer"))
     expected = pb.Hypothesis(text="reward", finish_reason=pb.FINISH_REASON_EOS, target_tokens=6)
     assert answer == pb.GenerateResponse(hypotheses=[expected], source_tokens=7, model=MODEL, model_version="1")
-    request: GenerationRequest = face.engines.accepted[0].request
+    request: GenerationRequest = server.engines.accepted[0].request
     assert request.source_ids == [7, 21, 4, 26, 8, 21, 3]
     assert request.search == SearchOptions(max_new_tokens=MAX_TARGET)
     assert (request.deadline, request.time_limit, request.streaming) == (None, None, False)
 
 
-async def test_ids_are_answered_as_the_text_they_stand_for(face: Face) -> None:
-    tokens = (await face.stub.Tokenize(pb.TokenizeRequest(text="drawer"))).tokens
+async def test_ids_are_answered_as_the_text_they_stand_for(server: FakeServer) -> None:
+    tokens = (await server.stub.Tokenize(pb.TokenizeRequest(text="drawer"))).tokens
     ids = [token.id for token in tokens]
     assert [token.text for token in tokens] == [*"drawer", "</s>"]
     for given in (ids, ids[:-1]):
-        answer = await face.stub.Generate(pb.GenerateRequest(input=pb.Input(token_ids=pb.TokenIds(ids=given))))
-        assert answer == await face.stub.Generate(ask("drawer"))
+        answer = await server.stub.Generate(pb.GenerateRequest(input=pb.Input(token_ids=pb.TokenIds(ids=given))))
+        assert answer == await server.stub.Generate(ask("drawer"))
 
 
-async def test_a_limit_that_is_reached_is_told(face: Face) -> None:
-    answer = await face.stub.Generate(ask("drawer", max_new_tokens=2))
+async def test_a_limit_that_is_reached_is_told(server: FakeServer) -> None:
+    answer = await server.stub.Generate(ask("drawer", max_new_tokens=2))
     assert answer.hypotheses[0].text == "re"
     assert answer.hypotheses[0].finish_reason == pb.FINISH_REASON_LENGTH
 
 
-async def test_details_are_given_on_request(face: Face) -> None:
+async def test_details_are_given_on_request(server: FakeServer) -> None:
     request = ask("ab")
     request.details.tokens = True
-    [hypothesis] = (await face.stub.Generate(request)).hypotheses
+    [hypothesis] = (await server.stub.Generate(request)).hypotheses
     assert [(token.id, token.text) for token in hypothesis.tokens] == [(5, "b"), (4, "a")]
     assert not hypothesis.tokens[0].HasField("log_probability")
     assert not hypothesis.HasField("log_probability")
     request.details.log_probabilities = True
-    [hypothesis] = (await face.stub.Generate(request)).hypotheses
+    [hypothesis] = (await server.stub.Generate(request)).hypotheses
     assert [token.log_probability for token in hypothesis.tokens] == [-0.5, -0.5]
     assert hypothesis.log_probability == -1.25  # the end token's is in it
 
 
-async def test_time_limits_and_deadlines_become_moments(face: Face) -> None:
+async def test_time_limits_and_deadlines_become_moments(server: FakeServer) -> None:
     before = time.monotonic()
-    await face.stub.Generate(ask("a", time_limit=duration_pb2.Duration(seconds=2, nanos=500_000_000)), timeout=30)
-    request = face.engines.accepted[0].request
+    await server.stub.Generate(ask("a", time_limit=duration_pb2.Duration(seconds=2, nanos=500_000_000)), timeout=30)
+    request = server.engines.accepted[0].request
     assert request.time_limit is not None
     assert before + 2.5 <= request.time_limit <= time.monotonic() + 2.5
     assert request.deadline is not None
@@ -94,22 +86,22 @@ async def test_time_limits_and_deadlines_become_moments(face: Face) -> None:
 
 
 @pytest.mark.parametrize("log_probabilities", [False, True])
-async def test_a_stream_ends_with_the_unary_answer(face: Face, log_probabilities: bool) -> None:
+async def test_a_stream_ends_with_the_unary_answer(server: FakeServer, log_probabilities: bool) -> None:
     request = ask("a drawer")
     request.details.log_probabilities = log_probabilities
-    messages = [message async for message in face.stub.GenerateStream(request)]
-    assert messages[-1].final == await face.stub.Generate(request)
+    messages = [message async for message in server.stub.GenerateStream(request)]
+    assert messages[-1].final == await server.stub.Generate(request)
     assert not any(message.HasField("final") for message in messages[:-1])
     assert "".join(message.text for message in messages) == messages[-1].final.hypotheses[0].text == "reward a"
     tokens = [token for message in messages for token in message.tokens]
     assert tokens == list(messages[-1].final.hypotheses[0].tokens)
-    assert face.engines.accepted[0].request.streaming
+    assert server.engines.accepted[0].request.streaming
 
 
-async def test_a_batch_of_a_thousand_with_three_bad_items(face: Face) -> None:
+async def test_a_batch_of_a_thousand_with_three_bad_items(server: FakeServer) -> None:
     texts = ["drawer"] * 1000
     texts[7], texts[500], texts[999] = "", "x" * 50, "💥"
-    items = (await face.stub.GenerateBatch(batch(*texts))).items
+    items = (await server.stub.GenerateBatch(batch(*texts))).items
     assert len(items) == 1000
     for index, item in enumerate(items):
         if index in (7, 500, 999):
@@ -119,15 +111,17 @@ async def test_a_batch_of_a_thousand_with_three_bad_items(face: Face) -> None:
             assert violations.field_violations[0].field == f"inputs[{index}].text"
         else:
             assert item.response.hypotheses[0].text == "reward"
-    assert face.engines.most <= 8
-    assert face.metric("dragoman_rejections_total", reason="invalid") == 3
-    assert face.metric("dragoman_requests_total", method="dragoman.v1.GenerationService/GenerateBatch", code="OK") == 1
+    assert server.engines.most <= 8
+    assert server.metric("dragoman_rejections_total", reason="invalid") == 3
+    assert (
+        server.metric("dragoman_requests_total", method="dragoman.v1.GenerationService/GenerateBatch", code="OK") == 1
+    )
 
 
 async def test_a_batch_answers_in_order_whatever_finishes_first() -> None:
     engines = FakeEngines(automatic=False)
-    async with serve_fake(engines) as face:
-        call = face.stub.GenerateBatch(batch("ab", "cd", "ef"))
+    async with serve_fake(engines) as server:
+        call = server.stub.GenerateBatch(batch("ab", "cd", "ef"))
         await engines.until(3)
         for generation in reversed(list(engines.running)):
             generation.finish()
@@ -136,25 +130,25 @@ async def test_a_batch_answers_in_order_whatever_finishes_first() -> None:
 
 
 async def test_a_full_queue_refuses_at_once_and_tells_when_to_come_back() -> None:
-    async with serve_fake(FakeEngines(room=0)) as face:
+    async with serve_fake(FakeEngines(room=0)) as server:
         for call in (
-            face.stub.Generate(ask("a")),
-            face.stub.GenerateStream(ask("a")).read(),
-            face.stub.GenerateBatch(batch("a", "b", "c")),
+            server.stub.Generate(ask("a")),
+            server.stub.GenerateStream(ask("a")).read(),
+            server.stub.GenerateBatch(batch("a", "b", "c")),
         ):
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await call
             assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert retry_seconds(refused.value) == 0.25
-        assert face.metric("dragoman_rejections_total", reason="queue_full") == 3
+        assert server.metric("dragoman_rejections_total", reason="queue_full") == 3
 
 
 async def test_a_batch_waits_for_room_and_leaves_room_for_others() -> None:
     engines = FakeEngines(automatic=False, room=3)
-    async with serve_fake(engines, window=2) as face:
-        call = face.stub.GenerateBatch(batch(*"abcdef"))
+    async with serve_fake(engines, window=2) as server:
+        call = server.stub.GenerateBatch(batch(*"abcdef"))
         await engines.until(2)
-        other = face.stub.Generate(ask("xy"))
+        other = server.stub.Generate(ask("xy"))
         await engines.until(3)
         engines.room = 1
         for generation in list(engines.running):
@@ -169,8 +163,8 @@ async def test_a_batch_waits_for_room_and_leaves_room_for_others() -> None:
 
 async def test_a_failing_engine_is_unavailable_for_the_items_it_had() -> None:
     engines = FakeEngines(automatic=False)
-    async with serve_fake(engines) as face:
-        call = face.stub.GenerateBatch(batch("ab", "cd"))
+    async with serve_fake(engines) as server:
+        call = server.stub.GenerateBatch(batch("ab", "cd"))
         await engines.until(2)
         engines.running[0].finish(EngineUnavailableError("the engine failed"))
         engines.running[0].finish()
@@ -179,7 +173,7 @@ async def test_a_failing_engine_is_unavailable_for_the_items_it_had() -> None:
         assert second.response.hypotheses[0].text == "dc"
         engines.stopped = True
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await face.stub.Generate(ask("a"))
+            await server.stub.Generate(ask("a"))
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
         assert retry_seconds(refused.value) > 0
 
@@ -187,8 +181,8 @@ async def test_a_failing_engine_is_unavailable_for_the_items_it_had() -> None:
 @pytest.mark.parametrize("method", ["Generate", "GenerateStream", "GenerateBatch"])
 async def test_a_deadline_that_passes_in_an_engine_is_told(method: str) -> None:
     engines = FakeEngines(automatic=False)
-    async with serve_fake(engines) as face:
-        call = getattr(face.stub, method)(batch("a", "b") if method == "GenerateBatch" else ask("a"))
+    async with serve_fake(engines) as server:
+        call = getattr(server.stub, method)(batch("a", "b") if method == "GenerateBatch" else ask("a"))
         await engines.until(2 if method == "GenerateBatch" else 1)
         engines.running[0].finish(DeadlineExpiredError())
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -202,9 +196,9 @@ async def test_a_deadline_that_passes_in_an_engine_is_told(method: str) -> None:
 @pytest.mark.parametrize("method", ["Generate", "GenerateStream", "GenerateBatch"])
 async def test_a_client_that_leaves_gives_its_rows_back(method: str, leave: str) -> None:
     engines = FakeEngines(automatic=False)
-    async with serve_fake(engines) as face:
+    async with serve_fake(engines) as server:
         request = batch("a", "b", "c") if method == "GenerateBatch" else ask("a")
-        call = getattr(face.stub, method)(request, timeout=0.5 if leave == "deadline" else 30)
+        call = getattr(server.stub, method)(request, timeout=0.5 if leave == "deadline" else 30)
         await until_async(lambda: len(engines.accepted) == (3 if method == "GenerateBatch" else 1))
         if leave == "cancel":
             call.cancel()
@@ -212,34 +206,34 @@ async def test_a_client_that_leaves_gives_its_rows_back(method: str, leave: str)
         assert all(generation.cancelled for generation in engines.accepted)
         code = "CANCELLED" if leave == "cancel" else "DEADLINE_EXCEEDED"
         name = f"dragoman.v1.GenerationService/{method}"
-        await until_async(lambda: face.metric("dragoman_requests_in_flight", method=name) == 0)
-        assert face.metric("dragoman_requests_total", method=name, code=code) == 1
+        await until_async(lambda: server.metric("dragoman_requests_in_flight", method=name) == 0)
+        assert server.metric("dragoman_requests_total", method=name, code=code) == 1
 
 
 async def test_calls_are_unavailable_before_and_after_serving() -> None:
-    async with serve_fake(ready=False) as face:
+    async with serve_fake(ready=False) as server:
         for reason in ("the model is loading", "the server is shutting down"):
             if reason != "the model is loading":
-                face.registry.refuse(reason)
+                server.registry.refuse(reason)
             for call in (
-                face.stub.Generate(ask("a")),
-                face.stub.GenerateStream(ask("a")).read(),
-                face.stub.GenerateBatch(batch("a")),
-                face.stub.Score(pb.ScoreRequest()),
-                face.stub.Tokenize(pb.TokenizeRequest(text="a")),
-                face.stub.Detokenize(pb.DetokenizeRequest()),
-                face.stub.ListModels(pb.ListModelsRequest()),
-                face.stub.GetModel(pb.GetModelRequest()),
+                server.stub.Generate(ask("a")),
+                server.stub.GenerateStream(ask("a")).read(),
+                server.stub.GenerateBatch(batch("a")),
+                server.stub.Score(pb.ScoreRequest()),
+                server.stub.Tokenize(pb.TokenizeRequest(text="a")),
+                server.stub.Detokenize(pb.DetokenizeRequest()),
+                server.stub.ListModels(pb.ListModelsRequest()),
+                server.stub.GetModel(pb.GetModelRequest()),
             ):
                 with pytest.raises(grpc.aio.AioRpcError) as refused:
                     await call
                 assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
                 assert refused.value.details() == reason
                 assert retry_seconds(refused.value) == 1
-        assert face.metric("dragoman_rejections_total", reason="unavailable") == 16
+        assert server.metric("dragoman_rejections_total", reason="unavailable") == 16
 
 
-async def test_models_tell_their_limits_and_where_they_come_from(face: Face) -> None:
+async def test_models_tell_their_limits_and_where_they_come_from(server: FakeServer) -> None:
     model = pb.Model(
         name=MODEL,
         version="1",
@@ -273,28 +267,28 @@ async def test_models_tell_their_limits_and_where_they_come_from(face: Face) -> 
         current=True,
         default=True,
     )
-    assert (await face.stub.ListModels(pb.ListModelsRequest())).models == [model]
-    assert (await face.stub.GetModel(pb.GetModelRequest())).model == model
-    assert (await face.stub.GetModel(pb.GetModelRequest(model=MODEL))).model == model
-    assert (await face.stub.Generate(pb.GenerateRequest(model=MODEL, input=pb.Input(text="a")))).model == MODEL
+    assert (await server.stub.ListModels(pb.ListModelsRequest())).models == [model]
+    assert (await server.stub.GetModel(pb.GetModelRequest())).model == model
+    assert (await server.stub.GetModel(pb.GetModelRequest(model=MODEL))).model == model
+    assert (await server.stub.Generate(pb.GenerateRequest(model=MODEL, input=pb.Input(text="a")))).model == MODEL
 
 
-async def test_tokenize_and_detokenize_show_what_the_model_sees(face: Face) -> None:
-    tokens = (await face.stub.Tokenize(pb.TokenizeRequest(text="É1 ", side=pb.SIDE_TARGET))).tokens
+async def test_tokenize_and_detokenize_show_what_the_model_sees(server: FakeServer) -> None:
+    tokens = (await server.stub.Tokenize(pb.TokenizeRequest(text="É1 ", side=pb.SIDE_TARGET))).tokens
     assert [(token.id, token.text) for token in tokens] == [(32, "é"), (1, "<unk>"), (3, "</s>")]
-    assert [token.text for token in (await face.stub.Tokenize(pb.TokenizeRequest())).tokens] == ["</s>"]
+    assert [token.text for token in (await server.stub.Tokenize(pb.TokenizeRequest())).tokens] == ["</s>"]
     for ids, text in (([32, 3], "é"), ([], ""), ([4] * 5000, "a" * 5000)):
-        answer = await face.stub.Detokenize(pb.DetokenizeRequest(token_ids=pb.TokenIds(ids=ids)))
+        answer = await server.stub.Detokenize(pb.DetokenizeRequest(token_ids=pb.TokenIds(ids=ids)))
         assert answer.text == text
 
 
-async def test_a_fault_of_the_server_is_logged_without_what_the_client_sent(face: Face) -> None:
+async def test_a_fault_of_the_server_is_logged_without_what_the_client_sent(server: FakeServer) -> None:
     def fail(request: GenerationRequest) -> None:
         raise RuntimeError("a bug")
 
-    face.registry.find("").model.submit = fail  # type: ignore[assignment]
+    server.registry.find("").model.submit = fail  # type: ignore[assignment]
     with capture_logs() as entries:
-        for call in (face.stub.Generate(ask("secret")), face.stub.GenerateStream(ask("secret")).read()):
+        for call in (server.stub.Generate(ask("secret")), server.stub.GenerateStream(ask("secret")).read()):
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await call
             assert refused.value.code() is grpc.StatusCode.INTERNAL
@@ -320,7 +314,7 @@ async def largest_share_of_a_turn(call: Any) -> float:
     return max(turns) / sum(turns)
 
 
-async def test_the_event_loop_gets_its_turn_while_a_large_batch_is_answered(face: Face) -> None:
+async def test_the_event_loop_gets_its_turn_while_a_large_batch_is_answered(server: FakeServer) -> None:
     large = batch(*["abcdefghijklmno"] * 3000)
     # What disturbs a measurement makes a turn longer, never shorter.
-    assert min([await largest_share_of_a_turn(face.stub.GenerateBatch(large)) for _ in range(5)]) < 1 / 4
+    assert min([await largest_share_of_a_turn(server.stub.GenerateBatch(large)) for _ in range(5)]) < 1 / 4

@@ -1,26 +1,18 @@
 """What the service refuses: status, field and words, one row for each kind of bad request."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import pytest
-import pytest_asyncio
 from google.protobuf import duration_pb2
 from google.rpc import error_details_pb2
 
 from dragoman.v1 import generation_pb2 as pb
-from tests.support.fake_engines import Face, serve_fake
+from tests.support.fake_engines import FakeServer
 from tests.support.refusals import assert_refused, detail
 
 Text = pb.Input
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
-
-
-@pytest_asyncio.fixture
-async def face() -> AsyncIterator[Face]:
-    async with serve_fake() as face:
-        yield face
 
 
 def ids(*numbers: int) -> pb.Input:
@@ -89,57 +81,57 @@ BAD_OPTIONS: dict[str, tuple[pb.GenerationOptions | pb.Details, str, str]] = {
 
 
 @pytest.mark.parametrize("case", BAD_INPUTS)
-async def test_a_bad_input_is_refused_alone_streamed_and_in_a_batch(face: Face, case: str) -> None:
+async def test_a_bad_input_is_refused_alone_streamed_and_in_a_batch(server: FakeServer, case: str) -> None:
     source, field, words = BAD_INPUTS[case]
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await face.stub.Generate(pb.GenerateRequest(input=source))
+        await server.stub.Generate(pb.GenerateRequest(input=source))
     assert_refused(refused.value, f"input{field}", words)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await face.stub.GenerateStream(pb.GenerateRequest(input=source)).read()
+        await server.stub.GenerateStream(pb.GenerateRequest(input=source)).read()
     assert_refused(refused.value, f"input{field}", words)
     inputs = [pb.Input(text="drawer"), source]
-    good, bad = (await face.stub.GenerateBatch(pb.GenerateBatchRequest(inputs=inputs))).items
+    good, bad = (await server.stub.GenerateBatch(pb.GenerateBatchRequest(inputs=inputs))).items
     assert good.response.hypotheses[0].text == "reward"
     assert bad.error.code == INVALID.value[0]
     violations = error_details_pb2.BadRequest()
     assert bad.error.details[0].Unpack(violations)
     assert violations.field_violations[0].field == f"inputs[1]{field}"
     assert words in violations.field_violations[0].description
-    assert face.metric("dragoman_rejections_total", reason="invalid") == 3
-    assert len(face.engines.accepted) == 1
+    assert server.metric("dragoman_rejections_total", reason="invalid") == 3
+    assert len(server.engines.accepted) == 1
 
 
 @pytest.mark.parametrize("case", BAD_OPTIONS)
-async def test_bad_options_are_refused(face: Face, case: str) -> None:
+async def test_bad_options_are_refused(server: FakeServer, case: str) -> None:
     given, field, words = BAD_OPTIONS[case]
     options, details = (given, None) if isinstance(given, pb.GenerationOptions) else (None, given)
     one = pb.GenerateRequest(input=pb.Input(text="a"), options=options, details=details)
     several = pb.GenerateBatchRequest(inputs=[pb.Input(text="a")], options=options, details=details)
-    for call in (face.stub.Generate(one), face.stub.GenerateStream(one).read(), face.stub.GenerateBatch(several)):
+    for call in (server.stub.Generate(one), server.stub.GenerateStream(one).read(), server.stub.GenerateBatch(several)):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call
         assert_refused(refused.value, field, words)
-    assert not face.engines.accepted
+    assert not server.engines.accepted
 
 
-async def test_an_input_that_is_left_out_is_refused(face: Face) -> None:
+async def test_an_input_that_is_left_out_is_refused(server: FakeServer) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await face.stub.Generate(pb.GenerateRequest())
+        await server.stub.Generate(pb.GenerateRequest())
     assert_refused(refused.value, "input", "has neither text nor token_ids")
 
 
-async def test_the_limits_themselves_are_allowed(face: Face) -> None:
+async def test_the_limits_themselves_are_allowed(server: FakeServer) -> None:
     request = pb.GenerateRequest(input=pb.Input(text="a" * 15), options=limit(12))
-    answer = await face.stub.Generate(request)
+    answer = await server.stub.Generate(request)
     assert answer.source_tokens == 16
     assert answer.hypotheses[0].text == "a" * 12
-    assert (await face.stub.Generate(pb.GenerateRequest(input=ids(*[4] * 15, 3)))).source_tokens == 16
+    assert (await server.stub.Generate(pb.GenerateRequest(input=ids(*[4] * 15, 3)))).source_tokens == 16
 
 
 @pytest.mark.parametrize("count", [0, 10_001])
-async def test_a_batch_of_none_or_of_too_many_is_refused(face: Face, count: int) -> None:
+async def test_a_batch_of_none_or_of_too_many_is_refused(server: FakeServer, count: int) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await face.stub.GenerateBatch(pb.GenerateBatchRequest(inputs=[pb.Input(text="a")] * count))
+        await server.stub.GenerateBatch(pb.GenerateBatchRequest(inputs=[pb.Input(text="a")] * count))
     assert_refused(
         refused.value, "inputs", "is empty" if count == 0 else "has 10001 items, but a batch may have at most"
     )
@@ -148,7 +140,7 @@ async def test_a_batch_of_none_or_of_too_many_is_refused(face: Face, count: int)
 @pytest.mark.parametrize(
     "method", ["Generate", "GenerateStream", "GenerateBatch", "Score", "GetModel", "Tokenize", "Detokenize"]
 )
-async def test_a_model_that_is_not_there_is_not_found(face: Face, method: str) -> None:
+async def test_a_model_that_is_not_there_is_not_found(server: FakeServer, method: str) -> None:
     requests: dict[str, Any] = {
         "Generate": pb.GenerateRequest,
         "GenerateStream": pb.GenerateRequest,
@@ -158,14 +150,14 @@ async def test_a_model_that_is_not_there_is_not_found(face: Face, method: str) -
         "Tokenize": pb.TokenizeRequest,
         "Detokenize": pb.DetokenizeRequest,
     }
-    call = getattr(face.stub, method)(requests[method](model="forwards"))
+    call = getattr(server.stub, method)(requests[method](model="forwards"))
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await (call.read() if method == "GenerateStream" else call)
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
     assert refused.value.details() == "model 'forwards' is not served here; available: backwards"
     found = detail(refused.value, error_details_pb2.ResourceInfo)
     assert (found.resource_type, found.resource_name) == ("dragoman.v1.Model", "forwards")
-    assert face.metric("dragoman_rejections_total", reason="unknown_model") == 1
+    assert server.metric("dragoman_rejections_total", reason="unknown_model") == 1
 
 
 @pytest.mark.parametrize(
@@ -173,30 +165,30 @@ async def test_a_model_that_is_not_there_is_not_found(face: Face, method: str) -
     [b"\x12\x05\x0a\x03\xed\xa0\x80", b"\x12\x03\x0a\x01\xff", b"\xff\xff"],
     ids=["a lone surrogate", "not UTF-8", "not a message"],
 )
-async def test_bytes_that_are_no_request_are_refused(face: Face, data: bytes) -> None:
+async def test_bytes_that_are_no_request_are_refused(server: FakeServer, data: bytes) -> None:
     for method in ("Generate", "GenerateBatch"):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await face.send_bytes(method, data)
+            await server.send_bytes(method, data)
         assert refused.value.code() is INVALID
         assert "can't be parsed" in (refused.value.details() or "")
 
 
-async def test_a_message_of_five_megabytes_is_refused(face: Face) -> None:
+async def test_a_message_of_five_megabytes_is_refused(server: FakeServer) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await face.stub.Generate(pb.GenerateRequest(input=pb.Input(text="a" * 5_000_000)))
+        await server.stub.Generate(pb.GenerateRequest(input=pb.Input(text="a" * 5_000_000)))
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "larger than max" in (refused.value.details() or "")
-    assert not face.engines.accepted
+    assert not server.engines.accepted
 
 
-async def test_wrong_requests_to_tokenize_and_detokenize_are_refused(face: Face) -> None:
+async def test_wrong_requests_to_tokenize_and_detokenize_are_refused(server: FakeServer) -> None:
     for call, field, words in (
-        (face.stub.Tokenize(pb.TokenizeRequest(text="a" * 5000)), "text", "has 5000 characters"),
-        (face.stub.Tokenize(pb.TokenizeRequest(text="a", side=7)), "side", "is 7, but must be"),  # type: ignore[arg-type]
-        (face.stub.Detokenize(pb.DetokenizeRequest(token_ids=pb.TokenIds(ids=[4, 99]))), "token_ids.ids[1]", "is 99"),
-        (face.stub.Detokenize(pb.DetokenizeRequest(token_ids=pb.TokenIds(ids=[-4]))), "token_ids.ids[0]", "is -4"),
+        (server.stub.Tokenize(pb.TokenizeRequest(text="a" * 5000)), "text", "has 5000 characters"),
+        (server.stub.Tokenize(pb.TokenizeRequest(text="a", side=7)), "side", "is 7, but must be"),  # type: ignore[arg-type]
+        (server.stub.Detokenize(pb.DetokenizeRequest(token_ids=pb.TokenIds(ids=[4, 99]))), "token_ids.ids[1]", "is 99"),
+        (server.stub.Detokenize(pb.DetokenizeRequest(token_ids=pb.TokenIds(ids=[-4]))), "token_ids.ids[0]", "is -4"),
         (
-            face.stub.Detokenize(pb.DetokenizeRequest(token_ids=pb.TokenIds(ids=[4] * 70_000))),
+            server.stub.Detokenize(pb.DetokenizeRequest(token_ids=pb.TokenIds(ids=[4] * 70_000))),
             "token_ids.ids",
             "has 70000 ids",
         ),

@@ -55,7 +55,7 @@ async def test_the_deadline_does_not_move_while_a_request_is_read(
     monkeypatch.setattr("dragoman_server.api.generation_service.time", SimpleNamespace(monotonic=lambda: context.now))
     for step in ("read_options", "encode_source"):
         monkeypatch.setattr(ServedModel, step, context.slow(getattr(ServedModel, step)))
-    async with serve_fake() as face:
-        await call(face.service, context)
+    async with serve_fake() as server:
+        await call(server.service, context)
     assert context.now > context.end - SECONDS
-    assert face.engines.accepted[0].request.deadline == pytest.approx(context.end, abs=0.001)
+    assert server.engines.accepted[0].request.deadline == pytest.approx(context.end, abs=0.001)

@@ -1,13 +1,11 @@
 """A status and all that goes with it stay small, whatever was sent and however many names there are."""
 
 import base64
-from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import quote
 
 import grpc
 import pytest
-import pytest_asyncio
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
@@ -16,7 +14,7 @@ from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.messages.api_error import ApiError, invalid
 from dragoman_server.messages.error_text import list_nearest, truncate
 from dragoman_server.models.registry import ModelVersions
-from tests.support.fake_engines import MODEL, Face, serve_fake
+from tests.support.fake_engines import MODEL, FakeServer
 
 MOST_BYTES = 4096
 LONG = {
@@ -27,12 +25,6 @@ LONG = {
     "unprintable": "\U000e0001" * 100_000,
 }
 REQUEST_ID = ("x-request-id", "a" * 128)  # the longest that is sent back
-
-
-@pytest_asyncio.fixture
-async def face() -> AsyncIterator[Face]:
-    async with serve_fake() as face:
-        yield face
 
 
 def size_of(error: grpc.aio.AioRpcError) -> int:
@@ -53,18 +45,18 @@ async def refused(call: Any) -> grpc.aio.AioRpcError:
     return error.value
 
 
-def add_aliases(face: Face, names: list[str]) -> None:
-    with face.registry.use("") as model:
-        [served] = [face.registry.find("")]
+def add_aliases(server: FakeServer, names: list[str]) -> None:
+    with server.registry.use("") as model:
+        [served] = [server.registry.find("")]
         versions = ModelVersions(model.version, {model.version: served}, aliases=dict.fromkeys(names, model.version))
-        face.registry.update({MODEL: versions}, MODEL)
+        server.registry.update({MODEL: versions}, MODEL)
 
 
-async def test_of_many_names_the_nearest_five_are_told(face: Face) -> None:
-    add_aliases(face, [f"{'x' * 57}{number:03}" for number in range(150)])
+async def test_of_many_names_the_nearest_five_are_told(server: FakeServer) -> None:
+    add_aliases(server, [f"{'x' * 57}{number:03}" for number in range(150)])
     for _ in range(20):  # trailers that are too large are refused at random
         error = await refused(
-            face.stub.Generate(pb.GenerateRequest(model=f"{MODEL}@{'x' * 57}0421"), metadata=[REQUEST_ID])
+            server.stub.Generate(pb.GenerateRequest(model=f"{MODEL}@{'x' * 57}0421"), metadata=[REQUEST_ID])
         )
         assert error.code() is grpc.StatusCode.NOT_FOUND
     message = error.details() or ""
@@ -74,25 +66,25 @@ async def test_of_many_names_the_nearest_five_are_told(face: Face) -> None:
     assert message.endswith("and 146 more")
 
 
-async def test_a_server_without_a_default_names_five_models(face: Face) -> None:
-    served = face.registry.find("")
-    face.registry.update({f"model-{number}": ModelVersions("1", {"1": served}) for number in range(9)}, None)
-    error = await refused(face.stub.Generate(pb.GenerateRequest()))
+async def test_a_server_without_a_default_names_five_models(server: FakeServer) -> None:
+    served = server.registry.find("")
+    server.registry.update({f"model-{number}": ModelVersions("1", {"1": served}) for number in range(9)}, None)
+    error = await refused(server.stub.Generate(pb.GenerateRequest()))
     assert (error.details() or "").endswith("name one of model-0, model-1, model-2, model-3, model-4 and 4 more")
 
 
 @pytest.mark.parametrize("value", LONG.values(), ids=LONG)
-async def test_what_was_sent_is_repeated_in_part_at_most(face: Face, value: str) -> None:
+async def test_what_was_sent_is_repeated_in_part_at_most(server: FakeServer, value: str) -> None:
     infer = oip.ModelInferRequest(model_name=MODEL)
     infer.inputs.add(name="text", datatype="BYTES", shape=[1]).contents.bytes_contents.append(b"a")
     infer.parameters[value].bool_param = True
     for call, request in [
-        (face.stub.Generate, pb.GenerateRequest(model=value)),
-        (face.stub.Generate, pb.GenerateRequest(model=f"{MODEL}@{value}")),
-        (face.stub.Generate, pb.GenerateRequest(input=pb.Input(text=value[:4000]))),
-        (face.stub.GetModel, pb.GetModelRequest(model=value)),
-        (face.inference_stub.ModelInfer, oip.ModelInferRequest(model_name=value)),
-        (face.inference_stub.ModelInfer, infer),
+        (server.stub.Generate, pb.GenerateRequest(model=value)),
+        (server.stub.Generate, pb.GenerateRequest(model=f"{MODEL}@{value}")),
+        (server.stub.Generate, pb.GenerateRequest(input=pb.Input(text=value[:4000]))),
+        (server.stub.GetModel, pb.GetModelRequest(model=value)),
+        (server.inference_stub.ModelInfer, oip.ModelInferRequest(model_name=value)),
+        (server.inference_stub.ModelInfer, infer),
     ]:
         await refused(call(request, metadata=[REQUEST_ID]))
 
@@ -122,15 +114,15 @@ def test_the_message_is_that_of_the_status() -> None:
     assert str(error) == error.message == error.status().message == "a" * 700 + "..."
 
 
-async def test_a_stream_of_the_other_protocol_says_no_more(face: Face) -> None:
+async def test_a_stream_of_the_other_protocol_says_no_more(server: FakeServer) -> None:
     requests = [oip.ModelInferRequest(model_name=LONG["letters"])]
-    [response] = [response async for response in face.inference_stub.ModelStreamInfer(iter(requests))]
+    [response] = [response async for response in server.inference_stub.ModelStreamInfer(iter(requests))]
     assert "NOT_FOUND" in response.error_message
     assert len(response.error_message) < 1000
 
 
-async def test_the_details_can_be_read(face: Face) -> None:
-    error = await refused(face.stub.Generate(pb.GenerateRequest(model="a" * 1000)))
+async def test_the_details_can_be_read(server: FakeServer) -> None:
+    error = await refused(server.stub.Generate(pb.GenerateRequest(model="a" * 1000)))
     status: Any = rpc_status.from_call(error)  # type: ignore[arg-type]
     resource = error_details_pb2.ResourceInfo()
     assert status.details[0].Unpack(resource)

@@ -24,42 +24,42 @@ async def next_status(watch: Any) -> int:
 
 @pytest.mark.parametrize("service", ["", SERVICE])
 async def test_check_follows_the_server(service: str) -> None:
-    async with serve_fake(ready=False) as face:
+    async with serve_fake(ready=False) as server:
         for serving in (False, True, False):
-            face.health.set_serving(serving)
-            status = (await face.health_stub.Check(Request(service=service))).status
+            server.health.set_serving(serving)
+            status = (await server.health_stub.Check(Request(service=service))).status
             assert status == (Response.SERVING if serving else Response.NOT_SERVING)
 
 
 async def test_an_unknown_service_is_not_found() -> None:
-    async with serve_fake() as face:
+    async with serve_fake() as server:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await face.health_stub.Check(Request(service="dragoman.v0"))
+            await server.health_stub.Check(Request(service="dragoman.v0"))
         assert refused.value.code() is grpc.StatusCode.NOT_FOUND
-        watch = face.health_stub.Watch(Request(service="dragoman.v0"))
+        watch = server.health_stub.Watch(Request(service="dragoman.v0"))
         assert await next_status(watch) == Response.SERVICE_UNKNOWN
 
 
 async def test_models_have_a_health_of_their_own() -> None:
-    async with serve_fake(ready=False) as face:
+    async with serve_fake(ready=False) as server:
 
         async def status(service: str) -> int:
-            found: int = (await face.health_stub.Check(Request(service=service))).status
+            found: int = (await server.health_stub.Check(Request(service=service))).status
             return found
 
-        face.health.set_models({"a": True, "b": False})
+        server.health.set_models({"a": True, "b": False})
         assert await status("model:a") == Response.NOT_SERVING  # the server has not started
-        watch = face.health_stub.Watch(Request(service="model:b"))
+        watch = server.health_stub.Watch(Request(service="model:b"))
         assert await next_status(watch) == Response.NOT_SERVING
-        face.health.set_serving(True)
+        server.health.set_serving(True)
         assert [await status(name) for name in ("", "model:a", "model:b")] == [
             Response.SERVING,
             Response.SERVING,
             Response.NOT_SERVING,
         ]
-        face.health.set_models({"b": True})
+        server.health.set_models({"b": True})
         assert await next_status(watch) == Response.SERVING
-        face.health.set_models({})
+        server.health.set_models({})
         assert await next_status(watch) == Response.SERVICE_UNKNOWN
         assert await status("") == Response.NOT_SERVING
         for name in ("model:a", "a", "model:"):
@@ -69,18 +69,18 @@ async def test_models_have_a_health_of_their_own() -> None:
 
 
 async def test_every_watcher_hears_of_every_change() -> None:
-    async with serve_fake(ready=False) as face:
-        watches = [face.health_stub.Watch(Request(service=SERVICE)) for _ in range(3)]
+    async with serve_fake(ready=False) as server:
+        watches = [server.health_stub.Watch(Request(service=SERVICE)) for _ in range(3)]
         for watch in watches:
             assert await next_status(watch) == Response.NOT_SERVING
-        face.health.set_serving(True)
+        server.health.set_serving(True)
         for watch in watches:
             assert await next_status(watch) == Response.SERVING
         watches.pop().cancel()  # one that leaves takes nothing from the others
         await asyncio.sleep(0.05)
-        face.health.set_serving(False)
+        server.health.set_serving(False)
         for watch in watches:
             assert await next_status(watch) == Response.NOT_SERVING
-        face.health.end()
+        server.health.end()
         for watch in watches:
             assert await watch.read() is grpc.aio.EOF

@@ -146,43 +146,43 @@ def test_reports_of_several_engines_at_once_all_count() -> None:
 
 
 async def test_calls_are_counted_by_method_and_code() -> None:
-    async with serve_fake() as face:
-        await face.stub.Generate(pb.GenerateRequest(input=pb.Input(text="a")))
+    async with serve_fake() as server:
+        await server.stub.Generate(pb.GenerateRequest(input=pb.Input(text="a")))
         for method in ("Guess", "Guess", "Hope"):
             with pytest.raises(Exception, match="Method not found"):
-                await face.send_bytes(method, b"")
-        await face.health_stub.Check(health_pb2.HealthCheckRequest())
+                await server.send_bytes(method, b"")
+        await server.health_stub.Check(health_pb2.HealthCheckRequest())
         generate = "dragoman.v1.GenerationService/Generate"
-        assert face.metric("dragoman_requests_total", method=generate, code="OK") == 1
-        assert face.metric("dragoman_request_seconds_count", method=generate) == 1
-        assert face.metric("dragoman_requests_total", method="unknown", code="UNIMPLEMENTED") == 3
-        assert face.metric("dragoman_requests_total", method="grpc.health.v1.Health/Check", code="OK") == 1
+        assert server.metric("dragoman_requests_total", method=generate, code="OK") == 1
+        assert server.metric("dragoman_request_seconds_count", method=generate) == 1
+        assert server.metric("dragoman_requests_total", method="unknown", code="UNIMPLEMENTED") == 3
+        assert server.metric("dragoman_requests_total", method="grpc.health.v1.Health/Check", code="OK") == 1
 
 
 async def test_errors_are_counted_from_zero_so_that_the_first_is_seen_as_one() -> None:
     generate = "dragoman.v1.GenerationService/Generate"
-    async with serve_fake(FakeEngines(automatic=False)) as face:
-        call = face.stub.Generate(pb.GenerateRequest(input=pb.Input(text="a")))
-        await face.engines.until(1)
+    async with serve_fake(FakeEngines(automatic=False)) as server:
+        call = server.stub.Generate(pb.GenerateRequest(input=pb.Input(text="a")))
+        await server.engines.until(1)
         codes = ("OK", "UNKNOWN", "INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED")
         counts = [
-            face.metrics.registry.get_sample_value("dragoman_requests_total", {"method": generate, "code": code})
+            server.metrics.registry.get_sample_value("dragoman_requests_total", {"method": generate, "code": code})
             for code in codes
         ]
         assert counts == [0] * len(codes)
-        face.engines.running[0].finish(EngineUnavailableError("gone"))
+        server.engines.running[0].finish(EngineUnavailableError("gone"))
         with pytest.raises(Exception, match="gone"):
             await call
-        assert face.metric("dragoman_requests_total", method=generate, code="UNAVAILABLE") == 1
+        assert server.metric("dragoman_requests_total", method=generate, code="UNAVAILABLE") == 1
 
 
 async def test_the_page_parses_and_keeps_to_the_rules() -> None:
-    async with serve_fake() as face:
-        face.metrics.model("m").state(0, 0, 1)
+    async with serve_fake() as server:
+        server.metrics.model("m").state(0, 0, 1)
         request = pb.GenerateRequest(model="no such model", input=pb.Input(text="a"))
         with pytest.raises(Exception, match="not served here"):
-            await face.stub.Generate(request)
-        page = generate_latest(face.metrics.registry).decode()
+            await server.stub.Generate(request)
+        page = generate_latest(server.metrics.registry).decode()
     families = list(text_string_to_metric_families(page))
     ours = [family for family in families if family.name.startswith("dragoman_")]
     assert len(ours) > 20

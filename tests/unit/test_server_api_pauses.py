@@ -60,9 +60,9 @@ async def turns_of_others(work: Any) -> tuple[Any, float, float]:
 
 @pytest.mark.parametrize("request_", [TEXTS, IDS, WORDS], ids=["texts", "ids", "words"])
 async def test_a_large_batch_never_has_the_event_loop_for_long(request_: pb.GenerateBatchRequest) -> None:
-    async with serve_fake() as face:
+    async with serve_fake() as server:
         context: Any = Unhurried()
-        encoded, spent, longest = await turns_of_others(face.service.GenerateBatch(request_, context))
+        encoded, spent, longest = await turns_of_others(server.service.GenerateBatch(request_, context))
     items = pb.GenerateBatchResponse.FromString(encoded.content).items
     assert len(items) == COUNT
     assert {item.WhichOneof("result") for item in items} == {"response" if request_ is WORDS else "error"}
@@ -72,17 +72,17 @@ async def test_a_large_batch_never_has_the_event_loop_for_long(request_: pb.Gene
 async def test_a_batch_of_the_other_face_neither() -> None:
     request = oip.ModelInferRequest(model_name=MODEL)
     request.inputs.add(name="text", datatype="BYTES", shape=[COUNT]).contents.bytes_contents.extend([b"a"] * COUNT)
-    async with serve_fake() as face:
+    async with serve_fake() as server:
         context: Any = Unhurried()
-        answer, spent, longest = await turns_of_others(face.inference.ModelInfer(request, context))
+        answer, spent, longest = await turns_of_others(server.inference.ModelInfer(request, context))
     assert list(answer.outputs[0].shape) == [COUNT, 1]
     assert longest < spent / 5
 
 
 @pytest.mark.parametrize("request_", [TEXTS, IDS], ids=["texts", "ids"])
 async def test_what_was_refused_is_not_held_until_garbage_is_collected(request_: pb.GenerateBatchRequest) -> None:
-    async with serve_fake() as face:
-        await face.stub.GenerateBatch(pb.GenerateBatchRequest(inputs=request_.inputs[:10]))
+    async with serve_fake() as server:
+        await server.stub.GenerateBatch(pb.GenerateBatchRequest(inputs=request_.inputs[:10]))
         await asyncio.sleep(0)
         assert not [each for each in gc.get_objects() if isinstance(each, ApiError)]
 
@@ -97,9 +97,9 @@ async def test_a_refused_request_is_not_held_either(inputs: int) -> None:
     others = batches()  # of tests before this one
     gc.disable()
     try:
-        async with serve_fake() as face:
+        async with serve_fake() as server:
             with pytest.raises(grpc.aio.AioRpcError):
-                await face.send_bytes("GenerateBatch", data)
+                await server.send_bytes("GenerateBatch", data)
             # The answer is there a moment before gRPC's own frames are gone.
             await until_async(lambda: all(any(each is other for other in others) for each in batches()))
     finally:

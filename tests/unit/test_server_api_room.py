@@ -13,7 +13,7 @@ from dragoman_server.core.errors import QueueFullError
 from dragoman_server.core.requests import Priority
 from dragoman_server.messages.api_error import from_engine
 from dragoman_server.messages.batch_room import BatchRoom, BatchShare
-from tests.support.fake_engines import Face, FakeEngines, serve_fake
+from tests.support.fake_engines import FakeEngines, FakeServer, serve_fake
 from tests.support.waiting import until_async
 
 SOURCE, OTHER = pb.Input(text="ab"), pb.Input(text="ba")
@@ -23,8 +23,8 @@ def batch(count: int, **more: Any) -> pb.GenerateBatchRequest:
     return pb.GenerateBatchRequest(inputs=[SOURCE] * count, **more)
 
 
-def room_of(face: Face) -> BatchRoom:
-    return face.registry.find("").model.batch_room
+def room_of(server: FakeServer) -> BatchRoom:
+    return server.registry.find("").model.batch_room
 
 
 async def take(share: BatchShare) -> None:
@@ -80,11 +80,11 @@ async def test_nobody_waits_for_a_place_longer_than_he_has_time() -> None:
 
 async def test_a_small_batch_is_answered_while_a_large_one_runs() -> None:
     engines = FakeEngines(automatic=False)
-    async with serve_fake(engines, window=4) as face:
-        large = face.stub.GenerateBatch(batch(1000))
+    async with serve_fake(engines, window=4) as server:
+        large = server.stub.GenerateBatch(batch(1000))
         await engines.until(4)
-        small = face.stub.GenerateBatch(pb.GenerateBatchRequest(inputs=[OTHER] * 2))
-        await until_async(lambda: len(room_of(face).shares) == 2)
+        small = server.stub.GenerateBatch(pb.GenerateBatchRequest(inputs=[OTHER] * 2))
+        await until_async(lambda: len(room_of(server).shares) == 2)
         assert len(engines.accepted) == 4, "together no more than one alone"
 
         def of_small() -> int:
@@ -106,11 +106,11 @@ async def test_a_small_batch_is_answered_while_a_large_one_runs() -> None:
 
 async def test_a_batch_that_has_waited_for_a_place_is_not_refused_for_want_of_room() -> None:
     engines = FakeEngines(automatic=False)
-    async with serve_fake(engines, window=1) as face:
-        first = face.stub.GenerateBatch(batch(1))
+    async with serve_fake(engines, window=1) as server:
+        first = server.stub.GenerateBatch(batch(1))
         await engines.until(1)
-        second = face.stub.GenerateBatch(batch(1))
-        await until_async(lambda: any(share.waiting for share in room_of(face).shares))
+        second = server.stub.GenerateBatch(batch(1))
+        await until_async(lambda: any(share.waiting for share in room_of(server).shares))
         engines.room = 0
         engines.running[0].finish()
         await first
@@ -124,14 +124,14 @@ async def test_a_batch_that_has_waited_for_a_place_is_not_refused_for_want_of_ro
 
 async def test_more_batches_than_there_can_be_places_for_are_refused() -> None:
     engines = FakeEngines(automatic=False)
-    async with serve_fake(engines, window=2) as face:
-        calls = [face.stub.GenerateBatch(batch(2)) for _ in range(16)]
-        await until_async(lambda: len(room_of(face).shares) == 16)
+    async with serve_fake(engines, window=2) as server:
+        calls = [server.stub.GenerateBatch(batch(2)) for _ in range(16)]
+        await until_async(lambda: len(room_of(server).shares) == 16)
         await engines.until(2)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await face.stub.GenerateBatch(batch(1))
+            await server.stub.GenerateBatch(batch(1))
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert face.metric("dragoman_rejections_total", reason="queue_full") == 1
+        assert server.metric("dragoman_rejections_total", reason="queue_full") == 1
         for call in calls:
             call.cancel()
         await engines.until(0)
@@ -139,11 +139,11 @@ async def test_more_batches_than_there_can_be_places_for_are_refused() -> None:
 
 async def test_batches_have_time_and_all_else_has_not_unless_the_client_says_so() -> None:
     engines = FakeEngines()
-    async with serve_fake(engines) as face:
+    async with serve_fake(engines) as server:
         for priority in (pb.PRIORITY_UNSPECIFIED, pb.PRIORITY_BATCH, pb.PRIORITY_INTERACTIVE):
-            await face.stub.Generate(pb.GenerateRequest(input=SOURCE, priority=priority))
-            await face.stub.GenerateBatch(batch(1, priority=priority))
-            async for _ in face.stub.GenerateStream(pb.GenerateRequest(input=SOURCE, priority=priority)):
+            await server.stub.Generate(pb.GenerateRequest(input=SOURCE, priority=priority))
+            await server.stub.GenerateBatch(batch(1, priority=priority))
+            async for _ in server.stub.GenerateStream(pb.GenerateRequest(input=SOURCE, priority=priority)):
                 pass
     interactive, later = Priority.INTERACTIVE, Priority.BATCH
     told = [generation.request.priority for generation in engines.accepted]
@@ -152,11 +152,11 @@ async def test_batches_have_time_and_all_else_has_not_unless_the_client_says_so(
 
 @pytest.mark.parametrize("method", ["Generate", "GenerateBatch"])
 async def test_a_priority_that_does_not_exist_is_refused(method: str) -> None:
-    async with serve_fake() as face:
+    async with serve_fake() as server:
         request = batch(1) if method == "GenerateBatch" else pb.GenerateRequest(input=SOURCE)
         request.priority = 7  # type: ignore[assignment]
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await getattr(face.stub, method)(request)
+            await getattr(server.stub, method)(request)
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert refused.value.details() == "priority is 7, which is not a known value"
 

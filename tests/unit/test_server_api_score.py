@@ -1,29 +1,21 @@
 """Scores of given targets, and where the tokens of answers look."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
-import pytest_asyncio
 from google.protobuf import duration_pb2
 from google.rpc import code_pb2
 
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.messages.response_writer import write_attention
-from tests.support.fake_engines import MODEL, Face, FakeEngines, serve_fake
+from tests.support.fake_engines import MODEL, FakeEngines, FakeServer, serve_fake
 from tests.support.refusals import assert_refused
 from tests.support.waiting import until_async
 
 LOOK = pb.Details(alignment=True, attention=True)
 END = 3
-
-
-@pytest_asyncio.fixture
-async def face() -> AsyncIterator[Face]:
-    async with serve_fake() as face:
-        yield face
 
 
 def ids(*given: int) -> pb.Input:
@@ -44,8 +36,8 @@ def weights(attention: pb.Attention) -> Any:
     return np.reshape(attention.weights, shape)
 
 
-async def test_targets_are_scored_with_their_end_tokens(face: Face) -> None:
-    answer = await face.stub.Score(score("abc", "xy", "Z"))
+async def test_targets_are_scored_with_their_end_tokens(server: FakeServer) -> None:
+    answer = await server.stub.Score(score("abc", "xy", "Z"))
     assert answer.model == MODEL
     assert [token.text for token in answer.source] == ["a", "b", "c", "</s>"]
     first, second = answer.scores
@@ -60,22 +52,22 @@ async def test_targets_are_scored_with_their_end_tokens(face: Face) -> None:
     assert second.log_probability == -0.75
     assert not first.alignment
     assert not first.HasField("attention")
-    assert face.scoring.runs == [([(4, 2), (4, 1)], False)]
-    assert face.metric("dragoman_requests_total", method="dragoman.v1.GenerationService/Score", code="OK") == 1
-    assert face.metric("dragoman_scored_tokens_total", model=MODEL, version="1") == 5
-    assert face.metric("dragoman_score_rows_sum", model=MODEL, version="1") == 2
+    assert server.scoring.runs == [([(4, 2), (4, 1)], False)]
+    assert server.metric("dragoman_requests_total", method="dragoman.v1.GenerationService/Score", code="OK") == 1
+    assert server.metric("dragoman_scored_tokens_total", model=MODEL, version="1") == 5
+    assert server.metric("dragoman_score_rows_sum", model=MODEL, version="1") == 2
 
 
-async def test_a_target_may_come_as_ids_or_be_empty(face: Face) -> None:
-    answer = await face.stub.Score(score("abc", ids(4, 5), ids(4, 5, END), "", "  ", ids(), ids(END)))
+async def test_a_target_may_come_as_ids_or_be_empty(server: FakeServer) -> None:
+    answer = await server.stub.Score(score("abc", ids(4, 5), ids(4, 5, END), "", "  ", ids(), ids(END)))
     lengths = [[token.id for token in each.tokens] for each in answer.scores]
     assert lengths == [[4, 5, END], [4, 5, END], [END], [END], [END], [END]]
-    longest = await face.stub.Score(score("a" * 15, "b" * 12))
+    longest = await server.stub.Score(score("a" * 15, "b" * 12))
     assert len(longest.scores[0].tokens) == 13
 
 
-async def test_alignment_and_attention_of_given_targets(face: Face) -> None:
-    answer = await face.stub.Score(score("abc", "xy", "z", alignment=True, attention=True))
+async def test_alignment_and_attention_of_given_targets(server: FakeServer) -> None:
+    answer = await server.stub.Score(score("abc", "xy", "z", alignment=True, attention=True))
     first, second = answer.scores
     # By the last layer but one, which looks backwards: the last letter first.
     assert first.alignment == [2, 1, 0]
@@ -85,43 +77,43 @@ async def test_alignment_and_attention_of_given_targets(face: Face) -> None:
     assert looks[0, 1].tolist() == [[0, 0, 1, 0], [0, 1, 0, 0], [1, 0, 0, 0]]
     assert (looks[1] == 0.25).all()
     assert weights(second.attention).shape == (2, 2, 2, 4)
-    aligned = await face.stub.Score(score("abc", "xy", alignment=True))
+    aligned = await server.stub.Score(score("abc", "xy", alignment=True))
     assert aligned.scores[0].alignment == [2, 1, 0]
     assert not aligned.scores[0].HasField("attention")
 
 
-async def test_answers_tell_where_their_tokens_look(face: Face) -> None:
-    answer = await face.stub.Generate(ask("abc", beam_size=2, num_hypotheses=2, prefix=pb.Input(text="x")))
+async def test_answers_tell_where_their_tokens_look(server: FakeServer) -> None:
+    answer = await server.stub.Generate(ask("abc", beam_size=2, num_hypotheses=2, prefix=pb.Input(text="x")))
     assert [token.text for token in answer.source] == ["a", "b", "c", "</s>"]
     first, second = answer.hypotheses
     assert [token.text for token in first.tokens] == ["x", "c", "b", "a"]
     assert first.alignment == [2, 1, 0, 0]  # one for each token; the end token is not among them
     assert weights(first.attention).shape == (2, 2, 5, 4)  # but has its row here
     assert second.alignment == [2, 1, 0]
-    assert face.scoring.runs == [([(4, 4), (4, 3)], True)]
-    alone = await face.stub.Generate(ask("abc", pb.Details(alignment=True)))
+    assert server.scoring.runs == [([(4, 4), (4, 3)], True)]
+    alone = await server.stub.Generate(ask("abc", pb.Details(alignment=True)))
     assert alone.hypotheses[0].alignment == [2, 1, 0]
     assert alone.hypotheses[0].tokens
     assert not alone.hypotheses[0].HasField("attention")
     assert len(alone.source) == 4
 
 
-async def test_streams_and_batches_tell_it_too(face: Face) -> None:
-    alone = await face.stub.Generate(ask("abc"))
-    messages = [message async for message in face.stub.GenerateStream(ask("abc"))]
+async def test_streams_and_batches_tell_it_too(server: FakeServer) -> None:
+    alone = await server.stub.Generate(ask("abc"))
+    messages = [message async for message in server.stub.GenerateStream(ask("abc"))]
     assert messages[-1].final == alone
     request = pb.GenerateBatchRequest(inputs=[pb.Input(text="abc"), pb.Input(text="de")], details=LOOK)
-    first, second = (await face.stub.GenerateBatch(request)).items
+    first, second = (await server.stub.GenerateBatch(request)).items
     assert first.response == alone
     assert second.response.hypotheses[0].alignment == [1, 0]
 
 
-async def test_the_scorer_is_loaded_when_it_is_needed_and_not_before(face: Face) -> None:
-    await face.stub.Generate(ask("abc", pb.Details(top_tokens=2)))
-    assert face.scoring.loads == 0
-    await face.stub.Score(score("a", "b"))
-    await face.stub.Generate(ask("abc"))
-    assert face.scoring.loads == 1
+async def test_the_scorer_is_loaded_when_it_is_needed_and_not_before(server: FakeServer) -> None:
+    await server.stub.Generate(ask("abc", pb.Details(top_tokens=2)))
+    assert server.scoring.loads == 0
+    await server.stub.Score(score("a", "b"))
+    await server.stub.Generate(ask("abc"))
+    assert server.scoring.loads == 1
 
 
 WRONG = {
@@ -141,26 +133,26 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-async def test_what_can_not_be_scored_is_refused(face: Face, case: str) -> None:
+async def test_what_can_not_be_scored_is_refused(server: FakeServer, case: str) -> None:
     request, field, words = WRONG[case]
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await face.stub.Score(request)
+        await server.stub.Score(request)
     assert_refused(refused.value, field, words)
-    assert not face.scoring.loads
+    assert not server.scoring.loads
 
 
-async def test_more_attention_than_a_response_may_hold_is_refused_beforehand(face: Face) -> None:
-    limits = face.registry.find("").model.limits
+async def test_more_attention_than_a_response_may_hold_is_refused_beforehand(server: FakeServer) -> None:
+    limits = server.registry.find("").model.limits
     limits.attention_weights = 2 * 2 * 4 * 5  # a source of 4 tokens, a target of 5, the end tokens included
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await face.stub.Score(score("abc", "wxyz", "", attention=True))
+        await server.stub.Score(score("abc", "wxyz", "", attention=True))
     assert_refused(refused.value, "attention", "could have 96 weights, but a response may have at most 80; send fewer")
-    assert (await face.stub.Score(score("abc", "wxyz", attention=True))).scores[0].HasField("attention")
-    await face.stub.Score(score("abc", "wxyz", "", alignment=True))  # of which only the greatest are returned
+    assert (await server.stub.Score(score("abc", "wxyz", attention=True))).scores[0].HasField("attention")
+    await server.stub.Score(score("abc", "wxyz", "", alignment=True))  # of which only the greatest are returned
 
     for most in (4, 5, None):
         asked = ask("abc", max_new_tokens=most)
-        for call in (face.stub.Generate(asked), face.stub.GenerateStream(asked).read()):
+        for call in (server.stub.Generate(asked), server.stub.GenerateStream(asked).read()):
             if most == 4:
                 await call
                 continue
@@ -170,52 +162,52 @@ async def test_more_attention_than_a_response_may_hold_is_refused_beforehand(fac
                 refused.value, "details.attention", "a response may have at most 80; lower max_new_tokens or"
             )
     with pytest.raises(grpc.aio.AioRpcError):
-        await face.stub.Generate(ask("abc", max_new_tokens=3, prefix=pb.Input(text="xy")))
+        await server.stub.Generate(ask("abc", max_new_tokens=3, prefix=pb.Input(text="xy")))
     with pytest.raises(grpc.aio.AioRpcError):
-        await face.stub.Generate(ask("abc", max_new_tokens=2, beam_size=2, num_hypotheses=2))
+        await server.stub.Generate(ask("abc", max_new_tokens=2, beam_size=2, num_hypotheses=2))
     request = pb.GenerateBatchRequest(inputs=[pb.Input(text="abc")], options={"max_new_tokens": 4}, details=LOOK)
-    await face.stub.GenerateBatch(request)
+    await server.stub.GenerateBatch(request)
     request.inputs.add(text="def")
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await face.stub.GenerateBatch(request)
+        await server.stub.GenerateBatch(request)
     assert_refused(refused.value, "details.attention", "could have 160 weights, but a response may have at most 80")
 
 
 async def test_a_full_queue_of_the_scorer_refuses_calls_and_lets_batches_wait() -> None:
-    async with serve_fake(score_queue=2, window=8) as face:
-        face.scoring.gate.clear()
-        running = face.stub.Score(score("a", "b"))
-        await until_async(face.scoring.started.is_set)
-        waiting = face.stub.Score(score("a", "b", "c"))
-        await until_async(lambda: len(face.scorer._waiting) == 2)
-        batch = face.stub.GenerateBatch(pb.GenerateBatchRequest(inputs=[pb.Input(text="abc")] * 4, details=LOOK))
-        await until_async(lambda: len(face.engines.accepted) == 4)
-        for call in (face.stub.Score(score("a", "b")), face.stub.Generate(ask("abc"))):
+    async with serve_fake(score_queue=2, window=8) as server:
+        server.scoring.gate.clear()
+        running = server.stub.Score(score("a", "b"))
+        await until_async(server.scoring.started.is_set)
+        waiting = server.stub.Score(score("a", "b", "c"))
+        await until_async(lambda: len(server.scorer._waiting) == 2)
+        batch = server.stub.GenerateBatch(pb.GenerateBatchRequest(inputs=[pb.Input(text="abc")] * 4, details=LOOK))
+        await until_async(lambda: len(server.engines.accepted) == 4)
+        for call in (server.stub.Score(score("a", "b")), server.stub.Generate(ask("abc"))):
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await call
             assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        face.scoring.gate.set()
+        server.scoring.gate.set()
         assert len((await running).scores) == 1
         assert len((await waiting).scores) == 2
         assert [item.response.hypotheses[0].alignment for item in (await batch).items] == [[2, 1, 0]] * 4
 
 
-async def test_a_scorer_that_fails_is_unavailable_and_comes_back(face: Face) -> None:
-    face.scoring.error = RuntimeError("it broke")
+async def test_a_scorer_that_fails_is_unavailable_and_comes_back(server: FakeServer) -> None:
+    server.scoring.error = RuntimeError("it broke")
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await face.stub.Score(score("a", "b", "c"))
+        await server.stub.Score(score("a", "b", "c"))
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
     assert refused.value.details() == "the scorer failed: RuntimeError"
-    face.scoring.error = RuntimeError("it broke")
-    [item] = (await face.stub.GenerateBatch(pb.GenerateBatchRequest(inputs=[pb.Input(text="a")], details=LOOK))).items
+    server.scoring.error = RuntimeError("it broke")
+    [item] = (await server.stub.GenerateBatch(pb.GenerateBatchRequest(inputs=[pb.Input(text="a")], details=LOOK))).items
     assert (item.error.code, item.error.message) == (code_pb2.UNAVAILABLE, "the scorer failed: RuntimeError")
-    assert len((await face.stub.Score(score("a", "b"))).scores) == 1
-    assert face.scoring.loads == 3
+    assert len((await server.stub.Score(score("a", "b"))).scores) == 1
+    assert server.scoring.loads == 3
 
 
-async def test_a_time_limit_of_generation_does_not_keep_its_attention_back(face: Face) -> None:
+async def test_a_time_limit_of_generation_does_not_keep_its_attention_back(server: FakeServer) -> None:
     limit = duration_pb2.Duration(nanos=1)
-    assert (await face.stub.Generate(ask("abc", time_limit=limit))).hypotheses[0].alignment == [2, 1, 0]
+    assert (await server.stub.Generate(ask("abc", time_limit=limit))).hypotheses[0].alignment == [2, 1, 0]
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 3, 5, 7), (3, 8, 31, 33)])
@@ -235,16 +227,16 @@ def test_attention_is_written_as_protobuf_writes_it(shape: tuple[int, int, int, 
 
 
 async def test_nothing_is_scored_for_those_who_left() -> None:
-    async with serve_fake(FakeEngines()) as face:
-        face.scoring.gate.clear()
-        running = face.stub.Score(score("a", "b"))
-        await until_async(face.scoring.started.is_set)
-        left = face.stub.Score(score("a", "bbb"), timeout=0.2)
+    async with serve_fake(FakeEngines()) as server:
+        server.scoring.gate.clear()
+        running = server.stub.Score(score("a", "b"))
+        await until_async(server.scoring.started.is_set)
+        left = server.stub.Score(score("a", "bbb"), timeout=0.2)
         with pytest.raises(grpc.aio.AioRpcError) as late:
             await left
         assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        await until_async(lambda: not face.scorer._waiting)
-        face.scoring.gate.set()
+        await until_async(lambda: not server.scorer._waiting)
+        server.scoring.gate.set()
         await running
-        await face.stub.Score(score("a", "bb"))
-        assert [lengths for lengths, _ in face.scoring.runs] == [[(2, 1)], [(2, 2)]]
+        await server.stub.Score(score("a", "bb"))
+        assert [lengths for lengths, _ in server.scoring.runs] == [[(2, 1)], [(2, 2)]]

@@ -129,11 +129,11 @@ async def test_an_engine_that_stops_is_told_to_those_that_wait() -> None:
 async def test_a_batch_is_not_kept_out_by_those_that_come_again_and_again() -> None:
     """They try far more often than the batch looks for room."""
     engines = FakeEngines(automatic=False, room=4)
-    async with serve_fake(engines, window=4) as face:
+    async with serve_fake(engines, window=4) as server:
         word = pb.Input(text="drawer")
-        batch = face.stub.GenerateBatch(pb.GenerateBatchRequest(inputs=[word] * 12), timeout=60)
+        batch = server.stub.GenerateBatch(pb.GenerateBatchRequest(inputs=[word] * 12), timeout=60)
         await engines.until(4)
-        model = face.registry.find("").model
+        model = server.registry.find("").model
         request = replace(engines.accepted[0].request, source_ids=[])
         taken = 0
 

@@ -12,9 +12,9 @@ from tests.support.fake_engines import serve_fake
 
 
 async def test_a_character_of_several_code_points_is_named_whole() -> None:
-    async with serve_fake() as face:
+    async with serve_fake() as server:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await face.stub.Generate(pb.GenerateRequest(input=pb.Input(text="haA\u0308b")))
+            await server.stub.Generate(pb.GenerateRequest(input=pb.Input(text="haA\u0308b")))
         expected = "input.text has 'A\u0308' at position 2 (counted from 0), which the model has never seen"
         assert refused.value.details() == expected
 

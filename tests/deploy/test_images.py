@@ -39,7 +39,7 @@ pytestmark = pytest.mark.timeout(900)
 
 INSTALLED = """
 import importlib.metadata as metadata, json, os, pathlib, sys
-import dragoman_server.process.app, dragoman_server.process.cli, dragoman_server.workers.process
+import dragoman_server.process.app, dragoman_server.process.cli, dragoman_server.workers.worker_main
 modules = [module.__spec__ for module in sys.modules.values() if module.__spec__ and module.__spec__.cached]
 print(json.dumps({
     "packages": {each.name: each.version for each in metadata.distributions()},

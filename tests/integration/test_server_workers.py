@@ -64,7 +64,7 @@ def restarts(server: LocalServer, reason: str = "") -> float:
 
 def workers(server: LocalServer) -> list[psutil.Process]:
     children = psutil.Process(server.process.pid).children()
-    return [child for child in children if "dragoman_server.workers.process" in child.cmdline()]
+    return [child for child in children if "dragoman_server.workers.worker_main" in child.cmdline()]
 
 
 def long_request() -> pb.GenerateRequest:

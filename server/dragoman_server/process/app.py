@@ -28,7 +28,7 @@ from dragoman_server.security.watched_files import watch
 from dragoman_server.telemetry.log_lines import DRAIN_SECONDS, LineWriter
 from dragoman_server.telemetry.logs import line_renderer
 from dragoman_server.telemetry.observer import Observer, start_tracing
-from dragoman_server.workers.hosts import make_hosts
+from dragoman_server.workers.worker_host import make_hosts
 
 log = structlog.get_logger()
 

@@ -1,5 +1,6 @@
-"""Worker processes: each computes on a device of its own, and is started anew where it dies or hangs.
+"""Worker processes: each computes on its own device and is restarted if it dies or hangs.
 
-Engines, with their queue and their searches, stay in the server's process. A worker holds graphs and caches, and does
-what one engine thread asks of it, through a socket of their own: encode these, step those.
+Engines, with their queues and searches, stay in the server's process. A worker holds the sessions and cache pools. Each
+engine thread has its own socket to a worker, through which it calls the worker's runtime: encode these sources, step
+those rows.
 """

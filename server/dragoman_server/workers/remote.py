@@ -1,7 +1,6 @@
-"""A model in a worker process, as engines see it."""
+"""Models, runtimes and scorers in a worker process, with the interface of those in the server's own."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,64 +12,55 @@ from dragoman_server.runtime.device import Device
 from dragoman_server.runtime.head_inputs import common_top_k
 from dragoman_server.runtime.scorer_session import TargetScores
 from dragoman_server.runtime.step_results import TopKResult
-from dragoman_server.workers.channel import Channel
-
-
-class Process(Protocol):
-    """What a model needs of the worker process that it is loaded in."""
-
-    def channel(self) -> Channel:
-        """Raises WorkerLostError."""
-
-    def watch(self, lost: Callable[[], None]) -> None:
-        """See HostedModel.watch."""
+from dragoman_server.workers.worker_main import RowCopy
+from dragoman_server.workers.worker_process import Channel, WorkerProcess
 
 
 class RemoteModel:
-    """See HostedModel.
+    """A HostedModel in a worker process.
 
     Raises:
-        BundleError, DeviceError: it can't be loaded.
-        WorkerLostError: the worker has ended.
+        BundleError, DeviceError: The model can't be loaded.
+        WorkerLostError: The worker has ended.
     """
 
-    def __init__(self, process: Process, bundle: Bundle, options: EngineOptions) -> None:
+    def __init__(self, process: WorkerProcess, bundle: Bundle, options: EngineOptions) -> None:
         self.device: Device
         self._process = process
-        self._tokens = bundle.manifest.tokens
+        self._begin = bundle.manifest.tokens.begin
         self._channel = process.channel()
-        self._channels: list[Channel] = []  # of runtimes
-        self._key, self.device, self.engines, self.threads, self.itemsize = self._channel.ask("load", bundle, options)
+        self._runtime_channels: list[Channel] = []
+        self._key, self.device, self.engines, self.threads, self.itemsize = self._channel.call("load", bundle, options)
 
     def memory(self) -> tuple[int, str, int]:
-        free, place, used = self._channel.ask("memory")
+        free, place, used = self._channel.call("memory")
         return free, place, used
 
     def runtime(self, index: int, rows: int) -> "RemoteRuntime":
         channel = self._process.channel()
-        self._channels.append(channel)
-        size = channel.ask("runtime", self._key, index, rows)
-        return RemoteRuntime(channel, rows, self._tokens.begin, size)
+        self._runtime_channels.append(channel)
+        cache_bytes = channel.call("runtime", self._key, index, rows)
+        return RemoteRuntime(channel, rows, self._begin, cache_bytes)
 
     def scorer(self) -> "RemoteScorer":
         channel = self._process.channel()  # closed with the scorer
-        channel.ask("scorer", self._key)
+        channel.call("scorer", self._key)
         return RemoteScorer(channel)
 
     def watch(self, lost: Callable[[], None]) -> None:
         self._process.watch(lost)
 
     def close(self) -> None:
-        for channel in self._channels:
+        for channel in self._runtime_channels:
             channel.close()
         self._channel.close()
 
 
 class RemoteRuntime:
-    """See dragoman_server.runtime.runtime.Runtime. What is to be copied between rows is told with the next question.
+    """A Runtime in a worker process. Copies between rows are sent along with the next call.
 
     Args:
-        begin: the begin token.
+        begin: The begin token.
     """
 
     def __init__(self, channel: Channel, max_rows: int, begin: int, cache_bytes: int) -> None:
@@ -80,10 +70,10 @@ class RemoteRuntime:
         self.positions: NDArray[np.int32] = np.zeros(max_rows, np.int32)
         self._channel = channel
         self._begin = begin
-        self._copies: list[tuple[int, int, int | None, int]] = []
+        self._copies: list[RowCopy] = []
 
     def encode(self, sources: Sequence[Sequence[int]], row: int) -> int:
-        padding: int = self._channel.step("encode", self._copied(), sources, row)
+        padding: int = self._channel.watched_call("encode", self._pending_copies(), sources, row)
         rows = slice(row, row + len(sources))
         self.tokens[rows, 0] = self._begin
         self.positions[rows] = 0
@@ -91,11 +81,11 @@ class RemoteRuntime:
 
     def step(self, step_requests: Sequence[StepRequest]) -> StepResult:
         rows = len(step_requests)
-        state = self._copied(), self.tokens[:rows], self.positions[:rows]
+        state = self._pending_copies(), self.tokens[:rows], self.positions[:rows]
         if candidates := common_top_k(step_requests):
-            return TopKResult(*self._channel.step("top", *state, candidates))
-        scores: StepResult = self._channel.step("mixed", *state, step_requests)
-        return scores
+            return TopKResult(*self._channel.watched_call("top", *state, candidates))
+        result: StepResult = self._channel.watched_call("mixed", *state, step_requests)
+        return result
 
     def copy_target(self, source: int, target: int, start: int) -> None:
         self._copies.append((source, target, start, int(self.positions[source])))
@@ -105,19 +95,17 @@ class RemoteRuntime:
         self.tokens[target] = self.tokens[source]
         self.positions[target] = self.positions[source]
 
-    def _copied(self) -> list[tuple[int, int, int | None, int]]:
-        """What to copy first: from and to which row, from which position on (None for all that belongs to the row), and
-        how many it has."""
+    def _pending_copies(self) -> list[RowCopy]:
         copies, self._copies = self._copies, []
         return copies
 
 
 class RemoteScorer:
-    """See dragoman_server.runtime.scorer_session.ScorerSession."""
+    """A ScorerSession in a worker process."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
 
     def run(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], attention: bool) -> TargetScores:
-        scores: TargetScores = self._channel.step("score", sources, targets, attention)
+        scores: TargetScores = self._channel.watched_call("score", sources, targets, attention)
         return scores

@@ -292,5 +292,5 @@ def test_a_worker_that_is_killed_makes_its_alert_fire(watched: Watched) -> None:
     firing = 'ALERTS{alertname="DragomanWorkerRestarts", reason="died", alertstate="firing"}'
     assert watched.prometheus.query(firing) == []
     children = psutil.Process(watched.workers.process.pid).children()
-    next(child for child in children if "dragoman_server.workers.process" in child.cmdline()).kill()
+    next(child for child in children if "dragoman_server.workers.worker_main" in child.cmdline()).kill()
     watched.prometheus.until(firing)

@@ -1,9 +1,9 @@
-"""The worker process: loads models, and answers what engine threads of the server ask, each in a thread of its own.
+"""The worker process: loads models and serves calls of the server's engine threads, each in a thread of its own.
 
-    python -m dragoman_server.workers.process DESCRIPTOR
+    python -m dragoman_server.workers.worker_main DESCRIPTOR
 
-DESCRIPTOR is a socket, inherited from the server. A byte of PING on it is answered with the same; one of OPEN brings
-another socket, for a Channel. Where it is closed the server has ended, and so does the worker.
+DESCRIPTOR is the control socket, inherited from the server. The worker echoes the byte PING; the byte OPEN comes with
+another socket, for a Channel. When the control socket closes the server has ended, and the worker exits.
 """
 
 import ctypes
@@ -32,13 +32,16 @@ from dragoman_server.runtime.scorer_session import ScorerSession, TargetScores
 PING, OPEN, READY = b"p", b"o", b"r"
 PR_SET_PDEATHSIG = 1  # prctl(2)
 
-Copies = Sequence[tuple[int, int, int | None, int]]
+
+# A copy between cache rows, made before the call that it comes with: source row, target row, first target position to
+# copy (None to move the whole row, source included), and the source row's position at the time of the copy.
+RowCopy = tuple[int, int, int | None, int]
 
 
-class Desk:
-    """Answers one channel's questions. Its methods are what can be asked, see server.workers.remote."""
+class RequestHandler:
+    """Serves the calls of one channel: every public method can be called, see dragoman_server.workers.remote."""
 
-    _models: dict[int, LocalModel] = {}  # noqa: RUF012 - of the process, for all of its desks
+    _models: dict[int, LocalModel] = {}  # noqa: RUF012 - shared by all handlers of the process
     _keys = itertools.count()
 
     def __init__(self) -> None:
@@ -63,19 +66,23 @@ class Desk:
     def scorer(self, key: int) -> None:
         self._scorer = self._models[key].scorer()
 
-    def encode(self, copies: Copies, sources: Sequence[Sequence[int]], row: int) -> int:
-        return self._copy(copies).encode(sources, row)
+    def encode(self, copies: Sequence[RowCopy], sources: Sequence[Sequence[int]], row: int) -> int:
+        return self._apply(copies).encode(sources, row)
 
     def top(
-        self, copies: Copies, tokens: NDArray[Any], positions: NDArray[Any], candidates: int
+        self, copies: Sequence[RowCopy], tokens: NDArray[Any], positions: NDArray[Any], candidates: int
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        scores = self._ready(copies, tokens, positions).top(len(tokens), candidates)
-        return scores.ids, scores.log_probabilities
+        result = self._prepare(copies, tokens, positions).top(len(tokens), candidates)
+        return result.ids, result.log_probabilities
 
     def mixed(
-        self, copies: Copies, tokens: NDArray[Any], positions: NDArray[Any], step_requests: Sequence[StepRequest]
+        self,
+        copies: Sequence[RowCopy],
+        tokens: NDArray[Any],
+        positions: NDArray[Any],
+        step_requests: Sequence[StepRequest],
     ) -> StepResult:
-        return self._ready(copies, tokens, positions).step(step_requests)
+        return self._prepare(copies, tokens, positions).step(step_requests)
 
     def score(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], attention: bool
@@ -84,18 +91,18 @@ class Desk:
         return self._scorer.run(sources, targets, attention)
 
     def close(self) -> None:
-        """Nobody asks any more."""
+        """Frees what the handler holds, once its channel is closed."""
         self._runtime = self._scorer = None
         if self._key is not None:
             self._models.pop(self._key).close()
         trim_memory()
 
-    def _ready(self, copies: Copies, tokens: NDArray[Any], positions: NDArray[Any]) -> Runtime:
-        runtime, rows = self._copy(copies), len(tokens)
+    def _prepare(self, copies: Sequence[RowCopy], tokens: NDArray[Any], positions: NDArray[Any]) -> Runtime:
+        runtime, rows = self._apply(copies), len(tokens)
         runtime.tokens[:rows], runtime.positions[:rows] = tokens, positions
         return runtime
 
-    def _copy(self, copies: Copies) -> Runtime:
+    def _apply(self, copies: Sequence[RowCopy]) -> Runtime:
         runtime = self._runtime
         assert runtime is not None
         for source, target, start, position in copies:
@@ -107,28 +114,28 @@ class Desk:
         return runtime
 
 
-def _answer(channel: Connection) -> None:
-    desk = Desk()
+def _serve_channel(channel: Connection) -> None:
+    handler = RequestHandler()
     while True:
         try:
-            question, arguments = channel.recv()
+            method, arguments = channel.recv()
         except (EOFError, OSError):
             break
         try:
-            answer: tuple[bool, Any] = True, getattr(desk, question)(*arguments)
+            answer: tuple[bool, Any] = True, getattr(handler, method)(*arguments)
         except Exception as error:
-            answer = False, _told(error)
+            answer = False, _portable(error)
         del arguments
         try:
             channel.send(answer)
         except OSError:
             break
         del answer
-    desk.close()
+    handler.close()
 
 
-def _told(error: Exception) -> Exception:
-    """An exception that the server has, too."""
+def _portable(error: Exception) -> Exception:
+    """Returns an equivalent exception of a type that the server's process can unpickle."""
     if isinstance(error, BundleError | DeviceError):
         return error
     if is_out_of_memory(error):
@@ -137,9 +144,9 @@ def _told(error: Exception) -> Exception:
 
 
 def main(descriptor: int) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # those are for the server
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # meant for the server
         signal.signal(number, signal.SIG_IGN)
-    if sys.platform == "linux":  # so that one that is stopped does not outlive the server, either
+    if sys.platform == "linux":  # so that a stopped worker does not outlive the server either
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     with suppress(OSError), socket.socket(fileno=descriptor) as control:
         control.sendall(READY)
@@ -149,7 +156,7 @@ def main(descriptor: int) -> None:
                 control.sendall(PING)
             elif order == OPEN:
                 channel = Connection(descriptors[0])
-                threading.Thread(target=_answer, args=(channel,), daemon=True).start()
+                threading.Thread(target=_serve_channel, args=(channel,), daemon=True).start()
             else:
                 break
     os._exit(0)  # threads that compute can't be interrupted

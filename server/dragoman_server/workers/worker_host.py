@@ -107,7 +107,7 @@ class WorkerHost:
             if self._closing.is_set():
                 break
             delay = 0.0 if time.monotonic() - started > STABLE_SECONDS else min(2 * delay, MAX_DELAY_SECONDS)
-            log.error("worker is started anew", worker=self._label, reason=reason, in_seconds=delay)
+            log.error("restarting worker", worker=self._label, reason=reason, in_seconds=delay)
             self._metrics.worker_restarted(self._label, reason)
             self._closing.wait(delay)
             delay = max(delay, MIN_DELAY_SECONDS / 2)

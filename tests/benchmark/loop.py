@@ -16,7 +16,7 @@ from dragoman_server.decoding.text_stream import TargetDecoder
 from dragoman_server.engine.engine import Engine
 from dragoman_server.engine.job import Job
 from dragoman_server.engine.outcome import Event
-from dragoman_server.engine.scheduler import Scheduler
+from dragoman_server.engine.scheduler import Scheduler, SchedulerOptions
 from dragoman_server.engine.shared_queue import Queue
 from dragoman_server.metrics import ModelMetrics
 from dragoman_server.runtime.device import CPU
@@ -102,7 +102,7 @@ class Loop:
         runtime = Runtime(self._sessions, rows)
         runtime.warm_up()
         events: SimpleQueue[list[tuple[Job, Event]]] = SimpleQueue()
-        queue = Queue(Scheduler(1, 8 * rows, 0.5, 0.005, 4096))
+        queue = Queue(Scheduler(1, SchedulerOptions(queue_size=8 * rows, gather_steps=0)))
         engine = Engine(0, runtime, queue, ModelMetrics(), events.put, lambda _: None)
         turned: list[Turn] = []
         deadline = None

@@ -13,6 +13,7 @@ from dragoman_server.core.search import StepRequest
 from dragoman_server.core.search_options import SearchOptions
 from dragoman_server.engine.layout import EngineOptions
 from dragoman_server.engine.pool import EnginePool
+from dragoman_server.engine.scheduler import SchedulerOptions
 from dragoman_server.runtime.device import Device, WorkerLostError
 from dragoman_server.runtime.step_results import TopKResult
 from tests.support.fake_engines import letters_bundle
@@ -176,13 +177,23 @@ class Metrics:
     def cache(self, engine: int, bytes_: int) -> None: ...
 
 
+def eager(**options: Any) -> SchedulerOptions:
+    """Options with which engines start what waits at once, and share it from the start."""
+    least = {"gather_seconds": 0.0, "gather_steps": 0, "min_rows_per_engine": 1, "min_single_rows_per_engine": 1}
+    return SchedulerOptions(**{**least, **options})
+
+
 @asynccontextmanager
 async def pool_of(
-    *runtimes: CountingRuntime, queue_size: int = 1000, metrics: Metrics | None = None, **options: Any
+    *runtimes: CountingRuntime,
+    queue_size: int = 1000,
+    metrics: Metrics | None = None,
+    scheduling: dict[str, Any] | None = None,
+    **options: Any,
 ) -> AsyncIterator[EnginePool]:
     """A pool whose engines run over fake runtimes."""
-    options = {"queue_size": queue_size, "gather_seconds": 0.0, "gather_steps": 0, "group": 1, "calls": 1, **options}
     hosts = [CountingHost(*runtimes)]
+    options["scheduling"] = eager(queue_size=queue_size, **(scheduling or {}))
     pool = EnginePool(letters_bundle(), EngineOptions(**options), metrics or Metrics(), hosts)
     await pool.start()
     try:

@@ -3,8 +3,8 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -35,6 +35,7 @@ from dragoman_server.core.requests import (
 )
 from dragoman_server.decoding.stop_sequences import StopTracker
 from dragoman_server.decoding.text_stream import TargetDecoder
+from dragoman_server.engine.job import CallQueue
 from dragoman_server.engine.pool import EnginePool
 from dragoman_server.engine.scorer import Scorer
 from dragoman_server.messages.limits import request_limits
@@ -193,7 +194,9 @@ class FakeEngines:
 
     Attributes:
         automatic: answer by themselves, in the next turn of the event loop.
-        room: requests that may be open; one more finds the queue full.
+        room: requests that may be open; one more finds the queue full, unless its batch call has been accepted.
+        batch_window: see EnginePool.
+        calls: batch calls that are open.
         accepted: every request that was.
         running: those that are not answered.
         most: that were ever open at the same time.
@@ -214,12 +217,23 @@ class FakeEngines:
         self.running: list[FakeGeneration] = []
         self.most = 0
         self.stopped = False
+        self.batch_window = 8
+        self.calls: list[CallQueue] = []
 
-    def submit(self, request: GenerationRequest) -> FakeGeneration:
+    @contextmanager
+    def open_call(self) -> Iterator[CallQueue]:
+        call = CallQueue()
+        self.calls.append(call)
+        yield call
+        self.calls.remove(call)
+
+    def submit(self, request: GenerationRequest, call: CallQueue | None = None) -> FakeGeneration:
         if self.stopped:
             raise EngineUnavailableError("the model is stopping")
-        if len(self.running) >= self.room:
+        if len(self.running) >= self.room and not (call and call.accepted):
             raise QueueFullError(0.25)
+        if call is not None:
+            call.accepted = True
         generation = FakeGeneration(self, request)
         self.accepted.append(generation)
         self.running.append(generation)
@@ -309,7 +323,7 @@ class FakeServer:
 async def serve_fake(
     engines: FakeEngines | None = None,
     *,
-    window: int = 8,
+    pool: EnginePool | None = None,
     ready: bool = True,
     score_queue: int = 100,
     administration: Any = None,
@@ -319,6 +333,7 @@ async def serve_fake(
     """A server on a free port of the loopback interface.
 
     Args:
+        pool: Real engines to use instead.
         unseen: source tokens that the model was not trained on.
     """
     engines, scoring = engines or FakeEngines(), FakeScoring()
@@ -336,9 +351,10 @@ async def serve_fake(
     scorer = Scorer(scoring.load, bundle.manifest.shape, score_queue, metrics.model(MODEL))
     if ready:
         limits = request_limits(ServerConfig(max_beam_size=6, max_hypotheses=8), 64, bundle.manifest.shape)
-        registry.serve(
-            ServedModel(bundle, cast(EnginePool, engines), scorer, "cpu", window, limits, metrics.model(MODEL).unseen)
+        served = ServedModel(
+            bundle, pool or cast(EnginePool, engines), scorer, "cpu", limits, metrics.model(MODEL).unseen
         )
+        registry.serve(served)
         health.set_serving(True)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub = generation_pb2_grpc.GenerationServiceStub(channel)

@@ -7,18 +7,19 @@ import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 from dragoman_server.bundle.load import load_bundle, shipped_bundle
+from dragoman_server.bundle.manifest import Manifest
 from dragoman_server.core.errors import DeadlineExpiredError, EngineUnavailableError, OutOfMemoryError, QueueFullError
 from dragoman_server.core.requests import FinishReason, GenerationResult, Progress
 from dragoman_server.decoding.factory import make_search
 from dragoman_server.decoding.text_stream import TargetDecoder
 from dragoman_server.engine.engine import Engine
 from dragoman_server.engine.job import Job
-from dragoman_server.engine.layout import EngineOptions, groups, layout, weights_of
+from dragoman_server.engine.layout import EngineOptions, layout, scheduling_for, weights_of
 from dragoman_server.engine.outcome import Event
-from dragoman_server.engine.scheduler import Scheduler
+from dragoman_server.engine.scheduler import Scheduler, SchedulerOptions
 from dragoman_server.engine.shared_queue import Queue
 from dragoman_server.runtime.device import Device, is_out_of_memory
-from tests.support.counting_engines import END, CountingRuntime, Metrics, at_rest, pool_of, request
+from tests.support.counting_engines import END, CountingRuntime, Metrics, at_rest, eager, pool_of, request
 from tests.support.fake_engines import letters, letters_bundle
 from tests.support.waiting import PATIENCE, until_async
 
@@ -301,7 +302,7 @@ async def test_close_ends_what_is_unanswered() -> None:
 
 def test_whoever_has_an_answer_gets_it_where_the_runtime_fails_the_others() -> None:
     """Both are taken from the queue in the same turn, in which the runtime fails."""
-    queue, metrics, runtime = Queue(Scheduler(1, 10, 0.0, 0.0, 100)), Metrics(), CountingRuntime(2)
+    queue, metrics, runtime = Queue(Scheduler(1, eager())), Metrics(), CountingRuntime(2)
     tokens = letters_bundle().manifest.tokens
     runtime.errors = [RuntimeError("device lost")]
     late, healthy = (
@@ -324,7 +325,7 @@ def test_whoever_has_an_answer_gets_it_where_the_runtime_fails_the_others() -> N
 
 
 def test_engine_thread_ends_when_asked_while_idle() -> None:
-    queue = Queue(Scheduler(1, 10, 0.0, 0.0, 100))
+    queue = Queue(Scheduler(1, eager()))
     engine = Engine(0, CountingRuntime(1), queue, Metrics(), lambda events: None, lambda error: None)
     engine.start()
     with queue.lock:
@@ -367,10 +368,15 @@ def test_cores_are_shared_out_by_the_size_of_the_model(
 def test_the_last_engine_waits_for_a_group_only_where_the_model_is_small() -> None:
     manifest = letters_bundle().manifest
     large = manifest.model_copy(update={"shape": manifest.shape.model_copy(update={"parameters": 77_000_000})})
-    options = EngineOptions(group=4, calls=20)
-    assert [groups(options, each, 32) for each in (manifest, large)] == [(4, 20), (1, 1)]
-    assert groups(options, manifest, 8) == (2, 6), "some rows stay free"
-    assert groups(options, manifest, 1) == (1, 1)
+    options = EngineOptions(scheduling=SchedulerOptions(min_rows_per_engine=4, min_single_rows_per_engine=20))
+
+    def rows(manifest: Manifest, max_rows: int, shared: bool = True) -> tuple[int, int]:
+        scheduling = scheduling_for(options, manifest, max_rows, Device("cpu"), shared)
+        return scheduling.min_rows_per_engine, scheduling.min_single_rows_per_engine
+
+    assert [rows(manifest, 32), rows(large, 32), rows(manifest, 32, shared=False)] == [(4, 20), (1, 1), (1, 1)]
+    assert rows(manifest, 8) == (2, 6), "some rows stay free"
+    assert rows(manifest, 1) == (1, 1)
 
 
 def test_a_model_has_about_as_many_bytes_of_weights_as_its_bundle_has_in_files() -> None:

@@ -12,7 +12,7 @@ from dragoman_server.core.requests import Priority
 from dragoman_server.engine.job import Job
 from dragoman_server.engine.scheduler import Scheduler
 from dragoman_server.engine.shared_queue import Queue
-from tests.support.counting_engines import CountingRuntime, at_rest, pool_of, request
+from tests.support.counting_engines import CountingRuntime, at_rest, eager, pool_of, request
 from tests.support.waiting import until_async
 from tests.unit.test_scheduler import job
 
@@ -20,7 +20,7 @@ GROUP, CALLS, SLOTS = 4, 12, 16
 
 
 def scheduler(engines: int, calls: int = GROUP) -> Scheduler:
-    return Scheduler(engines, 10_000, 0.0, 0.0, 10_000, group=GROUP, calls=calls)
+    return Scheduler(engines, eager(min_rows_per_engine=GROUP, min_single_rows_per_engine=calls, gather_share=0.0))
 
 
 def test_the_last_engine_rests_until_the_others_have_a_group_each() -> None:
@@ -48,15 +48,15 @@ def test_single_calls_leave_the_last_engine_at_rest_for_longer_than_what_takes_m
         queue.submit(job())
         assert len(queue.take(0, SLOTS - running, 0.0).admitted) == 1
         queue.submit(late)
-        assert queue.calls(1) == (running + late.search.rows > alone)
-        if queue.calls(1):
+        assert queue.has_work_for(1) == (running + late.search.rows > alone)
+        if queue.has_work_for(1):
             return
         queue.cancel(late)
     raise AssertionError("the last engine rests for ever")
 
 
 def test_with_a_group_of_one_all_engines_share_from_the_start() -> None:
-    queue = Scheduler(2, 100, 0.0, 0.0, 1000)
+    queue = Scheduler(2, eager())
     queue.submit(job())
     queue.submit(job())
     assert [len(queue.take(engine, SLOTS, 0.0).admitted) for engine in (0, 1)] == [1, 1]
@@ -71,7 +71,7 @@ def test_an_engine_that_is_not_needed_any_more_ends_what_it_has_and_takes_nothin
     queue.release(0, rows[0] - 1, 0.0, rows[0] - 1)
     queue.release(1, rows[1] - 2, 0.0, rows[1] - 2)
     queue.submit(job())
-    assert not queue.calls(1)
+    assert not queue.has_work_for(1)
     assert queue.take(1, SLOTS - 2, 0.0).admitted == []
     assert len(queue.take(0, SLOTS - 1, 0.0).admitted) == 1
 
@@ -86,7 +86,7 @@ def test_whatever_waits_is_started_by_someone_who_is_awake_or_woken(data: st.Dat
     for _ in range(data.draw(st.integers(1, 40))):
         for _ in range(data.draw(st.integers(0, 4))):
             queue.submit(job(rows=data.draw(st.sampled_from([1, 1, 1, 5]))))
-            if len(awake) < engines and queue.calls_another(len(awake)):
+            if len(awake) < engines and queue.should_wake_engine(len(awake)):
                 awake.add(data.draw(st.sampled_from(sorted(set(range(engines)) - awake))))
         for engine in sorted(awake, key=lambda _: data.draw(st.integers(0, 9))):
             own = running[engine]
@@ -94,7 +94,7 @@ def test_whatever_waits_is_started_by_someone_who_is_awake_or_woken(data: st.Dat
             if bool(own) and data.draw(st.booleans()):
                 gone = own.pop(0)
                 queue.release(engine, gone.search.rows, 0.0, 1)
-            if not own and not queue.calls(engine):
+            if not own and not queue.has_work_for(engine):
                 awake.discard(engine)
         assert awake or not queue.waiting, "somebody waits, and everyone sleeps"
     for _ in range(1000):
@@ -104,7 +104,7 @@ def test_whatever_waits_is_started_by_someone_who_is_awake_or_woken(data: st.Dat
             for gone in own:
                 queue.release(engine, gone.search.rows, 0.0, 1)
             own.clear()
-            if not queue.calls(engine):
+            if not queue.has_work_for(engine):
                 awake.discard(engine)
     assert not queue.waiting
 
@@ -139,7 +139,9 @@ def test_who_fell_asleep_last_is_woken_first() -> None:
 
 async def test_few_requests_run_together_in_one_engine_and_many_in_all() -> None:
     runtimes = [CountingRuntime(SLOTS) for _ in range(2)]
-    async with pool_of(*runtimes, group=GROUP, calls=GROUP) as pool:
+    async with pool_of(
+        *runtimes, scheduling={"min_rows_per_engine": GROUP, "min_single_rows_per_engine": GROUP}
+    ) as pool:
         queue = pool._queue
         assert queue is not None
         await until_async(lambda: len(queue._sleepers) == 2)

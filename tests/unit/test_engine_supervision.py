@@ -16,7 +16,7 @@ from dragoman_server.engine.pool import EnginePool
 from dragoman_server.engine.watchdog import Watchdog
 from dragoman_server.models import loading
 from dragoman_server.runtime.device import WorkerLostError
-from tests.support.counting_engines import CountingHost, CountingRuntime, Metrics, at_rest, request
+from tests.support.counting_engines import CountingHost, CountingRuntime, Metrics, at_rest, eager, request
 from tests.support.fake_engines import letters_bundle
 from tests.support.waiting import until_async
 
@@ -32,7 +32,7 @@ async def pool_on(
 ) -> AsyncIterator[EnginePool]:
     pool = EnginePool(
         letters_bundle(),
-        EngineOptions(gather_seconds=0.0, gather_steps=0, group=1, calls=1, **options),
+        EngineOptions(scheduling=eager(), **options),
         Metrics(),
         hosts,
         on_change=on_change,

@@ -170,7 +170,7 @@ async def test_a_stream_that_is_cancelled_ends_for_its_reader() -> None:
 async def test_a_queue_full_of_tokens_refuses_and_each_priority_has_its_own() -> None:
     runtime = CountingRuntime(1)
     runtime.gate.clear()
-    async with pool_of(runtime, queue_tokens=10) as pool:
+    async with pool_of(runtime, scheduling={"queue_tokens": 10}) as pool:
         pool.submit(request(5))
         await until_async(lambda: runtime.encoded)
         pool.submit(request(5, 6, 7, 8, 9))

@@ -143,7 +143,7 @@ class World:
         scorer = Scorer(FakeScoring().load, bundle.manifest.shape, 10, metrics)
         limits = request_limits(config, 64, bundle.manifest.shape)
         served = ServedVersion(
-            ServedModel(bundle, cast(EnginePool, FakeEngines()), scorer, "cpu", 8, limits, lambda: None)
+            ServedModel(bundle, cast(EnginePool, FakeEngines()), scorer, "cpu", limits, lambda: None)
         )
         pool = cast(EnginePool, FakePool(bundle))
         self.loaded.append(LoadedVersion(served, pool, scorer, metrics, 0.5))

@@ -14,6 +14,7 @@ from dragoman_server.decoding.text_stream import TargetDecoder
 from dragoman_server.engine.job import Job
 from dragoman_server.engine.rows import RowTable
 from dragoman_server.engine.scheduler import Scheduler
+from tests.support.counting_engines import eager
 from tests.support.fake_engines import letters, letters_bundle
 
 TEXT, TOKENS = TargetDecoder(letters()), letters_bundle().manifest.tokens
@@ -29,7 +30,10 @@ def job(arrived: float = 0.0, source: int = 4, rows: int = 1, **times: Any) -> J
 def scheduler(
     engines: int = 1, queue_size: int = 100, gather_share: float = 0.5, encode_tokens: int = 1000
 ) -> Scheduler:
-    return Scheduler(engines, queue_size, gather_share, 0.25, encode_tokens)
+    return Scheduler(
+        engines,
+        eager(queue_size=queue_size, gather_share=gather_share, gather_seconds=0.25, encode_tokens=encode_tokens),
+    )
 
 
 def test_first_come_first_served_up_to_the_free_rows() -> None:
@@ -102,7 +106,7 @@ def test_busy_engine_gathers_newcomers_until_enough_or_long_enough() -> None:
 
 
 def test_busy_engine_makes_some_steps_before_it_takes_few_however_long_they_take() -> None:
-    queue = Scheduler(1, 100, 0.5, 0.25, 1000, gather_steps=2)
+    queue = Scheduler(1, eager(gather_seconds=0.25, gather_steps=2))
     queue.submit(job(rows=6))
     assert len(queue.take(0, 16, 0.0).admitted) == 1, "an idle engine does not wait"
     for late in (1.0, 11.0):
@@ -153,7 +157,7 @@ def test_source_tokens_between_two_steps_are_bounded_but_one_request_always_goes
 
 
 def test_source_tokens_are_counted_as_the_device_pads_them() -> None:
-    queue = Scheduler(1, 100, 0, 0.25, encode_tokens=16, least_length=8)
+    queue = Scheduler(1, eager(gather_share=0.0, encode_tokens=16, min_source_tokens=8))
     for _ in range(5):
         queue.submit(job(source=2))
     assert [len(queue.take(0, 8, 0.0).admitted) for _ in range(3)] == [2, 2, 1]

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
@@ -12,8 +13,9 @@ from dragoman_server.core.errors import QueueFullError
 from dragoman_server.core.requests import GenerationRequest, Priority
 from dragoman_server.core.search import Search
 from dragoman_server.core.search_options import SearchOptions
-from dragoman_server.engine.job import Job
+from dragoman_server.engine.job import CallQueue, Job
 from dragoman_server.engine.scheduler import BATCH_RESERVE, Scheduler
+from tests.support.counting_engines import eager
 
 INTERACTIVE, BATCH = Priority.INTERACTIVE, Priority.BATCH
 OPTIONS = SearchOptions(5)
@@ -34,7 +36,8 @@ def job(priority: Priority = INTERACTIVE, rows: int = 1, source: int = 4, arrive
 def scheduler(
     engines: int = 1, queue_size: int = 1000, queue_tokens: int = 10**6, encode_tokens: int = 10**6
 ) -> Scheduler:
-    return Scheduler(engines, queue_size, 0.0, 0.0, encode_tokens, queue_tokens)
+    options = eager(queue_size=queue_size, queue_tokens=queue_tokens, encode_tokens=encode_tokens, gather_share=0.0)
+    return Scheduler(engines, options)
 
 
 class Engines:
@@ -53,8 +56,8 @@ class Engines:
         self.dropped: list[Job] = []
         self.now = 0.0
 
-    def submit(self, new: Job, ends: int = 1) -> Job:
-        self.queue.submit(new)
+    def submit(self, new: Job, ends: int = 1, call: CallQueue | None = None) -> Job:
+        self.queue.submit(new, call)
         self.ends[new] = ends
         return new
 
@@ -220,7 +223,7 @@ def test_each_priority_has_a_queue_of_its_own_bounded_in_requests_and_in_source_
     assert full.value.bound == "tokens"
     assert 0 < full.value.retry_after <= 5
     queue.submit(job(INTERACTIVE, source=5))
-    assert queue.waits() == (5, 32)
+    assert queue.backlog() == (5, 32)
 
 
 def test_a_request_of_more_tokens_than_may_wait_goes_where_nothing_waits() -> None:
@@ -228,6 +231,105 @@ def test_a_request_of_more_tokens_than_may_wait_goes_where_nothing_waits() -> No
     queue.submit(job(source=30))
     with pytest.raises(QueueFullError):
         queue.submit(job(source=1))
+
+
+def started_of(engines: Engines, jobs: Sequence[Job]) -> int:
+    return sum(each in jobs for each in engines.started)
+
+
+def test_batch_calls_start_rows_in_turn_however_many_jobs_they_have() -> None:
+    engines = Engines(scheduler(), max_rows=1)
+    large, small = CallQueue(), CallQueue()
+    of_large = [engines.submit(job(BATCH), call=large) for _ in range(200)]
+    for _ in range(50):
+        engines.turn()
+    of_small = [engines.submit(job(BATCH), call=small) for _ in range(10)]
+    for _ in range(20):
+        engines.turn()
+    assert (started_of(engines, of_large), started_of(engines, of_small)) == (60, 10), "it owes nothing for the past"
+
+
+def test_batch_calls_share_rows_and_not_jobs() -> None:
+    engines = Engines(scheduler(), max_rows=3)
+    wide, narrow = CallQueue(), CallQueue()
+    of_wide = [engines.submit(job(rows=2), call=wide) for _ in range(90)]
+    of_narrow = [engines.submit(job(), call=narrow) for _ in range(90)]
+    for _ in range(40):
+        engines.turn()
+    assert started_of(engines, of_narrow) == pytest.approx(2 * started_of(engines, of_wide), abs=3)
+
+
+@pytest.mark.parametrize("priority", Priority)
+@pytest.mark.parametrize("calls", [1, 3])
+def test_single_calls_and_batch_calls_start_by_turns(priority: Priority, calls: int) -> None:
+    engines = Engines(scheduler(queue_size=2), max_rows=1)
+    items = [
+        engines.submit(job(priority), call=call) for call in [CallQueue() for _ in range(calls)] for _ in range(30)
+    ]
+    singles = []
+    for _ in range(40):
+        while True:  # they come again and again, and fill the queue
+            try:
+                singles.append(engines.submit(job(priority)))
+            except QueueFullError:
+                break
+        engines.turn()
+    assert started_of(engines, items) == 40 - started_of(engines, singles) == pytest.approx(20, abs=1)
+
+
+def test_a_batch_is_refused_with_its_first_job_or_not_at_all_and_takes_no_room_from_single_calls() -> None:
+    queue = scheduler(queue_size=2, queue_tokens=20)
+    call, late = CallQueue(), CallQueue()
+    for _ in range(50):
+        queue.submit(job(BATCH), call)
+    for _ in range(2):
+        queue.submit(job(BATCH))
+    for refused in (None, late):
+        with pytest.raises(QueueFullError):
+            queue.submit(job(BATCH), refused)
+    queue.submit(job(BATCH), call)
+    assert queue.backlog() == (53, 4 * 53)
+    first = queue.take(0, 1, 0.0).admitted
+    queue.take(0, 1, 0.0)
+    queue.submit(job(BATCH, source=16), late)
+    assert queue.backlog() == (52, 4 * 51 + 16), "a single call has started"
+    assert first[0].queue is None
+
+
+def test_a_wide_job_of_a_batch_call_is_not_overtaken_for_long_and_holds_up_nobody() -> None:
+    engines = Engines(scheduler(), max_rows=8)
+    narrow, wide = CallQueue(), CallQueue()
+    for _ in range(7):  # so that rows become free one by one
+        engines.submit(job(), ends=7)
+        engines.turn()
+    widest = engines.submit(job(rows=8), ends=1, call=wide)
+    others = [engines.submit(job(), ends=7, call=narrow) for _ in range(100)]
+    turns = 0
+    while widest not in engines.started:
+        engines.turn()
+        turns += 1
+        assert turns < 60
+    assert started_of(engines, others) > 4
+
+
+def test_jobs_of_a_batch_call_expire_and_leave_like_others() -> None:
+    queue = scheduler()
+    early, late = CallQueue(), CallQueue()
+    of_early = [job(deadline=2.0) for _ in range(3)]
+    of_late = [job(time_limit=3.0) for _ in range(3)]
+    for each in of_early:
+        queue.submit(each, early)
+    for each in of_late:
+        queue.submit(each, late)
+    assert queue.cancel(of_early[0])
+    assert not queue.cancel(of_early[0])
+    assert queue.sweep(2.5).expired == of_early[1:]
+    assert queue.next_expiry == 3.0
+    assert queue.sweep(3.0).out_of_time == of_late
+    assert (queue.backlog(), queue.take(0, 8, 3.0).admitted) == ((0, 0), [])
+    queue.submit(job(), early)
+    assert queue.remove_engine(0)
+    assert queue.waiting == 0
 
 
 def test_sweeping_takes_out_what_has_waited_too_long_and_tells_when_the_next_will_have() -> None:
@@ -245,7 +347,7 @@ def test_sweeping_takes_out_what_has_waited_too_long_and_tells_when_the_next_wil
     assert queue.sweep(1.9).expired == []
     admission = queue.sweep(3.0)
     assert (admission.expired, admission.out_of_time, admission.admitted) == ([jobs[0]], [jobs[1]], [])
-    assert (queue.next_expiry, *queue.waits()) == (9.0, 2, 8)
+    assert (queue.next_expiry, *queue.backlog()) == (9.0, 2, 8)
 
 
 @settings(max_examples=150, deadline=None)
@@ -257,6 +359,9 @@ def test_whatever_comes_rows_are_kept_bounds_hold_and_everyone_gets_his_turn(
     queue_size, queue_tokens, encode_tokens = draw.randint(1, 30), draw.randint(5, 200), draw.randint(5, 100)
     queue = scheduler(engines_count, queue_size, queue_tokens, encode_tokens)
     engines = Engines(queue, max_rows, engines_count)
+    calls = {priority: [CallQueue() for _ in range(3)] for priority in Priority}
+    times_of = {call: {"deadline": float(draw.randint(1, 300))} for call in (calls[BATCH][0], calls[INTERACTIVE][0])}
+    call_of: dict[Job, CallQueue | None] = {}
     waiting: set[Job] = set()
     accepted: list[Job] = []
     left = set()
@@ -269,7 +374,7 @@ def test_whatever_comes_rows_are_kept_bounds_hold_and_everyone_gets_his_turn(
         for index in range(engines_count):
             assert engines.rows(index) <= max_rows
         assert queue.running == sum(engines.rows(index) for index in range(engines_count))
-        assert queue.waits() == (len(waiting), sum(len(each.request.source_ids) for each in waiting))
+        assert queue.backlog() == (len(waiting), sum(len(each.request.source_ids) for each in waiting))
         tokens = [len(each.request.source_ids) for each in started]
         assert len(tokens) <= 1 or sum(tokens) <= encode_tokens
         narrow = [each for each in started if each.request.priority is BATCH and each.search.rows == 1]
@@ -283,14 +388,18 @@ def test_whatever_comes_rows_are_kept_bounds_hold_and_everyone_gets_his_turn(
         for _ in range(draw.randint(0, 3)):
             priority = draw.choice(list(Priority))
             rows = draw.choice([1, 1, 1, 2, draw.randint(1, max_rows)])
+            call = draw.choice([None, None, None, *calls[priority]])
             times = {"deadline": engines.now + draw.randint(1, 40)} if draw.random() < 0.2 else {}
+            times = times if call is None else times_of.get(call, {})
             new = job(priority, min(rows, max_rows), draw.randint(1, 30), engines.now, **times)
-            of_priority = [each for each in waiting if each.request.priority is priority]
+            call_of[new] = call
+            of_priority = [each for each in waiting if each.request.priority is priority and call_of[each] is None]
             length = len(new.request.source_ids)
             tokens = sum(len(each.request.source_ids) for each in of_priority)
             fits = not of_priority or (len(of_priority) < queue_size and tokens + length <= queue_tokens)
+            fits = fits or (call is not None and call.accepted)
             try:
-                engines.submit(new, draw.randint(1, 6))
+                engines.submit(new, draw.randint(1, 6), call)
                 took = True
             except QueueFullError:
                 took = False
@@ -312,6 +421,7 @@ def test_whatever_comes_rows_are_kept_bounds_hold_and_everyone_gets_his_turn(
     assert set(engines.started) | set(engines.dropped) | left == set(accepted)
     assert len(engines.started) == len(set(engines.started))
     singles = [each for each in engines.started if each.search.rows == 1]
-    for priority in Priority:
-        order = [accepted.index(each) for each in singles if each.request.priority is priority]
+    for priority, call in {(each.request.priority, call_of[each]) for each in singles}:
+        alike = [each for each in singles if (each.request.priority, call_of[each]) == (priority, call)]
+        order = [accepted.index(each) for each in alike]
         assert order == sorted(order), "of equal ones the first come starts first"

@@ -143,24 +143,6 @@ async def test_a_full_queue_refuses_at_once_and_tells_when_to_come_back() -> Non
         assert server.metric("dragoman_rejections_total", reason="queue_full") == 3
 
 
-async def test_a_batch_waits_for_room_and_leaves_room_for_others() -> None:
-    engines = FakeEngines(automatic=False, room=3)
-    async with serve_fake(engines, window=2) as server:
-        call = server.stub.GenerateBatch(batch(*"abcdef"))
-        await engines.until(2)
-        other = server.stub.Generate(ask("xy"))
-        await engines.until(3)
-        engines.room = 1
-        for generation in list(engines.running):
-            generation.finish()
-        assert (await other).hypotheses[0].text == "yx"
-        for _ in range(4):  # one at a time: the second worker finds no room until the first is done
-            await engines.until(1)
-            engines.running[0].finish()
-        assert [item.response.hypotheses[0].text for item in (await call).items] == list("abcdef")
-        assert engines.most == 3
-
-
 async def test_a_failing_engine_is_unavailable_for_the_items_it_had() -> None:
     engines = FakeEngines(automatic=False)
     async with serve_fake(engines) as server:

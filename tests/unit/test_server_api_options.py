@@ -470,7 +470,7 @@ async def test_the_limits_are_those_that_are_told() -> None:
 
 async def test_a_request_without_options_gets_what_reading_none_gives() -> None:
     scorer = Scorer(FakeScoring().load, BUNDLE.manifest.shape, 1, ModelMetrics())
-    model = ServedModel(BUNDLE, cast(EnginePool, FakeEngines()), scorer, "cpu", 8, LIMITS, lambda: None)
+    model = ServedModel(BUNDLE, cast(EnginePool, FakeEngines()), scorer, "cpu", LIMITS, lambda: None)
     read = await read_options(pb.GenerationOptions(), ResponseDetails(), model.target, LIMITS)
     assert await model.read_options(pb.GenerationOptions(), pb.Details()) == (read, read_details(pb.Details(), LIMITS))
     assert (await model.read_options(pb.GenerationOptions(max_new_tokens=1), pb.Details()))[0] != read

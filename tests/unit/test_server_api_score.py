@@ -174,12 +174,12 @@ async def test_more_attention_than_a_response_may_hold_is_refused_beforehand(ser
 
 
 async def test_a_full_queue_of_the_scorer_refuses_calls_and_lets_batches_wait() -> None:
-    async with serve_fake(score_queue=2, window=8) as server:
+    async with serve_fake(score_queue=2) as server:
         server.scoring.gate.clear()
         running = server.stub.Score(score("a", "b"))
         await until_async(server.scoring.started.is_set)
         waiting = server.stub.Score(score("a", "b", "c"))
-        await until_async(lambda: len(server.scorer._waiting) == 2)
+        await until_async(lambda: server.scorer.backlog()[0] == 2)
         batch = server.stub.GenerateBatch(pb.GenerateBatchRequest(inputs=[pb.Input(text="abc")] * 4, details=LOOK))
         await until_async(lambda: len(server.engines.accepted) == 4)
         for call in (server.stub.Score(score("a", "b")), server.stub.Generate(ask("abc"))):
@@ -235,7 +235,7 @@ async def test_nothing_is_scored_for_those_who_left() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as late:
             await left
         assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        await until_async(lambda: not server.scorer._waiting)
+        await until_async(lambda: server.scorer.backlog()[0] == 0)
         server.scoring.gate.set()
         await running
         await server.stub.Score(score("a", "bb"))

@@ -57,7 +57,7 @@ async def test_what_waits_is_scored_together(bench: Bench) -> None:
     task = await bench.busy()
     assert bench.metrics.waits() == (0, 0)
     calls = [asyncio.create_task(bench.scorer.score(targets(*lengths), None)) for lengths in ((1, 2), (3,), (4, 5))]
-    await until_async(lambda: len(bench.scorer._waiting) == 5)
+    await until_async(lambda: bench.scorer.backlog()[0] == 5)
     assert bench.metrics.waits() == (5, 15), "targets, and their source tokens"
     bench.scoring.gate.set()
     await task
@@ -76,7 +76,7 @@ async def test_attention_is_asked_for_where_one_wants_it(bench: Bench) -> None:
             [Target([4, 4, 3], [5]), Target([4, 3], [5, 5], True), Target([4, 3], [], False, True)], None
         )
     )
-    await until_async(lambda: len(bench.scorer._waiting) == 3)
+    await until_async(lambda: bench.scorer.backlog()[0] == 3)
     bench.scoring.gate.set()
     await task
     plain, aligned, looked = await call
@@ -95,7 +95,7 @@ async def test_a_run_is_no_larger_than_its_bound_but_takes_one_in_any_case() -> 
     bench = Bench(shape)
     task = await bench.busy()
     call = asyncio.create_task(bench.scorer.score(targets(0, 0, 0, 0, 1, 0, 9), None))
-    await until_async(lambda: len(bench.scorer._waiting) == 7)
+    await until_async(lambda: bench.scorer.backlog()[0] == 7)
     bench.scoring.gate.set()
     await task
     await call
@@ -108,11 +108,11 @@ async def test_those_who_leave_or_come_too_late_are_not_scored(bench: Bench) -> 
     task = await bench.busy()
     left = asyncio.create_task(bench.scorer.score(targets(1, 1), None))
     kept = asyncio.create_task(bench.scorer.score(targets(3), time.monotonic() + 600))
-    await until_async(lambda: len(bench.scorer._waiting) == 3)
+    await until_async(lambda: bench.scorer.backlog()[0] == 3)
     left.cancel()
     with pytest.raises(asyncio.CancelledError):
         await left
-    assert len(bench.scorer._waiting) == 1
+    assert bench.scorer.backlog()[0] == 1
     with pytest.raises(DeadlineExpiredError):
         await bench.scorer.score(targets(2), time.monotonic() + 0.02)
     bench.scoring.gate.set()
@@ -124,7 +124,7 @@ async def test_a_deadline_passes_on_time_while_a_run_takes_long(bench: Bench) ->
     task = await bench.busy()
     with pytest.raises(DeadlineExpiredError):
         await asyncio.wait_for(bench.scorer.score(targets(2), time.monotonic() + 0.05), 10)
-    assert not bench.scorer._waiting
+    assert not bench.scorer.backlog()[0]
     bench.scoring.gate.set()
     await task
     assert bench.lengths() == [[(2, 0)]]
@@ -134,7 +134,7 @@ async def test_a_full_queue_refuses_at_once_but_takes_a_large_call_where_nothing
     bench = Bench(queue_size=2)
     task = await bench.busy()
     large = asyncio.create_task(bench.scorer.score(targets(1, 1, 1), None))
-    await until_async(lambda: len(bench.scorer._waiting) == 3)
+    await until_async(lambda: bench.scorer.backlog()[0] == 3)
     with pytest.raises(QueueFullError) as refused:
         await bench.scorer.score(targets(1), None)
     assert 0.05 <= refused.value.retry_after <= 5
@@ -147,7 +147,7 @@ async def test_a_full_queue_refuses_at_once_but_takes_a_large_call_where_nothing
 async def test_an_error_ends_all_that_wait_and_what_comes_next_starts_anew(bench: Bench) -> None:
     task = await bench.busy()
     waiting = asyncio.create_task(bench.scorer.score(targets(1), None))
-    await until_async(lambda: len(bench.scorer._waiting) == 1)
+    await until_async(lambda: bench.scorer.backlog()[0] == 1)
     bench.scoring.error = RuntimeError("CUDA has lost the device\nand more")
     with capture_logs() as entries:
         bench.scoring.gate.set()
@@ -170,7 +170,7 @@ async def test_without_memory_for_all_at_once_they_are_scored_in_parts(bench: Be
     task = await bench.busy()
     bench.scoring.most_rows = 2
     calls = [asyncio.create_task(bench.scorer.score(targets(length), None)) for length in range(1, 6)]
-    await until_async(lambda: len(bench.scorer._waiting) == 5)
+    await until_async(lambda: bench.scorer.backlog()[0] == 5)
     bench.scoring.gate.set()
     await task
     lengths = [len(scored.log_probabilities) for call in calls for scored in await call]
@@ -207,7 +207,7 @@ async def test_closing_ends_what_waits_and_refuses_what_comes() -> None:
     bench = Bench()
     task = await bench.busy()
     waiting = asyncio.create_task(bench.scorer.score(targets(1), None))
-    await until_async(lambda: len(bench.scorer._waiting) == 1)
+    await until_async(lambda: bench.scorer.backlog()[0] == 1)
     closing = asyncio.create_task(bench.scorer.close())
     await asyncio.sleep(0)
     bench.scoring.gate.set()

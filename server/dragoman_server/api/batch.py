@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Generic, TypeVar
 
@@ -16,16 +17,15 @@ from dragoman_server.core.errors import (
     QueueFullError,
     Rejection,
 )
-from dragoman_server.core.requests import GenerationRequest, GenerationResult, Stages
+from dragoman_server.core.requests import GenerationRequest, Stages
 from dragoman_server.engine.generation import Generation
+from dragoman_server.engine.job import CallQueue
 from dragoman_server.messages.api_error import ApiError, from_engine, invalid
-from dragoman_server.messages.batch_room import BatchShare
 from dragoman_server.messages.generation_options import ResponseDetails, reseeded
 from dragoman_server.messages.response_size import MESSAGE, TokenFormat
 from dragoman_server.messages.served_model import ServedModel
 
 CHUNK_INPUTS = 256  # that are looked at in a few milliseconds
-ROOM_SECONDS = 0.02  # how often an item looks again that found the scorer's queue full
 
 Kept = TypeVar("Kept")
 
@@ -33,10 +33,9 @@ Kept = TypeVar("Kept")
 class Batch(Generic[Kept]):
     """One GenerateBatch call.
 
-    Its items wait or run in the places that `model.batch_room` has for them, so that a batch never fills the queue by
-    itself and others get in between. An item that finds the queue full all the same waits for its turn, as long as the
-    call's deadline allows; only a batch whose very first item finds it full is refused as a whole, at once, as a single
-    request would be.
+    At most `model.batch_window` of its items wait or run at the same time. They wait in a sub-queue of their own, which
+    takes no room from other calls and starts jobs in turn with them. A batch whose first item finds the queue full is
+    refused as a whole, at once, as a single call would be.
 
     Args:
         model: the model.
@@ -70,10 +69,8 @@ class Batch(Generic[Kept]):
         self._all_or_none = all_or_none
         self._failed = 0  # items
         self._bytes = 0  # of the items so far
-        self._admitted = False
-        self._share = BatchShare(model.batch_room)
+        self._queue: CallQueue | None = None
         self._pauses = Pauses()
-        self._submitting = asyncio.Lock()  # one item at a time waits for the queue to have room
 
     async def run(self, inputs: Sequence[pb.Input]) -> list[Kept]:
         """Answers every input, in order.
@@ -81,7 +78,7 @@ class Batch(Generic[Kept]):
         Raises:
             ApiError: there are no inputs, or too many, or the answer might be, or has become, too large; or an item
                 failed, where that ends the call.
-            QueueFullError: there was no room for even the first.
+            QueueFullError: The queue is full, or too many batch calls run.
             DeadlineExpiredError: the call's deadline passed.
         """
         if not inputs:
@@ -104,9 +101,10 @@ class Batch(Generic[Kept]):
         items: dict[int, Kept] = {}
         work = iter(enumerate(sources))
         try:
-            with self._share:
+            # A single input is queued as a single call.
+            with self._model.open_call() if len(inputs) > 1 else nullcontext() as self._queue:
                 async with asyncio.TaskGroup() as workers:
-                    for _ in range(min(self._model.batch_room.places, len(inputs))):
+                    for _ in range(min(self._model.batch_window, len(inputs))):
                         workers.create_task(self._work(work, items))
         except* (QueueFullError, DeadlineExpiredError, ApiError) as errors:
             raise errors.exceptions[0] from None
@@ -147,7 +145,7 @@ class Batch(Generic[Kept]):
         """Takes one source after the other until there are none."""
         for index, source in work:
             await self._pauses.take()
-            answer = source if isinstance(source, ApiError) else await self._answer_in_turn(source)
+            answer = source if isinstance(source, ApiError) else await self._answer(source)
             if isinstance(answer, ApiError):
                 if self._all_or_none:
                     raise answer
@@ -162,46 +160,17 @@ class Batch(Generic[Kept]):
                 raise self._model.sizes.too_large()
             items[index] = self._keep(item)
 
-    async def _answer_in_turn(self, source: list[int]) -> pb.GenerateResponse | ApiError:
-        if not self._model.batch_room.free:  # it will have waited: to be refused then would come late
-            self._admitted = True
-        times = [moment for moment in (self._request.deadline, self._request.time_limit) if moment is not None]
-        placed = await self._share.take(min(times, default=None))
-        try:
-            return await self._answer(source)  # without a place its time is over, which the engines tell
-        finally:
-            if placed:
-                self._share.give()
-
     async def _answer(self, source: list[int]) -> pb.GenerateResponse | ApiError:
         search = reseeded(self._request.search) if self._own_seeds else self._request.search
         stages = None if RECORD.get() is None else Stages(time.monotonic())
         request = replace(self._request, source_ids=source, search=search, stages=stages)
         generation: Generation | None = None
         try:
-            generation = await self._submit(request)
+            generation = self._model.submit(request, self._queue)
             finished = await generation.result()
-            return await self._write(request, finished)
+            return await self._model.write_response(request, finished, self._details, may_wait=True)
         except (EngineUnavailableError, OutOfMemoryError) as error:
             return from_engine(error)
         finally:
             if generation is not None:
                 generation.cancel()
-
-    async def _submit(self, request: GenerationRequest) -> Generation:
-        async with self._submitting:
-            try:
-                generation = self._model.submit(request)
-            except QueueFullError:
-                if not self._admitted:
-                    raise
-                generation = await self._model.wait_for_room(request)
-            self._admitted = True
-            return generation
-
-    async def _write(self, request: GenerationRequest, finished: GenerationResult) -> pb.GenerateResponse:
-        while True:
-            try:
-                return await self._model.write_response(request, finished, self._details)
-            except QueueFullError:  # of the scorer
-                await asyncio.sleep(ROOM_SECONDS)

@@ -35,7 +35,7 @@ def rows_for(bundle: Bundle, options: EngineOptions, models: Sequence[HostedMode
 def _rows_of(bundle: Bundle, options: EngineOptions, models: Sequence[HostedModel], used: int) -> int:
     manifest, device, itemsize = bundle.manifest, models[0].device, models[0].itemsize
     engines = sum(model.engines for model in models)
-    tokens = int(options.encode_tokens / (1 - PADDING_SHARE))
+    tokens = int(options.scheduling.encode_tokens / (1 - PADDING_SHARE))
     working = engines * working_bytes(manifest, tokens, options.max_rows or DEFAULT_ROWS, itemsize)
     told = [model.memory() for model in models]
     free, place, _ = told[-1]

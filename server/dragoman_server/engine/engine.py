@@ -139,9 +139,10 @@ class Engine:
     def _turn(self) -> bool:
         """One round of the loop; False when the engine shall stop."""
         table, queue = self._table, self._queue
+        scheduler = queue.scheduler
         events: list[tuple[Job, Event]] = []
         with queue.lock:
-            while not (queue.stopping or self._stop_requested or table.used or queue.scheduler.calls(self.index)):
+            while not (queue.stopping or self._stop_requested or table.used or scheduler.has_work_for(self.index)):
                 self._metrics.state(self.index, 0, table.max_rows)
                 self._step_ended = None
                 self.busy = False
@@ -151,7 +152,6 @@ class Engine:
             self.turns += 1
             self.busy = True
             now = time.monotonic()
-            scheduler = queue.scheduler
             admission = scheduler.take(self.index, table.max_rows - table.reserved, now, table.reserved_for_batch)
         if admission.expired or admission.out_of_time:
             events += overdue(admission, now, self._metrics)
@@ -383,7 +383,7 @@ class Engine:
         """
         running = list(self._table.rows)
         with self._queue.lock:
-            waiting = self._queue.scheduler.leave(self.index)
+            waiting = self._queue.scheduler.remove_engine(self.index)
             self._queue.wake_all()  # the share of the others has grown
         for _ in running:
             self._metrics.dropped("failed", "running")

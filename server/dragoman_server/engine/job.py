@@ -1,6 +1,7 @@
-"""A request on its way through the server."""
+"""A request inside the engine pool, and the sub-queue in which it waits."""
 
-from dataclasses import dataclass
+from collections import OrderedDict
+from dataclasses import dataclass, field
 
 from dragoman_server.core.requests import GenerationRequest
 from dragoman_server.core.search import Search
@@ -9,14 +10,33 @@ NEVER = float("inf")
 
 
 @dataclass(slots=True, eq=False)
-class Job:
-    """A request on its way through the server.
+class CallQueue:
+    """The waiting jobs of one batch call, in the order of their arrival; single calls of a priority share one.
+
+    The jobs of a batch call have the same priority, deadline and time limit.
 
     Attributes:
-        arrived: time.monotonic() of its arrival.
-        handle: whoever waits for the answer; the scheduler does not look at it.
-        cancelled: nobody waits any more. Set from the event loop, read by engines.
-        engine: the engine it runs in; None while it waits.
+        jobs: The waiting jobs.
+        tokens: Source tokens of the waiting jobs.
+        virtual_time: Rows started, as in weighted fair queueing: among sub-queues the one with the least starts next.
+        accepted: Whether a job of the batch call has been accepted; all that follow are accepted too.
+    """
+
+    jobs: "OrderedDict[Job, None]" = field(default_factory=OrderedDict)
+    tokens: int = 0
+    virtual_time: float = 0.0
+    accepted: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request inside the engine pool.
+
+    Attributes:
+        arrived: Time of arrival, time.monotonic().
+        handle: The object that receives the answer; the scheduler does not look at it.
+        cancelled: Whether the client has left. Set by the event loop, read by engines.
+        queue: The sub-queue in which the job waits, None once it has started or left.
     """
 
     request: GenerationRequest
@@ -24,7 +44,7 @@ class Job:
     arrived: float
     handle: object = None
     cancelled: bool = False
-    engine: int | None = None
+    queue: CallQueue | None = None
 
     def expired(self, now: float) -> bool:
         return self.request.deadline is not None and now >= self.request.deadline

@@ -1,19 +1,14 @@
 """How a model's engines are set up: how many there are, and what each may use."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from dragoman_server.bundle.manifest import Manifest
+from dragoman_server.engine.scheduler import SchedulerOptions
 from dragoman_server.runtime.device import Device
 
 # From this size on reading the weights takes so long that several threads had better share it.
 LARGE_WEIGHTS = 150_000_000  # bytes
 MOST_THREADS = 8  # of one engine
-# Measured with a model of 5 million parameters on two cores: up to eight items of batches one engine answers a tenth
-# more than two, in three quarters of the processor's time. Of single calls, each of which takes a third as much time of
-# the event loop as of the engines, it answers a tenth more at 16 and 32, and no less at 64; and with random arrivals at
-# two thirds of what can be had, in two thirds of the time. With 77 million parameters, whose steps take ten times as
-# long, two answer more from the second request on.
-GROUP, CALLS = 8, 48
 SMALL_MODEL = 30_000_000  # parameters, of which it has less
 
 
@@ -29,11 +24,7 @@ class EngineOptions:
         cuda_graphs: the most steps that are recorded on a GPU.
         max_rows: cache rows of each engine, the most it decodes at once; None for what suits, or there is room for.
         memory_budget: bytes that the process may have on the device, weights included; None for what is free.
-        queue_size: requests of each priority that may wait,
-        queue_tokens: and their source tokens.
-        gather_share, gather_seconds, gather_steps: see Scheduler.
-        group, calls: see Scheduler; of engines of one process that have one thread each, and a small model.
-        encode_tokens: see Scheduler.
+        scheduling: How jobs wait and start.
         most_errors: see Engine.
         hang_seconds: a turn of an engine that takes so long never ends.
     """
@@ -45,14 +36,7 @@ class EngineOptions:
     cuda_graphs: int = 128
     max_rows: int | None = None
     memory_budget: int | None = None
-    queue_size: int = 1024
-    queue_tokens: int = 262_144
-    gather_share: float = 0.5
-    gather_seconds: float = 0.005
-    gather_steps: int = 2
-    group: int = GROUP
-    calls: int = CALLS
-    encode_tokens: int = 4096
+    scheduling: SchedulerOptions = field(default_factory=SchedulerOptions)
     most_errors: int = 3
     hang_seconds: float = 60.0
 
@@ -85,12 +69,23 @@ def weights_of(manifest: Manifest) -> int:
     return sum(file.bytes for file in manifest.files.values())
 
 
-def groups(options: EngineOptions, manifest: Manifest, rows: int) -> tuple[int, int]:
-    """`group` and `calls` of the Scheduler, for engines of one thread each, one for every core.
+def scheduling_for(
+    options: EngineOptions, manifest: Manifest, rows: int, device: Device, shared: bool
+) -> SchedulerOptions:
+    """Returns the scheduler's options for the engines of one model.
 
     Args:
-        rows: of each; a quarter of them stay free, so that nobody waits for a row while the last engine rests.
+        rows: Cache rows of each engine; a quarter of them stay free, so that no job waits for a row while the last
+            engine rests.
+        shared: Whether there is a single-threaded engine for each core, so one shares its core with the event loop.
     """
-    if manifest.shape.parameters >= SMALL_MODEL:
-        return 1, 1
-    return max(1, min(options.group, rows // 4)), max(1, min(options.calls, rows - rows // 4))
+    scheduling = options.scheduling
+    share = shared and manifest.shape.parameters < SMALL_MODEL
+    rows_per_engine = max(1, min(scheduling.min_rows_per_engine, rows // 4)) if share else 1
+    single_rows = max(1, min(scheduling.min_single_rows_per_engine, rows - rows // 4)) if share else 1
+    return replace(
+        scheduling,
+        min_source_tokens=0 if device.kind == "cpu" else manifest.limits.max_source_tokens,
+        min_rows_per_engine=rows_per_engine,
+        min_single_rows_per_engine=single_rows,
+    )

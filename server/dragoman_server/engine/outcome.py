@@ -4,7 +4,7 @@ from dragoman_server.core.engine_metrics import EngineMetrics
 from dragoman_server.core.errors import DeadlineExpiredError, EngineError
 from dragoman_server.core.requests import BeamProgress, FinishReason, GenerationResult, Progress
 from dragoman_server.engine.job import Job
-from dragoman_server.engine.scheduler import Admission
+from dragoman_server.engine.priority_queue import Admission
 
 Event = Progress | BeamProgress | GenerationResult | EngineError
 

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.core.engine_metrics import EngineMetrics
@@ -12,16 +13,19 @@ from dragoman_server.decoding.factory import make_search
 from dragoman_server.decoding.text_stream import TargetDecoder
 from dragoman_server.engine.generation import Generation
 from dragoman_server.engine.host import Host, LocalHost
-from dragoman_server.engine.job import NEVER, Job
-from dragoman_server.engine.layout import EngineOptions, groups
+from dragoman_server.engine.job import NEVER, CallQueue, Job
+from dragoman_server.engine.layout import EngineOptions, scheduling_for
 from dragoman_server.engine.outcome import Event, overdue
-from dragoman_server.engine.scheduler import Admission, Scheduler
+from dragoman_server.engine.priority_queue import Admission
+from dragoman_server.engine.scheduler import Scheduler
 from dragoman_server.engine.scorer import ScoringRuntime
 from dragoman_server.engine.shared_queue import Queue
 from dragoman_server.engine.supervisor import Supervisor
 from dragoman_server.runtime.device import Device
 
-LEAST_SLEEP_SECONDS = 0.002  # between two looks for those that have waited too long
+MIN_SWEEP_SECONDS = 0.002  # between two sweeps for jobs that have waited too long
+MIN_BATCH_CALLS = 16  # that may run at the same time, however few rows there are
+BATCH_RETRY_SECONDS = 1.0
 
 
 class EnginePool:
@@ -59,6 +63,7 @@ class EnginePool:
         self._queue: Queue | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._batch_calls = 0  # open ones
         self._timer_at = NEVER  # time.monotonic() when it goes off
 
     @property
@@ -80,21 +85,10 @@ class EnginePool:
         self.device, self.threads = models[0].device, models[0].threads
         self.engines, self.rows = sum(map(len, runtimes)), self._supervisor.rows
         shared = self._engines_share_cores()
-        group, calls = groups(options, self.bundle.manifest, self.rows) if shared else (1, 1)
-        scheduler = Scheduler(
-            self.engines,
-            options.queue_size,
-            options.gather_share,
-            options.gather_seconds,
-            options.encode_tokens,
-            options.queue_tokens,
-            0 if self.device.kind == "cpu" else self.bundle.manifest.limits.max_source_tokens,
-            group,
-            calls,
-            options.gather_steps,
-        )
+        scheduling = scheduling_for(options, self.bundle.manifest, self.rows, self.device, shared)
+        scheduler = Scheduler(self.engines, scheduling)
         self._queue = Queue(scheduler)
-        self._metrics.queue(scheduler.waits)
+        self._metrics.queue(scheduler.backlog)
         self._supervisor.start(runtimes, self._queue, self._deliver)
 
     def _engines_share_cores(self) -> bool:
@@ -105,12 +99,38 @@ class EnginePool:
         """See Supervisor.scorer."""
         return self._supervisor.scorer()
 
-    def submit(self, request: GenerationRequest) -> Generation:
-        """Puts a request into the queue; one whose time is over already is ended at once, even where that is full.
+    @property
+    def batch_window(self) -> int:
+        """Jobs of one batch call that may wait or run at the same time.
+
+        With twice the rows of the engines these never wait for a batch call, and its waiting jobs start in a moment.
+        """
+        return max(1, min(2 * self.rows * self.engines, self.options.scheduling.queue_size // 2))
+
+    @contextmanager
+    def open_call(self) -> Iterator[CallQueue]:
+        """Opens a sub-queue for the jobs of a batch call.
 
         Raises:
-            QueueFullError: there is no room.
-            EngineUnavailableError: the engines are not running.
+            QueueFullError: There are so many batch calls that this one would start no job for long.
+        """
+        if self._batch_calls >= max(self.batch_window, MIN_BATCH_CALLS):
+            raise QueueFullError(BATCH_RETRY_SECONDS)
+        self._batch_calls += 1
+        try:
+            yield CallQueue()
+        finally:
+            self._batch_calls -= 1
+
+    def submit(self, request: GenerationRequest, call: CallQueue | None = None) -> Generation:
+        """Queues a request; one whose time is over already is ended at once, even if the queue is full.
+
+        Args:
+            call: The sub-queue of the request's batch call, None for a single call.
+
+        Raises:
+            QueueFullError: The queue is full, and no request of this batch call has been accepted before.
+            EngineUnavailableError: The engines are not running.
         """
         if self._queue is None or self._loop is None:
             raise EngineUnavailableError("the model is loading")
@@ -121,10 +141,10 @@ class EnginePool:
         with self._queue.lock:
             if self._queue.stopping:
                 raise EngineUnavailableError("the model is stopping")
-            if not self._queue.scheduler.present:
+            if not self._queue.scheduler.active:
                 raise EngineUnavailableError("what computes the model has failed and is being started anew")
             try:
-                self._queue.scheduler.submit(job)
+                self._queue.scheduler.submit(job, call)
             except QueueFullError:
                 if job.expired(job.arrived):
                     admission = Admission(expired=[job])
@@ -180,7 +200,7 @@ class EnginePool:
         self._timer, self._timer_at = None, NEVER
         self._dispatch(overdue(admission, now, self._metrics))
         if next_expiry < NEVER:
-            self._set_timer(max(next_expiry, now + LEAST_SLEEP_SECONDS))
+            self._set_timer(max(next_expiry, now + MIN_SWEEP_SECONDS))
 
     def _deliver(self, events: list[tuple[Job, Event]]) -> None:
         """Called in an engine thread: one wake-up of the event loop for all of a step's events."""

@@ -1,54 +1,139 @@
-"""What the scheduler counts of those that wait, of rows that are set aside, and of the room that an engine has."""
+"""The data that the scheduler decides on: queues, reservations and what an engine may admit."""
 
-from collections import OrderedDict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
+from operator import attrgetter
 
-from dragoman_server.engine.job import Job
+from dragoman_server.engine.job import CallQueue, Job
+
+LOOK_AHEAD = 64  # jobs of a priority that the scheduler looks at to find one that fits the free rows
+
+_VIRTUAL_TIME = attrgetter("virtual_time")
 
 
 @dataclass(slots=True)
-class Lane:
-    """The jobs of one priority that wait, in the order of their arrival.
+class PriorityQueue:
+    """The waiting jobs of one priority: a sub-queue for each batch call, and one that all single calls share.
+
+    Among sub-queues that compete, single calls start every other row, however many batch calls there are; batch calls
+    share the remaining rows evenly. A sub-queue that was empty has saved up nothing.
 
     Attributes:
-        weight: rows of this lane that start for so many of the other, while both have some.
-        turn: rows started, divided by the weight; the lane where it is least is next.
+        weight: Share of the rows that start while the other priority has waiting jobs, relative to its weight.
+        virtual_time: Rows started, divided by the weight; the priority with the least starts next.
+        singles: Jobs of single calls.
+        batches: Batch calls that have waiting jobs.
+        waiting: Number of waiting jobs.
     """
 
     weight: int
-    jobs: OrderedDict[Job, None] = field(default_factory=OrderedDict)
-    tokens: int = 0
-    turn: float = 0.0
+    virtual_time: float = 0.0
+    singles: CallQueue = field(default_factory=CallQueue)
+    batches: dict[CallQueue, None] = field(default_factory=dict)
+    waiting: int = 0
+    _served: float = 0.0  # virtual time of the sub-queue that was served last, before it was
+
+    def queues(self) -> list[CallQueue]:
+        """Returns the sub-queues that have waiting jobs. Safe to call from any thread."""
+        batches = list(self.batches)
+        return [self.singles, *batches] if self.singles.jobs else batches
+
+    def add(self, job: Job, call: CallQueue | None) -> None:
+        """Appends a job to the sub-queue of its batch call, or to that of single calls."""
+        queue = call or self.singles
+        if not queue.jobs:
+            if queue.virtual_time < self._served:
+                queue.virtual_time = self._served
+            if call is not None:
+                call.accepted = True
+                self.batches[call] = None
+        queue.jobs[job] = None
+        queue.tokens += len(job.request.source_ids)
+        job.queue = queue
+        self.waiting += 1
+
+    def remove(self, job: Job) -> None:
+        """Removes a waiting job."""
+        queue, job.queue = job.queue, None
+        assert queue is not None, "the job does not wait"
+        del queue.jobs[job]
+        queue.tokens -= len(job.request.source_ids)
+        if not queue.jobs and queue is not self.singles:
+            del self.batches[queue]
+        self.waiting -= 1
+
+    def charge(self, job: Job) -> None:
+        """Counts the rows of a waiting job that starts, or for which rows are reserved."""
+        rows, queue = job.search.rows, job.queue
+        self.virtual_time += rows / self.weight
+        if self.batches and queue is not None:
+            self._served = queue.virtual_time
+            queue.virtual_time += rows / len(self.batches) if queue is self.singles else rows
+
+    def candidates(self) -> Iterable[Job]:
+        """Returns the next jobs in the order in which they should start, but no more than LOOK_AHEAD."""
+        queues = self.queues()
+        return islice(queues[0].jobs if len(queues) == 1 else _interleave(queues), LOOK_AHEAD)
+
+    def has_waited_since(self, moment: float) -> bool:
+        """Returns whether a job arrived at or before this time."""
+        return any(next(iter(queue.jobs)).arrived <= moment for queue in self.queues())
+
+
+def _interleave(queues: list[CallQueue]) -> Iterator[Job]:
+    """Yields jobs of the sub-queue with the least virtual time, then some of each other sub-queue."""
+    depth = -(-LOOK_AHEAD // len(queues))
+    first = min(queues, key=_VIRTUAL_TIME)
+    yield from islice(first.jobs, depth)
+    queues.remove(first)
+    for queue in sorted(queues, key=_VIRTUAL_TIME):
+        yield from islice(queue.jobs, depth)
 
 
 @dataclass(slots=True)
-class Hold:
-    """Free rows of an engine that are set aside for a job that wants more than there are.
+class Admission:
+    """Jobs that left the queue.
 
     Attributes:
-        first: rows that were, to begin with.
-        released: rows that have become free since; every other one is set aside.
+        admitted: Jobs that the engine encodes before its next step.
+        expired: Jobs whose deadline passed while they waited.
+        out_of_time: Jobs whose time limit passed while they waited; they are answered with nothing generated.
+    """
+
+    admitted: list[Job] = field(default_factory=list)
+    expired: list[Job] = field(default_factory=list)
+    out_of_time: list[Job] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Reservation:
+    """Free rows of an engine that are held back for a job that needs more rows than are free.
+
+    Attributes:
+        initial: Rows reserved at the start.
+        released: Rows that have become free since; every other one is reserved.
     """
 
     job: Job
-    first: int
+    initial: int
     released: int = 0
 
     @property
     def rows(self) -> int:
-        return min(self.job.search.rows, self.first + (self.released + 1) // 2)
+        return min(self.job.search.rows, self.initial + (self.released + 1) // 2)
 
 
 @dataclass(slots=True)
-class Room:
-    """What an engine has left for newcomers.
+class AdmissionBudget:
+    """The rows and source tokens that an engine may still admit before its next step.
 
     Attributes:
-        free: rows that are free and not set aside.
-        share: rows until it has as many as the other engines.
-        batch: rows that batch jobs have, those set aside for one among them,
-        batch_limit: and how many they may have.
-        tokens: source tokens that it may encode.
+        free: Rows that are neither in use nor reserved.
+        share: Rows until the engine has as many as the others.
+        batch: Rows of batch jobs, reserved ones included.
+        batch_limit: Rows that batch jobs may have.
+        tokens: Source tokens that the engine may encode.
     """
 
     free: int
@@ -57,7 +142,6 @@ class Room:
     batch_limit: int
     tokens: int
 
-
-def within(rows: int, room: Room, batch: bool) -> bool:
-    """Whether a job leaves free what batch jobs have to; one that wants more may run where no other does."""
-    return not batch or room.batch == 0 or room.batch + rows <= room.batch_limit
+    def allows(self, rows: int, batch: bool) -> bool:
+        """Returns whether a batch job keeps to its rows; one that needs more may run where no other does."""
+        return not batch or self.batch == 0 or self.batch + rows <= self.batch_limit

@@ -42,8 +42,8 @@ class ScoringRuntime(Protocol):
 class ScorerMetrics(Protocol):
     """Called from the scorer's thread, but for `queue`."""
 
-    def queue(self, waits: Callable[[], tuple[int, int]]) -> None:
-        """How to learn, from any thread, how many targets wait, and their source tokens."""
+    def queue(self, backlog: Callable[[], tuple[int, int]]) -> None:
+        """Registers what returns the number of waiting targets and their source tokens, in any thread."""
 
     def device_error(self, kind: DeviceErrorKind) -> None:
         """A run failed on the device."""
@@ -117,32 +117,37 @@ class Scorer:
         self._queue_size = queue_size
         self._metrics = metrics
         self._changed = threading.Condition(threading.Lock())
-        self._waiting: deque[_Job] = deque()
+        self._singles: deque[_Job] = deque()  # waiting jobs that count against queue_size
+        self._items: deque[_Job] = deque()  # waiting jobs that do not, since they may wait
+        self._item_is_next = False  # where both wait
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._seconds_per_target = 0.01  # running mean
-        metrics.queue(self.waits)
+        metrics.queue(self.backlog)
 
-    def waits(self) -> tuple[int, int]:
-        """Targets that wait, and their source tokens."""
+    def backlog(self) -> tuple[int, int]:
+        """Returns the number of waiting targets and their source tokens."""
         with self._changed:
-            return len(self._waiting), sum(len(job.target.source_ids) for job in self._waiting)
+            waiting = [*self._singles, *self._items]
+        return len(waiting), sum(len(job.target.source_ids) for job in waiting)
 
-    async def score(self, targets: Sequence[Target], deadline: float | None) -> list[Scored]:
+    async def score(self, targets: Sequence[Target], deadline: float | None, may_wait: bool = False) -> list[Scored]:
         """Scores targets, in order.
 
         Args:
             deadline: time.monotonic() after which nobody waits for the answer. None for no deadline.
+            may_wait: Whether to wait where the queue is full. Targets that may wait and those that may not take turns,
+                so neither starve.
 
         Raises:
-            QueueFullError: at once, where there is no room for all of them.
+            QueueFullError: The queue has no room for all of them, and they may not wait.
             DeadlineExpiredError: the deadline passed first, even where a run is under way.
             EngineUnavailableError: the scorer is stopping or failed.
         """
         self._loop = asyncio.get_running_loop()
         jobs = [_Job(target, deadline, self._loop.create_future()) for target in targets]
-        self._submit(jobs)
+        self._submit(jobs, may_wait)
         try:
             async with asyncio.timeout(None if deadline is None else max(deadline - time.monotonic(), 0.0)):
                 return await asyncio.gather(*(job.answer for job in jobs))
@@ -162,14 +167,14 @@ class Scorer:
         if thread is not None:
             await asyncio.to_thread(thread.join, CLOSE_SECONDS)
 
-    def _submit(self, jobs: list[_Job]) -> None:
+    def _submit(self, jobs: list[_Job], may_wait: bool) -> None:
         with self._changed:
             if self._stopping:
                 raise EngineUnavailableError("the model is stopping")
-            waiting = len(self._waiting)
-            if waiting and waiting + len(jobs) > self._queue_size:
+            waiting = len(self._singles)
+            if not may_wait and waiting and waiting + len(jobs) > self._queue_size:
                 raise QueueFullError(min(5.0, max(0.05, waiting * self._seconds_per_target)))
-            self._waiting += jobs
+            (self._items if may_wait else self._singles).extend(jobs)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="scorer", daemon=True)
                 self._thread.start()
@@ -181,7 +186,8 @@ class Scorer:
             job.answer.cancel()
         gone = set(jobs)
         with self._changed:
-            self._waiting = deque(job for job in self._waiting if job not in gone)
+            self._singles = deque(job for job in self._singles if job not in gone)
+            self._items = deque(job for job in self._items if job not in gone)
 
     def _run(self) -> None:
         batch: list[_Job] = []
@@ -202,8 +208,9 @@ class Scorer:
             log.error("scorer failed", error=type(error).__name__, detail=first_line(error))
         with self._changed:
             self._thread = None
-            batch += self._waiting
-            self._waiting.clear()
+            for queue in (self._singles, self._items):
+                batch += queue
+                queue.clear()
         self._deliver([(job, EngineUnavailableError(failure)) for job in batch])
 
     def _take(self) -> list[_Job]:
@@ -212,7 +219,7 @@ class Scorer:
         batch: list[_Job] = []
         while not batch:
             with self._changed:
-                while not (self._stopping or self._waiting):
+                while not (self._stopping or self._singles or self._items):
                     self._changed.wait()
                 if self._stopping:
                     break
@@ -225,15 +232,17 @@ class Scorer:
     def _fill(self, batch: list[_Job], expired: list[_Job]) -> None:
         now = time.monotonic()
         source = target = 0
-        while self._waiting:
-            job = self._waiting[0]
+        while self._singles or self._items:
+            queue = self._items if self._items and (self._item_is_next or not self._singles) else self._singles
+            job = queue[0]
             if job.expired(now):
-                expired.append(self._waiting.popleft())
+                expired.append(queue.popleft())
                 continue
             source, target = max(source, len(job.target.source_ids)), max(target, len(job.target.ids) + 1)
             if batch and (len(batch) + 1) * self._numbers(source, target) > RUN_NUMBERS:
                 break
-            batch.append(self._waiting.popleft())
+            batch.append(queue.popleft())
+            self._item_is_next = queue is self._singles
 
     def _numbers(self, source: int, target: int) -> int:
         """What a row of a run needs: logits and attention of the target, the hidden layer of the source."""

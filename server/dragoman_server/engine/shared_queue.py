@@ -35,7 +35,7 @@ class Queue:
     def wake(self) -> None:
         """Wakes one that sleeps, if there is one and those that are awake have enough to do."""
         asleep = len(self._sleepers)
-        if asleep and self.scheduler.calls_another(len(self.scheduler.present) - asleep):
+        if asleep and self.scheduler.should_wake_engine(len(self.scheduler.active) - asleep):
             self._sleepers.pop().release()
 
     def wake_all(self) -> None:

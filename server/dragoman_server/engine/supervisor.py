@@ -92,7 +92,7 @@ class Supervisor:
     @property
     def available(self) -> bool:
         """Whether any engine runs."""
-        return self._queue is not None and bool(self._queue.scheduler.present)
+        return self._queue is not None and bool(self._queue.scheduler.active)
 
     async def load(self) -> list[list[CachedRuntime]]:
         """Loads the model everywhere, shares out the memory, and makes the runtimes of each host, which have run.
@@ -182,7 +182,7 @@ class Supervisor:
         for index, runtime in enumerate(runtimes, site.first):
             self._metrics.cache(index, runtime.cache_bytes)
             with self._queue.lock:
-                self._queue.scheduler.enter(index)
+                self._queue.scheduler.add_engine(index)
         for engine in site.engines:
             engine.start()
         site.model.watch(partial(_abandon, site.engines))

@@ -14,12 +14,10 @@ from dragoman_server.decoding.text_stream import TargetDecoder
 from dragoman_server.engine.pool import EnginePool
 from dragoman_server.engine.scorer import Scorer, Target
 from dragoman_server.messages.api_error import invalid
-from dragoman_server.messages.batch_room import BatchRoom
 from dragoman_server.messages.generation_options import ResponseDetails, read_details, read_options
 from dragoman_server.messages.response_size import ResponseSizes
 from dragoman_server.messages.response_writer import ResponseWriter
 from dragoman_server.messages.token_ids import SourceEncoder, TargetEncoder, is_text
-from dragoman_server.messages.turns import Turns
 
 # Messages of up to this many tokens are written on the event loop, in a few milliseconds; larger ones in a thread.
 INLINE_TOKENS = 1024
@@ -35,7 +33,6 @@ class ServedModel:
         engines: Engine pool of the bundle, started.
         scorer: Scorer of the same bundle.
         device: Device that they run on, such as "cpu" or "cuda:0".
-        batch_window: Maximum number of batch items that wait or run at the same time.
         limits: Limits of one request.
         count_unseen: Called for each response to a source with tokens that do not occur in the training data.
     """
@@ -46,13 +43,11 @@ class ServedModel:
         engines: EnginePool,
         scorer: Scorer,
         device: str,
-        batch_window: int,
         limits: pb.Limits,
         count_unseen: Callable[[], None],
     ) -> None:
         manifest = bundle.manifest
         self.name, self.version = manifest.name, manifest.version
-        self.batch_room = BatchRoom(batch_window)
         self.limits = limits
         self.encoder = SourceEncoder(bundle.source_tokenizer, manifest.tokens, manifest.limits.max_source_tokens)
         self.target = TargetEncoder(bundle.target_tokenizer, manifest.tokens, manifest.limits.max_target_tokens)
@@ -60,8 +55,7 @@ class ServedModel:
         self.writer = ResponseWriter(bundle, self.decoder)
         self.tokenizers = {pb.SIDE_SOURCE: bundle.source_tokenizer, pb.SIDE_TARGET: bundle.target_tokenizer}
         self.info = _info(bundle, device, limits)
-        turns = Turns(engines.submit)
-        self.submit, self.wait_for_room = turns.submit, turns.wait
+        self.submit, self.open_call, self.batch_window = engines.submit, engines.open_call, engines.batch_window
         self._heads = manifest.shape.decoder_layers * manifest.shape.heads
         self.sizes = ResponseSizes(bundle.source_tokenizer, bundle.target_tokenizer, self._heads, limits)
         self._scorer = scorer
@@ -120,9 +114,12 @@ class ServedModel:
             self._check_weights(target_tokens * source_tokens, "details.attention", remedy)
 
     async def write_response(
-        self, request: GenerationRequest, finished: GenerationResult, details: ResponseDetails
+        self, request: GenerationRequest, finished: GenerationResult, details: ResponseDetails, may_wait: bool = False
     ) -> pb.GenerateResponse:
         """Writes the response to a finished request.
+
+        Args:
+            may_wait: Whether to wait where the scorer's queue is full.
 
         Raises:
             QueueFullError, DeadlineExpiredError, EngineUnavailableError: as raised by the scorer, if it is needed.
@@ -133,7 +130,7 @@ class ServedModel:
                 Target(request.source_ids, result.ids, details.alignment, details.attention)
                 for result in finished.hypotheses
             ]
-            attention = await self._scorer.score(targets, request.deadline)
+            attention = await self._scorer.score(targets, request.deadline, may_wait)
         tokens = (
             sum(len(result.ids) for result in finished.hypotheses) * (1 + details.top_tokens) if details.tokens else 0
         )

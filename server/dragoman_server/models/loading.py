@@ -14,6 +14,7 @@ from dragoman_server.config import ServerConfig
 from dragoman_server.engine.host import Host
 from dragoman_server.engine.layout import EngineOptions
 from dragoman_server.engine.pool import EnginePool
+from dragoman_server.engine.scheduler import SchedulerOptions
 from dragoman_server.engine.scorer import Scorer
 from dragoman_server.machine import usable_cpus
 from dragoman_server.messages.limits import request_limits, token_limits
@@ -124,8 +125,7 @@ async def load_version(
         cuda_graphs=config.cuda_graphs,
         max_rows=config.max_rows,
         memory_budget=config.memory_budget,
-        queue_size=config.queue_size,
-        queue_tokens=config.queue_tokens,
+        scheduling=SchedulerOptions(queue_size=config.queue_size, queue_tokens=config.queue_tokens),
         most_errors=config.max_device_errors,
         hang_seconds=config.hang_seconds,
     )
@@ -146,11 +146,9 @@ async def load_version(
             raise
         remedy = "give it more memory" if config.max_rows is None else "lower --max-rows, or give it more memory"
         raise LoadError(f"there is not enough memory to load it; {remedy}") from None
-    # A batch call queues up to twice what the engines can run: they never wait for it, and its backlog is soon gone.
-    window = max(1, min(2 * pool.rows * pool.engines, options.queue_size // 2))
-    scorer = Scorer(pool.scorer, manifest.shape, options.queue_size, metrics)
+    scorer = Scorer(pool.scorer, manifest.shape, config.queue_size, metrics)
     request = request_limits(config, pool.rows, manifest.shape)
-    served = ServedVersion(ServedModel(bundle, pool, scorer, str(pool.device), window, request, metrics.unseen))
+    served = ServedVersion(ServedModel(bundle, pool, scorer, str(pool.device), request, metrics.unseen))
     return LoadedVersion(served, pool, scorer, metrics, time.monotonic() - started)
 
 

@@ -13,7 +13,7 @@ from hypothesis.strategies import SearchStrategy
 from dragoman_export.export import ExportOptions, export_run
 from dragoman_server.core.requests import GenerationRequest, HypothesisResult
 from tests.reference.decoding import Decoded
-from tests.reference.models import NARROW, WIDE, clear_run
+from tests.reference.subject import NARROW, WIDE, clear_run
 from tests.reference.serving import Served
 from tests.reference.strategies import TRAITS, requests, traits
 from tests.reference.subject import Subject

@@ -1,8 +1,9 @@
-"""Beam search that always runs to the end, and looks at everything."""
+"""Beam search that always runs to the end, and considers every continuation."""
 
 import itertools
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -10,20 +11,17 @@ import numpy as np
 
 from dragoman_server.core.requests import FinishReason, HypothesisResult, TokenChoice
 from dragoman_server.core.search_options import BeamOptions, LengthNormalization, SearchOptions
-from tests.reference.distribution import Vector, distribution, forced, ranked
-from tests.reference.margins import Margins
 from tests.reference.model import Forward
-from tests.reference.results import places
-from tests.reference.stops import Decode, completed
+from tests.reference.step import Decode, Margins, Vector, choices, completed, distribution, forced, ranked
 
 
 @dataclass(eq=False)
 class Hypothesis:
-    """One in the beam.
+    """A running hypothesis.
 
     Attributes:
-        attention: summed over the steps that chose its tokens, [source].
-        next, looks: what its own step told: log-probabilities of what follows, [vocabulary], and attention.
+        attention: Attention summed over the steps that chose its tokens, [source].
+        next, next_attention: Result of its own step: log-probabilities of what follows, [vocabulary], and attention.
     """
 
     ids: list[int]
@@ -31,7 +29,7 @@ class Hypothesis:
     alternatives: list[list[TokenChoice]] = field(default_factory=list)
     attention: Vector | None = None
     next: Vector | None = None
-    looks: Vector | None = None
+    next_attention: Vector | None = None
 
     @property
     def total(self) -> float:
@@ -40,14 +38,14 @@ class Hypothesis:
 
 @dataclass(eq=False)
 class Group:
-    """A part of the beam that searches for itself; the whole beam where there is but one."""
+    """A group of the beam, which searches on its own."""
 
     running: list[Hypothesis]
     finished: list[HypothesisResult] = field(default_factory=list)
 
 
 class Move(NamedTuple):
-    """A hypothesis continued by a token; `value` is what moves compete by."""
+    """A hypothesis continued by a token; `value` is what moves are ranked by."""
 
     value: float
     token: int
@@ -58,25 +56,36 @@ class Move(NamedTuple):
 class BeamReference:
     """One beam search.
 
-    Without groups the default stopping rule is defined by what it must not change: the answer. So the search goes on
-    until nothing runs, and takes the best of all that ever finished.
+    Without groups the default stopping rule is defined by what it must not change, the answer: the search goes on until
+    nothing runs, and takes the best of all that ever finished.
+
+    Attributes:
+        steps: Steps after which nothing that runs could change the answer any more.
+        step_margins: How close that was.
     """
 
     def __init__(
-        self, forward: Forward, options: SearchOptions, end: int, text: Decode, margins: Margins, rank: int | None
+        self,
+        forward: Forward,
+        options: SearchOptions,
+        end: int,
+        text: Decode,
+        margins: Margins,
+        rank: int | None = None,
     ) -> None:
         assert options.beam is not None
         self.options, self.beam, self.constraints = options, options.beam, options.constraints
         self.forward, self.end, self.text, self.margins, self.rank = forward, end, text, margins, rank
         self.size = self.beam.beam_size // self.beam.groups
         self.groups = [Group([Hypothesis(forced(self.constraints))]) for _ in range(self.beam.groups)]
+        self.steps, self.step_margins = 0, Margins()
 
     def run(self, count: int) -> list[HypothesisResult]:
-        """The `count` best."""
+        """Returns the `count` best hypotheses."""
         kept = min(count, self.size)
-        stuck: list[Hypothesis] = []
+        last: list[Hypothesis] = []
         for generated in range(1, self.options.max_new_tokens + 1):
-            stuck = [h for group in self.groups for h in group.running] or stuck
+            last = self._running() or last
             chosen: Counter[int] = Counter()
             for group in self.groups:
                 moves = self._moves(group, chosen)
@@ -84,26 +93,31 @@ class BeamReference:
                     if 0 < self.rank >= len(moves):
                         return []  # there are not so many tokens
                     moves = self._ranked_move(moves, self.rank)
-                self._select(group, moves, last=generated == self.options.max_new_tokens)
-                if self._over(group, kept, generated):
+                self._select(group, moves, at_limit=generated == self.options.max_new_tokens)
+                if self._is_over(group, kept, generated):
                     group.running = []
                 chosen.update(h.ids[-1] for h in group.running)
+            parts = [h for part in self._parts(kept) for h in part]
+            if not self.steps and self._beaten(self._running(), parts, count, generated, self.step_margins):
+                self.steps = generated
         for group in self.groups:
-            ranking = sorted((h.score for h in group.finished), reverse=True)
-            if kept < len(ranking):
-                self._compare(ranking[kept - 1], ranking[kept])
+            scores = sorted((h.score for h in group.finished), reverse=True)
+            if kept < len(scores):
+                _compare(self.margins, scores[kept - 1], scores[kept])
         found = [h for part in self._parts(kept) for h in part]
-        return self._best(found or [self._result(h, FinishReason.DEAD_END, None) for h in stuck], count)
+        return self._best(found or [self._result(h, FinishReason.DEAD_END, None) for h in last], count)
+
+    def _running(self) -> list[Hypothesis]:
+        return [h for group in self.groups for h in group.running]
 
     def _moves(self, group: Group, chosen: Counter[int]) -> list[Move]:
-        """All possible continuations, best first."""
+        """Returns all possible continuations, best first."""
         if not group.running:
             return []
         moves = []
         logits, attention = self.forward([h.ids for h in group.running])
-        for h, row, looks in zip(group.running, logits, attention, strict=True):
-            h.next = distribution(row, h.ids, self.constraints, self.end)
-            h.looks = looks
+        for h, row, attended in zip(group.running, logits, attention, strict=True):
+            h.next, h.next_attention = distribution(row, h.ids, self.constraints, self.end), attended
             for token in ranked(h.next):
                 log_probability = float(h.next[token])
                 value = h.total + log_probability - self.beam.diversity_penalty * chosen[token]
@@ -116,7 +130,7 @@ class BeamReference:
         self.margins.cut(values, rank + 1)
         return moves[rank : rank + 1]
 
-    def _select(self, group: Group, moves: list[Move], last: bool) -> None:
+    def _select(self, group: Group, moves: list[Move], at_limit: bool) -> None:
         """Of the 2 * size best, finishes what ends among the first `size`; the `size` best others run on."""
         values = [move.value for move in moves]
         others: list[tuple[float, Hypothesis]] = []
@@ -124,7 +138,7 @@ class BeamReference:
             if place >= 2 * self.size and len(others) > self.size:
                 break
             child = self._child(move)
-            reason, characters = self._end_of(child, move.token, last)
+            reason, characters = self._end_of(child, move.token, at_limit)
             if reason is None:
                 others.append((move.value, child))
                 continue
@@ -141,41 +155,56 @@ class BeamReference:
     def _child(self, move: Move) -> Hypothesis:
         parent = move.parent
         assert parent.next is not None
-        assert parent.looks is not None
+        assert parent.next_attention is not None
         return Hypothesis(
             parent.ids if move.token == self.end else [*parent.ids, move.token],
             [*parent.log_probabilities, move.log_probability],
-            [*parent.alternatives, places(parent.next, ranked(parent.next), self.options.top_tokens)],
-            parent.looks if parent.attention is None else parent.attention + parent.looks,
+            [*parent.alternatives, choices(parent.next, self.options.top_tokens)],
+            parent.next_attention + (0 if parent.attention is None else parent.attention),
         )
 
-    def _end_of(self, child: Hypothesis, token: int, last: bool) -> tuple[FinishReason | None, int | None]:
+    def _end_of(self, child: Hypothesis, token: int, at_limit: bool) -> tuple[FinishReason | None, int | None]:
         if token == self.end:
             return FinishReason.EOS, None
         if (characters := completed(child.ids, self.constraints, self.text)) is not None:
             return FinishReason.STOP_SEQUENCE, characters
-        return (FinishReason.LENGTH if last else None), None
+        return (FinishReason.LENGTH if at_limit else None), None
 
-    def _over(self, group: Group, kept: int, generated: int) -> bool:
-        """Whether a group ends although some of its hypotheses could run on."""
+    def _is_over(self, group: Group, kept: int, generated: int) -> bool:
+        """Returns whether a group ends although some of its hypotheses could run on."""
         quota = max(math.floor(self.beam.patience * self.size + 0.5), kept)
         part = self._parts(kept)[self.groups.index(group)]
-        if len(part) < kept:
-            return False
-        if self.beam.early_stopping and len(group.finished) >= quota:
+        if self.beam.early_stopping and len(part) == kept and len(group.finished) >= quota:
             return True
-        if len(self.groups) == 1:
-            return False
         # A group that is over no longer keeps the others from its tokens, so it matters when it is.
-        longer = self.beam.length_penalty > 0
-        length = self.options.max_new_tokens if longer else generated + 1
-        worst, bounds = part[-1].score, [normalised(h.total, length, self.beam) for h in group.running]
+        return len(self.groups) > 1 and self._beaten(group.running, part, kept, generated, self.margins)
+
+    def _beaten(
+        self,
+        running: Sequence[Hypothesis],
+        finished: Sequence[HypothesisResult],
+        count: int,
+        generated: int,
+        margins: Margins,
+    ) -> bool:
+        """Returns whether no running hypothesis can get among the `count` best, whatever follows."""
+        if not running:
+            return True
+        if len(finished) < count:
+            return False
+        worst = sorted((h.score for h in finished), reverse=True)[count - 1]
+        lengths = range(generated + 1, self.options.max_new_tokens + 1)
+        bounds = [
+            max(normalised(h.total, length, self.beam) for length in lengths)
+            + (self._coverage(h) if self.beam.coverage_penalty < 0 else 0)  # otherwise it may rise to 0
+            for h in running
+        ]
         for bound in bounds:
-            self._compare(worst, bound)
+            _compare(margins, worst, bound)
         return all(bound <= worst for bound in bounds)
 
     def _parts(self, kept: int) -> list[list[HypothesisResult]]:
-        """What each group has for the answer: its best, without what a group before it has."""
+        """Returns what each group contributes to the answer: its best, without those of a group before it."""
         taken: list[list[int]] = []
         parts = []
         for group in self.groups:
@@ -190,32 +219,36 @@ class BeamReference:
             if all(result.ids != better.ids for better in distinct):
                 distinct.append(result)
         for better, worse in itertools.pairwise(distinct[: count + 1]):
-            self._compare(better.score, worse.score)
+            _compare(self.margins, better.score, worse.score)
         return distinct[:count]
 
-    def _compare(self, better: float, worse: float) -> None:
-        """Notes how close two scores are, which a negative length penalty makes large, as it does their rounding."""
-        self.margins.note((better - worse) / max(1.0, abs(worse)))
+    def _coverage(self, h: Hypothesis) -> float:
+        """Returns the coverage term of a score."""
+        if not self.beam.coverage_penalty or h.attention is None:
+            return 0.0
+        return self.beam.coverage_penalty * float(np.log(np.minimum(h.attention, 1)).sum())
 
     def _result(self, h: Hypothesis, reason: FinishReason, characters: int | None) -> HypothesisResult:
-        score = normalised(h.total, len(h.log_probabilities), self.beam)
-        if self.beam.coverage_penalty and h.attention is not None:
-            score += self.beam.coverage_penalty * float(np.log(np.minimum(h.attention, 1)).sum())
         return HypothesisResult(
             ids=h.ids,
             log_probabilities=h.log_probabilities,
             reason=reason,
-            score=score,
+            score=normalised(h.total, len(h.log_probabilities), self.beam) + self._coverage(h),
             prefix=len(forced(self.constraints)),
             alternatives=h.alternatives if self.options.top_tokens else [],
             characters=characters,
         )
 
 
-def normalised(total: float, tokens: int, beam: BeamOptions) -> float:
-    """The score of a sum of log-probabilities of so many generated tokens."""
-    if beam.length_normalization is LengthNormalization.NONE or tokens == 0:
+def normalised(total: float, length: int, beam: BeamOptions) -> float:
+    """Returns the score of a sum of log-probabilities of `length` generated tokens, without coverage."""
+    if beam.length_normalization is LengthNormalization.NONE or length == 0:
         return total
     if beam.length_normalization is LengthNormalization.GNMT:
-        return float(total / ((5 + tokens) / 6) ** beam.length_penalty)
-    return float(total / tokens**beam.length_penalty)
+        return float(total / ((5 + length) / 6) ** beam.length_penalty)
+    return float(total / length**beam.length_penalty)
+
+
+def _compare(margins: Margins, better: float, worse: float) -> None:
+    """Notes how close two scores are, which a negative length penalty makes large, as it does their rounding."""
+    margins.note((better - worse) / max(1.0, abs(worse)))

@@ -1,7 +1,7 @@
-"""Every way to decode, written once more: slow, plain, and from the meaning of the options alone.
+"""Every way to decode, implemented a second time: slow, simple, and from the meaning of the options alone.
 
-Nothing is cached, nothing is shortened: each step is a pass over the whole source and target, each distribution the
-whole vocabulary, each draw an inverse of the whole distribution function. What the engine serves must be this.
+There is no cache and no shortcut: each step is a pass over the whole source and target, each distribution the whole
+vocabulary, each draw an inverse of the whole distribution function. What the engine serves must be this.
 """
 
 from collections.abc import Callable
@@ -10,14 +10,11 @@ from dataclasses import dataclass
 from dragoman_server.core.requests import FinishReason, HypothesisResult, TokenChoice
 from dragoman_server.core.search_options import SearchOptions
 from tests.reference.beam import BeamReference
-from tests.reference.distribution import Vector, distribution, forced, ranked
-from tests.reference.margins import Margins
 from tests.reference.model import Forward
-from tests.reference.results import places
-from tests.reference.sampling import Draws, draw
-from tests.reference.stops import Decode, completed
+from tests.reference.sampling import RandomStream, draw
+from tests.reference.step import Decode, Margins, Vector, choices, completed, distribution, forced, ranked
 
-# Tokens generated so far, log-probabilities at the temperature -> the next; None where there are not enough.
+# Tokens generated so far, log-probabilities at the temperature -> the next token; None where there are too few.
 Choose = Callable[[int, Vector], int | None]
 
 
@@ -30,35 +27,33 @@ class Decoded:
 
 
 def decode(forward: Forward, options: SearchOptions, end: int, text: Decode) -> Decoded:
-    """The answer to a source.
+    """Returns the answer to a source.
 
     Args:
-        forward: the model, given the source.
-        end: id of the end token.
-        text: ids to text, for stop sequences.
+        forward: The model, given the source.
+        end: Id of the end token.
+        text: Converts ids to text, for stop sequences.
     """
-    margins = Margins()
-    if options.beam is not None:
-        if options.alternatives:
-            ranks: list[int | None] = list(range(options.num_hypotheses))
-            found = [BeamReference(forward, options, end, text, margins, rank).run(1) for rank in ranks]
-            return Decoded([h for hypotheses in found for h in hypotheses], margins.smallest)
-        hypotheses = BeamReference(forward, options, end, text, margins, None).run(options.num_hypotheses)
-        return Decoded(hypotheses, margins.smallest)
-    hypotheses = [
-        _sequence(forward, options, end, text, _chooser(options, index, margins))
-        for index in range(options.num_hypotheses)
-    ]
-    # There may be fewer tokens than alternatives were asked for.
-    some = [h for i, h in enumerate(hypotheses) if i == 0 or h.log_probabilities or not options.alternatives]
-    return Decoded(some, margins.smallest)
+    margins, count = Margins(), options.num_hypotheses
+    if options.beam is None:
+        hypotheses = [
+            _sequence(forward, options, end, text, _chooser(options, index, margins)) for index in range(count)
+        ]
+        if options.alternatives:  # there may be fewer tokens than requested alternatives
+            hypotheses = hypotheses[:1] + [h for h in hypotheses[1:] if h.log_probabilities]
+    elif options.alternatives:
+        searches = [BeamReference(forward, options, end, text, margins, rank) for rank in range(count)]
+        hypotheses = [h for search in searches for h in search.run(1)]
+    else:
+        hypotheses = BeamReference(forward, options, end, text, margins).run(count)
+    return Decoded(hypotheses, margins.smallest)
 
 
 def _chooser(options: SearchOptions, index: int, margins: Margins) -> Choose:
-    """How the index-th hypothesis of a search that is no beam search takes its tokens."""
+    """Returns how the index-th hypothesis of a greedy search, sampling or alternatives chooses its tokens."""
     if options.sampling is not None:
-        sampling, draws = options.sampling, Draws(options.sampling.seed, index)
-        return lambda generated, log_probabilities: draw(log_probabilities, sampling, draws.next(), margins)
+        sampling, numbers = options.sampling, RandomStream(options.sampling.seed, index)
+        return lambda generated, log_probabilities: draw(log_probabilities, sampling, numbers.next(), margins)
 
     def best(generated: int, log_probabilities: Vector) -> int | None:
         order = ranked(log_probabilities)
@@ -74,25 +69,24 @@ def _chooser(options: SearchOptions, index: int, margins: Margins) -> Choose:
 
 
 def _sequence(forward: Forward, options: SearchOptions, end: int, text: Decode, choose: Choose) -> HypothesisResult:
-    """One hypothesis."""
+    """Returns one hypothesis."""
     constraints = options.constraints
     temperature = options.sampling.temperature if options.sampling else 1.0
-    prefix = forced(constraints)
-    ids = list(prefix)
+    ids = forced(constraints)
     log_probabilities: list[float] = []
     alternatives: list[list[TokenChoice]] = []
     reason, characters = FinishReason.LENGTH, None
     for generated in range(options.max_new_tokens):
         logits = forward([ids])[0][0]
-        plain = distribution(logits, ids, constraints, end)
-        order = ranked(plain)
-        token = choose(generated, distribution(logits, ids, constraints, end, temperature)) if order else None
+        untempered = distribution(logits, ids, constraints, end)
+        possible = bool(ranked(untempered))
+        token = choose(generated, distribution(logits, ids, constraints, end, temperature)) if possible else None
         if token is None:
             reason = FinishReason.DEAD_END
             break
-        log_probabilities.append(float(plain[token]))
+        log_probabilities.append(float(untempered[token]))
         if options.top_tokens:
-            alternatives.append(places(plain, order, options.top_tokens))
+            alternatives.append(choices(untempered, options.top_tokens))
         if token == end:
             reason = FinishReason.EOS
             break
@@ -106,7 +100,7 @@ def _sequence(forward: Forward, options: SearchOptions, end: int, text: Decode, 
         log_probabilities=log_probabilities,
         reason=reason,
         score=sum(log_probabilities),
-        prefix=len(prefix),
+        prefix=len(forced(constraints)),
         alternatives=alternatives,
         characters=characters,
     )

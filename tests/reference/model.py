@@ -1,4 +1,4 @@
-"""What the trained PyTorch model says of the next token, computed from the start every time."""
+"""The trained PyTorch model without a cache: logits of the next token, computed from the start every time."""
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from dragoman_training.model import Transformer
 
 Matrix = NDArray[np.float64]
-# Ids of hypotheses, all of one length -> logits of what follows each, [rows, vocabulary], and where the model looks
-# then: shares over the source, mean over the heads of the last decoder layer, [rows, source].
+# Ids of hypotheses of one length -> logits of what follows each, [rows, vocabulary], and attention over the source,
+# mean over the heads of the last decoder layer, [rows, source].
 Forward = Callable[[Sequence[Sequence[int]]], tuple[Matrix, Matrix]]
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """On a machine with other work threads wait for each other longer than so small a model computes."""
+    """On a busy machine, threads wait for each other longer than a small model computes."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -28,14 +28,14 @@ def one_thread() -> Iterator[None]:
 
 
 class ReferenceModel:
-    """In float64, without a cache: every call is a teacher-forced pass over the whole source and the whole target."""
+    """A model in float64. Every call is a teacher-forced pass over the whole source and the whole target."""
 
     def __init__(self, model: Transformer, begin: int) -> None:
         self._model = copy.deepcopy(model).double().eval()
         self._begin = begin
 
     def forward(self, source: Sequence[int]) -> Forward:
-        """The model, given a source (its end token included)."""
+        """Returns the model, given a source (its end token included)."""
 
         @torch.no_grad()
         @one_thread()

@@ -5,8 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dragoman_server.core.search_options import SamplingOptions
-from tests.reference.distribution import Vector, ranked
-from tests.reference.margins import Margins
+from tests.reference.step import Margins, Vector, ranked
 
 
 class Candidates(NamedTuple):
@@ -15,14 +14,17 @@ class Candidates(NamedTuple):
     ids: list[int]
     probabilities: Vector
 
-    def only(self, kept: list[int]) -> "Candidates":
-        """Those in these places, renormalised."""
-        places = sorted(kept)
-        rest = self.probabilities[places]
-        return Candidates([self.ids[i] for i in places], rest / rest.sum())
+    def keep(self, ranks: list[int]) -> "Candidates":
+        """Returns the tokens of these ranks, renormalised."""
+        kept = sorted(ranks)
+        rest = self.probabilities[kept]
+        return Candidates([self.ids[i] for i in kept], rest / rest.sum())
+
+    def first(self, count: int) -> "Candidates":
+        return self.keep(list(range(min(count, len(self.ids)))))
 
 
-class Draws:
+class RandomStream:
     """The random numbers of one sample: uniform in [0, 1), one for each generated token."""
 
     def __init__(self, seed: int, sample: int) -> None:
@@ -33,45 +35,43 @@ class Draws:
 
 
 def draw(log_probabilities: Vector, options: SamplingOptions, uniform: float, margins: Margins) -> int:
-    """The token whose share of [0, 1) holds `uniform`, when those left are laid side by side, most probable first."""
+    """Returns the token whose share of [0, 1) contains `uniform`, the shares side by side, most probable first."""
     left = truncated(log_probabilities, options, margins)
     borders = np.cumsum(left.probabilities)
-    place = min(int(np.searchsorted(borders, uniform, side="right")), len(left.ids) - 1)
-    if place > 0:
-        margins.note(uniform - borders[place - 1])
-        margins.note(np.log(left.probabilities[place - 1] / left.probabilities[place]))
-    if place < len(left.ids) - 1:
-        margins.note(borders[place] - uniform)
-        margins.note(np.log(left.probabilities[place] / left.probabilities[place + 1]))
-    return left.ids[place]
+    rank = min(int(np.searchsorted(borders, uniform, side="right")), len(left.ids) - 1)
+    for border in (rank - 1, rank):
+        if 0 <= border < len(left.ids) - 1:
+            margins.note(uniform - borders[border])
+            margins.note(np.log(left.probabilities[border] / left.probabilities[border + 1]))
+    return left.ids[rank]
 
 
 def truncated(log_probabilities: Vector, options: SamplingOptions, margins: Margins) -> Candidates:
-    """What the rules leave, each of what the one before it left."""
+    """Returns what the rules leave, each of what the one before it left."""
     ids = [token for token in ranked(log_probabilities) if np.exp(log_probabilities[token]) > 0]
-    left = Candidates(ids, np.exp(log_probabilities[ids])).only(list(range(len(ids))))
+    left = Candidates(ids, np.exp(log_probabilities[ids])).first(len(ids))
     if options.top_k is not None:
         margins.cut(np.log(left.probabilities).tolist(), options.top_k)
-        left = left.only(list(range(min(options.top_k, len(left.ids)))))
+        left = left.first(options.top_k)
     if options.top_p is not None and options.top_p < 1:
-        left = left.only(_crossing(list(range(len(left.ids))), left.probabilities, options.top_p, margins))
+        left = left.keep(_crossing(list(range(len(left.ids))), left.probabilities, options.top_p, margins))
     if options.min_p:
         least = options.min_p * left.probabilities[0]
         for probability in left.probabilities[1:]:
-            margins.note(np.log(probability / least))
-        left = left.only([i for i, p in enumerate(left.probabilities) if i == 0 or p >= least])
+            margins.note(np.log(probability) - np.log(least))
+        left = left.keep([i for i, p in enumerate(left.probabilities) if i == 0 or p >= least])
     if options.typical_p is not None and options.typical_p < 1:
         information = -np.log(left.probabilities)
         distance = np.abs(information - (left.probabilities * information).sum())
         order = [int(i) for i in np.argsort(distance, kind="stable")]
         kept = _crossing(order, left.probabilities, options.typical_p, margins)
         margins.cut((-distance[order]).tolist(), len(kept))
-        left = left.only(kept)
+        left = left.keep(kept)
     return left
 
 
 def _crossing(order: list[int], probabilities: Vector, mass: float, margins: Margins) -> list[int]:
-    """The shortest start of `order` that together has this probability."""
+    """Returns the shortest start of `order` that together has this probability."""
     reached = np.cumsum(probabilities[order])
     for border in reached[:-1]:
         margins.note(border - mass)

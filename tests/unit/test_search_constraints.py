@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dragoman_server.core.search import LogitEdits, StepRequest
 from dragoman_server.core.search_options import UNCONSTRAINED, Constraints
 from dragoman_server.decoding.token_rules import TokenRules
-from tests.support.scripted_scores import ScriptedRow, ScriptedScores, edited_logits, log_softmax
+from tests.support.scripted_search import ScriptedRow, ScriptedResult, edited_logits, log_softmax
 
 END, SIZE = 3, 12
 IDS = st.lists(st.integers(4, 8), max_size=12)  # few different ones, so that they repeat
@@ -167,7 +167,7 @@ def test_the_bias_of_a_soft_prefix_is_exact_whatever_the_candidates(
     edits = rules.edits(ids)
     step_request = StepRequest(candidates, edits)
     probabilities = np.random.default_rng(seed).dirichlet([concentration] * SIZE) + 1e-12
-    scores = ScriptedScores({0: ScriptedRow(probabilities, step_request)})
+    scores = ScriptedResult({0: ScriptedRow(probabilities, step_request)})
 
     expected = np.exp(log_softmax(edited_logits(probabilities, step_request)))
     if followed < 3 and prefix[followed] not in suppressed:

@@ -82,7 +82,7 @@ class BeamSizes:
             answer,
             group,
             group_answer,
-            max(beam.finished_quota(group), group_answer) if beam.early_stopping else math.inf,
+            beam.finished_quota(group) if beam.early_stopping else math.inf,
             choices,
             candidates,
             max(candidates, min(rank + 1, choosable)),

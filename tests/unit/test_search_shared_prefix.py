@@ -20,7 +20,7 @@ from dragoman_server.decoding.greedy import GreedySearch
 from dragoman_server.decoding.shared_prefix import SharedPrefixSearch
 from dragoman_server.decoding.single_hypothesis import SingleHypothesisSearch
 from dragoman_server.decoding.text_stream import TargetDecoder
-from tests.support.scripted_scores import Run, Script, run
+from tests.support.scripted_search import Run, Script, run
 
 END, SIZE = 0, 12
 

@@ -135,7 +135,7 @@ ONE_PARENT = table(
     },
     otherwise={END: 1.0},
 )
-THREE_TOKENS = {(): {A: 0.5, B: 0.3, C: 0.2}}
+THREE_TOKENS: dict[tuple[int, ...], dict[int, float]] = {(): {A: 0.5, B: 0.3, C: 0.2}}
 STOPPING = table({(): {A: 0.6, B: 0.4}, (A,): {B: 0.7, C: 0.3}, (B,): {C: 0.9, A: 0.1}}, otherwise={C: 0.9, END: 0.1})
 # Of the best four, A is first and C third; B and the end token finish the second and the fourth, which is dropped.
 FOURTH_END = table({(): {A: 0.4, B: 0.3, C: 0.2, END: 0.1}}, otherwise={END: 1.0})

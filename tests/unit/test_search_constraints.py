@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dragoman_server.core.search import LogitEdits, StepRequest
 from dragoman_server.core.search_options import UNCONSTRAINED, Constraints
 from dragoman_server.decoding.token_rules import TokenRules
-from tests.support.scripted_search import ScriptedRow, ScriptedResult, edited_logits, log_softmax
+from tests.support.scripted_search import ScriptedResult, ScriptedRow, edited_logits, log_softmax
 
 END, SIZE = 3, 12
 IDS = st.lists(st.integers(4, 8), max_size=12)  # few different ones, so that they repeat

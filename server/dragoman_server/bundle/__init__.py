@@ -1,1 +1,1 @@
-"""The bundle: the only thing that passes from export to server."""
+"""The bundle format, the only interface between export and server."""

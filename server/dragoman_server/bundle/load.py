@@ -1,4 +1,4 @@
-"""Opens a bundle, or says in one sentence why it can't be served."""
+"""Loads and verifies a bundle."""
 
 import hashlib
 import json
@@ -13,12 +13,16 @@ from dragoman_server.bundle.manifest import FORMAT_VERSION, MANIFEST_FILE, READ_
 
 
 class BundleError(Exception):
-    """The bundle can't be served; the message names the file and what is wrong with it."""
+    """The bundle can't be served; the message is one sentence that names the file and the fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A bundle whose files are what its manifest says."""
+    """A verified bundle.
+
+    Attributes:
+        path: The directory, with links resolved.
+    """
 
     path: Path
     manifest: Manifest
@@ -39,7 +43,7 @@ class Bundle:
 
 
 def shipped_bundle() -> Path:
-    """The directory of the bundle that comes with the package: English grapheme-to-phoneme."""
+    """Returns the directory of the bundle in this package: English grapheme-to-phoneme."""
     return Path(__file__).resolve().parent.parent / "bundles" / "g2p-en"
 
 
@@ -47,10 +51,10 @@ def load_bundle(path: Path) -> Bundle:
     """Reads the manifest, checks every file against it, and loads the tokenizers.
 
     Args:
-        path: the bundle's directory; may be a symbolic link or hold some, as Kubernetes mounts do.
+        path: The bundle's directory. Symbolic links to it or in it are followed, as Kubernetes mounts need.
 
     Raises:
-        BundleError: something is missing, changed, or does not fit together.
+        BundleError: A file is missing, changed or inconsistent with the manifest.
     """
     root, manifest = load_manifest(path)
     for name, expected in manifest.files.items():
@@ -66,17 +70,17 @@ def load_bundle(path: Path) -> Bundle:
 
 
 def load_manifest(path: Path) -> tuple[Path, Manifest]:
-    """A bundle's directory, links followed, and what its manifest says; the files it lists are not looked at.
+    """Returns a bundle's directory, with links resolved, and its manifest, without checking the files it lists.
 
     Raises:
-        BundleError: there is no directory, or no manifest in it that this server reads.
+        BundleError: The directory is missing, or has no manifest that this server can read.
     """
     try:
         root = path.resolve(strict=True)
     except OSError as error:
         raise BundleError(f"bundle {path} can't be opened: {error.strerror or error}") from None
     except RuntimeError:  # Python before 3.13
-        raise BundleError(f"bundle {path} can't be opened: its links go round in a circle") from None
+        raise BundleError(f"bundle {path} can't be opened: its symbolic links form a loop") from None
     if not root.is_dir():
         raise BundleError(f"bundle {path} is not a directory")
     return root, _read_manifest(root)
@@ -93,7 +97,7 @@ def _read_manifest(root: Path) -> Manifest:
     except (ValueError, RecursionError) as error:
         raise BundleError(f"{path} is not valid JSON: {error}") from None
     version = document.get("format_version") if isinstance(document, dict) else None
-    if type(version) is not int or version not in READ_VERSIONS:  # 2.0 is equal to 2, too
+    if type(version) is not int or version not in READ_VERSIONS:  # 2.0 == 2
         raise BundleError(
             f"{path}: format_version is {version!r}, but this server reads versions "
             f"{' and '.join(map(str, READ_VERSIONS))}; dragoman-export makes a bundle for it"
@@ -106,8 +110,8 @@ def _read_manifest(root: Path) -> Manifest:
         raise BundleError(f"{path}: {field}: {first['msg']}") from None
     if version < FORMAT_VERSION and manifest.precision == "int8":
         raise BundleError(
-            f"{path}: an int8 bundle of format_version {version} has weights of 8 bits, with which CPUs without VNNI "
-            "compute wrong numbers; export the run again with this version's dragoman-export"
+            f"{path}: an int8 bundle of format_version {version} has 8-bit weights, which overflow on CPUs "
+            "without VNNI; export the run again with this version's dragoman-export"
         )
     return manifest
 
@@ -133,7 +137,7 @@ def _check_file(root: Path, name: str, sha256: str, size: int) -> None:
 def _load_tokenizer(path: Path, manifest: Manifest, vocabulary: int) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception
+    except Exception as error:  # tokenizers raises plain Exception
         raise BundleError(f"{path} is not a tokenizer: {error}") from None
     size = tokenizer.get_vocab_size()
     if size != vocabulary:

@@ -1,4 +1,4 @@
-"""CUDA's runtime library, the one that ONNX Runtime itself uses, and a stream of work on a GPU."""
+"""Bindings of the CUDA runtime library that ONNX Runtime uses, and a CUDA stream."""
 
 import ctypes
 import threading
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _NON_BLOCKING = 1  # cudaStreamNonBlocking
-_ANY_DIRECTION = 4  # cudaMemcpyDefault: the addresses tell
+_ANY_DIRECTION = 4  # cudaMemcpyDefault: inferred from the addresses
 _THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 
@@ -34,10 +34,10 @@ _thread = threading.local()
 
 @cache
 def _library() -> Any:
-    """The library, of the newest major version that is installed.
+    """Loads the newest major version of libcudart that is installed.
 
     Raises:
-        OSError: there is none.
+        OSError: None is installed.
     """
     for major in (13, 12):
         try:
@@ -55,11 +55,11 @@ def _library() -> Any:
 
 
 def enter_thread() -> None:
-    """To be called in every thread before CUDA is used there, by ONNX Runtime or here.
+    """Prepares the calling thread for CUDA; required before ONNX Runtime or this module uses CUDA in it.
 
-    NOTE: while one thread records a graph, CUDA forbids all others what could disturb that (allocating, for one), and
-    spoils the recording where they do it all the same, unless they have said that recordings elsewhere are not
-    their concern. They are not: every engine has a stream of its own, which nothing else is put into.
+    NOTE: while a thread captures a graph, CUDA forbids other threads anything that might interfere, such as allocating,
+    and invalidates the capture if they do it, unless they have opted for thread-local capture. Thread-local is right
+    here: every engine has its own stream, on which no other thread enqueues work.
     """
     if not getattr(_thread, "entered", False):
         mode = _NUMBER(_THREAD_LOCAL)
@@ -68,7 +68,7 @@ def enter_thread() -> None:
 
 
 def free_memory(index: int) -> tuple[int, int]:
-    """Bytes that are free on a GPU, and how many it has."""
+    """Returns the free and the total bytes of a GPU."""
     free, total = _SIZE(), _SIZE()
     _call("cudaSetDevice", index)
     _call("cudaMemGetInfo", ctypes.byref(free), ctypes.byref(total))
@@ -76,9 +76,10 @@ def free_memory(index: int) -> tuple[int, int]:
 
 
 class CudaStream:
-    """See server.runtime.memory.Stream.
+    """A Stream on a GPU.
 
-    NOTE: it is never destroyed, since sessions that work on it may outlive it; it takes a few kilobytes.
+    NOTE: the CUDA stream is never destroyed, since sessions that work on it may outlive this object; it takes a few
+    kilobytes.
     """
 
     kind: Literal["cpu", "cuda"] = "cuda"
@@ -95,12 +96,12 @@ class CudaStream:
         _call("cudaSetDevice", self.index)
         _call("cudaMalloc", ctypes.byref(pointer), size)
         _call("cudaMemset", pointer, 0, size)
-        _call("cudaDeviceSynchronize")  # filling memory is not done when the call returns, and not on this stream
+        _call("cudaDeviceSynchronize")  # cudaMemset is asynchronous, and runs on another stream
         return pointer.value or 0
 
     def free(self, address: int) -> None:
         enter_thread()
-        _library().cudaFree(address)  # also while Python ends, when nobody could hear of an error
+        _library().cudaFree(address)  # errors are ignored: this also runs while Python exits
 
     def host_block(self, size: int) -> NDArray[np.uint8]:
         return _PinnedBlock(size).array
@@ -116,7 +117,7 @@ class CudaStream:
 
 
 class _PinnedBlock:
-    """Zeroed memory of the host that a GPU reads and writes itself; its arrays keep it alive."""
+    """Zeroed pinned host memory, kept alive by the arrays that view it."""
 
     def __init__(self, size: int) -> None:
         pointer = _ADDRESS()

@@ -1,4 +1,9 @@
-"""From a training run to a bundle: ONNX graphs, tokenizers and manifest, checked against the model they come from."""
+"""Exports a training run to a bundle: ONNX graphs, tokenizers and a manifest, checked against the trained model.
+
+From the command down: `export` exports or checks, `build` builds a bundle, `precision` quantizes it, `checks` compares
+it with the model and measures its quality, `bundle` writes its files, `graphs` holds the modules that are exported.
+`huggingface` reads published models.
+"""
 
 import os
 

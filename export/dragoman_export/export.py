@@ -1,4 +1,4 @@
-"""Makes a bundle of a run: all of it and checked, or nothing."""
+"""Exports a run to a bundle, or checks a bundle again."""
 
 import re
 import shutil
@@ -6,12 +6,14 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from dragoman_export.build import GREEDY_SOURCES, Work, build
+from dragoman_export.build import GREEDY_SOURCES, BuildInput, build
 from dragoman_export.bundle.bf16_on_cpu import runnable
-from dragoman_export.bundle.write import ExportOptions, model_shape
-from dragoman_export.checks.parity import ParityReport, check_bundle
+from dragoman_export.bundle.options import ExportOptions
+from dragoman_export.bundle.write import model_shape
+from dragoman_export.checks.parity import check_bundle
+from dragoman_export.checks.report import ParityReport
 from dragoman_export.errors import ExportError
-from dragoman_export.run_data import evaluation_data, spread, training_data, unusable
+from dragoman_export.run_data import evaluation_data, longest_training_pairs, source_fault, spread
 from dragoman_server.bundle.load import BundleError, load_bundle
 from dragoman_server.bundle.manifest import MANIFEST_FILE, NAME_PATTERN, Manifest
 from dragoman_server.runtime.device import DeviceError
@@ -29,56 +31,59 @@ def _silent(_: str) -> None:
 def export_run(
     run: Path, bundle: Path, options: ExportOptions, say: Callable[[str], None] = _silent
 ) -> tuple[Manifest, ParityReport]:
-    """Exports a run, checks the graphs against the model and measures their quality; the bundle stands only after that.
+    """Exports a run, checks the graphs against the model and measures their quality. The bundle appears only then.
 
     Args:
-        run: a directory that dragoman-train wrote.
-        bundle: the directory to make; a hidden one beside it holds the files meanwhile.
-        say: takes lines for the user; what it raises ends the export.
+        run: Directory that dragoman-train wrote.
+        bundle: Directory to make. A hidden one beside it holds the files meanwhile.
+        options: Options of the export.
+        say: Prints a line for the user. An exception that it raises ends the export.
 
     Raises:
-        ExportError: the run can't be read, the options make no sense, the bundle exists, or the check failed. Nothing
-            is left behind then, and a bundle that was to be overwritten stands as it was.
+        ExportError: The run cannot be read, the options are invalid, the bundle exists, or the check failed. Nothing is
+            left behind then, and a bundle that was to be overwritten is unchanged.
     """
-    _check_place(bundle, overwrite=options.overwrite)
+    _check_destination(bundle, overwrite=options.overwrite)
     _check_options(options)
     loaded = _load(run)
-    _check_head(loaded, options)
+    _check_heads(loaded, options)
     for text in options.examples:
-        reason = unusable(loaded.source_tokenizer, text, loaded.recipe.model.max_source_length, UNKNOWN_ID)
-        if reason:
-            raise ExportError(f"--example {text!r} {reason}")
+        fault = source_fault(loaded.source_tokenizer, text, loaded.recipe.model.max_source_length, UNKNOWN_ID)
+        if fault:
+            raise ExportError(f"--example {text!r} {fault}")
     if not loaded.provenance["finished"]:
         steps = ", ".join(map(str, loaded.provenance["steps_averaged"]))
-        say(f"{run} has not come to its end; the bundle is made of what was saved at step {steps}")
+        say(f"{run} is not finished; the bundle is made of the checkpoint at step {steps}")
     data = evaluation_data(loaded, say)
-    sources = [pair.source for pairs in data.values() for pair in pairs]
-    if not sources:
-        raise ExportError(f"{run}: neither dev nor test data is there to compare the answers of model and graphs on")
+    if not any(data.values()):
+        raise ExportError(f"{run}: there is neither dev nor test data to compare the answers of model and graphs on")
     try:
         bundle.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{bundle.name}.", dir=bundle.parent))
     except OSError as error:
         raise ExportError(f"{bundle} can't be made: {error.strerror}") from error
     try:
-        made, report = build(Work(loaded, data, training_data(loaded), folder, options, say))
-        say(f"putting {bundle} into its place")
-        _put(made.path, bundle)
+        built, report = build(BuildInput(loaded, data, longest_training_pairs(loaded), folder, options, say))
+        say(f"moving {bundle} into place")
+        _move_into_place(built.path, bundle)
     except OSError as error:
         raise ExportError(f"{bundle} can't be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return made.manifest, report
+    return built.manifest, report
 
 
 def check(bundle: Path, run: Path | None, device: str, say: Callable[[str], None] = _silent) -> ParityReport:
     """Checks a bundle again.
 
     Args:
-        run: what it was made of. Without it the bundle is compared with itself, see `check_bundle`.
+        bundle: The bundle.
+        run: The run that it was made of. Without it the bundle is compared with itself, see `check_bundle`.
+        device: Device to run the graphs on.
+        say: Prints a line for the user.
 
     Raises:
-        ExportError: bundle or run can't be read, don't belong together, or the device does not work.
+        ExportError: The bundle or the run cannot be read, they do not belong together, or the device does not work.
     """
     with tempfile.TemporaryDirectory() as scratch:
         try:
@@ -104,37 +109,37 @@ def _load(run: Path) -> Run:
         raise ExportError(str(error)) from error
 
 
-def _check_place(bundle: Path, *, overwrite: bool) -> None:
+def _check_destination(bundle: Path, *, overwrite: bool) -> None:
     if not bundle.exists():
         return
     if not overwrite:
         raise ExportError(f"{bundle} exists already: choose another place, or replace it with --overwrite")
     if not (bundle / MANIFEST_FILE).exists():
-        raise ExportError(f"{bundle} is no bundle (it has no {MANIFEST_FILE}), so it is not overwritten")
+        raise ExportError(f"{bundle} is not a bundle (it has no {MANIFEST_FILE}), so it is not overwritten")
 
 
 def _check_options(options: ExportOptions) -> None:
     if not re.fullmatch(NAME_PATTERN, options.name):
         raise ExportError(f"--name {options.name!r} must be letters, digits, '.', '_' and '-', a letter or digit first")
-    taken: set[str] = set()
+    names: set[str] = set()
     for notice in options.notices:
         if not notice.is_file():
             raise ExportError(f"--notice {notice} is not a file")
-        if notice.name in taken or notice.suffix in (".onnx", ".json", ".bin"):
+        if notice.name in names or notice.suffix in (".onnx", ".json", ".bin"):
             raise ExportError(f"--notice {notice} can't go into the bundle under the name {notice.name}")
-        taken.add(notice.name)
+        names.add(notice.name)
 
 
-def _check_head(run: Run, options: ExportOptions) -> None:
+def _check_heads(run: Run, options: ExportOptions) -> None:
     width = model_shape(run).d_head
     if options.attention == "ort" and width % 8:
         raise ExportError(
-            f"{run.path}: heads are {width} wide, and --attention ort wants a multiple of 8: pass --attention standard"
+            f"{run.path}: heads are {width} wide, but --attention ort needs a multiple of 8: pass --attention standard"
         )
 
 
-def _put(folder: Path, bundle: Path) -> None:
-    """Renames the finished folder into its place; an older bundle goes only when the new one stands."""
+def _move_into_place(folder: Path, bundle: Path) -> None:
+    """Renames the finished folder. An older bundle is deleted only once the new one is in place."""
     if not bundle.exists():
         folder.rename(bundle)
         return

@@ -1,4 +1,4 @@
-"""The run's own data, as far as it still lies where the recipe says."""
+"""The data of a run, as far as its files still exist."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,56 +18,41 @@ from dragoman_training.run.load import Run
 
 
 def evaluation_data(run: Run, say: Callable[[str], None]) -> dict[str, list[Pair]]:
-    """The pairs that the run measured, by the name of the set, "dev" and "test".
+    """Returns the pairs on which the run measured quality, by name of the set, "dev" and "test".
 
-    A set that never was is left out, and so is one of the user's files that is gone.
+    Sets without data are left out, and so are the user's files that no longer exist.
 
     Args:
-        say: is told what is left out and why.
+        run: The run.
+        say: Prints a line for the user on each set that is left out, and why.
 
     Raises:
-        ExportError: a set is not the one that the run measured, or what the run wrote down of dev can't be read.
+        ExportError: A set is not the one that the run measured, or the run's own copy of dev cannot be read.
     """
-
-    told = run.provenance.get("data", {})
-    measured = told.get("counts", {})  # runs of before have none
-
-    def read(name: str, place: str, load: Callable[[], list[Pair]]) -> None:
-        expected = measured.get(name, {})
+    files: list[Path | ParallelFiles] = run.recipe.data.test or []
+    loaders: dict[str, tuple[str, Callable[[], list[Pair]]]] = {
+        "dev": (str(run.path / DEV_FILE), run.dev_pairs),
+        "test": ("data.test", lambda: _within_limits(run, read_pairs(files, BadLines("skip")))),
+    }
+    data: dict[str, list[Pair]] = {}
+    for name, (place, load) in loaders.items():
+        # Runs of older versions recorded no counts.
+        recorded = run.provenance.get("data", {}).get("counts", {}).get(name, {})
         try:
             pairs = load()
         except DataError as error:
-            if name == "dev" and expected.get("pairs"):  # the run's own file, which nobody else moves
-                raise ExportError(f"{error}; the run measured dev on {expected['pairs']} pairs of it") from error
+            if name == "dev" and recorded.get("pairs"):  # the run's own file, which users do not move
+                raise ExportError(f"{error}; the run measured dev on {recorded['pairs']} pairs of it") from error
             say(f"nothing is measured on {name}: {error}")
-            return
-        for what, count in (
-            ("pairs", len(pairs)),
-            ("sources", len(distinct_sources(pairs, run.source_tokenizer))),
-        ):
-            if count != expected.get(what, count):
-                raise ExportError(
-                    f"{place}: holds {count} usable {what}, but the run measured {name} on {expected[what]} "
-                    f"({run.path / DATA_FILE}): what is measured here would be of something else; put the file back as "
-                    "it was"
-                )
-        if told.get(f"{name}_sha256") not in (None, pairs_digest(pairs)):
-            raise ExportError(
-                f"{place}: its texts are not those that the run measured {name} on ({run.path / DATA_FILE}): what is "
-                "measured here would be of something else; put the file back as it was"
-            )
+            continue
+        _check_unchanged(run, name, place, pairs)
         if pairs:
             data[name] = pairs
-
-    data: dict[str, list[Pair]] = {}
-    read("dev", str(run.path / DEV_FILE), run.dev_pairs)
-    files: list[Path | ParallelFiles] = run.recipe.data.test or []
-    read("test", "data.test", lambda: _within_limits(run, read_pairs(files, BadLines("skip"))))
     return data
 
 
-def training_data(run: Run) -> list[Pair]:
-    """The longest training pairs that the run wrote down; none where it is one of before, or the file is gone."""
+def longest_training_pairs(run: Run) -> list[Pair]:
+    """Returns the longest training pairs, of which the run keeps a file; none if it is missing, as in old runs."""
     path = run.path / LONGEST_FILE
     try:
         return read_pairs_file(path) if path.exists() else []
@@ -75,26 +60,43 @@ def training_data(run: Run) -> list[Pair]:
         raise ExportError(str(error)) from error
 
 
-def _within_limits(run: Run, pairs: Sequence[Pair]) -> list[Pair]:
-    """Those that training keeps of a file."""
-    tokenizers = Tokenizers(run.source_tokenizer, run.target_tokenizer)
-    return [pair for pair, _, fault in encode_pairs(run.recipe, tokenizers, pairs) if fault is None]
-
-
 def spread(texts: Sequence[str], count: int) -> list[str]:
-    """At most `count` distinct texts, from evenly over all."""
+    """Returns at most `count` distinct texts, evenly spaced."""
     distinct = list(dict.fromkeys(texts))
     step = max(1, len(distinct) // count)
     return distinct[step // 2 :: step][:count]
 
 
-def unusable(tokenizer: Tokenizer, text: str, limit: int, unknown: int) -> str | None:
-    """Why a text can't be a source of the model; None where it can."""
+def source_fault(tokenizer: Tokenizer, text: str, limit: int, unknown: int) -> str | None:
+    """Returns why a text cannot be a source of the model, or None."""
     if is_blank(text):
-        return "has nothing that can be seen"
+        return "has no visible characters"
     ids = tokenizer.encode(text).ids
     if len(ids) > limit:
         return f"has {len(ids)} tokens, more than the model's {limit}"
     if unknown in ids:
         return "has characters that the model's tokenizer does not know"
     return None
+
+
+def _check_unchanged(run: Run, name: str, place: str, pairs: list[Pair]) -> None:
+    """Refuses data that is not what the run measured."""
+    recorded = run.provenance.get("data", {})
+    counts = recorded.get("counts", {}).get(name, {})
+    remedy = "results on other data would not compare; restore the file"
+    for unit, count in (("pairs", len(pairs)), ("sources", len(distinct_sources(pairs, run.source_tokenizer)))):
+        if count != counts.get(unit, count):
+            raise ExportError(
+                f"{place}: holds {count} usable {unit}, but the run measured {name} on {counts[unit]} "
+                f"({run.path / DATA_FILE}): {remedy}"
+            )
+    if recorded.get(f"{name}_sha256") not in (None, pairs_digest(pairs)):
+        raise ExportError(
+            f"{place}: its texts are not those that the run measured {name} on ({run.path / DATA_FILE}): {remedy}"
+        )
+
+
+def _within_limits(run: Run, pairs: Sequence[Pair]) -> list[Pair]:
+    """Returns the pairs that training would use."""
+    tokenizers = Tokenizers(run.source_tokenizer, run.target_tokenizer)
+    return [pair for pair, _, fault in encode_pairs(run.recipe, tokenizers, pairs) if fault is None]

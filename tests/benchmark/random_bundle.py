@@ -11,9 +11,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from dragoman_export.bundle.write import CacheChoice, ExportOptions, write_files, write_manifest
-from dragoman_export.checks.quality import decode
-from dragoman_export.precision.quantization_search import search
+from dragoman_export.bundle.options import CacheChoice, ExportOptions
+from dragoman_export.bundle.write import write_files, write_manifest
+from dragoman_export.checks.quality import decode_set
+from dragoman_export.precision.quantization_search import QuantizationTask, quantize_within_limit
 from dragoman_export.run_data import evaluation_data
 from dragoman_server.bundle.load import Bundle, BundleError, load_bundle
 from dragoman_server.bundle.manifest import INTEGERS, Precision
@@ -82,9 +83,10 @@ def _unchecked(run: Path, scratch: Path, name: str, precision: Precision, cache:
         if precision == integers:
             exact = load_bundle(place)
             pairs = next(iter(evaluation_data(loaded, lambda line: None).values()))
-            before = decode(exact, CPU, pairs, loaded.recipe.evaluation.metrics)
+            before = decode_set(exact, CPU, pairs, loaded.recipe.evaluation.metrics)
             folder = scratch / integers
-            return search(exact, folder, integers, pairs, [], before, math.inf, cache, lambda line: None).bundle.path
+            task = QuantizationTask(exact, folder, integers, pairs, [], before, math.inf, lambda line: None)
+            return quantize_within_limit(task, cache).bundle.path
     return place
 
 

@@ -203,7 +203,7 @@ def test_rows_choose_in_every_way(setting: Setting, tiny_run: Path) -> None:
     from dragoman_export.checks.references import TorchReference
 
     runtime = setting.new_runtime(SLOTS)
-    found, _ = check_head_inputs(runtime, TorchReference(load_run(tiny_run).model, runtime.manifest.tokens))
+    found = check_head_inputs(runtime, TorchReference(load_run(tiny_run).model, runtime.manifest.tokens)).graphs
     assert found["log_probabilities"] <= 4 * setting.tolerance
     assert found["attention"] <= setting.tolerance
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from dragoman_export.bundle.onnx_files import trace
 from dragoman_export.graphs import DecoderStep, SourceEncoder, fold_model
 from dragoman_export.graphs.interface import decoder_interface, encoder_interface
+from dragoman_export.graphs.trace import trace
 from dragoman_server.bundle.load import load_bundle, shipped_bundle
 from dragoman_server.bundle.manifest import Shape
 from dragoman_training.evaluation.greedy import greedy

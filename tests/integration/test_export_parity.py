@@ -21,12 +21,14 @@ from typer.testing import CliRunner
 
 from dragoman_export.bundle.onnx_files import WEIGHTS_FILE
 from dragoman_export.bundle.write import write_files, write_manifest
-from dragoman_export.checks.offline_decoding import greedy
-from dragoman_export.checks.parity import BATCHES, ParityReport, _check_scorer, _tie, check_bundle
-from dragoman_export.checks.references import DISTURBANCES, ScorerGraph, TorchReference, largest_difference
-from dragoman_export.checks.serving_simulation import limit
+from dragoman_export.checks.greedy_parity import is_tie
+from dragoman_export.checks.offline_decoding import decode_greedily
+from dragoman_export.checks.parity import BATCHES, check_bundle, check_scorer
+from dragoman_export.checks.references import PERTURBED_MODELS, ScorerGraph, TorchReference
+from dragoman_export.checks.report import CheckFailedError, ParityReport
+from dragoman_export.checks.tolerance import allowed_difference, largest_difference
 from dragoman_export.cli import app
-from dragoman_export.errors import CheckFailedError, ExportError
+from dragoman_export.errors import ExportError
 from dragoman_export.export import ExportOptions, check, export_run
 from dragoman_export.graphs import fold_model
 from dragoman_export.graphs.folding import FoldedModel
@@ -375,19 +377,21 @@ def test_graph_that_can_not_be_run_is_named_in_a_sentence(bundle: Path, run: Pat
 
 
 def test_more_is_allowed_only_where_the_model_itself_rounds_more() -> None:
-    assert limit(1e-4, 3e-6) == 1e-4
-    assert limit(1e-4, 2e-4) == pytest.approx(6e-4)
-    assert limit(1e-4, float("nan")) == limit(1e-4, float("inf")) == 1e-4, "a model that overflows proves nothing"
+    assert allowed_difference(1e-4, 3e-6) == 1e-4
+    assert allowed_difference(1e-4, 2e-4) == pytest.approx(6e-4)
+    assert allowed_difference(1e-4, float("nan")) == allowed_difference(1e-4, float("inf")) == 1e-4, (
+        "a model that overflows proves nothing"
+    )
 
 
 class Rounds:
     """Stands for the scorer, and for PyTorch's models, each of which is wrong by a number of its own."""
 
     def __init__(self, *singles: float) -> None:
-        self.precise, self.singles = 0.0, singles
+        self.precise, self.single_precision_models = 0.0, singles
 
     def scores(self, *given: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        wrong = given[0] if len(given) == 3 else self.singles[0]
+        wrong = given[0] if len(given) == 3 else self.single_precision_models[0]
         return np.full((1, 2), wrong, np.float32), np.zeros((1, 1), np.float32)
 
 
@@ -404,10 +408,10 @@ class Rounds:
 def test_one_pass_that_rounds_luckily_does_not_judge_the_scorer(
     difference: float, refusal: str | None, bundle: Path
 ) -> None:
-    runtime: Any = SimpleNamespace(manifest=load_bundle(bundle).manifest)
+    manifest = load_bundle(bundle).manifest
     scorer, trained = Rounds(difference), Rounds(3.2e-5, 3e-4, 1e-4)
     failures: list[str] = []
-    _check_scorer(runtime, cast(ScorerGraph, scorer), cast(TorchReference, trained), 1e-4, failures)
+    check_scorer(manifest, cast(ScorerGraph, scorer), cast(TorchReference, trained), 1e-4, failures)
     said = [failure.partition(" the 0.0003 that rounding")[0] for failure in failures]
     assert said == ([] if refusal is None else [refusal])
 
@@ -420,7 +424,7 @@ def test_answers_part_at_a_tie_where_rounding_may_settle_it(rounding: float, tie
         log_probabilities=lambda _, targets: np.broadcast_to(likely, (1, targets.shape[1], likely.size)),
         rounding=lambda *_: rounding,
     )
-    assert _tie(trained, [5, 3], [5, 4], [5, 5, 5], 1e-4) == tie
+    assert is_tie(trained, [5, 3], [5, 4], [5, 5, 5], 1e-4) == tie
 
 
 @pytest.fixture(scope="module")
@@ -462,17 +466,17 @@ def test_rounding_is_seen_where_a_single_pass_shows_little(run: Path) -> None:
     """Attention that is almost a choice turns the last digit of a weight into much more."""
     model = load_run(run).model
     reference = TorchReference(model, SpecialTokens(pad=0, unknown=1, begin=2, end=3))
-    passes = reference.singles
+    passes = reference.single_precision_models
     assert passes[0] is model
     moved = next(passes[1].parameters())
     assert 0 < ((moved - next(model.parameters())).abs() / moved.abs().clamp(min=1e-9)).max() < 3e-7
     sources, targets = [[5, 6, 7, 3]], np.array([[5, 6, 7]])
     exact = reference.log_probabilities(sources, targets)
-    single = largest_difference(reference._forward(model, sources, targets), exact)
-    others = [largest_difference(reference._forward(each, sources, targets), exact) for each in passes[1:]]
+    single = largest_difference(reference.forward(model, sources, targets), exact)
+    others = [largest_difference(reference.forward(each, sources, targets), exact) for each in passes[1:]]
     assert reference.rounding(sources, targets, exact) == max(single, *others) > 0
     first = [next(each.parameters()) for each in passes[1:]]
-    assert len(first) == DISTURBANCES
+    assert len(first) == PERTURBED_MODELS
     assert not torch.equal(first[0], first[1]), "each is moved in its own way"
 
 
@@ -510,7 +514,7 @@ def test_command_line_checks_a_bundle_with_and_without_its_run(bundle: Path, run
     broken = damaged(bundle, tmp_path, change_weights(-3))
     result = CliRunner().invoke(app, ["--check", str(broken), "--device", "cpu"])
     assert result.exit_code == 1
-    assert f"error: {broken} is not what it should be: " in result.stderr
+    assert f"error: {broken} failed the check: " in result.stderr
     (broken / "scorer.onnx").unlink()
     result = CliRunner().invoke(app, ["--check", str(broken)])
     assert result.exit_code == 1
@@ -569,7 +573,7 @@ def test_check_of_a_bundle_whose_files_are_not_those_of_its_manifest(
     ("part", "key", "value", "sentence"),
     [
         ("shape", "heads", 8, "{bundle}: the graphs do not run as the manifest says: ValueError: "),
-        ("shape", "heads", 10**15, "cpu has not enough memory to check {bundle}: "),
+        ("shape", "heads", 10**15, "cpu ran out of memory while checking {bundle}: "),
         ("shape", "d_head", 8, "{bundle}: the graphs do not run as the manifest says: ValueError: "),
         ("shape", "decoder_layers", 3, "{bundle}/decoder.onnx has caches of 2 layers; expected 3"),
         ("limits", "max_source_tokens", 500, "{bundle}: the graphs do not run as the manifest says: InvalidArgument: "),
@@ -693,8 +697,8 @@ def test_greedy_answers_do_not_depend_on_the_company(tiny_bundle: Path) -> None:
     texts = [str(n) for n in (7, 42, 310, 4207, 9999, 12, 5, 606, 88, 1)]
     sources = [encoding.ids for encoding in bundle.source_tokenizer.encode_batch(texts)]
     sessions = Sessions(bundle, CPU, 1)
-    together = greedy(Runtime(sessions, 4), sources)
-    alone = [greedy(Runtime(sessions, 1), [source])[0] for source in sources]
+    together = decode_greedily(Runtime(sessions, 4), sources)
+    alone = [decode_greedily(Runtime(sessions, 1), [source])[0] for source in sources]
     assert together == alone
     assert bundle.target_tokenizer.decode(together[1]) == "forty two"
 

@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dragoman_export.build import Work, _shortness, build
-from dragoman_export.bundle.write import ENCODER, ExportOptions, write_files, write_manifest
-from dragoman_export.checks.parity import ParityReport
-from dragoman_export.errors import CheckFailedError
-from dragoman_export.precision.caches import find_scales, pays
-from dragoman_export.precision.calibration import Feed, feeds
+from dragoman_export.build import BuildInput, build, short_data_note
+from dragoman_export.bundle.onnx_files import ENCODER, load_models
+from dragoman_export.bundle.options import ExportOptions
+from dragoman_export.bundle.write import write_files, write_manifest
+from dragoman_export.checks.report import CheckFailedError, ParityReport
+from dragoman_export.precision.caches import are_faster
+from dragoman_export.precision.calibration import Feed, cache_peaks, scorer_feed
 from dragoman_export.precision.editable_graph import Floats
-from dragoman_export.precision.quantize import Weights, load_graphs, quantize_bundle
+from dragoman_export.precision.quantize import CalibratedWeights, quantize_bundle
+from dragoman_export.precision.scales import cache_scales
 from dragoman_server.bundle.load import Bundle, BundleError, load_bundle
 from dragoman_server.bundle.manifest import INTEGERS, MANIFEST_FILE
 from dragoman_server.core.search import StepRequest
@@ -49,14 +51,19 @@ def shown(exact: Bundle) -> list[Feed]:
     pairs = [
         (rng.integers(4, VOCABULARY, n).tolist(), rng.integers(4, VOCABULARY, n % 5 + 1).tolist()) for n in LENGTHS
     ]
-    return list(feeds(pairs, exact.manifest.tokens.begin))
+    return [scorer_feed(*pair, exact.manifest.tokens.begin) for pair in pairs]
 
 
 @pytest.fixture(scope="module")
 def narrow(exact: Bundle, shown: list[Feed]) -> Bundle:
     """Integers in the caches, and floats everywhere else."""
     return quantize_bundle(
-        exact, exact.path.parent / "narrow", INTEGERS[0], Weights({}, {}), [], find_scales(exact, shown, 1)
+        exact,
+        exact.path.parent / "narrow",
+        INTEGERS[0],
+        CalibratedWeights({}, {}),
+        [],
+        cache_scales(cache_peaks(exact, shown, 1)),
     )
 
 
@@ -103,7 +110,7 @@ def test_caches_hold_what_was_cached_in_steps_of_the_scale(exact: Bundle, narrow
     runtimes = [runtime(each) for each in (exact, narrow)]
     for each in runtimes:
         steps(each, shown[:1], StepRequest(1))
-    scales = find_scales(exact, shown, 1)
+    scales = cache_scales(cache_peaks(exact, shown, 1))
     for name, scale in scales.items():
         (floats, plane), (integers, _) = (each.pool.place(name) for each in runtimes)
         length = STEPS if name.startswith("self") else LENGTHS[0]
@@ -115,7 +122,7 @@ def test_caches_hold_what_was_cached_in_steps_of_the_scale(exact: Bundle, narrow
 
 
 def test_scales_are_of_the_largest_that_was_cached(exact: Bundle, shown: list[Feed]) -> None:
-    scales = find_scales(exact, shown[:1], 1)
+    scales = cache_scales(cache_peaks(exact, shown[:1], 1))
     assert scales.keys() == {
         f"{which}_{part}_{i}" for which in ("self", "cross") for part in ("key", "value") for i in (0, 1)
     }
@@ -124,7 +131,7 @@ def test_scales_are_of_the_largest_that_was_cached(exact: Bundle, shown: list[Fe
     memory, plane = alone.pool.place("cross_key_1")
     largest = np.abs(memory.read(plane, 0)[:, : LENGTHS[0]]).max(1)
     np.testing.assert_allclose(127 * scales["cross_key_1"][0, :, 0], largest, rtol=1e-5)
-    more = find_scales(exact, shown, 1)
+    more = cache_scales(cache_peaks(exact, shown, 1))
     assert all((more[name] >= 0.999 * scale).all() for name, scale in scales.items())
 
 
@@ -158,7 +165,7 @@ def test_a_row_takes_a_quarter_of_the_memory(exact: Bundle, narrow: Bundle) -> N
 
 
 def test_the_encoder_moves_integers(narrow: Bundle) -> None:
-    graph = load_graphs(narrow)[ENCODER].graph
+    graph = load_models(narrow.path)[ENCODER].graph
     made = [node for node in graph.node if node.op_type == "QuantizeLinear"]
     assert len(made) == 1, "keys and values of all layers at once"
 
@@ -176,9 +183,9 @@ def test_whether_they_pay_is_measured(
         return top(self, rows, candidates)
 
     monkeypatch.setattr(Runtime, "top", timed)
-    assert pays(exact, narrow, shown[:3], 1)
+    assert are_faster(exact, narrow, shown[:3], 1)
     seconds[narrow.path] = 1.95
-    assert not pays(exact, narrow, shown[:3], 1), "they cost more than they bring"
+    assert not are_faster(exact, narrow, shown[:3], 1), "they cost more than they bring"
 
 
 def changed(bundle: Bundle, folder: Path, cache: str | None = None, layers: int | None = None) -> Bundle:
@@ -212,26 +219,28 @@ def test_integers_that_fail_the_check_give_way_to_floats(
 ) -> None:
     checked: list[str] = []
 
-    def check(work: Work, bundle: Bundle, device: Device) -> ParityReport:
+    def check(work: BuildInput, bundle: Bundle, device: Device) -> ParityReport:
         checked.append(bundle.manifest.cache)
         if bundle.manifest.cache == "int8":
             raise CheckFailedError("the check failed", ParityReport({}, []))
         return ParityReport({"reference": "", "tolerance": 1, "largest_difference": 0, "scorer": {}, "choices": {}}, [])
 
     monkeypatch.setattr("dragoman_export.build._check", check)
-    monkeypatch.setattr("dragoman_export.precision.quantization_search.pays", lambda *_: True)
+    monkeypatch.setattr("dragoman_export.precision.quantization_search.are_faster", lambda *_: True)
     said: list[str] = []
     run = load_run(exact.path.parent / "run")
     options = ExportOptions("x", precision="int8", max_quality_loss=1000)
-    bundle, _ = build(Work(run, {"dev": run.dev_pairs()}, [], tmp_path, options, said.append))
+    bundle, _ = build(BuildInput(run, {"dev": run.dev_pairs()}, [], tmp_path, options, said.append))
     assert checked == ["float", "int8", "float"]
     assert bundle.manifest.cache == "float"
-    assert any("floats again" in line for line in said)
+    assert any("back to floats" in line for line in said)
     asked = replace(options, cache="int8")
-    work = Work(run, {"dev": run.dev_pairs()}, run.dev_pairs()[:1], _empty(tmp_path / "asked"), asked, said.append)
+    work = BuildInput(
+        run, {"dev": run.dev_pairs()}, run.dev_pairs()[:1], _empty(tmp_path / "asked"), asked, said.append
+    )
     with pytest.raises(CheckFailedError) as raised:
         build(work)
-    assert str(raised.value) == f"the check failed{_shortness(work, exact)} (--cache float keeps floats)"
+    assert str(raised.value) == f"the check failed{short_data_note(work, exact)} (--cache float keeps floats)"
 
 
 @pytest.mark.parametrize(
@@ -248,18 +257,18 @@ def test_integers_that_fail_say_how_short_the_texts_were(
 ) -> None:
     run = load_run(exact.path.parent / "run")
     longest = [] if source is None or target is None else [Pair(source, target, tmp_path, 1)]
-    work = Work(run, {"dev": run.dev_pairs()}, longest, tmp_path, ExportOptions("x"), print)
+    work = BuildInput(run, {"dev": run.dev_pairs()}, longest, tmp_path, ExportOptions("x"), print)
     sentences = [
         f"the longest {side} has 4 tokens in dev{training}, and the limit is {limit}" for side, training, limit in told
     ]
-    why = "scales that were found on short texts may not do for longer ones"
-    assert _shortness(work, exact) == f"; {'; '.join(sentences)}: {why}"
+    why = "scales that were found on short texts may not fit longer ones"
+    assert short_data_note(work, exact) == f"; {'; '.join(sentences)}: {why}"
 
 
 def test_integers_that_fail_on_long_texts_are_not_excused(exact: Bundle, tmp_path: Path) -> None:
     pairs = [Pair("w5 " * 8, "w5 " * 7, tmp_path, 1)]
-    work = Work(load_run(exact.path.parent / "run"), {"dev": pairs}, [], tmp_path, ExportOptions("x"), print)
-    assert _shortness(work, exact) == ""
+    work = BuildInput(load_run(exact.path.parent / "run"), {"dev": pairs}, [], tmp_path, ExportOptions("x"), print)
+    assert short_data_note(work, exact) == ""
 
 
 def test_scales_are_found_on_the_longest_of_training_too(
@@ -269,13 +278,13 @@ def test_scales_are_found_on_the_longest_of_training_too(
 
     def find(bundle: Bundle, feeds: Sequence[Feed], threads: int) -> dict[str, Floats]:
         shown.extend(feed["source_ids"].size for feed in feeds)
-        return find_scales(bundle, feeds, threads)
+        return cache_peaks(bundle, feeds, threads)
 
-    monkeypatch.setattr("dragoman_export.precision.quantization_search.find_scales", find)
+    monkeypatch.setattr("dragoman_export.precision.quantization_search.cache_peaks", find)
     run = load_run(exact.path.parent / "run")
     options = ExportOptions("x", precision="int8", cache="int8", max_quality_loss=1000)
     longest = [Pair("w5 w6 w7 w8 w9 w10 w11 w12", "w5", tmp_path, 1)]
-    build(Work(run, {"dev": run.dev_pairs()}, longest, tmp_path, options, lambda _: None))
+    build(BuildInput(run, {"dev": run.dev_pairs()}, longest, tmp_path, options, lambda _: None))
     assert shown == [4] * 8 + [9]
 
 

@@ -12,11 +12,12 @@ import torch
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from dragoman_export.bundle.onnx_files import WEIGHTS_FILE, operators, save, trace
-from dragoman_export.bundle.write import DECODER, ENCODER, SCORER, model_shape, trace_graphs
+from dragoman_export.bundle.onnx_files import DECODER, ENCODER, SCORER, WEIGHTS_FILE, save_models
+from dragoman_export.bundle.write import model_shape, trace_graphs
 from dragoman_export.graphs import DecoderStep, SourceEncoder, fold_model
 from dragoman_export.graphs.interface import DTYPES, decoder_interface, encoder_interface
 from dragoman_export.graphs.packing import Packing
+from dragoman_export.graphs.trace import count_operators, trace
 from dragoman_server.bundle.manifest import Attention, Precision, Shape
 from dragoman_training.model import ModelConfig, Transformer
 from dragoman_training.run.load import Run, load_run
@@ -149,25 +150,25 @@ def test_graphs_have_the_nodes_they_need_and_no_more(
     """All of them, by type. What an exporter writes in another way is to be looked at before these numbers change."""
     model = run.recipe.model
     encoder, layers = times(model.encoder_layers, ENCODER_LAYER), model.decoder_layers
-    assert operators(ort_graphs[ENCODER]) == encoder + ENCODER_REST + LAST_POSITION
-    assert operators(ort_graphs[SCORER]) == encoder + SCORER_REST + times(layers, SCORER_LAYER)
+    assert count_operators(ort_graphs[ENCODER]) == encoder + ENCODER_REST + LAST_POSITION
+    assert count_operators(ort_graphs[SCORER]) == encoder + SCORER_REST + times(layers, SCORER_LAYER)
     steps: dict[Attention, onnx.ModelProto] = {"ort": ort_graphs[DECODER], "standard": standard_step}
     for form, step in steps.items():
-        assert operators(step) == times(layers, STEP_LAYER[form]) + STEP_REST + STEP_FORM[form], form
+        assert count_operators(step) == times(layers, STEP_LAYER[form]) + STEP_REST + STEP_FORM[form], form
 
 
 def test_the_standard_form_is_standard(run: Run, ort_graphs: Models, standard_step: onnx.ModelProto) -> None:
     shape = model_shape(run)
     encoder = trace(SourceEncoder(fold_model(run.model), last=False), encoder_interface(shape, "fp32", "standard"))
     expected = times(run.recipe.model.encoder_layers, ENCODER_LAYER) + ENCODER_REST
-    assert operators(encoder) == expected
+    assert count_operators(encoder) == expected
     for model in (encoder, standard_step, ort_graphs[SCORER]):
         assert {node.domain for node in model.graph.node} == {""}
 
 
 def test_nothing_on_the_decode_path_branches(ort_graphs: Models, standard_step: onnx.ModelProto) -> None:
     for model in (ort_graphs[DECODER], standard_step):
-        nodes = operators(model)
+        nodes = count_operators(model)
         assert not nodes.keys() & {"If", "Loop", "Scan"}
         assert nodes["TopK"] == nodes["LogSoftmax"] == 2, "one for the whole vocabulary, one for short lists"
 
@@ -186,14 +187,14 @@ def test_the_same_model_gives_the_same_files(run: Run, ort_graphs: Models, tmp_p
     again = trace_step(run.model, model_shape(run), "ort")
     for name, model in (("one", copy_of(ort_graphs)[DECODER]), ("two", again)):
         (tmp_path / name).mkdir()
-        save({DECODER: model}, tmp_path / name)
+        save_models({DECODER: model}, tmp_path / name)
     for path in (tmp_path / "one").iterdir():
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes(), path.name
 
 
 def test_three_graphs_share_one_copy_of_the_weights(run: Run, ort_graphs: Models, tmp_path: Path) -> None:
     models = copy_of(ort_graphs)
-    save(models, tmp_path)
+    save_models(models, tmp_path)
     parameters = sum(parameter.nbytes for parameter in run.model.parameters())
     stacks = run.model.encoder, run.model.decoder
     positions = sum(position_table(stack.embedding).nbytes for stack in stacks)
@@ -210,7 +211,7 @@ def test_three_graphs_share_one_copy_of_the_weights(run: Run, ort_graphs: Models
 
 
 def test_small_constants_stay_in_the_graph(ort_graphs: Models, tmp_path: Path) -> None:
-    save(copy_of(ort_graphs), tmp_path)
+    save_models(copy_of(ort_graphs), tmp_path)
     graph = onnx.load(tmp_path / SCORER, load_external_data=False).graph
     for tensor in graph.initializer:
         if tensor.data_type == onnx.TensorProto.INT64:

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from dragoman_export.bundle.bf16_on_cpu import widen
-from dragoman_export.precision import blockwise, int8, scales
-from dragoman_export.precision.calibration import Range, ranges
-from dragoman_export.precision.editable_graph import LARGE, Graph
+from dragoman_export.precision import scales
+from dragoman_export.precision.calibration import Range, activation_ranges
+from dragoman_export.precision.editable_graph import LARGE, EditableGraph
 from dragoman_export.precision.quality_loss import agreement
-from dragoman_export.precision.quantize import Weights, rewrite
-from dragoman_export.precision.sensitivity import most_sensitive
+from dragoman_export.precision.quantization_search import rank_by_sensitivity
+from dragoman_export.precision.quantize import CalibratedWeights, quantize_graph
 from dragoman_server.runtime.device import CPU, open_session
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -121,10 +121,10 @@ def tied(rng: np.random.Generator) -> onnx.ModelProto:
 
 
 def made_narrower(model: onnx.ModelProto, precision: Any, feed: Arrays, wider: tuple[str, ...] = ()) -> onnx.ModelProto:
-    names = {product.key: product.weight for product in Graph(model).products()}
+    names = {product.key: product.weight for product in EditableGraph(model).products()}
     copy = onnx.ModelProto.FromString(model.SerializeToString())
     keys = [key for key, name in names.items() if name in wider]
-    rewrite(copy, precision, Weights(names, ranges(model, [feed])), keys)
+    quantize_graph(copy, precision, CalibratedWeights(names, activation_ranges(model, [feed])), keys)
     return copy
 
 
@@ -185,13 +185,13 @@ def test_rows_of_a_table_are_what_its_integers_mean(rng: np.random.Generator, tm
     model = tied(rng)
     table = numpy_helper.to_array(model.graph.initializer[0])
     feed = {"ids": np.array([5, 47]), "scales": np.ones((2, 1), np.float32)}
-    integers, scales = int8.by_output(table)
+    integers, factors = scales.by_output(table)
     embedded = run(made_narrower(model, "int8", feed), tmp_path, feed)[2]
-    np.testing.assert_array_equal(embedded, (integers * scales[:, None])[feed["ids"]])
+    np.testing.assert_array_equal(embedded, (integers * factors[:, None])[feed["ids"]])
     for precision, bits in (("int8-weights", 8), ("int4", 4)):
-        packed, scales = blockwise.by_block(table, bits)
-        numbers = packed if bits == 8 else np.stack([packed & 15, packed >> 4], -1).reshape(OUT, -1, blockwise.BLOCK)
-        meant = ((numbers.astype(np.float32) - 2 ** (bits - 1)) * scales[..., None]).reshape(OUT, IN)
+        packed, factors = scales.by_block(table, bits)
+        numbers = packed if bits == 8 else np.stack([packed & 15, packed >> 4], -1).reshape(OUT, -1, scales.BLOCK)
+        meant = ((numbers.astype(np.float32) - 2 ** (bits - 1)) * factors[..., None]).reshape(OUT, IN)
         embedded = run(made_narrower(model, precision, feed), tmp_path, feed)[2]
         np.testing.assert_array_equal(embedded, meant[feed["ids"]])
 
@@ -211,7 +211,7 @@ def test_large_table_of_rows_alone_becomes_smaller_too(rng: np.random.Generator,
     ids = np.array([[0, 7], [1, len(table) - 1]])
     for precision in ("int8", "int8-weights"):
         narrow = onnx.ModelProto.FromString(model.SerializeToString())
-        rewrite(narrow, precision, Weights({}, {}), ())
+        quantize_graph(narrow, precision, CalibratedWeights({}, {}), ())
         assert narrow.ByteSize() < 0.35 * model.ByteSize()
         (actual,) = run(narrow, tmp_path, {"ids": ids})
         assert off(actual, table[ids]) < 0.01
@@ -222,7 +222,7 @@ def test_large_table_of_rows_alone_becomes_smaller_too(rng: np.random.Generator,
 def test_the_largest_products_do_not_overflow(precision: str, most: float, sign: int, tmp_path: Path) -> None:
     """Pairs of 255 * 127 do not fit into 16 bits, in which some CPUs add them."""
     weight = np.full((IN, 16), -0.999 * sign, np.float32)
-    weight[:: blockwise.BLOCK] = sign  # so that all others become the largest integer of the other sign
+    weight[:: scales.BLOCK] = sign  # so that all others become the largest integer of the other sign
     if precision == "int8":
         weight[:] = sign
     model = graph([helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": TensorProto.FLOAT}, ["y"], {"w": weight})
@@ -246,14 +246,14 @@ def test_scales_leave_the_least_squared_error(rng: np.random.Generator) -> None:
     reaching = np.abs(values).max(1, keepdims=True) / 7
     errors = {}
     for shares in ((1.0,), scales.SHARES):
-        integers, best = scales.quantize(values, reaching, -7, 7, shares)
+        integers, best = scales.round_to_integers(values, reaching, -7, 7, shares)
         assert np.abs(integers).max() == 7
         errors[shares] = np.square(integers * best - values).sum(1)
         tried = reaching * np.array(shares, np.float32)
         assert (np.isclose(best, tried).sum(1) == 1).all(), "one of those that were to be tried"
     assert (errors[scales.SHARES] <= errors[(1.0,)]).all()
     assert errors[scales.SHARES].sum() < 0.95 * errors[(1.0,)].sum()
-    integers, best = scales.quantize(np.zeros((1, 3), np.float32), np.ones((1, 1), np.float32), -7, 7)
+    integers, best = scales.round_to_integers(np.zeros((1, 3), np.float32), np.ones((1, 1), np.float32), -7, 7)
     assert (integers == 0).all()
     assert best == 1
 
@@ -270,13 +270,13 @@ def test_weights_of_a_wider_precision_stay(rng: np.random.Generator) -> None:
 def test_ranges_are_of_all_that_was_seen(rng: np.random.Generator) -> None:
     model = layers(rng)
     feeds = [{"x": np.full((2, IN), number, np.float32)} for number in (-3, 5, 1)]
-    seen = list(ranges(model, feeds).values())
+    seen = list(activation_ranges(model, feeds).values())
     assert (seen[0].least.min(), seen[0].most.max()) == (-3, 5)
     assert seen[1].least.min() == 0, "after a Relu"
-    scale, zero = int8.activation_scale(seen[1])
+    scale, zero = scales.activation_scale(seen[1])
     assert zero == 0, "all 256 integers for what is not negative"
     assert float(scale) == pytest.approx(float(seen[1].most.max()) / 255)
-    assert int8.activation_scale(Range(np.zeros(1, np.float32), np.zeros(1, np.float32)))[0] > 0, "nothing but zeros"
+    assert scales.activation_scale(Range(np.zeros(1, np.float32), np.zeros(1, np.float32)))[0] > 0, "nothing but zeros"
 
 
 def test_the_weight_that_suffers_most_is_found(rng: np.random.Generator) -> None:
@@ -292,8 +292,8 @@ def test_the_weight_that_suffers_most_is_found(rng: np.random.Generator) -> None
         holder[0] = "log_probabilities"
     model.graph.output[0].name = "log_probabilities"
     feeds = [{"x": rng.standard_normal((ROWS, IN)).astype(np.float32)}]
-    names = {product.key: product.weight for product in Graph(model).products()}
-    ranked = most_sensitive(model, feeds, "int8", Weights(names, ranges(model, feeds)))
+    names = {product.key: product.weight for product in EditableGraph(model).products()}
+    ranked = rank_by_sensitivity(model, feeds, "int8", CalibratedWeights(names, activation_ranges(model, feeds)))
     assert [names[key] for key, _ in ranked] == ["b", "a"]
     assert ranked[0][1] > 10 * ranked[1][1]
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from dragoman_export.build import Work, build
-from dragoman_export.bundle.write import ExportOptions
-from dragoman_export.checks.parity import ParityReport
-from dragoman_export.checks.quality import Decoded, decode
+from dragoman_export.build import BuildInput, build
+from dragoman_export.bundle.options import ExportOptions
+from dragoman_export.checks.quality import DecodedSet, decode_set
+from dragoman_export.checks.report import ParityReport
 from dragoman_export.errors import ExportError
 from dragoman_export.precision.quality_loss import check_judgeable
 from dragoman_server.bundle.load import load_bundle, shipped_bundle
@@ -27,7 +27,7 @@ def test_references_are_normalised_as_answers_are(tmp_path: Path) -> None:
     targets = {"hello": "HH AH L OW", "cat": "K AE T", "dog": "D AO G"}
     spaced = [Pair(word.upper(), f"{phones.replace(' ', '  ')} ", tmp_path, 1) for word, phones in targets.items()]
     twin = Pair("hello", "HH EH L OW", tmp_path, 2)
-    measured = decode(bundle, CPU, [*spaced, twin], ["exact_match", "word_error_rate"])
+    measured = decode_set(bundle, CPU, [*spaced, twin], ["exact_match", "word_error_rate"])
     assert measured.scores == {"exact_match": 100, "word_error_rate": 0}
 
 
@@ -42,17 +42,17 @@ def test_no_precision_of_a_model_that_knows_nothing_is_judged(
     run = load_run(small_run(tmp_path / "run"))
     with pytest.raises(ExportError, match=rf"--precision {precision} costs can't be judged: .* to dev are no better"):
         build(
-            Work(
+            BuildInput(
                 run, {"dev": pairs}, [], tmp_path, ExportOptions("x", precision=precision, device="cpu"), lambda _: None
             )
         )
 
 
-def decoded(answers: list[str], targets: list[str], metrics: list[Metric] = ALL) -> Decoded:
+def decoded(answers: list[str], targets: list[str], metrics: list[Metric] = ALL) -> DecodedSet:
     sources = [str(i) for i in range(len(targets))]
     expected = {source: [target] for source, target in zip(sources, targets, strict=True)}
     written = dict(zip(sources, answers, strict=True))
-    return Decoded({}, {name: METRICS[name](written, expected).value for name in metrics}, written, expected)
+    return DecodedSet({}, {name: METRICS[name](written, expected).value for name in metrics}, written, expected)
 
 
 TARGETS = [f"the {a} of {b}" for a in ("king", "queen", "cat", "dog") for b in ("spain", "france", "egypt")]

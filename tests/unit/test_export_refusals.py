@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from dragoman_export.cli import app
 from dragoman_export.errors import ExportError
 from dragoman_export.export import ExportOptions, export_run
-from dragoman_export.run_data import evaluation_data, spread, unusable
+from dragoman_export.run_data import evaluation_data, source_fault, spread
 from dragoman_server.bundle.manifest import MANIFEST_FILE
 from dragoman_training.data.prepare import pairs_digest
 from dragoman_training.run.checkpoint import checkpoint_path, load_state, save_state
@@ -45,7 +45,7 @@ def test_run_without_checkpoints(run: Path, tmp_path: Path) -> None:
     empty = tmp_path / "run"
     shutil.copytree(run, empty)
     (empty / "model.pt").unlink()
-    assert "no model.pt and no checkpoint" in refused(empty, tmp_path / "bundle", OPTIONS)
+    assert "neither model.pt nor a checkpoint exists" in refused(empty, tmp_path / "bundle", OPTIONS)
 
 
 def test_run_that_has_not_ended_is_said_to_be_one(run: Path, tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_run_that_has_not_ended_is_said_to_be_one(run: Path, tmp_path: Path) -> 
     said: list[str] = []
     with pytest.raises(ExportError):
         export_run(begun, tmp_path / "bundle", OPTIONS, said.append)
-    assert said[0] == f"{begun} has not come to its end; the bundle is made of what was saved at step 120"
+    assert said[0] == f"{begun} is not finished; the bundle is made of the checkpoint at step 120"
 
 
 def test_run_with_truncated_model(run: Path, tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_run_whose_data_is_gone(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, bare)
     (bare / "dev.tsv").unlink()
     message = refused(bare, tmp_path / "bundle", OPTIONS)
-    assert "neither dev nor test data is there" in message
+    assert "neither dev nor test data" in message
 
 
 @pytest.mark.parametrize("name", ["dev", "test"])
@@ -144,7 +144,7 @@ def test_directory_that_is_no_bundle_is_never_overwritten(run: Path, tmp_path: P
     precious = tmp_path / "home"
     precious.mkdir()
     (precious / "letters.txt").write_text("mine")
-    assert "is no bundle" in refused(run, precious, ExportOptions(name="small", overwrite=True))
+    assert "is not a bundle" in refused(run, precious, ExportOptions(name="small", overwrite=True))
 
 
 def test_name_that_no_request_could_hold(run: Path, tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_notice_that_would_take_a_graphs_place(run: Path, tmp_path: Path) -> Non
     [
         ("w5 w6 w7 w8 w9 w10 w11 w12 w13", "10 tokens"),
         ("w5 elephant", "does not know"),
-        (" ", "has nothing that can be seen"),
+        (" ", "has no visible characters"),
     ],
 )
 def test_example_that_the_model_can_not_take(run: Path, tmp_path: Path, text: str, reason: str) -> None:
@@ -215,7 +215,7 @@ def test_quality_loss_is_a_number_of_points(points: str) -> None:
 def test_what_a_check_can_not_use_is_refused(option: tuple[str, str]) -> None:
     result = CliRunner().invoke(app, ["--check", "bundle", *option])
     assert result.exit_code == 2
-    assert "are for making a bundle" in result.output
+    assert "only when making a bundle" in result.output
 
 
 def test_command_line_says_what_is_wrong_and_exits_with_1(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_spread_takes_distinct_texts_from_everywhere() -> None:
     assert spread([], 5) == []
 
 
-def test_unusable_names_the_reason() -> None:
+def test_source_fault_names_the_reason() -> None:
     tokenizer = symbol_tokenizer(9)
-    assert unusable(tokenizer, "w5 w6", 3, 1) is None
-    assert unusable(tokenizer, "w5 w6 w7", 3, 1) == "has 4 tokens, more than the model's 3"
+    assert source_fault(tokenizer, "w5 w6", 3, 1) is None
+    assert source_fault(tokenizer, "w5 w6 w7", 3, 1) == "has 4 tokens, more than the model's 3"

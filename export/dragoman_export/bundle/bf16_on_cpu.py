@@ -1,9 +1,8 @@
-"""Graphs of a precision that CPUs lack, for a CPU: they compute in fp32, and round wherever a number of that precision
-stands in the original.
+"""Emulates bf16 graphs on a CPU, which has no bf16 operators: they compute in fp32 and round wherever the original has
+a bf16 number.
 
-ONNX Runtime's kernels add up the products of bf16 in fp32 and round the outcome, on any device. So what such a graph
-finds differs from what a GPU finds by the order of sums, and by what kernels round that are one node and do several
-things: the shares of an attention, for one.
+ONNX Runtime's kernels add up bf16 products in fp32 and round the result, on any device. So emulated graphs differ from
+a GPU only in the order of sums, and inside kernels that do several things in one node, such as attention weights.
 """
 
 import shutil
@@ -15,14 +14,13 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from dragoman_export.bundle.onnx_files import save
-from dragoman_export.bundle.write import DECODER, ENCODER, SCORER
+from dragoman_export.bundle.onnx_files import load_models, save_models
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.bundle.manifest import Manifest
 from dragoman_server.runtime.device import CPU, Device, DeviceError, choose_device
 
-# Whose output has no other numbers than their inputs have.
-_MOVING = {
+# Operators whose output holds the numbers of their inputs.
+_COPYING = {
     "Concat",
     "Gather",
     "GatherElements",
@@ -33,57 +31,59 @@ _MOVING = {
     "TensorScatter",
     "Unsqueeze",
 }
-# Outputs of which the same is true: the caches of GroupQueryAttention, which are written in place and must stay so.
-_MOVED = {"GroupQueryAttention": (1, 2)}
+# Outputs that do likewise: the caches of GroupQueryAttention, which are written in place and must stay so.
+_COPIED_OUTPUTS = {"GroupQueryAttention": (1, 2)}
 
 
 def runnable(bundle: Bundle, choice: str, folder: Path) -> tuple[Bundle, Device]:
-    """What of a bundle this machine can run, and where.
+    """Returns the bundle in a form that this machine can run, and the device to run it on.
 
     Args:
-        choice: see `choose_device`.
-        folder: where to write graphs to that stand in for those in bf16, should there be no GPU.
+        bundle: The bundle to run.
+        choice: The device, see `choose_device`.
+        folder: Where to write emulated graphs if the bundle is bf16 and there is no GPU.
 
     Raises:
-        DeviceError: a GPU was asked for and does not work, or the precision is not for what there is.
+        DeviceError: The chosen GPU does not work, or the device cannot run the precision.
     """
     try:
         return bundle, choose_device(choice, bundle.decoder, bundle.manifest.precision)
     except DeviceError:
-        if choice not in ("auto", "cpu") or not stood_in_for(bundle.manifest, CPU):
+        if choice not in ("auto", "cpu") or not is_emulated(bundle.manifest, CPU):
             raise
-    return rounded(bundle, folder), CPU
+    return emulate(bundle, folder), CPU
 
 
-def stood_in_for(manifest: Manifest, device: Device) -> bool:
-    """Whether a device can't run the graphs of a bundle, but others in their place."""
+def is_emulated(manifest: Manifest, device: Device) -> bool:
+    """Returns whether a device runs emulated graphs in place of the bundle's own."""
     return device.kind == "cpu" and manifest.precision == "bf16"
 
 
-def rounded(bundle: Bundle, folder: Path) -> Bundle:
-    """A bundle whose graphs a CPU can run in the place of those of another.
+def emulate(bundle: Bundle, folder: Path) -> Bundle:
+    """Writes emulated graphs of a bf16 bundle.
 
     Args:
-        bundle: in bf16.
-        folder: where to write them.
+        bundle: A bundle in bf16.
+        folder: Where to write the graphs.
 
     Returns:
-        the bundle with those graphs, and with its own manifest.
+        The bundle with the emulated graphs and its own manifest.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    models = {name: onnx.load(bundle.path / name) for name in (ENCODER, DECODER, SCORER)}
+    models = load_models(bundle.path)
     for model in models.values():
         widen(model, TensorProto.BFLOAT16)
-    save(models, folder)
+    save_models(models, folder)
     return replace(bundle, path=folder)
 
 
 def widen(model: onnx.ModelProto, narrow: int) -> None:
-    """Makes a graph compute in fp32, and round to another type what was of that type.
+    """Makes a graph compute in fp32, and round to a narrower type every number that was of that type.
 
     Args:
-        narrow: the type, as an element of onnx.TensorProto.
+        model: The graph to rewrite.
+        narrow: The type, an element of onnx.TensorProto.
     """
     graph = model.graph
     of_type = _values_of(model, narrow)
@@ -99,16 +99,16 @@ def widen(model: onnx.ModelProto, narrow: int) -> None:
         graph.node.append(node)
         node = graph.node[-1]
         for place, name in enumerate(node.output):
-            if name in of_type and not (node.op_type in _MOVING or place in _MOVED.get(node.op_type, ())):
+            if name in of_type and not (node.op_type in _COPYING or place in _COPIED_OUTPUTS.get(node.op_type, ())):
                 node.output[place] = f"{name}.exact"
                 graph.node.extend(_round(name, narrow))
 
 
 def _values_of(model: onnx.ModelProto, narrow: int) -> set[str]:
-    """Names of the inputs of a graph, and of what its nodes make, that are of a type."""
+    """Returns the names of all graph inputs and node outputs of a type."""
     known = onnx.ModelProto()
     known.CopyFrom(model)
-    for node in model.graph.node:  # ONNX knows nothing of other domains' operators
+    for node in model.graph.node:  # ONNX does not infer types of operators of other domains
         if node.op_type == "GroupQueryAttention":
             known.graph.value_info.extend(helper.make_tensor_value_info(name, narrow, None) for name in node.output)
     graph = onnx.shape_inference.infer_shapes(known, strict_mode=True).graph
@@ -116,7 +116,7 @@ def _values_of(model: onnx.ModelProto, narrow: int) -> set[str]:
     types = {value.name: value.type.tensor_type.elem_type for value in values}
     untyped = {name for node in graph.node for name in node.output if name} - set(types)
     assert not untyped, f"of unknown type: {sorted(untyped)}"
-    return {name for name, kind in types.items() if kind == narrow}
+    return {name for name, element_type in types.items() if element_type == narrow}
 
 
 def _round(name: str, narrow: int) -> list[onnx.NodeProto]:

@@ -1,94 +1,106 @@
-"""Rows that choose in every way a step knows, each compared with what the trained model's logits say."""
+"""Compares steps with all kinds of head inputs with the trained model: edits, temperatures, shortlists, attention."""
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman_export.checks.references import TorchReference, largest_difference
+from dragoman_export.checks.references import TorchReference
 from dragoman_export.checks.serving_simulation import draw_sources
+from dragoman_export.checks.tolerance import largest_difference
 from dragoman_server.core.search import LogitEdits, StepRequest, StepResult
 from dragoman_server.runtime.runtime import Runtime
 
 EDITS = (0, 1, 3)
 TEMPERATURES = (1.0, 0.5, 1.6)
 ROWS = 12
+OPTION_RATES = (0.5, 0.0, 1.0, 0.5)  # by step: the share of rows with edits, with a shortlist, ...
 
 
-def check_head_inputs(runtime: Runtime, reference: TorchReference) -> tuple[dict[str, float], dict[str, float]]:
-    """The largest differences between the graphs and the model in double precision, in nats and in shares of attention.
+@dataclass
+class HeadDifferences:
+    """The largest differences, in nats for log-probabilities, absolute for attention weights. A key is an output.
 
-    And those that rounding to single precision makes on the same inputs.
-
-    Rows of different age differ in edits, temperature, vocabulary, and whether they look at the source; in a first
-    step some do, in a second none do, in a third all do.
+    Attributes:
+        graphs: Graphs against the model in double precision.
+        rounding: The model in single precision against itself in double precision.
     """
+
+    graphs: dict[str, float]
+    rounding: dict[str, float]
+
+
+def check_head_inputs(runtime: Runtime, reference: TorchReference) -> HeadDifferences:
+    """Runs a few steps of rows that differ in edits, temperature, shortlist and attention."""
     rng = np.random.default_rng(3)
     rows = min(ROWS, runtime.max_rows)
-    sources = draw_sources(runtime, rows, runtime.source_capacity, rng)
+    sources = draw_sources(runtime.manifest, rows, runtime.source_capacity, rng)
     vocabulary = runtime.manifest.shape.target_vocabulary
-    steps = min(4, runtime.target_capacity)
+    steps = min(len(OPTION_RATES), runtime.target_capacity)
     targets = rng.integers(0, vocabulary, (rows, steps))
-    logits, attention = reference.choices(reference.precise, sources, targets)
+    logits, attention = reference.step_outputs(reference.precise, sources, targets)
     rounding = {"log_probabilities": 0.0, "attention": 0.0}
-    for model in reference.singles:
-        rounded, looks = reference.choices(model, sources, targets)
-        for name, one, other in (
-            ("log_probabilities", _log_softmax(rounded), _log_softmax(logits)),
-            ("attention", looks, attention),
+    for model in reference.single_precision_models:
+        single_logits, single_attention = reference.step_outputs(model, sources, targets)
+        for name, single, exact in (
+            ("log_probabilities", _log_softmax(single_logits), _log_softmax(logits)),
+            ("attention", single_attention, attention),
         ):
-            rounding[name] = max(rounding[name], largest_difference(one, other))
+            rounding[name] = max(rounding[name], largest_difference(single, exact))
     runtime.encode(sources, 0)
     found = {"log_probabilities": 0.0, "attention": 0.0}
     for step in range(steps):
-        share = (0.5, 0.0, 1.0, 0.5)[step]
-        step_requests = [_draw(rng, vocabulary, share) for _ in range(rows)]
-        scores = runtime.step(step_requests)
-        for row, step_request in enumerate(step_requests):
-            difference = _difference(scores, row, step_request, logits[row, step])
+        requests = [_draw_request(rng, vocabulary, OPTION_RATES[step]) for _ in range(rows)]
+        scores = runtime.step(requests)
+        for row, request in enumerate(requests):
+            difference = _row_difference(scores, row, request, logits[row, step])
             found["log_probabilities"] = max(found["log_probabilities"], difference)
-            if step_request.attention:
-                looked = np.abs(scores.attention(row) - attention[row, step, : len(sources[row])]).max()
-                found["attention"] = max(found["attention"], float(looked))
+            if request.attention:
+                expected = attention[row, step, : len(sources[row])]
+                found["attention"] = max(found["attention"], float(np.abs(scores.attention(row) - expected).max()))
         runtime.tokens[:rows, 0] = targets[:, step]
         runtime.positions[:rows] += 1
-    return found, rounding
+    return HeadDifferences(found, rounding)
 
 
-def _draw(rng: np.random.Generator, vocabulary: int, share: float) -> StepRequest:
-    """A step_request of which each part is there with a probability of `share`."""
+def _draw_request(rng: np.random.Generator, vocabulary: int, rate: float) -> StepRequest:
+    """Returns a step request that has each option with a probability of `rate`."""
     edits = None
-    if rng.random() < share:
+    if rng.random() < rate:
         ids = rng.choice(vocabulary, min(vocabulary - 1, int(rng.choice(EDITS))), replace=False)
         offsets = np.where(rng.random(len(ids)) < 0.5, -np.inf, 0.0)
         edits = LogitEdits(ids.tolist(), rng.uniform(0.5, 2, len(ids)).tolist(), offsets.tolist())
-    listed = None
-    if rng.random() < share:
-        listed = tuple(sorted(rng.choice(vocabulary, max(1, vocabulary // 2), replace=False).tolist()))
+    shortlist = None
+    if rng.random() < rate:
+        shortlist = tuple(sorted(rng.choice(vocabulary, max(1, vocabulary // 2), replace=False).tolist()))
     return StepRequest(
         candidates=int(rng.integers(1, vocabulary + 1)),
         edits=edits,
-        temperature=float(rng.choice(TEMPERATURES)) if rng.random() < share else 1.0,
-        untempered=bool(rng.random() < share),
-        vocabulary=listed,
-        attention=bool(rng.random() < share),
+        temperature=float(rng.choice(TEMPERATURES)) if rng.random() < rate else 1.0,
+        untempered=bool(rng.random() < rate),
+        vocabulary=shortlist,
+        attention=bool(rng.random() < rate),
     )
 
 
-def _difference(scores: StepResult, row: int, step_request: StepRequest, logits: NDArray[np.float64]) -> float:
-    """The largest difference of a row's log-probabilities to those that its logits [vocabulary] give."""
-    plain = _expected(step_request, logits, 1.0)
-    expected = _expected(step_request, logits, step_request.temperature)
+def _row_difference(scores: StepResult, row: int, request: StepRequest, logits: NDArray[np.float64]) -> float:
+    """Returns the largest difference between a row's log-probabilities and those computed from its logits [vocabulary].
+
+    Infinite where only one of them is forbidden.
+    """
+    expected = _expected(request, logits, request.temperature)
     ids, log_probabilities = scores.top(row)
-    possible = [place for place, value in enumerate(log_probabilities) if value > -np.inf]  # others are any token
+    possible = [place for place, value in enumerate(log_probabilities) if value > -np.inf]  # the ids of others are void
     chosen = [ids[place] for place in possible]
     pairs = [([log_probabilities[place] for place in possible], expected[chosen])]
-    if step_request.untempered:
+    if request.untempered:
         values = scores.untempered(row)
-        pairs.append(([values[place] for place in possible], plain[chosen]))
-    if step_request.edits:
-        pairs.append((scores.edited(row), expected[list(step_request.edits.ids)]))
+        pairs.append(([values[place] for place in possible], _expected(request, logits, 1.0)[chosen]))
+    if request.edits:
+        pairs.append((scores.edited(row), expected[list(request.edits.ids)]))
     largest = 0.0
-    for actual, wanted in pairs:
-        a, b = np.asarray(actual, np.float64), np.asarray(wanted, np.float64)
+    for actual, reference in pairs:
+        a, b = np.asarray(actual, np.float64), np.asarray(reference, np.float64)
         if (np.isfinite(a) != np.isfinite(b)).any():
             return float("inf")
         largest = max(largest, _largest_of_possible(a, b))
@@ -96,30 +108,28 @@ def _difference(scores: StepResult, row: int, step_request: StepRequest, logits:
     return max(largest, _largest_of_possible(np.asarray(log_probabilities), best))
 
 
-def _largest_of_possible(actual: NDArray[np.float64], wanted: NDArray[np.float64]) -> float:
-    """The largest difference where what is wanted is not -inf."""
-    possible = np.isfinite(wanted)
-    return float(np.abs(actual[possible] - wanted[possible]).max(initial=0.0))
+def _largest_of_possible(actual: NDArray[np.float64], expected: NDArray[np.float64]) -> float:
+    """Returns the largest difference where the expected value is not -inf."""
+    possible = np.isfinite(expected)
+    return float(np.abs(actual[possible] - expected[possible]).max(initial=0.0))
 
 
-def _expected(step_request: StepRequest, logits: NDArray[np.float64], temperature: float) -> NDArray[np.float64]:
-    """Log-probabilities [vocabulary], as StepRequest defines them."""
+def _expected(request: StepRequest, logits: NDArray[np.float64], temperature: float) -> NDArray[np.float64]:
+    """Returns log-probabilities [vocabulary] as `dragoman_server.core.search` defines them."""
     logits = logits.copy()
-    if step_request.edits:
-        ids = list(step_request.edits.ids)
-        penalties, chosen = np.array(step_request.edits.penalties), logits[ids]
-        logits[ids] = np.where(chosen > 0, chosen / penalties, chosen * penalties) + np.array(
-            step_request.edits.offsets
-        )
-    if step_request.vocabulary is not None:
-        kept = logits[list(step_request.vocabulary)]
+    if request.edits:
+        ids = list(request.edits.ids)
+        penalties, before = np.array(request.edits.penalties), logits[ids]
+        logits[ids] = np.where(before > 0, before / penalties, before * penalties) + np.array(request.edits.offsets)
+    if request.vocabulary is not None:
+        kept = logits[list(request.vocabulary)]
         logits[:] = -np.inf
-        logits[list(step_request.vocabulary)] = kept
+        logits[list(request.vocabulary)] = kept
     return _log_softmax(logits / temperature)
 
 
 def _log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Over the last dimension; -inf everywhere where all logits are."""
+    """Returns the log-softmax over the last dimension; -inf everywhere if all logits are -inf."""
     largest = logits.max(-1, keepdims=True)
     with np.errstate(invalid="ignore"):
         result = logits - largest - np.log(np.exp(logits - largest).sum(-1, keepdims=True))

@@ -8,7 +8,7 @@ from dragoman_server.decoding.greedy import GreedyRows, GreedySearch
 from dragoman_server.runtime.runtime import Runtime
 
 
-def greedy(runtime: Runtime, sources: Sequence[Sequence[int]]) -> list[list[int]]:
+def decode_greedily(runtime: Runtime, sources: Sequence[Sequence[int]]) -> list[list[int]]:
     """Decodes all sources, as many at a time as the runtime has rows; finished rows are refilled.
 
     Args:

@@ -1,4 +1,4 @@
-"""What the cached step is compared with: the trained model, or the bundle's own teacher-forced graph."""
+"""References for the cached decoder step: the trained model, or the bundle's own scorer graph."""
 
 import copy
 from collections.abc import Sequence
@@ -9,10 +9,11 @@ import numpy as np
 import onnxruntime as ort
 import torch
 from numpy.typing import NDArray
+from pydantic import BaseModel, FiniteFloat, ValidationError
 
-from dragoman_export.checks.recorded import recorded
-from dragoman_server.bundle.load import Bundle
-from dragoman_server.bundle.manifest import SpecialTokens
+from dragoman_export.checks.tolerance import largest_difference
+from dragoman_server.bundle.load import Bundle, BundleError
+from dragoman_server.bundle.manifest import MANIFEST_FILE, SpecialTokens
 from dragoman_server.runtime.device import Device, open_session
 from dragoman_server.runtime.graph_check import check_names
 from dragoman_training.data.batches import pad
@@ -20,54 +21,47 @@ from dragoman_training.model import Transformer
 
 Floats = NDArray[np.float32]
 
-DISTURBANCES = 3  # times that weights are moved, to see what rounding does to a model
-
-
-def largest_difference(a: NDArray[np.floating[Any]], b: NDArray[np.floating[Any]]) -> float:
-    """Infinite where one of two is, or where one is no number; two of the same infinity do not differ."""
-    different = a != b
-    difference = np.zeros(a.shape)
-    np.subtract(a, b, out=difference, where=different, dtype=np.float64)
-    largest = float(np.abs(difference).max(initial=0.0))
-    return largest if largest == largest else float("inf")
+PERTURBED_MODELS = 3  # copies of the model with perturbed weights, to measure its sensitivity to rounding
 
 
 class Reference(Protocol):
     """An uncached model.
 
     Attributes:
-        name: for the report.
-        whole: whether it tells the log-probabilities of all tokens or only of those that follow.
+        name: Name for the report.
+        all_tokens: Whether it returns the log-probabilities of all tokens, or only those of the given targets.
     """
 
     name: str
-    whole: bool
+    all_tokens: bool
 
     def log_probabilities(self, sources: Sequence[Sequence[int]], targets: NDArray[np.int64]) -> Floats:
-        """One uncached pass.
+        """Runs one uncached pass.
 
         Args:
-            sources: ids of each row, with the end token.
-            targets: ids [rows, steps], without begin and end token.
+            sources: Token ids of each row, with the end token.
+            targets: Token ids [rows, steps], without begin and end token.
 
         Returns:
-            [rows, steps, vocabulary] if whole, else [rows, steps, 1]: for each place of `targets` given those before.
+            [rows, steps, vocabulary] with `all_tokens`, else [rows, steps, 1]: for each position of `targets` given the
+            tokens before it.
         """
 
     def rounding(self, sources: Sequence[Sequence[int]], targets: NDArray[np.int64], exact: Floats) -> float:
-        """How far passes in single precision are from `exact`, what `log_probabilities` gave, in nats: the furthest."""
+        """Returns how far single-precision passes are from `exact`, the log-probabilities, at most, in nats."""
 
 
 class TorchReference:
-    """The trained model, in double precision: a difference is then the graphs' rounding, not the sum of two.
+    """The trained model in double precision, so that a difference is the graphs' rounding, not the sum of two.
 
     Attributes:
-        trained: the model as it was trained, in single precision.
-        precise: the same in double precision.
+        trained: The model in single precision, as trained.
+        precise: The model in double precision.
+        tokens: Special tokens.
     """
 
     name = "PyTorch, uncached"
-    whole = True
+    all_tokens = True
 
     def __init__(self, model: Transformer, tokens: SpecialTokens) -> None:
         self.trained = model
@@ -75,60 +69,64 @@ class TorchReference:
         self.tokens = tokens
 
     def log_probabilities(self, sources: Sequence[Sequence[int]], targets: NDArray[np.int64]) -> Floats:
-        return self._forward(self.precise, sources, targets)
+        return self.forward(self.precise, sources, targets)
 
     def rounding(self, sources: Sequence[Sequence[int]], targets: NDArray[np.int64], exact: Floats) -> float:
-        return max(largest_difference(self._forward(model, sources, targets), exact) for model in self.singles)
+        return max(
+            largest_difference(self.forward(model, sources, targets), exact) for model in self.single_precision_models
+        )
 
     @cached_property
-    def singles(self) -> list[Transformer]:
-        """The model in single precision, and the same with each weight moved up or down by its last digit, by chance.
+    def single_precision_models(self) -> list[Transformer]:
+        """The model in single precision, and copies whose weights are each moved up or down by their last digit.
 
-        What a sound program makes of the model is what another model makes exactly whose weights are about so near
-        (Wilkinson's backward error). One pass alone may round luckily, and say little of what the next one does.
+        A backward-stable program computes exactly the result of a model whose weights are about that close (Wilkinson's
+        backward error). A single pass may round luckily and say little about the next one.
         """
         models = [self.trained]
         epsilon = torch.finfo(torch.float32).eps
-        for seed in range(DISTURBANCES):
-            chance = torch.Generator().manual_seed(seed)
-            moved = copy.deepcopy(self.trained)
+        for seed in range(PERTURBED_MODELS):
+            generator = torch.Generator().manual_seed(seed)
+            perturbed = copy.deepcopy(self.trained)
             with torch.no_grad():
-                for weight in moved.parameters():
-                    up = torch.rand(weight.shape, generator=chance) < 0.5
+                for weight in perturbed.parameters():
+                    up = torch.rand(weight.shape, generator=generator) < 0.5
                     weight.mul_(torch.where(up, 1 + epsilon, 1 - epsilon))
-            models.append(moved)
+            models.append(perturbed)
         return models
 
     @torch.inference_mode()
-    def _forward(self, model: Transformer, sources: Sequence[Sequence[int]], targets: NDArray[np.int64]) -> Floats:
-        inputs = np.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=self.tokens.begin)
-        logits = model(pad(sources, self.tokens.pad), torch.from_numpy(inputs))
+    def forward(self, model: Transformer, sources: Sequence[Sequence[int]], targets: NDArray[np.int64]) -> Floats:
+        """Returns log-probabilities [rows, steps, vocabulary] by `precise` or one of `single_precision_models`."""
+        logits = model(pad(sources, self.tokens.pad), self._decoder_inputs(targets))
         result: Floats = logits.log_softmax(-1).float().numpy()
         return result
 
     @torch.inference_mode()
-    def choices(
+    def step_outputs(
         self, model: Transformer, sources: Sequence[Sequence[int]], targets: NDArray[np.int64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """What each step chooses from, and where it looks.
+        """Returns what each decoder step computes.
 
         Args:
-            model: `precise`, or one of `singles`.
+            model: `precise`, or one of `single_precision_models`.
+            sources: Token ids of each row, with the end token.
+            targets: Token ids [rows, steps], without begin and end token.
 
         Returns:
-            logits [rows, steps, vocabulary], and the last layer's attention, mean over its heads [rows, steps, source].
+            Logits [rows, steps, vocabulary], and the last layer's attention, averaged over its heads
+            [rows, steps, source].
         """
         source = pad(sources, self.tokens.pad)
-        inputs = torch.from_numpy(np.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=self.tokens.begin))
         memory, mask = model.encode(source)
-        logits, weights = model.decoder(inputs, memory, mask, return_weights=True)
+        logits, weights = model.decoder(self._decoder_inputs(targets), memory, mask, return_weights=True)
         return logits.double().numpy(), weights[-1].mean(1).double().numpy()
 
     @torch.inference_mode()
     def scores(
         self, model: Transformer, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
     ) -> tuple[Floats, Floats]:
-        """What the scorer graph should say, see its outputs, by `trained` or `precise`."""
+        """Returns the expected outputs of the scorer graph, by `precise` or one of `single_precision_models`."""
         source = pad(sources, self.tokens.pad)
         inputs = pad([[self.tokens.begin, *row] for row in targets], self.tokens.pad)
         labels = pad([[*row, self.tokens.end] for row in targets], self.tokens.pad)
@@ -138,36 +136,39 @@ class TorchReference:
         attention = torch.stack(model.attention(source, inputs), 1)
         return scores.float().numpy(), attention.float().numpy()
 
+    def _decoder_inputs(self, targets: NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(np.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=self.tokens.begin))
+
 
 class ScorerGraph:
-    """The scorer of a bundle.
+    """The scorer graph of a bundle.
 
     Raises:
-        BundleError: the graph or what was recorded of it is not what the manifest says.
+        BundleError: The graph or the recorded check is not what the manifest describes.
     """
 
     name = "scorer.onnx"
-    whole = False
+    all_tokens = False
 
     def __init__(self, bundle: Bundle, device: Device, threads: int) -> None:
         self.tokens = bundle.manifest.tokens
-        self.recorded_rounding = recorded(bundle).largest_rounding
+        self.recorded_rounding = recorded_check(bundle).largest_rounding
         self.session: ort.InferenceSession = open_session(bundle.scorer, device, threads)
         check_names(bundle, bundle.manifest.graphs.scorer, self.session)
 
     def scores(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> tuple[Floats, Floats]:
-        """Both outputs of the graph: log-probabilities [rows, target], attention [rows, layers, heads, target, source].
+        """Returns log-probabilities [rows, target] and attention [rows, layers, heads, target, source].
 
         Args:
-            sources: ids of each row, with the end token.
-            targets: ids of each row, without begin and end token.
+            sources: Token ids of each row, with the end token.
+            targets: Token ids of each row, without begin and end token.
         """
-        prefixed = [[self.tokens.begin, *row] for row in targets]
+        with_begin = [[self.tokens.begin, *row] for row in targets]
         feed: dict[str, NDArray[Any]] = {
             "source_ids": pad(sources, self.tokens.pad).numpy(),
             "source_lengths": np.array([len(row) for row in sources], np.int32),
-            "target_ids": pad(prefixed, self.tokens.pad).numpy(),
-            "target_lengths": np.array([len(row) for row in prefixed], np.int32),
+            "target_ids": pad(with_begin, self.tokens.pad).numpy(),
+            "target_lengths": np.array([len(row) for row in with_begin], np.int32),
         }
         scores, attention = self.session.run(["log_probabilities", "cross_attention"], feed)
         return scores, attention
@@ -176,5 +177,34 @@ class ScorerGraph:
         return self.scores(sources, targets.tolist())[0][:, :-1, None]
 
     def rounding(self, sources: Sequence[Sequence[int]], targets: NDArray[np.int64], exact: Floats) -> float:
-        """The largest that was found when the bundle was made: there is no model here to tell that of these rows."""
+        """Returns the largest rounding recorded at export, as there is no model here to measure that of these rows."""
         return self.recorded_rounding
+
+
+class RecordedGreedy(BaseModel):
+    """Greedy answers at export: number of sources, number of equal answers of graphs and model, and some answers."""
+
+    sources: int = 0
+    equal: int = 0
+    answers: list[tuple[str, list[int]]] = []
+
+
+class RecordedCheck(BaseModel):
+    """The parts of the manifest's `parity` that later checks use."""
+
+    largest_rounding: FiniteFloat = 0.0
+    greedy: RecordedGreedy = RecordedGreedy()
+
+
+def recorded_check(bundle: Bundle) -> RecordedCheck:
+    """Reads the results of the check at export from the manifest.
+
+    Raises:
+        BundleError: They are not what an export writes.
+    """
+    try:
+        return RecordedCheck.model_validate(bundle.manifest.parity)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, ("parity", *first["loc"])))
+        raise BundleError(f"{bundle.path / MANIFEST_FILE}: {field}: {first['msg']}") from None

@@ -1,31 +1,58 @@
-"""A check's outcome as tables."""
+"""The result of a parity check, and its tables."""
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from dragoman_export.checks.parity import ParityReport
+from dragoman_export.checks.serving_simulation import SimulatedCase
+from dragoman_export.errors import ExportError
+
+
+@dataclass
+class ParityReport:
+    """The result of a parity check.
+
+    Attributes:
+        document: What the manifest keeps under `parity`.
+        cases: The simulated cases, for the table.
+        failures: One sentence for each failure; empty if the check passed.
+    """
+
+    document: dict[str, Any]
+    cases: list[SimulatedCase]
+    failures: list[str] = field(default_factory=list)
+
+
+class CheckFailedError(ExportError):
+    """The graphs do not compute what the model computes.
+
+    Attributes:
+        report: The full report.
+    """
+
+    def __init__(self, message: str, report: ParityReport) -> None:
+        super().__init__(message)
+        self.report = report
 
 
 def print_report(report: ParityReport, console: Console) -> None:
-    """Prints differences and timings, what was not checked, and what failed."""
+    """Prints differences, timings, what was not checked, and failures."""
     document = report.document
     table = Table(title=f"cached step against {document['reference']}, on {document['device']}", title_justify="left")
     for column in ("rows", "longest source", "steps", "log-probabilities", "largest difference (nats)", "allowed"):
         table.add_column(column, justify="right")
-    for found in report.walks:
-        allowed = found.limit(document["tolerance"])
-        good = found.difference <= allowed
-        style = None if good else "bold red"
+    for case in report.cases:
+        allowed = case.allowed(document["tolerance"])
         table.add_row(
-            str(found.rows),
-            str(found.source),
-            str(found.steps),
-            f"{found.compared:,}",
-            f"{found.difference:.1e}",
+            str(case.rows),
+            str(case.source),
+            str(case.steps),
+            f"{case.compared:,}",
+            f"{case.difference:.1e}",
             f"{allowed:.1e}",
-            style=style,
+            style=None if case.difference <= allowed else "bold red",
         )
     console.print(table)
     console.print(
@@ -52,7 +79,7 @@ def print_report(report: ParityReport, console: Console) -> None:
 
 
 def print_loss(loss: dict[str, Any], console: Console) -> None:
-    """Prints what a precision costs and brings; nothing for fp32."""
+    """Prints what a precision costs and gains; nothing for fp32."""
     if not loss:
         return
     before, after = loss["megabytes"]
@@ -71,4 +98,4 @@ def print_loss(loss: dict[str, Any], console: Console) -> None:
         console.print(f"kept in {precision}, since it is sensitive: {name}")
     if loss["step_time"]:
         shares = ", ".join(f"{rows} rows {share:.0%}" for rows, share in loss["step_time"].items())
-        console.print(f"time of a decode step, of that in {before}: {shares}")
+        console.print(f"time of a decoder step relative to {before}: {shares}")

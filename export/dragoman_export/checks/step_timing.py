@@ -1,19 +1,62 @@
-"""How long the steps of several runtimes take, to be compared."""
+"""Times encoder runs and decoder steps."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import median
+from typing import Any
 
+import numpy as np
+
+from dragoman_export.checks.serving_simulation import draw_sources
 from dragoman_server.runtime.runtime import Runtime
 
 ROUNDS = 30
+TIMED_ROWS = (1, 8, 32)
+SHORT_SOURCE = 16
 
 
-def least_seconds(runtimes: Sequence[Runtime], rows: int) -> list[float]:
-    """Of a step of each: the least of several, in turns, since what else the machine does changes."""
-    least = [float("inf")] * len(runtimes)
+def fill_with_short_sources(runtimes: Sequence[Runtime], rows: int, seed: int) -> list[list[int]]:
+    """Encodes the same short sources in all runtimes, moves the rows to the middle of their targets, returns them."""
+    rng = np.random.default_rng(seed)
+    sources = draw_sources(runtimes[0].manifest, rows, min(SHORT_SOURCE, runtimes[0].source_capacity), rng)
+    for runtime in runtimes:
+        runtime.encode(sources, 0)
+        runtime.positions[:] = runtime.target_capacity // 2
+    return sources
+
+
+def median_times(runtime: Runtime) -> dict[str, dict[str, float]]:
+    """Returns median milliseconds of encoding and of a step by number of rows: a rough guide, on whatever machine."""
+    result: dict[str, dict[str, float]] = {"encode": {}, "step": {}}
+    sources = fill_with_short_sources([runtime], max(TIMED_ROWS), seed=2)
+    for rows in TIMED_ROWS:
+        result["encode"][str(rows)] = _median_milliseconds(partial(runtime.encode, sources[:rows], 0), 10)
+    runtime.positions[:] = runtime.target_capacity // 2
+    for rows in TIMED_ROWS:
+        result["step"][str(rows)] = _median_milliseconds(partial(runtime.top, rows, 1), ROUNDS)
+    return result
+
+
+def fastest_steps(runtimes: Sequence[Runtime], rows: int) -> list[float]:
+    """Returns the seconds of the fastest step of each runtime.
+
+    The runtimes take turns, as the load of the machine changes.
+    """
+    fastest = [float("inf")] * len(runtimes)
     for _ in range(ROUNDS):
         for i, runtime in enumerate(runtimes):
             start = time.perf_counter()
             runtime.top(rows, 1)
-            least[i] = min(least[i], time.perf_counter() - start)
-    return least
+            fastest[i] = min(fastest[i], time.perf_counter() - start)
+    return fastest
+
+
+def _median_milliseconds(work: Callable[[], Any], times: int) -> float:
+    work()
+    spent = []
+    for _ in range(times):
+        start = time.perf_counter()
+        work()
+        spent.append(1e3 * (time.perf_counter() - start))
+    return round(median(spent), 3)

@@ -1,4 +1,4 @@
-"""The three graphs of a bundle, as thin modules around the trained ones."""
+"""The three graphs of a bundle: PyTorch modules around the trained model, and their export to ONNX."""
 
 from dragoman_export.graphs.decoder import DecoderStep
 from dragoman_export.graphs.encoder import SourceEncoder

@@ -1,39 +1,76 @@
-"""The decoder graph: one token for a batch of rows, each at its own position, over caches that are updated in place."""
+"""The decoder graph: one token for each row of a batch, each at its own position, over caches updated in place."""
 
 from collections.abc import Sequence
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from dragoman_export.graphs.folding import FoldedCrossAttention, FoldedModel, FusedSelfAttention
-from dragoman_export.graphs.head import Choice, ShortList, choose, look
+from dragoman_export.graphs.head import HeadInputs, Shortlist, mean_attention, top_tokens
 from dragoman_export.graphs.operators import attention, group_query_attention, tensor_scatter
 from dragoman_server.bundle.manifest import Attention
+
+
+class StepInputs(NamedTuple):
+    """The inputs of the decoder graph, grouped. `graphs.interface.decoder_interface` lists them in the same order.
+
+    Attributes:
+        token_ids: Last token of each row, int64 [rows, 1].
+        positions: Number of tokens already in each row's cache, int32 [rows].
+        source_lengths: int32 [rows].
+        whole: Requests of the rows that choose from the whole vocabulary.
+        shortlist: Tokens of the rows with a shortlist.
+        short: Requests of the rows with a shortlist.
+        attention_rows: Rows whose attention to the source is an output, int64 [attended].
+        capacities: Lengths of the self and cross caches, int32 scalars; empty in the standard form.
+        layers: For each layer self keys, self values, cross keys, cross values [rows, heads, capacity, d_head]. With
+            GroupQueryAttention also the key and value of the last source position [rows, 1, d_model].
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    source_lengths: Tensor
+    whole: HeadInputs
+    shortlist: Shortlist
+    short: HeadInputs
+    attention_rows: Tensor
+    capacities: tuple[Tensor, ...]
+    layers: list[tuple[Tensor, ...]]
+
+    @classmethod
+    def group(cls, inputs: Sequence[Tensor], layers: int, form: Attention) -> "StepInputs":
+        """Groups the flat inputs that torch.export passes."""
+        rest = iter(inputs)
+
+        def take(count: int) -> tuple[Tensor, ...]:
+            return tuple(next(rest) for _ in range(count))
+
+        token_ids, positions, source_lengths = take(3)
+        whole, shortlist, short = HeadInputs(*take(6)), Shortlist(*take(3)), HeadInputs(*take(6))
+        [attention_rows] = take(1)
+        capacities, width = (take(2), 6) if form == "ort" else ((), 4)
+        caches = [take(width) for _ in range(layers)]
+        assert next(rest, None) is None
+        return cls(token_ids, positions, source_lengths, whole, shortlist, short, attention_rows, capacities, caches)
 
 
 class OrtAttention:
     """Attention of one step as GroupQueryAttention, which reads only the valid part of a cache.
 
-    It always writes a key and a value first. For cross-attention these are those of the source's last position, put
-    where they already are.
-
-    Args:
-        positions, source_lengths: int32 [rows]
-        self_capacity, cross_capacity: int32 scalars
+    The operator always writes a key and a value first. For cross-attention these are the ones of the last source
+    position, written to where they already are.
     """
 
-    def __init__(
-        self, positions: Tensor, source_lengths: Tensor, self_capacity: Tensor, cross_capacity: Tensor
-    ) -> None:
-        self.self_last, self.cross_last = positions, source_lengths - 1
-        self.self_capacity, self.cross_capacity = self_capacity, cross_capacity
+    def __init__(self, inputs: StepInputs) -> None:
+        self.self_last, self.cross_last = inputs.positions, inputs.source_lengths - 1
+        self.self_capacity, self.cross_capacity = inputs.capacities
         self.written: list[Tensor] = []
-        self.query: Tensor | None = None  # of the source, last asked for: [rows, d_model]
+        self.query: Tensor | None = None  # the last layer's query of the source [rows, d_model]
 
     def to_target(self, trained: FusedSelfAttention, cache: Sequence[Tensor], bias: Tensor | None, y: Tensor) -> Tensor:
-        """[rows, d_model] -> the same, over the target so far; bias: [rows, heads, 1, self_capacity]."""
+        """Attends to the target so far: [rows, d_model] -> the same; bias [rows, heads, 1, self_capacity]."""
         packed = trained.query_key_value(y).unsqueeze(1)
         y, *written = group_query_attention(
             packed, None, None, cache[0], cache[1], self.self_last, self.self_capacity, trained.heads, bias
@@ -42,7 +79,7 @@ class OrtAttention:
         return trained.output(y.squeeze(1))  # type: ignore[no-any-return]
 
     def to_source(self, trained: FoldedCrossAttention, cache: Sequence[Tensor], y: Tensor) -> Tensor:
-        """[rows, d_model] -> the same, over the source."""
+        """Attends to the source: [rows, d_model] -> the same."""
         keys, values, last_key, last_value = cache[2:]
         self.query = trained.query(y)
         y, *written = group_query_attention(
@@ -60,27 +97,23 @@ class OrtAttention:
 
 
 class StandardAttention:
-    """Attention of one step as TensorScatter and Attention of opset 24, which any ONNX runtime may run.
+    """Attention of one step as TensorScatter and Attention of opset 24, which any ONNX runtime may run."""
 
-    Args:
-        positions, source_lengths: int32 [rows]
-    """
-
-    def __init__(self, positions: Tensor, source_lengths: Tensor) -> None:
-        self.index, self.source_lengths = positions.long(), source_lengths.long()
+    def __init__(self, inputs: StepInputs) -> None:
+        self.index, self.source_lengths = inputs.positions.long(), inputs.source_lengths.long()
         self.lengths = self.index + 1
         self.written: list[Tensor] = []
-        self.query: Tensor | None = None  # of the source, last asked for: [rows, d_model]
+        self.query: Tensor | None = None  # the last layer's query of the source [rows, d_model]
 
     def to_target(self, trained: FusedSelfAttention, cache: Sequence[Tensor], bias: Tensor | None, y: Tensor) -> Tensor:
-        """[rows, d_model] -> the same, over the target so far; bias: [rows, heads, 1, capacity]."""
+        """Attends to the target so far: [rows, d_model] -> the same; bias [rows, heads, 1, capacity]."""
         query, *new = _heads(trained.query_key_value(y), 3 * trained.heads).chunk(3, 1)
         keys, values = (tensor_scatter(old, part, self.index) for old, part in zip(cache[:2], new, strict=True))
         self.written += [keys, values]
         return self._attend(trained, query, keys, values, self.lengths, bias)
 
     def to_source(self, trained: FoldedCrossAttention, cache: Sequence[Tensor], y: Tensor) -> Tensor:
-        """[rows, d_model] -> the same, over the source."""
+        """Attends to the source: [rows, d_model] -> the same."""
         self.query = trained.query(y)
         query = _heads(self.query, trained.heads)
         return self._attend(trained, query, cache[2], cache[3], self.source_lengths)
@@ -106,83 +139,48 @@ def _heads(x: Tensor, heads: int) -> Tensor:
 class DecoderStep(nn.Module):
     """One step of the decoder.
 
-    The hidden state is [rows, d_model] throughout, so that every projection is one Gemm with its bias.
+    The hidden state is [rows, d_model] throughout, so every projection is one Gemm with its bias.
 
     Args:
-        model: a folded model.
-        form: of the attentions.
+        model: The folded model.
+        form: Form of the attention operators.
     """
 
     def __init__(self, model: FoldedModel, form: Attention) -> None:
         super().__init__()
         self.decoder, self.layers = model.decoder, model.decoder_layers
-        self.attention = OrtAttention if form == "ort" else StandardAttention
+        self.form = form
 
-    def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        source_lengths: Tensor,
-        rows: Tensor,
-        scales: Tensor,
-        k: Tensor,
-        edit_ids: Tensor,
-        edit_penalties: Tensor,
-        edit_offsets: Tensor,
-        short_list: Tensor,
-        short_columns: Tensor,
-        short_mask: Tensor,
-        short_rows: Tensor,
-        short_scales: Tensor,
-        short_k: Tensor,
-        short_edit_ids: Tensor,
-        short_edit_penalties: Tensor,
-        short_edit_offsets: Tensor,
-        attention_rows: Tensor,
-        *state: Tensor,
-    ) -> list[Tensor]:
+    def forward(self, *flat_inputs: Tensor) -> list[Tensor]:
         """Decodes one token of each row.
 
         Args:
-            token_ids: int64 [rows, 1]
-            positions: int32 [rows], tokens already in the row's cache
-            source_lengths: int32 [rows]
-            rows, scales, k, edit_ids, edit_penalties, edit_offsets: of the rows that choose from the whole vocabulary,
-                see Choice
-            short_list, short_columns, short_mask: see ShortList
-            short_rows, ...: of the rows that choose from a short list
-            attention_rows: int64 [attended], rows of which to tell where they look in the source
-            state: for GQA first the lengths of the self and cross caches, int32 scalars; then of each layer self keys,
-                self values, cross keys, cross values, [rows, heads, capacity, d_head], and for GQA also last key and
-                last value of the source [rows, 1, d_model].
+            flat_inputs: The inputs of `decoder_interface`, see `StepInputs`.
 
         Returns:
-            what `choose` gives for the whole vocabulary and for the short list, what `look` gives, then the caches that
-            were written, in the order of the inputs.
+            The outputs of `top_tokens` for the whole vocabulary and for shortlists, the attention to the source, then
+            the updated caches in the order of the inputs.
         """
-        capacities, caches = (state[:2], state[2:]) if self.attention is OrtAttention else ((), state)
-        step = self.attention(positions, source_lengths, *capacities)
-        x = self.decoder.embedding(token_ids.squeeze(1), positions)  # [rows, d_model]
-        width = len(caches) // len(self.layers)
-        # Of a row at a place of its own. Columns beyond it are never looked at.
-        places = positions.long()[:, None], torch.arange(caches[0].shape[2])
-        biases = [each(*places) for each in self.decoder.relative]  # [rows, heads, 1, self_capacity] each
-        for i, layer in enumerate(self.layers):
-            cache = caches[i * width : (i + 1) * width]
-            fused = cast(FusedSelfAttention, layer.self_attention)
+        inputs = StepInputs.group(flat_inputs, len(self.layers), self.form)
+        step = OrtAttention(inputs) if self.form == "ort" else StandardAttention(inputs)
+        x = self.decoder.embedding(inputs.token_ids.squeeze(1), inputs.positions)  # [rows, d_model]
+        # Each row has its own position. Nothing attends to columns beyond it.
+        places = inputs.positions.long()[:, None], torch.arange(inputs.layers[0][0].shape[2])
+        biases = [relative(*places) for relative in self.decoder.relative]  # [rows, heads, 1, self_capacity] each
+        for i, (layer, cache) in enumerate(zip(self.layers, inputs.layers, strict=True)):
+            self_attention = cast(FusedSelfAttention, layer.self_attention)
+            cross_attention = cast(FoldedCrossAttention, layer.cross_attention)
             bias = biases[i % len(biases)] if biases else None
-            x = layer.residuals[0](x, partial(step.to_target, fused, cache, bias))
-            crossed = cast(FoldedCrossAttention, layer.cross_attention)
-            x = layer.residuals[1](x, partial(step.to_source, crossed, cache))
+            x = layer.residuals[0](x, partial(step.to_target, self_attention, cache, bias))
+            x = layer.residuals[1](x, partial(step.to_source, cross_attention, cache))
             x = layer.residuals[2](x, layer.feed_forward)
         x = self.decoder.norm(x)
         assert step.query is not None
-        projection, bias = self.decoder.projection.weight, self.decoder.logit_bias
-        whole = Choice(rows, scales, k, edit_ids, edit_penalties, edit_offsets)
-        short = Choice(short_rows, short_scales, short_k, short_edit_ids, short_edit_penalties, short_edit_offsets)
+        projection, logit_bias = self.decoder.projection.weight, self.decoder.logit_bias
+        cross_keys = inputs.layers[-1][2]
         return [
-            *choose(x, projection, bias, whole),
-            *choose(x, projection, bias, short, ShortList(short_list, short_columns, short_mask)),
-            look(step.query, cache[2], source_lengths, attention_rows),
+            *top_tokens(x, projection, logit_bias, inputs.whole),
+            *top_tokens(x, projection, logit_bias, inputs.short, inputs.shortlist),
+            mean_attention(step.query, cross_keys, inputs.source_lengths, inputs.attention_rows),
             *step.written,
         ]

@@ -1,4 +1,4 @@
-"""The encoder graph: a source once in, what decoding needs of it out."""
+"""The encoder graph: encodes sources and projects them to the keys and values that decoding attends to."""
 
 from torch import Tensor, nn
 
@@ -6,11 +6,12 @@ from dragoman_export.graphs.folding import FoldedModel
 
 
 class SourceEncoder(nn.Module):
-    """Encodes sources and projects them for every decoder layer's cross-attention.
+    """Encodes sources and projects them for the cross-attention of every decoder layer.
 
     Args:
-        model: a folded model.
-        last: also give keys and values of each row's last position, which GroupQueryAttention wants (see the decoder).
+        model: The folded model.
+        last: Whether to also return key and value of each row's last position, which GroupQueryAttention needs (see the
+            decoder graph).
     """
 
     def __init__(self, model: FoldedModel, *, last: bool) -> None:
@@ -23,11 +24,11 @@ class SourceEncoder(nn.Module):
         """Encodes a padded batch.
 
         Args:
-            source_ids: int64 [rows, source]
-            source_lengths: int32 [rows], each at least 1
+            source_ids: int64 [rows, source].
+            source_lengths: int32 [rows], each at least 1.
 
         Returns:
-            for each decoder layer keys and values [rows, heads, source, d_head], and, if asked for, those of each row's
+            For each decoder layer keys and values [rows, heads, source, d_head], and with `last` those of each row's
             last position [rows, 1, d_model].
         """
         memory, packing = self.encoder(source_ids, source_lengths)  # [tokens, d_model]
@@ -37,4 +38,4 @@ class SourceEncoder(nn.Module):
         if not self.last:
             return list(planes)
         last = packing.last(projected).chunk(self.planes, -1)  # [rows, 1, d_model] each
-        return [each for i in range(0, self.planes, 2) for each in (*planes[i : i + 2], *last[i : i + 2])]
+        return [plane for i in range(0, self.planes, 2) for plane in (*planes[i : i + 2], *last[i : i + 2])]

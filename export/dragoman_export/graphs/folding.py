@@ -1,4 +1,4 @@
-"""Rewrites of the trained model that change where a multiplication stands, never what is computed."""
+"""Rewrites the trained model for export: multiplications move to other places, and the result stays the same."""
 
 import copy
 from collections.abc import Iterable, Sequence
@@ -17,47 +17,48 @@ from dragoman_training.model.positions import Embedding, RelativePositions, comb
 
 
 class FusedSelfAttention(nn.Module):
-    """A trained self-attention with the projections of queries, keys and values in one matrix: one product, not two.
+    """A trained self-attention whose query, key and value projections are one matrix: one product, not two.
 
-    The scale of the attention is in the projection of the queries.
+    The query projection includes the attention's scale.
     """
 
     def __init__(self, trained: MultiHeadAttention) -> None:
         super().__init__()
         self.heads, self.d_head = trained.heads, trained.d_head
-        self.query_key_value = stacked([_scaled(trained), trained.key_value])
+        self.query_key_value = concatenate([_scaled_query(trained), trained.key_value])
         self.output = trained.output
 
     def forward(
         self, x: Tensor, mask: Packing | Unpacked, *, bias: Tensor | None = None, causal: bool = False
     ) -> tuple[Tensor, None]:
-        """Stands in for the trained module's `forward` in the layers that call it.
+        """Replaces the trained module's `forward` in the layers that call it.
 
         Args:
-            x: [tokens, d_model]
-            mask: not a mask but where these tokens stand in their rows.
-            bias: added to the scores, [1, heads, length, length].
+            x: [tokens, d_model].
+            mask: Not a mask but the packing of the tokens.
+            bias: Added to the scores [1, heads, length, length].
+            causal: Whether each query attends to its own position and those before it only.
 
         Returns:
-            the shape of x, and no weights.
+            A tensor of the shape of x, and no attention weights.
         """
-        # Of all that is computed, only attention needs rows: padded for it, packed again for the rest.
+        # Only attention needs rows: its input is padded, and its output packed again.
         query, key, value = mask.pad(self.query_key_value(x)).chunk(3, -1)
         attended, _ = attention(query, key, value, self.heads, mask.lengths, bias=bias, causal=causal)
         return self.output(mask.pack(attended)), None
 
 
 class FoldedCrossAttention(nn.Module):
-    """A trained cross-attention without the projections of the source, and with its scale in that of the queries."""
+    """A trained cross-attention without the projections of the source; the query projection includes the scale."""
 
     def __init__(self, trained: MultiHeadAttention) -> None:
         super().__init__()
         self.heads = trained.heads
-        self.query, self.output = _scaled(trained), trained.output
+        self.query, self.output = _scaled_query(trained), trained.output
 
 
 class FoldedEmbedding(nn.Module):
-    """A trained embedding whose token table holds the scale already, and that looks positions up by one Gather."""
+    """A trained embedding whose token table includes the scale, and whose positions are one Gather."""
 
     def __init__(self, trained: Embedding) -> None:
         super().__init__()
@@ -65,16 +66,17 @@ class FoldedEmbedding(nn.Module):
         self.positions = None if trained.positions is None else table(trained.positions)
 
     def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """Stands in for the trained module's `forward`: ids and positions [..., n] -> [..., n, d_model]."""
+        """Replaces the trained module's `forward`: ids and positions [..., n] -> [..., n, d_model]."""
         offset = None if self.positions is None else self.positions(positions)
         return combine_embeddings(self.tokens(ids), offset, self.norm, self.norm_input)
 
 
 class FoldedRelative(nn.Module):
-    """Trained relative positions as a table with a row for each distance, so that a step looks up and computes nothing.
+    """Trained relative positions as a table with a row for each distance, so that a step only looks them up.
 
     Args:
-        longest: of a sequence; the table reaches from longest - 1 places back to, in the encoder, as many ahead.
+        trained: The relative positions of a stack or layer.
+        longest: Longest sequence. The table reaches from longest - 1 positions back to, in the encoder, as many ahead.
     """
 
     def __init__(self, trained: RelativePositions, longest: int) -> None:
@@ -84,25 +86,26 @@ class FoldedRelative(nn.Module):
         self.table = table(trained.table(trained.bucket(distances)))  # [distances, heads]
 
     def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """What is added to the scores.
+        """Returns the bias of the attention scores.
 
         Args:
-            queries: int64 [rows, queries], their places
-            keys: int64 [keys]; the numbers of keys ahead in the decoder, where nobody looks, mean nothing.
+            queries: Positions of the queries, int64 [rows, queries].
+            keys: Positions of the keys, int64 [keys]. In the decoder the values for keys ahead are meaningless, as
+                nothing attends to them.
 
         Returns:
-            [rows, heads, queries, keys]
+            [rows, heads, queries, keys].
         """
         index = (keys - queries[..., None] + self.back).clamp(max=self.table.num_embeddings - 1)
         return self.table(index).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
 
 
 class FoldedModel(nn.Module):
-    """A model in the form in which its graphs compute.
+    """A model in the form that its graphs compute.
 
     Args:
-        model: whose parts were replaced, see `fold_model`.
-        memory: projects the encoder's output to keys and values of all decoder layers in one product:
+        model: The model whose parts were replaced, see `fold_model`.
+        memory: Projection of the encoder's output to the keys and values of all decoder layers:
             [n, d_model] -> [n, layers * 2 * d_model], keys of layer 0, values of layer 0, keys of layer 1, ...
     """
 
@@ -115,19 +118,19 @@ class FoldedModel(nn.Module):
 
 @torch.no_grad()
 def fold_model(trained: Transformer) -> FoldedModel:
-    """A copy of the model to export: fewer and larger products, no factor that stands alone, no padding.
+    """Returns a copy of the model for export: fewer and larger products, no separate factors, no padding.
 
-    The factor sqrt(d_model) moves into the token tables, 1 / sqrt(d_head) into the projections of queries, and the
-    scale of the decoder's output into its last norm. Where a table is the output projection too, that norm takes the
-    inverse of the table's factor as well, so that the table is still stored once.
+    The factor sqrt(d_model) moves into the token tables, 1 / sqrt(d_head) into the query projections, and the scale of
+    the decoder's output into its last norm. Where a table is also the output projection, that norm takes the inverse of
+    the table's factor too, so that the table is still stored once.
     """
     model = copy.deepcopy(trained).eval()
-    decoding = cast(Sequence[DecoderLayer], model.decoder.layers)
-    memory = stacked([layer.cross_attention.key_value for layer in decoding])
-    for layer in cast(Iterable[EncoderLayer | DecoderLayer], chain(model.encoder.layers, decoding)):
-        layer.self_attention = FusedSelfAttention(layer.self_attention)  # type: ignore[assignment]  # stands in for it
-    for layer in decoding:
-        layer.cross_attention = FoldedCrossAttention(layer.cross_attention)  # type: ignore[assignment]  # here too
+    decoder_layers = cast(Sequence[DecoderLayer], model.decoder.layers)
+    memory = concatenate([layer.cross_attention.key_value for layer in decoder_layers])
+    for layer in cast(Iterable[EncoderLayer | DecoderLayer], chain(model.encoder.layers, decoder_layers)):
+        layer.self_attention = FusedSelfAttention(layer.self_attention)  # type: ignore[assignment]  # same interface
+    for layer in decoder_layers:
+        layer.cross_attention = FoldedCrossAttention(layer.cross_attention)  # type: ignore[assignment]  # likewise
     source, target = model.encoder.embedding, model.decoder.embedding
     tied = model.decoder.projection.weight is target.tokens.weight
     for parameter in _last_norm(model).parameters():
@@ -138,29 +141,29 @@ def fold_model(trained: Transformer) -> FoldedModel:
     for stack, embedding, longest in zip((model.encoder, model.decoder), (source, target), lengths, strict=True):
         stack.embedding = FoldedEmbedding(embedding)
         relative = cast(Iterable[RelativePositions], stack.relative)
-        stack.relative = nn.ModuleList(FoldedRelative(each, longest) for each in relative)
+        stack.relative = nn.ModuleList(FoldedRelative(positions, longest) for positions in relative)
     return FoldedModel(model, memory)
 
 
-def stacked(linears: Iterable[nn.Linear]) -> nn.Linear:
-    """One linear map with the outputs of several, one after the other."""
+def concatenate(linears: Iterable[nn.Linear]) -> nn.Linear:
+    """Returns one linear map with the outputs of several, one after the other."""
     parts = list(linears)
-    whole = nn.Linear(parts[0].in_features, sum(part.out_features for part in parts), bias=parts[0].bias is not None)
+    joint = nn.Linear(parts[0].in_features, sum(part.out_features for part in parts), bias=parts[0].bias is not None)
     with torch.no_grad():
-        for name, parameter in whole.named_parameters():
+        for name, parameter in joint.named_parameters():
             parameter.copy_(torch.cat([getattr(part, name) for part in parts]))
-    return whole
+    return joint
 
 
 def table(rows: Tensor) -> nn.Embedding:
-    """Rows to look up by number."""
+    """Returns a lookup table of rows."""
     embedding = nn.Embedding(*rows.shape)
     embedding.weight = nn.Parameter(rows.detach(), requires_grad=False)
     return embedding
 
 
-def _scaled(attention: MultiHeadAttention) -> nn.Linear:
-    """The projection of queries of an attention whose scores need no scale any more."""
+def _scaled_query(attention: MultiHeadAttention) -> nn.Linear:
+    """Returns the query projection multiplied by the attention's scale, so that the scores need none."""
     query = copy.deepcopy(attention.query)
     for parameter in query.parameters():
         parameter.mul_(attention.scale)

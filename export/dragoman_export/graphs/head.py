@@ -1,31 +1,30 @@
-"""The end of a decode step: from hidden states to the most probable tokens, and where the last layer looked.
+"""The head of the decoder graph: from hidden states to the most probable tokens, and the attention to the source.
 
-All three parts work on rows that are named to them, and may be given none: a part that has no rows costs nothing. So
-one graph serves rows that choose from the whole vocabulary and rows that choose from a short list, without an `If`.
+Each part works on the rows listed in its inputs. The list may be empty, and an empty list costs nothing. So one graph
+serves rows that choose from the whole vocabulary and rows with a shortlist, without an `If`.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from dragoman_export.graphs.operators import top_k
-from dragoman_export.graphs.packing import rows_of
+from dragoman_export.graphs.packing import gather_rows
 
 
-@dataclass(frozen=True)
-class Choice:
-    """What is to be known of some rows, each of which may be named more than once.
+class HeadInputs(NamedTuple):
+    """The step requests of some rows. A row may be listed more than once.
 
     Attributes:
-        rows: int64 [n]
-        scales: [n, 1], inverse temperatures.
-        k: int64 [1], how many candidates to give.
-        edit_ids: int64 [n, edits], columns of the logits to change; where one is named twice, in the same way.
-        edit_penalties: [n, edits]; a logit x becomes x / penalty if it is positive, else x * penalty (Keskar et al.
-            2019, section 4.1),
-        edit_offsets: [n, edits], and this is added: -inf forbids a token.
+        rows: Row numbers, int64 [n].
+        scales: Inverse temperatures [n, 1].
+        k: Number of candidates to return, int64 [1].
+        edit_ids: Logit columns to edit, int64 [n, edits]. Duplicates must carry the same edit.
+        edit_penalties: Penalties [n, edits]. A logit x becomes x / penalty if it is positive, else x * penalty (Keskar
+            et al. 2019, section 4.1).
+        edit_offsets: Numbers added after the penalty [n, edits]; -inf forbids a token.
     """
 
     rows: Tensor
@@ -36,15 +35,14 @@ class Choice:
     edit_offsets: Tensor
 
 
-@dataclass(frozen=True)
-class ShortList:
+class Shortlist(NamedTuple):
     """The only tokens that some rows may choose.
 
     Attributes:
-        tokens: int64 [listed], token ids: those of all rows together.
-        columns: int64 [n, own], for each row its places in `tokens`, in an order of its own: so the sums of its softmax
-            are the same, to the last bit, whatever other rows may choose.
-        mask: [n, own], added to the logits: -inf where a row's list is shorter.
+        tokens: Token ids of all rows together, int64 [listed].
+        columns: Indices into `tokens` for each row, int64 [n, own]. Each row has an order of its own, so the sums of
+            its softmax are the same to the last bit, whatever other rows may choose.
+        mask: Numbers added to the logits [n, own]: -inf where a row's list is shorter than the longest.
     """
 
     tokens: Tensor
@@ -52,64 +50,66 @@ class ShortList:
     mask: Tensor
 
 
-def choose(
-    x: Tensor, projection: Tensor, bias: Tensor | None, choice: Choice, short: ShortList | None = None
+def top_tokens(
+    x: Tensor, projection: Tensor, bias: Tensor | None, inputs: HeadInputs, shortlist: Shortlist | None = None
 ) -> list[Tensor]:
-    """The most probable tokens of some rows.
+    """Returns the most probable tokens of some rows.
 
-    LogitEdits come before the softmax, so what they forbid gives its probability to the rest: exact for the whole
-    vocabulary, of which no more than the candidates leaves the device.
+    Logit edits come before the softmax, so forbidden tokens give their probability to the rest. This is exact over the
+    whole vocabulary, although only the candidates leave the device.
 
     Args:
-        x: hidden states [rows, d_model]
-        projection: of hidden states to logits [vocabulary, d_model]
-        bias: of the logits [vocabulary]
-        short: None for the whole vocabulary; else ids, edited ones too, are places in a row's own list.
+        x: Hidden states [rows, d_model].
+        projection: Projection from hidden states to logits [vocabulary, d_model].
+        bias: Bias of the logits [vocabulary].
+        inputs: Which rows, and how each of them chooses.
+        shortlist: None for the whole vocabulary. Otherwise all ids, those of edits included, are indices into a row's
+            own list.
 
     Returns:
-        log-probabilities float32 [n, k] and ids int64 [n, k], best first, and log-probabilities float32 [n, edits] of
+        Log-probabilities float32 [n, k] and ids int64 [n, k], best first, and log-probabilities float32 [n, edits] of
         the edited tokens.
     """
-    x = rows_of(x, choice.rows)
-    # A temperature divides all logits, for which it is enough to divide the far fewer numbers that they are products
-    # of; but those could become too large for half precision.
+    x = gather_rows(x, inputs.rows)
+    # A temperature divides the logits. Dividing the hidden states is the same and far cheaper, but could overflow in
+    # half precision.
     half = x.dtype != torch.float32
     if not half:
-        x = x * choice.scales
-    if short is None:
+        x = x * inputs.scales
+    if shortlist is None:
         logits = functional.linear(x, projection, bias).float()  # [n, vocabulary]
     else:
-        own_bias = None if bias is None else bias.gather(0, short.tokens)
-        logits = functional.linear(x, rows_of(projection, short.tokens), own_bias).float()  # [n, listed]
-        logits = logits.gather(1, short.columns) + short.mask  # [n, own]
+        listed_bias = None if bias is None else bias.gather(0, shortlist.tokens)
+        logits = functional.linear(x, gather_rows(projection, shortlist.tokens), listed_bias).float()  # [n, listed]
+        logits = logits.gather(1, shortlist.columns) + shortlist.mask  # [n, own]
     if half:
-        logits = logits * choice.scales
-    before = logits.gather(1, choice.edit_ids)
-    penalties = choice.edit_penalties
-    after = torch.where(before > 0, before / penalties, before * penalties) + choice.edit_offsets
-    log_probabilities = logits.scatter(1, choice.edit_ids, after).log_softmax(-1)
-    return [*top_k(log_probabilities, choice.k), log_probabilities.gather(1, choice.edit_ids)]
+        logits = logits * inputs.scales
+    before = logits.gather(1, inputs.edit_ids)
+    penalties = inputs.edit_penalties
+    after = torch.where(before > 0, before / penalties, before * penalties) + inputs.edit_offsets
+    log_probabilities = logits.scatter(1, inputs.edit_ids, after).log_softmax(-1)
+    return [*top_k(log_probabilities, inputs.k), log_probabilities.gather(1, inputs.edit_ids)]
 
 
-def look(query: Tensor, keys: Tensor, lengths: Tensor, rows: Tensor) -> Tensor:
-    """Where some rows look in the source, mean over the heads.
+def mean_attention(query: Tensor, keys: Tensor, lengths: Tensor, rows: Tensor) -> Tensor:
+    """Returns the attention of some rows to the source, averaged over the heads.
 
     Args:
-        query: [rows, d_model], which holds the scale of the attention
-        keys: [rows, heads, capacity, d_head]
-        lengths: int32 [rows], of the sources
-        rows: int64 [n]
+        query: Queries [rows, d_model], already scaled.
+        keys: Keys of the source [rows, heads, capacity, d_head].
+        lengths: Source lengths, int32 [rows].
+        rows: Row numbers, int64 [n].
 
     Returns:
-        shares of attention float32 [n, capacity], 0 beyond the source.
+        Attention weights float32 [n, capacity], 0 beyond the source.
     """
     heads, capacity, d_head = keys.shape[1:]
-    chosen = rows_of(query, rows).reshape(-1, heads, 1, d_head)
+    chosen = gather_rows(query, rows).reshape(-1, heads, 1, d_head)
     scores = chosen @ keys.index_select(0, rows).transpose(-2, -1)  # [n, heads, 1, capacity]
     beyond = torch.arange(capacity, dtype=torch.int32) >= lengths.gather(0, rows).reshape(-1, 1, 1, 1)
     weights = scores.float().masked_fill(beyond, -torch.inf).softmax(-1).squeeze(2)  # [n, heads, capacity]
-    # A product, since ONNX Runtime's ReduceMean sums in another order where there is one row only. Its left factor is
-    # gathered for every row: for one that rows share, CUDA is handed addresses that stand on the host, where a recorded
-    # step (CudaGraphStep) would look for them again when they are gone.
+    # A product, because ONNX Runtime's ReduceMean sums in another order when there is only one row. NOTE: the left
+    # factor is gathered for every row. If rows shared one, CUDA would be given host addresses, and a CUDA graph
+    # (CudaGraphStep) would read them again after they are freed.
     averaging = torch.full((1, 1, heads), 1 / heads).index_select(0, rows - rows)  # [n, 1, heads]
     return (averaging @ weights).squeeze(1)

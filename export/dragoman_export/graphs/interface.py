@@ -1,4 +1,4 @@
-"""Names, types and shapes of what goes into the graphs and comes out, said once for tracing and for the manifest."""
+"""Names, types and shapes of the inputs and outputs of the graphs, for the exporter and the manifest."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 from dragoman_server.bundle.manifest import Attention, Precision, Shape
 
-Dimension = int | str  # a number, or the name of a dimension that differs from call to call
+Dimension = int | str  # a number, or the name of a dimension that varies from call to call
 
-# Sizes to trace with: all different, none 0 or 1, which the exporter would take for constants.
+# Sizes to trace with. They all differ, and none is 0 or 1, which the exporter would take for constants.
 EXAMPLE_SIZES = {
     "rows": 2,
     "source": 5,
@@ -38,63 +38,63 @@ class Port:
     shape: tuple[Dimension, ...]
 
     def example(self) -> Tensor:
-        """Ones of a small size."""
+        """Returns ones of a small size."""
         return torch.ones([EXAMPLE_SIZES[d] if isinstance(d, str) else d for d in self.shape], dtype=self.dtype)
 
     def dynamic(self, dimensions: dict[str, torch.export.Dim]) -> dict[int, torch.export.Dim]:
-        """Which axes are dynamic, as the exporter wants it."""
+        """Returns the dynamic axes in the form that the exporter takes."""
         return {axis: dimensions[d] for axis, d in enumerate(self.shape) if isinstance(d, str)}
 
 
 @dataclass(frozen=True)
 class Interface:
-    """Inputs and outputs of a graph, in order."""
+    """The inputs and outputs of a graph, in order."""
 
     inputs: list[Port]
     outputs: list[Port]
 
 
 def encoder_interface(shape: Shape, precision: Precision, attention: Attention) -> Interface:
-    """Of encoder.onnx."""
+    """Returns the interface of encoder.onnx."""
     outputs = [
         port
         for layer in range(shape.decoder_layers)
-        for port in _cross(shape, precision, layer, "source") + _last(shape, precision, layer, attention)
+        for port in _cross_cache(shape, precision, layer, "source") + _last_position(shape, precision, layer, attention)
     ]
     return Interface(_source(), outputs)
 
 
 def decoder_interface(shape: Shape, precision: Precision, attention: Attention) -> Interface:
-    """Of decoder.onnx."""
+    """Returns the interface of decoder.onnx. `graphs.decoder.StepInputs` groups its inputs."""
     inputs = [
         Port("token_ids", torch.int64, ("rows", 1)),
         Port("positions", torch.int32, ("rows",)),
         Port("source_lengths", torch.int32, ("rows",)),
-        *_choice("", "scored"),
+        *_head_inputs("", "scored"),
         Port("short_list", torch.int64, ("listed",)),
         Port("short_columns", torch.int64, ("short", "own")),
         Port("short_mask", torch.float32, ("short", "own")),
-        *_choice("short_", "short"),
+        *_head_inputs("short_", "short"),
         Port("attention_rows", torch.int64, ("attended",)),
     ]
     outputs = [
-        *_chosen("", "scored"),
-        *_chosen("short_", "short"),
+        *_head_outputs("", "scored"),
+        *_head_outputs("short_", "short"),
         Port("attention", torch.float32, ("attended", "cross_positions")),
     ]
     if attention == "ort":
         inputs += [Port("self_capacity", torch.int32, ()), Port("cross_capacity", torch.int32, ())]
     for layer in range(shape.decoder_layers):
         own = _cache(shape, precision, "self", layer, "self_positions")
-        cross = _cross(shape, precision, layer, "cross_positions")
-        inputs += own + cross + _last(shape, precision, layer, attention)
+        cross = _cross_cache(shape, precision, layer, "cross_positions")
+        inputs += own + cross + _last_position(shape, precision, layer, attention)
         written = own + cross if attention == "ort" else own
         outputs += [Port(f"{port.name}_out", port.dtype, port.shape) for port in written]
     return Interface(inputs, outputs)
 
 
 def scorer_interface(shape: Shape) -> Interface:
-    """Of scorer.onnx."""
+    """Returns the interface of scorer.onnx."""
     inputs = [
         *_source(),
         Port("target_ids", torch.int64, ("rows", "target")),
@@ -112,8 +112,8 @@ def _source() -> list[Port]:
     return [Port("source_ids", torch.int64, ("rows", "source")), Port("source_lengths", torch.int32, ("rows",))]
 
 
-def _choice(prefix: str, rows: str) -> list[Port]:
-    """Inputs that say what is to be known of some rows, see export.graphs.head.Choice."""
+def _head_inputs(prefix: str, rows: str) -> list[Port]:
+    """Returns the ports of one `graphs.head.HeadInputs`."""
     edits = (rows, f"{prefix}edits")
     return [
         Port(f"{prefix}rows", torch.int64, (rows,)),
@@ -125,7 +125,7 @@ def _choice(prefix: str, rows: str) -> list[Port]:
     ]
 
 
-def _chosen(prefix: str, rows: str) -> list[Port]:
+def _head_outputs(prefix: str, rows: str) -> list[Port]:
     return [
         Port(f"{prefix}log_probabilities", torch.float32, (rows, f"{prefix}k")),
         Port(f"{prefix}ids", torch.int64, (rows, f"{prefix}k")),
@@ -133,16 +133,17 @@ def _chosen(prefix: str, rows: str) -> list[Port]:
     ]
 
 
-def _cache(shape: Shape, precision: Precision, which: str, layer: int, positions: str) -> list[Port]:
+def _cache(shape: Shape, precision: Precision, kind: str, layer: int, positions: str) -> list[Port]:
     dimensions = ("rows", shape.heads, positions, shape.d_head)
-    return [Port(f"{which}_{part}_{layer}", DTYPES[precision], dimensions) for part in ("key", "value")]
+    return [Port(f"{kind}_{part}_{layer}", DTYPES[precision], dimensions) for part in ("key", "value")]
 
 
-def _cross(shape: Shape, precision: Precision, layer: int, positions: str) -> list[Port]:
+def _cross_cache(shape: Shape, precision: Precision, layer: int, positions: str) -> list[Port]:
     return _cache(shape, precision, "cross", layer, positions)
 
 
-def _last(shape: Shape, precision: Precision, layer: int, attention: Attention) -> list[Port]:
+def _last_position(shape: Shape, precision: Precision, layer: int, attention: Attention) -> list[Port]:
+    """Returns key and value of the last source position, which only GroupQueryAttention needs."""
     if attention == "standard":
         return []
     dimensions = ("rows", 1, shape.attention_width)

@@ -1,6 +1,6 @@
-"""The ONNX operators that PyTorch has no name for, as functions that `torch.onnx.export` writes as one node each.
+"""ONNX operators that PyTorch lacks, as functions that `torch.onnx.export` writes as one node each.
 
-They compute nothing in PyTorch: a module that calls them exists to be exported.
+They compute nothing in PyTorch: a module that calls them can only be exported.
 """
 
 from collections.abc import Sequence
@@ -24,17 +24,19 @@ def attention(
     bias: Tensor | None = None,
     causal: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """`Attention`: every query looks at the first `lengths` keys of its row, or at all keys up to its own place.
+    """Writes `Attention`: each query attends to the first `lengths` keys of its row, or to all keys up to its position.
 
     Args:
-        query, key, value: [rows, length, heads * d_head], or [rows, heads, length, d_head] each. The query holds the
-            scale.
-        lengths: int64 [rows]; not looked at where each query looks up to its own place.
-        bias: added to the scores, broadcastable to [rows, heads, queries, keys].
+        query, key, value: [rows, length, heads * d_head], or [rows, heads, length, d_head] each. The query is already
+            scaled.
+        heads: Number of heads.
+        lengths: int64 [rows]; unused when `causal`.
+        bias: Added to the scores, broadcastable to [rows, heads, queries, keys].
+        causal: Whether each query attends to all keys up to its own position.
 
     Returns:
-        the shape of `query`, and the scores [rows, heads, queries, keys] that the softmax makes shares of, those beyond
-        `lengths` included. Scores that nobody uses are not written, see export.onnx_files.trace.
+        The attended values in the shape of `query`, and the scores [rows, heads, queries, keys] before the softmax,
+        those beyond `lengths` included. `graphs.trace` removes scores that nothing uses.
     """
     attributes: dict[str, Attribute] = {"scale": 1.0}
     if query.dim() == 3:
@@ -48,7 +50,7 @@ def attention(
     attended, _, _, scores = ops.symbolic_multi_out(
         "Attention",
         inputs,
-        attributes | {"qk_matmul_output_mode": 0},  # the last output: ONNX Runtime has no shares there on CUDA
+        attributes | {"qk_matmul_output_mode": 0},  # the last output: on CUDA, ONNX Runtime has no weights there
         dtypes=[query.dtype] * 4,
         shapes=[query.shape, key.shape, value.shape, (rows, heads, queries, keys)],
         version=OPSET,
@@ -67,20 +69,21 @@ def group_query_attention(
     heads: int,
     bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`com.microsoft.GroupQueryAttention`: writes key and value at index `last` of each row, then looks at 0..last.
+    """Writes `com.microsoft.GroupQueryAttention`: stores key and value at index `last` of each row, attends to 0..last.
 
     Args:
-        query: [rows, 1, width], width being heads * d_head, or [rows, 1, 3 * width] with key and value behind it (they
-            are None then). It holds the scale.
-        key, value: [rows, 1, width]
-        key_cache, value_cache: [rows, heads, capacity, d_head]
-        last: int32 [rows]
-        capacity: int32 scalar, the caches' length. ONNX Runtime takes it for the longest sequence's length; it may be
-            too large but must not be 1 with a one-token query, which would mean a first prompt.
-        bias: added to the scores, [rows, heads, 1, capacity].
+        query: [rows, 1, width] where width is heads * d_head, or [rows, 1, 3 * width] with key and value appended (they
+            are None then). It is already scaled.
+        key, value: [rows, 1, width].
+        key_cache, value_cache: [rows, heads, capacity, d_head].
+        last: int32 [rows].
+        capacity: Length of the caches, int32 scalar. ONNX Runtime takes it for the longest sequence's length. NOTE: it
+            may be too large but must not be 1 with a one-token query, which would mean a first prompt.
+        heads: Number of heads.
+        bias: Added to the scores [rows, heads, 1, capacity].
 
     Returns:
-        attended values [rows, 1, width] and the caches, which are the same memory where the caller binds it so.
+        Attended values [rows, 1, width] and the caches, which are the same memory if the caller binds them so.
     """
     rows = query.shape[0]
     output, keys, values = ops.symbolic_multi_out(
@@ -104,15 +107,15 @@ def group_query_attention(
 
 
 def tensor_scatter(cache: Tensor, update: Tensor, index: Tensor) -> Tensor:
-    """`TensorScatter`: a cache with new entries.
+    """Writes `TensorScatter`: stores new entries in a cache.
 
     Args:
-        cache: [rows, heads, capacity, d_head]
-        update: [rows, heads, 1, d_head]
-        index: int64 [rows]
+        cache: [rows, heads, capacity, d_head].
+        update: [rows, heads, 1, d_head].
+        index: int64 [rows].
 
     Returns:
-        the cache, which is the same memory where the caller binds it so.
+        The cache, which is the same memory if the caller binds it so.
     """
     return ops.symbolic(
         "TensorScatter", [cache, update, index], {"axis": 2}, dtype=cache.dtype, shape=cache.shape, version=OPSET
@@ -120,8 +123,8 @@ def tensor_scatter(cache: Tensor, update: Tensor, index: Tensor) -> Tensor:
 
 
 def top_k(x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """`TopK`, largest first: x [rows, width], k int64 [1] -> values and int64 indices, [rows, k]."""
-    # NOTE: k is known only when the graph runs; the width stands in for it here and is renamed in the exported graph.
+    """Writes `TopK`, largest first: x [rows, width], k int64 [1] -> values and int64 indices, [rows, k]."""
+    # NOTE: k is known only when the graph runs. The width replaces it here and is renamed in the exported graph.
     values, indices = ops.symbolic_multi_out(
         "TopK", [x, k], {"axis": -1}, dtypes=[x.dtype, torch.int64], shapes=[x.shape, x.shape], version=24
     )

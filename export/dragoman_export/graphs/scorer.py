@@ -1,4 +1,4 @@
-"""The scorer graph: how likely given targets are, and where each token looks in the source."""
+"""The scorer graph: teacher-forced log-probabilities and cross-attention of given targets."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -17,8 +17,8 @@ class Scorer(nn.Module):
     """Teacher-forced pass over sources and targets.
 
     Args:
-        model: a folded model.
-        end: id of the token that closes a target.
+        model: The folded model.
+        end: Id of the end token.
     """
 
     def __init__(self, model: FoldedModel, end: int) -> None:
@@ -33,43 +33,44 @@ class Scorer(nn.Module):
         """Scores a padded batch.
 
         Args:
-            source_ids: int64 [rows, source]
-            source_lengths: int32 [rows]
-            target_ids: int64 [rows, target], starting with the begin token, without the end token
-            target_lengths: int32 [rows], the begin token counted
+            source_ids: int64 [rows, source].
+            source_lengths: int32 [rows].
+            target_ids: int64 [rows, target], with the begin token and without the end token.
+            target_lengths: int32 [rows], the begin token included.
 
         Returns:
-            log-probabilities float32 [rows, target]: entry j is of the token at j + 1 given those up to j, and entry
-            length - 1 of the end token; 0 beyond.
-            cross-attention weights float32 [rows, layers, heads, target, source].
+            Log-probabilities float32 [rows, target]: entry j is that of token j + 1 after those up to j, and entry
+            length - 1 that of the end token; 0 beyond.
+            Cross-attention weights float32 [rows, layers, heads, target, source].
         """
         memory, sources = self.encoder(source_ids, source_lengths)
         planes = sources.pad(self.memory(memory)).chunk(2 * len(self.layers), -1)  # [rows, source, d_model] each
         targets, places = Unpacked(target_lengths.long()), torch.arange(target_ids.shape[1])
         x = targets.pack(self.decoder.embedding(target_ids, places))  # [rows * target, d_model]
-        biases = [each(places[None], places) for each in self.decoder.relative]  # [1, heads, target, target] each
-        looks: list[Tensor] = []
+        biases = [relative(places[None], places) for relative in self.decoder.relative]  # [1, heads, target, target]
+        attention_scores: list[Tensor] = []
         for i, layer in enumerate(self.layers):
             own = cast(FusedSelfAttention, layer.self_attention)
-            crossed = cast(FoldedCrossAttention, layer.cross_attention)
+            cross = cast(FoldedCrossAttention, layer.cross_attention)
+            cache = planes[2 * i : 2 * i + 2]
             bias = biases[i % len(biases)] if biases else None
             x = layer.residuals[0](x, partial(_to_target, own, targets, bias))
-            x = layer.residuals[1](x, partial(_to_source, crossed, targets, planes[2 * i : 2 * i + 2], sources, looks))
+            x = layer.residuals[1](x, partial(_to_source, cross, targets, cache, sources, attention_scores))
             x = layer.residuals[2](x, layer.feed_forward)
         logits = functional.linear(self.decoder.norm(x), self.decoder.projection.weight, self.decoder.logit_bias)
         last = targets.lengths[:, None] - 1
         labels = torch.where(places == last, self.end, functional.pad(target_ids[:, 1:], (0, 1)))
         scores = targets.pad(logits.float().log_softmax(-1)).gather(2, labels[..., None])[..., 0]
-        # ONNX takes the last dimension of what was looked at for 0, of which ONNX Runtime would warn whenever the graph
-        # runs: it does not know how many positions are chosen, though all are.
+        # All positions are selected. Without this, ONNX infers 0 for the last dimension, and ONNX Runtime warns on
+        # every run.
         positions = torch.arange(source_ids.shape[1])
-        looked = torch.stack(looks, 1).index_select(-1, positions).float()
-        shares = looked.masked_fill(positions >= sources.lengths.reshape(-1, 1, 1, 1, 1), -torch.inf).softmax(-1)
-        return scores.masked_fill(places > last, 0.0), shares
+        stacked = torch.stack(attention_scores, 1).index_select(-1, positions).float()
+        weights = stacked.masked_fill(positions >= sources.lengths.reshape(-1, 1, 1, 1, 1), -torch.inf).softmax(-1)
+        return scores.masked_fill(places > last, 0.0), weights
 
 
 def _to_target(trained: FusedSelfAttention, targets: Unpacked, bias: Tensor | None, y: Tensor) -> Tensor:
-    """[rows * target, d_model] -> the same, over the target so far."""
+    """Attends to the target so far: [rows * target, d_model] -> the same."""
     return trained(y, targets, bias=bias, causal=True)[0]  # type: ignore[no-any-return]
 
 
@@ -78,12 +79,15 @@ def _to_source(
     targets: Unpacked,
     cache: Sequence[Tensor],
     sources: Packing,
-    looks: list[Tensor],
+    attention_scores: list[Tensor],
     y: Tensor,
 ) -> Tensor:
-    """[rows * target, d_model] -> the same, over the source; its scores [rows, heads, target, source] go to `looks`."""
+    """Attends to the source: [rows * target, d_model] -> the same.
+
+    Appends the scores [rows, heads, target, source] to `attention_scores`.
+    """
     query = targets.pad(trained.query(y))
     keys, values = cache
     attended, scores = attention(query, keys, values, trained.heads, sources.lengths)
-    looks.append(scores)
+    attention_scores.append(scores)
     return trained.output(targets.pack(attended))  # type: ignore[no-any-return]

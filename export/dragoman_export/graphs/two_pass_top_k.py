@@ -1,8 +1,8 @@
-"""The most probable tokens of a large vocabulary, found in two passes.
+"""Finds the most probable tokens of a large vocabulary in two passes.
 
-ONNX Runtime's `TopK` compares one number at a time, which for 32 rows of 32,000 takes seven times as long as what is
-done here (434 against 63 us): the maximum of each block of tokens, many numbers with an instruction, then the best of
-those blocks in which alone the best tokens can be.
+ONNX Runtime's `TopK` compares one number at a time. For 32 rows of 32,000 tokens that takes seven times as long as two
+passes (434 against 63 us): the first takes the maximum of each block of tokens, many numbers per instruction, the
+second the best tokens of the blocks that can hold them.
 """
 
 from typing import Any
@@ -11,16 +11,16 @@ import numpy as np
 import onnx
 from onnx import NodeProto, helper, numpy_helper
 
-SMALLEST = 4096  # tokens that are worth it
-NARROWEST, WIDEST = 32, 512  # block of tokens
-IDS = "ids"  # the output that names the decoder's TopK over the whole vocabulary
+SMALLEST = 4096  # tokens, for two passes to be faster
+NARROWEST, WIDEST = 32, 512  # tokens of a block
+IDS = "ids"  # output of the decoder's TopK over the whole vocabulary
 
 
 def split_top_k(model: onnx.ModelProto, vocabulary: int) -> None:
-    """Rewrites the decoder's TopK over the whole vocabulary, where that is large and can be divided into blocks.
+    """Rewrites the decoder's TopK over the whole vocabulary, if that is large and divides into blocks.
 
-    For graphs of CPUs: on a GPU what is computed of `k`, which is on the host, would keep a step from being recorded.
-    Whatever the numbers are, values, ids and their order are the same, equal numbers included: the lowest id is first.
+    Only for graphs that run on CPUs: on a GPU the nodes that compute with `k`, which is on the host, would prevent CUDA
+    graphs. Values, ids and their order stay the same for any numbers; of equal numbers the lowest id comes first.
     """
     width = block_width(vocabulary)
     if width is None:
@@ -44,7 +44,7 @@ def split_top_k(model: onnx.ModelProto, vocabulary: int) -> None:
 
 
 def block_width(vocabulary: int) -> int | None:
-    """A divisor near the square root, so that both passes have about as many to compare; None where there is none."""
+    """Returns a divisor near the square root, so that both passes compare about as many numbers, or None."""
     if vocabulary < SMALLEST:
         return None
     divisors = [width for width in range(NARROWEST, WIDEST + 1) if vocabulary % width == 0]
@@ -62,12 +62,12 @@ def _in_blocks(top: NodeProto, width: int) -> list[NodeProto]:
 
     divided = add("Reshape", [x, "top.divided"], "top.x_divided")  # [rows, blocks, width]
     maxima = add("ReduceMax", [divided, "top.last"], "top.block_maxima", keepdims=0)
-    # ONNX Runtime 1.31 leaves the shape of no rows at all as it is.
+    # ONNX Runtime 1.31 does not reduce the shape of zero rows.
     most = add("Reshape", [maxima, "top.reduced"], "top.most")  # [rows, blocks]
-    # The k best tokens stand in the k blocks with the largest maxima: before each other block come k tokens.
+    # The k best tokens are in the k blocks with the largest maxima, as k tokens rank before any other block.
     few = add("Min", [k, "top.blocks"], "top.few")
     ranked = add("TopK", [most, few], "top.maxima", "top.ranked")
-    # Put in the order of their places, so that of equal tokens that with the lowest id is first.
+    # Blocks in the order of their ids, so that of equal tokens the one with the lowest id comes first.
     add("TopK", [ranked, few], "top.chosen", "top.rank", largest=0)
     index = add("Unsqueeze", ["top.chosen", "top.last"], "top.index")  # [rows, few, 1]
     gathered = add("GatherND", [divided, index], "top.gathered", batch_dims=1)  # [rows, few, width]

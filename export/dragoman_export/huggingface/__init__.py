@@ -1,4 +1,5 @@
-"""Reads a directory that Hugging Face's `transformers` has written: configuration and weights, into our Transformer.
+"""Imports models that Hugging Face's `transformers` saved: configuration and weights, as our Transformer.
 
-A family of models is a row of switches (`families`) and a way to name weights (`naming`); nothing else knows families.
+`families` maps a configuration to the switches of our model, `weight_names` says what a family calls its weights,
+`weight_files` reads the files, and `model` puts it all together. A new family is an entry in the first two.
 """

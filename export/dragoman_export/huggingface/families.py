@@ -1,4 +1,4 @@
-"""What each family of published models is made of, as switches of our Transformer."""
+"""The families of published models, as switches of our Transformer."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from dragoman_training.model import ModelConfig
 from dragoman_training.model.feed_forward import Activation
 from dragoman_training.model.positions import FAIRSEQ_FIRST
 
-T5_LENGTH = 512  # tokens that T5 was trained on; its positions know no limit
+T5_LENGTH = 512  # tokens that T5 was trained on; its relative positions have no limit
 _ACTIVATIONS: dict[str, Activation] = {
     "relu": "relu",
     "gelu": "gelu",
@@ -30,31 +30,31 @@ _GATED: dict[Activation, Activation] = {
 
 @dataclass(frozen=True)
 class Family:
-    """How a configuration becomes a model.
+    """The model that a configuration describes.
 
     Attributes:
-        naming: the names of weights in the file.
-        config: the model's switches.
-        vocabularies: sizes of the source's and the target's.
-        skipped_positions: rows of a position table in the file that stand before the first position.
-        logits_bias: whether the file may hold one.
+        names: Key of the weight names, see `weight_names`.
+        config: Switches of the model.
+        vocabularies: Sizes of the source and target vocabularies.
+        skipped_positions: Rows of the file's position table before the first position.
+        logits_bias: Whether the file may hold a bias of the logits.
     """
 
-    naming: Literal["bart", "t5"]
+    names: Literal["bart", "t5"]
     config: ModelConfig
     vocabularies: tuple[int, int]
     skipped_positions: int = 0
     logits_bias: bool = True
 
 
-def family(config: Any) -> Family:
-    """The family of a configuration.
+def find_family(config: Any) -> Family:
+    """Returns the family of a configuration.
 
     Args:
-        config: as `transformers.AutoConfig` reads it.
+        config: The configuration as `transformers.AutoConfig` reads it.
 
     Raises:
-        ExportError: models of this type are not supported, or a key has a value that no switch has.
+        ExportError: Models of this type are not supported, or a key has an unsupported value.
     """
     kind = config.model_type
     if reason := _REFUSED.get(kind):
@@ -70,7 +70,7 @@ def family(config: Any) -> Family:
 
 
 def _bart_like(config: Any, skipped_positions: int = 0, **switches: Any) -> Family:
-    """Families whose classes are descendants of BART's, with its names for keys and weights."""
+    """Returns a family whose classes derive from BART's, with its names for keys and weights."""
     shape = {
         "d_model": config.d_model,
         "heads": config.encoder_attention_heads,
@@ -84,7 +84,7 @@ def _bart_like(config: Any, skipped_positions: int = 0, **switches: Any) -> Fami
         "share_embeddings": "all",
         "dropout": 0.0,
         "max_source_length": config.max_position_embeddings,
-        # The decoder reads a start token before the target, and has a position for it.
+        # The decoder's start token takes one position.
         "max_target_length": config.max_position_embeddings - 1,
     }
     vocabularies = config.vocab_size, config.vocab_size
@@ -128,7 +128,7 @@ def _blenderbot_small(config: Any) -> Family:
 def _fsmt(config: Any) -> Family:
     tied = "all" if config.tie_word_embeddings else "none"
     if tied == "all" and config.src_vocab_size != config.tgt_vocab_size:
-        raise ExportError("config.json: tie_word_embeddings needs a src_vocab_size that is the tgt_vocab_size")
+        raise ExportError("config.json: tie_word_embeddings needs src_vocab_size and tgt_vocab_size to be equal")
     found = _bart_like(config, positions="sinusoidal_fairseq", share_embeddings=tied)
     vocabularies = config.src_vocab_size, config.tgt_vocab_size
     return Family("bart", found.config, vocabularies, FAIRSEQ_FIRST, logits_bias=False)
@@ -136,7 +136,7 @@ def _fsmt(config: Any) -> Family:
 
 def _t5(config: Any) -> Family:
     gated, _, name = config.feed_forward_proj.rpartition("-")
-    # T5's own code takes "gated-gelu" for the approximation by tanh.
+    # T5's own code means the approximation by tanh with "gated-gelu".
     activation = "gelu_tanh" if config.feed_forward_proj == "gated-gelu" else _activation(name)
     per_layer = config.model_type == "umt5"
     shape = {
@@ -156,7 +156,7 @@ def _t5(config: Any) -> Family:
         "relative_buckets": config.relative_attention_num_buckets,
         "relative_max_distance": config.relative_attention_max_distance,
         "embedding_scale": False,
-        "share_embeddings": "all",  # or "inputs": the file decides
+        "share_embeddings": "all",  # or "inputs" if the file has an output projection
         "output_scale": bool(getattr(config, "scale_decoder_outputs", False)),
         "dropout": 0.0,
         "max_source_length": T5_LENGTH,

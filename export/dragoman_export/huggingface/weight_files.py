@@ -1,4 +1,4 @@
-"""The weights of a directory, by name, read one at a time from whatever files hold them."""
+"""Reads the weights of a directory by name, one at a time, from safetensors or PyTorch files."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -17,14 +17,14 @@ FILES = ("model.safetensors", "pytorch_model.bin")
 INDEX = ".index.json"
 
 
-class Weights:
-    """Tensors by name, in 32-bit floats. A file of `safetensors` is read as it is asked for, a `.bin` at once.
+class WeightFiles:
+    """Tensors by name, in 32-bit floats. Safetensors files are read on demand, `.bin` files at once.
 
     Args:
-        folder: holds one of FILES, or its shards with an index beside them. `safetensors` come first where both do.
+        folder: Directory with one of FILES, or with its shards and their index. Safetensors are preferred.
 
     Raises:
-        ExportError: there is none of them, or one is damaged, missing, or holds more than tensors.
+        ExportError: There is no such file, or one is damaged, missing, or holds anything but tensors.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,10 +37,10 @@ class Weights:
         return name in self._readers
 
     def take(self, *names: str, shape: tuple[int, ...]) -> Tensor:
-        """The tensor that has one of these names, which all mean the same one; the first that is there.
+        """Returns the first existing tensor of several synonymous names.
 
         Raises:
-            ExportError: none is there, or it has another shape, or is not finite.
+            ExportError: None exists, or it has another shape, or numbers that are not finite.
         """
         found = [name for name in names if name in self._readers]
         self._taken.update(found)
@@ -50,19 +50,19 @@ class Weights:
         if tuple(tensor.shape) != shape:
             raise ExportError(f"weight {found[0]} is {_size(tensor.shape)}, but config.json makes it {_size(shape)}")
         if not tensor.isfinite().all():
-            raise ExportError(f"weight {found[0]} holds numbers that are not finite")
+            raise ExportError(f"weight {found[0]} has numbers that are not finite")
         return tensor
 
-    def same(self, one: str, other: str) -> bool:
-        """Whether two tensors, both there, are equal."""
-        return torch.equal(self._read(one), self._read(other))
+    def same(self, first: str, second: str) -> bool:
+        """Returns whether two existing tensors are equal."""
+        return torch.equal(self._read(first), self._read(second))
 
     def ignore(self, *names: str) -> None:
-        """Names that may be there and mean nothing."""
+        """Marks tensors as used that may exist and mean nothing."""
         self._taken.update(names)
 
-    def left(self) -> list[str]:
-        """Names of tensors that nobody took."""
+    def unused(self) -> list[str]:
+        """Returns the names of tensors that were not taken."""
         return sorted(self._readers.keys() - self._taken)
 
     def _read(self, name: str) -> Tensor:
@@ -78,7 +78,7 @@ def _files(folder: Path) -> list[Path]:
             return [folder / name]
         if (index := folder / f"{name}{INDEX}").is_file():
             return list(_shards(index))
-    raise ExportError(f"{folder}: no weights here; expected {' or '.join(FILES)}, or its shards with an index")
+    raise ExportError(f"{folder}: no weights found; expected {' or '.join(FILES)}, or its shards with an index")
 
 
 def _shards(index: Path) -> Iterator[Path]:
@@ -97,31 +97,31 @@ def _shards(index: Path) -> Iterator[Path]:
 def _safetensors(path: Path) -> dict[str, Callable[[], Tensor]]:
     try:
         file: Any = safe_open(path, "pt")
-        return {name: _later(file, name) for name in file.keys()}  # noqa: SIM118  # it is no dictionary
+        return {name: _lazy(file, name) for name in file.keys()}  # noqa: SIM118  # not a dictionary
     except (SafetensorError, OSError) as error:
         raise ExportError(f"{path}: cannot be read as safetensors ({error})") from None
 
 
-def _later(file: Any, name: str) -> Callable[[], Tensor]:
+def _lazy(file: Any, name: str) -> Callable[[], Tensor]:
     return lambda: file.get_tensor(name)
 
 
 def _pickled(path: Path) -> dict[str, Callable[[], Tensor]]:
-    """A file of torch.save, of which nothing but tensors is taken: no code in it runs."""
+    """Reads a file of torch.save. Only tensors are loaded, so no code in it runs."""
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except RuntimeError:  # written by a PyTorch before 1.6, which can't be mapped
+    except RuntimeError:  # written by PyTorch before 1.6, which cannot be mapped
         loaded = None
         with suppress(Exception):
             loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception:  # pickle raises whatever it likes
+    except Exception:  # pickle raises various types
         loaded = None
     if not isinstance(loaded, dict) or not all(isinstance(tensor, Tensor) for tensor in loaded.values()):
-        raise ExportError(f"{path}: cannot be read as a PyTorch file that holds nothing but tensors by name")
-    return {name: partial(_itself, tensor) for name, tensor in loaded.items()}
+        raise ExportError(f"{path}: cannot be read as a PyTorch file that holds only tensors by name")
+    return {name: partial(_identity, tensor) for name, tensor in loaded.items()}
 
 
-def _itself(tensor: Tensor) -> Tensor:
+def _identity(tensor: Tensor) -> Tensor:
     return tensor
 
 

@@ -1,6 +1,6 @@
-"""How large what is multiplied by each weight becomes, on data."""
+"""Runs a model on data to measure the ranges of its activations and caches, from which `scales` computes scales."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,42 +9,88 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from dragoman_export.precision.editable_graph import Floats, Graph
+from dragoman_export.checks.offline_decoding import within_limit
+from dragoman_export.precision.editable_graph import EditableGraph, Floats
+from dragoman_export.run_data import spread
+from dragoman_server.bundle.load import Bundle
 from dragoman_server.machine import usable_cpus
+from dragoman_server.runtime.device import CPU
+from dragoman_server.runtime.runtime import Runtime
+from dragoman_server.runtime.sessions import Sessions
+from dragoman_training.data.pairs import Pair
+
+CALIBRATION_SOURCES = 512
+CACHE_ROWS = 32  # rows decoded together to measure the caches
+
+Feed = Mapping[str, NDArray[np.generic]]
+"""Inputs of the scorer: one source with its target, without padding."""
 
 
 @dataclass
 class Range:
-    """Of the activations that are multiplied by one weight.
+    """The range of the activations that are multiplied by one weight.
 
     Attributes:
-        least, most: float32 [in], of each component.
+        least, most: Minimum and maximum of each component, float32 [in].
     """
 
     least: Floats
     most: Floats
 
 
-Feed = Mapping[str, NDArray[np.generic]]
+def calibration_feeds(bundle: Bundle, pairs: Sequence[Pair]) -> list[Feed]:
+    """Returns scorer inputs for evenly spaced pairs, without those beyond the model's limits."""
+    limits, tokens = bundle.manifest.limits, bundle.manifest.tokens
+    targets = {pair.source: pair.target for pair in pairs}
+    sources = spread(list(targets), CALIBRATION_SOURCES)
+    kept = list(within_limit(bundle.source_tokenizer, sources, limits.max_source_tokens))
+    encoded = bundle.target_tokenizer.encode_batch([targets[source] for source, _ in kept])
+    ids = [[i for i in encoding.ids if i not in (tokens.begin, tokens.end)] for encoding in encoded]
+    return [
+        scorer_feed(source, target, tokens.begin)
+        for (_, source), target in zip(kept, ids, strict=True)
+        if len(target) < limits.max_target_tokens
+    ]
 
 
-def ranges(scorer: onnx.ModelProto, feeds: Iterable[Feed]) -> dict[str, Range]:
-    """What was seen in the scorer, which has all weights of a model, by the key of the weight.
+def scorer_feed(source: Sequence[int], target: Sequence[int], begin: int) -> Feed:
+    """Returns the scorer inputs of a source with its end token and a target without begin and end token."""
+    return {
+        "source_ids": np.array([source], np.int64),
+        "source_lengths": np.array([len(source)], np.int32),
+        "target_ids": np.array([[begin, *target]], np.int64),
+        "target_lengths": np.array([len(target) + 1], np.int32),
+    }
 
-    Args:
-        scorer: a graph that is not to be changed.
-        feeds: its inputs, without padding.
-    """
-    model = onnx.ModelProto.FromString(scorer.SerializeToString())
-    keys: dict[str, list[str]] = {}
-    for product in Graph(model).products():
-        keys.setdefault(product.x, []).append(product.key)
-    del model.graph.output[:]
-    model.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in keys)
+
+def cpu_session(model: onnx.ModelProto) -> ort.InferenceSession:
+    """Opens a session for a graph with its weights inside."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = usable_cpus()
     options.log_severity_level = 4
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def log_probabilities(scorer: ort.InferenceSession, feeds: Sequence[Feed]) -> Floats:
+    """Returns the log-probabilities of all tokens of all targets [tokens]."""
+    found: Floats = np.concatenate([scorer.run(["log_probabilities"], dict(feed))[0].ravel() for feed in feeds])
+    return found
+
+
+def activation_ranges(scorer: onnx.ModelProto, feeds: Iterable[Feed]) -> dict[str, Range]:
+    """Returns the range of the activations of each weight, by the weight's key.
+
+    Args:
+        scorer: The scorer graph, which has all weights of a model. It is not changed.
+        feeds: Its inputs.
+    """
+    model = onnx.ModelProto.FromString(scorer.SerializeToString())
+    keys: dict[str, list[str]] = {}
+    for product in EditableGraph(model).products():
+        keys.setdefault(product.x, []).append(product.key)
+    del model.graph.output[:]
+    model.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in keys)
+    session = cpu_session(model)
     found: dict[str, Range] = {}
     for feed in feeds:
         for name, values in zip(keys, session.run(list(keys), dict(feed)), strict=True):
@@ -56,16 +102,42 @@ def ranges(scorer: onnx.ModelProto, feeds: Iterable[Feed]) -> dict[str, Range]:
     return found
 
 
-def feeds(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], begin: int) -> Iterator[Feed]:
-    """One of each source with its target.
+def cache_peaks(exact: Bundle, feeds: Sequence[Feed], threads: int) -> dict[str, Floats]:
+    """Returns the largest absolute value of each component by cache, float32 [1, heads, 1, d_head].
 
     Args:
-        pairs: source ids with the end token, target ids without begin and end token.
+        exact: The bundle in fp32.
+        feeds: Sources, and targets to decode whatever the model would choose.
+        threads: Threads of the runtime.
     """
-    for source, target in pairs:
-        yield {
-            "source_ids": np.array([source], np.int64),
-            "source_lengths": np.array([len(source)], np.int32),
-            "target_ids": np.array([[begin, *target]], np.int64),
-            "target_lengths": np.array([len(target) + 1], np.int32),
-        }
+    runtime = Runtime(Sessions(exact, CPU, threads), CACHE_ROWS)
+    shape = exact.manifest.shape
+    peaks = {
+        f"{kind}_{part}_{layer}": np.zeros((1, shape.heads, 1, shape.d_head), np.float32)
+        for kind in ("self", "cross")
+        for layer in range(shape.decoder_layers)
+        for part in ("key", "value")
+    }
+    for start in range(0, len(feeds), CACHE_ROWS):
+        lengths = _force_targets(runtime, feeds[start : start + CACHE_ROWS])
+        for name, seen in peaks.items():
+            memory, plane = runtime.pool.place(name)
+            for row, length in enumerate(lengths[name.split("_")[0]]):
+                cached = np.abs(memory.read(plane, row)[:, :length]).max(1, keepdims=True)
+                np.maximum(seen, cached, out=seen)
+    return peaks
+
+
+def _force_targets(runtime: Runtime, feeds: Sequence[Feed]) -> dict[str, list[int]]:
+    """Decodes one row for each feed; returns the used positions of each row by kind of cache."""
+    targets = [feed["target_ids"][0] for feed in feeds]
+    rows, longest = len(feeds), max(map(len, targets))
+    ids = np.zeros((rows, longest), np.int64)
+    for row, target in enumerate(targets):
+        ids[row, : len(target)] = target
+    runtime.encode([feed["source_ids"][0].tolist() for feed in feeds], 0)
+    for place in range(longest):
+        runtime.tokens[:rows, 0] = ids[:, place]
+        runtime.positions[:rows] = place
+        runtime.top(rows, 1)
+    return {"self": [len(target) for target in targets], "cross": runtime.source_lengths[:rows].tolist()}

@@ -1,4 +1,4 @@
-"""The matrix products of a graph whose one factor is a trained weight."""
+"""A graph under rewriting, and the matrix products in it whose one factor is a trained weight."""
 
 import hashlib
 from collections import Counter
@@ -12,21 +12,21 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 Floats = NDArray[np.float32]
-CONTRIB = "com.microsoft"  # ONNX Runtime's own operators
-LARGE = 1 << 20  # bytes of a table that is worth making smaller
+CONTRIB = "com.microsoft"  # the domain of ONNX Runtime's own operators
+LARGE = 1 << 20  # bytes of a table that is worth quantizing
 
 
 @dataclass(frozen=True)
 class Product:
-    """y = x @ weight + bias.
+    """The product y = x @ weight + bias.
 
     Attributes:
-        node: Gemm or MatMul.
-        x: name of the activations [..., in].
-        weight: name of the initializer, [in, out], or [out, in] where it is transposed.
-        transposed: whether it is.
-        bias: name of the initializer [out]; None where there is none.
-        key: tells weights apart: the same in every graph that has this weight.
+        node: Gemm or MatMul node.
+        x: Name of the activations [..., in].
+        weight: Name of the initializer, [in, out], or [out, in] if transposed.
+        transposed: Whether the weight is transposed.
+        bias: Name of the initializer [out]; None if there is none.
+        key: Identity of the weight: the same in every graph that has it.
     """
 
     node: onnx.NodeProto
@@ -37,11 +37,14 @@ class Product:
     key: str
 
 
-class Graph:
-    """A graph that is being rewritten.
+class EditableGraph:
+    """A graph under rewriting.
 
     Attributes:
-        proto: the graph, whose nodes and initializers are replaced by `finish`.
+        proto: The graph, whose nodes and initializers `finish` replaces.
+        tensors: Initializers by name.
+        nodes: Nodes in order.
+        makers: The node that computes each value.
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
@@ -52,30 +55,24 @@ class Graph:
         self._keys: dict[str, str] = {}
 
     def values(self, name: str) -> NDArray[Any]:
-        """Of an initializer."""
+        """Returns the content of an initializer."""
         return numpy_helper.to_array(self.tensors[name])
 
     def add(self, name: str, values: NDArray[Any]) -> str:
-        """A new initializer, unless it is there already."""
+        """Adds an initializer unless it exists, and returns its name."""
         if name not in self.tensors:
             self.tensors[name] = numpy_helper.from_array(np.asarray(values), name)
         return name
 
-    def key(self, name: str) -> str:
-        """What an initializer holds, as a digest."""
-        if name not in self._keys:
-            self._keys[name] = hashlib.sha256(self.values(name).tobytes()).hexdigest()
-        return self._keys[name]
-
     def products(self) -> Iterator[Product]:
-        """All of them, in the order of the graph."""
+        """Yields all products in the order of the graph."""
         for node in self.nodes:
             product = self._product(node)
             if product:
                 yield product
 
     def lookups(self, table: str) -> list[onnx.NodeProto]:
-        """The nodes that gather rows of an initializer."""
+        """Returns the nodes that gather rows of an initializer."""
         return [
             node
             for node in self.nodes
@@ -84,8 +81,8 @@ class Graph:
             and all(a.i == 0 for a in node.attribute if a.name == "axis")
         ]
 
-    def tables(self) -> list[str]:
-        """Large initializers of which nothing is wanted but rows: embeddings that are no projection too."""
+    def lookup_tables(self) -> list[str]:
+        """Returns large initializers of which only rows are gathered: embeddings that are not also projections."""
         uses = Counter(name for node in self.nodes for name in node.input)
         return [
             name
@@ -97,28 +94,28 @@ class Graph:
         ]
 
     def replace(self, node: onnx.NodeProto, *nodes: onnx.NodeProto) -> None:
-        """Puts nodes in the place of one."""
+        """Replaces a node with others."""
         place = next(i for i, other in enumerate(self.nodes) if other is node)
         self.nodes[place : place + 1] = nodes
         self.makers |= {name: new for new in nodes for name in new.output}
 
     def finish(self) -> None:
-        """Writes nodes and initializers back, without what nothing uses any more."""
-        wanted = {output.name for output in self.proto.output}
+        """Writes nodes and initializers back to the graph, without unused ones."""
+        used = {output.name for output in self.proto.output}
         kept: list[onnx.NodeProto] = []
         for node in reversed(self.nodes):
-            if wanted.intersection(node.output):
-                wanted.update(node.input)
+            if used.intersection(node.output):
+                used.update(node.input)
                 kept.append(node)
         kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in reversed(kept)]
         del self.proto.node[:]
         self.proto.node.extend(kept)
-        tensors = [tensor for name, tensor in self.tensors.items() if name in wanted]
+        tensors = [tensor for name, tensor in self.tensors.items() if name in used]
         copies = [TensorProto.FromString(tensor.SerializeToString()) for tensor in tensors]
         del self.proto.initializer[:]
         self.proto.initializer.extend(copies)
-        own = any(node.domain == CONTRIB for node in kept)
-        if own and not any(opset.domain == CONTRIB for opset in self.model.opset_import):
+        contrib = any(node.domain == CONTRIB for node in kept)
+        if contrib and not any(opset.domain == CONTRIB for opset in self.model.opset_import):
             self.model.opset_import.append(helper.make_opsetid(CONTRIB, 1))
 
     def _product(self, node: onnx.NodeProto) -> Product | None:
@@ -137,4 +134,10 @@ class Graph:
         bias = node.input[2] if len(node.input) > 2 and node.input[2] else None
         if bias is not None and bias not in self.tensors:
             return None
-        return Product(node, node.input[0], weight, transposed, bias, self.key(weight))
+        return Product(node, node.input[0], weight, transposed, bias, self._key(weight))
+
+    def _key(self, name: str) -> str:
+        """Returns a digest of an initializer's content."""
+        if name not in self._keys:
+            self._keys[name] = hashlib.sha256(self.values(name).tobytes()).hexdigest()
+        return self._keys[name]

@@ -1,145 +1,169 @@
-"""Finds how much of a model can be integers."""
+"""Finds how much of a model can be integers without losing too much quality."""
 
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dragoman_export.bundle.write import SCORER, CacheChoice
-from dragoman_export.checks.offline_decoding import within_limit
-from dragoman_export.checks.quality import Decoded, decode
+import numpy as np
+import onnx
+
+from dragoman_export.bundle.onnx_files import SCORER, load_models
+from dragoman_export.bundle.options import CacheChoice
+from dragoman_export.checks.quality import DecodedSet, decode_set
 from dragoman_export.errors import ExportError
-from dragoman_export.precision.caches import Scales, find_scales, pays
-from dragoman_export.precision.calibration import Feed, feeds, ranges
+from dragoman_export.precision.caches import Scales, are_faster
+from dragoman_export.precision.calibration import (
+    Feed,
+    activation_ranges,
+    cache_peaks,
+    calibration_feeds,
+    cpu_session,
+    log_probabilities,
+)
 from dragoman_export.precision.quality_loss import points_lost
-from dragoman_export.precision.quantize import WIDER, Weights, load_graphs, quantize_bundle, weight_names
-from dragoman_export.precision.sensitivity import most_sensitive
-from dragoman_export.run_data import spread
+from dragoman_export.precision.quantize import (
+    WIDER,
+    CalibratedWeights,
+    quantize_bundle,
+    quantize_graph,
+    weight_names,
+)
+from dragoman_export.precision.scales import cache_scales
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.bundle.manifest import Integers
 from dragoman_server.machine import usable_cpus
 from dragoman_server.runtime.device import CPU
 from dragoman_training.data.pairs import Pair
-from dragoman_training.recipe import Metric
 
-CALIBRATED = 512  # sources that tell how large activations become
-RANKED = 48  # of them, those that tell which weights are sensitive
-WIDEST_SHARE = 4  # at most one weight of so many is kept wider
+RANKED_SOURCES = 48  # calibration sources by which the sensitivity of weights is ranked
+WIDEST_SHARE = 4  # at most one of this many weights is kept wider
 
 
 @dataclass(frozen=True)
-class Found:
-    """A bundle of integers that is good enough.
+class QuantizationTask:
+    """A bundle to quantize, and the quality to keep.
 
     Attributes:
-        decoded: its answers to the data.
-        wider: names of the weights that were kept wider, and in which precision: those that are too sensitive, and
-            those of which the scorer, by which ranges are found, has no like.
+        exact: The bundle in fp32.
+        folder: Where to write the quantized bundle.
+        precision: Precision of the weights.
+        pairs: Data to calibrate with and to measure quality on.
+        longest: More data to calibrate with, possibly longer: activations and caches grow with the length.
+        decoded: The answers of `exact` to `pairs`.
+        max_loss: Points that may be lost.
+        say: Prints a line for the user.
+    """
+
+    exact: Bundle
+    folder: Path
+    precision: Integers
+    pairs: Sequence[Pair]
+    longest: Sequence[Pair]
+    decoded: DecodedSet
+    max_loss: float
+    say: Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class QuantizedBundle:
+    """A quantized bundle of sufficient quality.
+
+    Attributes:
+        bundle: The bundle.
+        decoded: Its answers to the data.
+        wider: Names of the weights that were kept wider, with their precision: the most sensitive ones, and those that
+            the scorer, on which ranges are measured, does not have.
     """
 
     bundle: Bundle
-    decoded: Decoded
+    decoded: DecodedSet
     wider: dict[str, str]
 
 
-def search(
-    exact: Bundle,
-    folder: Path,
-    precision: Integers,
-    pairs: Sequence[Pair],
-    longest: Sequence[Pair],
-    decoded: Decoded,
-    limit: float,
-    cache: CacheChoice,
-    say: Callable[[str], None],
-) -> Found:
-    """Makes all weights integers, and then, as long as too much quality is lost, ever fewer: the least sensitive.
+def quantize_within_limit(task: QuantizationTask, cache: CacheChoice) -> QuantizedBundle:
+    """Quantizes all weights. While too much quality is lost, it keeps ever more of the most sensitive ones wider.
 
-    Caches that may be integers or not are floats again before any weight is.
-
-    Args:
-        exact: in fp32.
-        folder: where to write the bundle.
-        pairs: data to find scales with and to measure quality on.
-        longest: more to find scales with, which may be longer: numbers grow with the length.
-        decoded: what `exact` makes of them.
-        limit: points that may be lost.
-        cache: the numbers in it.
+    With `auto`, caches go back to floats before any weight is kept wider.
 
     Raises:
-        ExportError: more is lost even so.
+        ExportError: Too much is lost even so.
     """
-    metrics: list[Metric] = list(decoded.scores)
-    shown = [*example_feeds(exact, pairs), *example_feeds(exact, longest)]
-    models = load_graphs(exact)
+    precision, say = task.precision, task.say
+    feeds = [*calibration_feeds(task.exact, task.pairs), *calibration_feeds(task.exact, task.longest)]
+    models = load_models(task.exact.path)
     scorer = models[SCORER]
-    names, seen = weight_names(models), ranges(scorer, shown)
+    names, ranges = weight_names(models), activation_ranges(scorer, feeds)
     del models
-    weights = Weights({key: name for key, name in names.items() if key in seen}, seen)
-    scales = _cache_scales(exact, folder, precision, weights, shown, cache, say)
+    weights = CalibratedWeights({key: name for key, name in names.items() if key in ranges}, ranges)
+    scales = _choose_cache_scales(task, cache, weights, feeds)
     ranking: list[str] = []
     wider: list[str] = []
-    least = float("inf")
+    least_lost = float("inf")
     while True:
-        bundle = quantize_bundle(exact, folder, precision, weights, wider, scales)
-        found = decode(bundle, CPU, pairs, metrics)
-        points = points_lost(decoded, found)
-        if points <= limit:
-            unseen = {name: "fp32" for key, name in names.items() if key not in seen}
-            return Found(bundle, found, unseen | {weights.names[key]: WIDER[precision] for key in wider})
+        bundle = quantize_bundle(task.exact, task.folder, precision, weights, wider, scales)
+        decoded = decode_set(bundle, CPU, task.pairs, list(task.decoded.scores))
+        points = points_lost(task.decoded, decoded)
+        if points <= task.max_loss:
+            uncalibrated = {name: "fp32" for key, name in names.items() if key not in ranges}
+            kept = {weights.names[key]: WIDER[precision] for key in wider}
+            return QuantizedBundle(bundle, decoded, uncalibrated | kept)
         if cache == "auto" and scales is not None:
-            say(f"{precision} with integers in the caches loses {points:.3g} points: floats again")
+            say(f"{precision} with integers in the caches loses {points:.3g} points: back to floats")
             scales = None
             continue
         say(f"{precision} with {len(wider)} of {len(weights.names)} weights wider loses {points:.3g} points")
-        least = min(least, points)
+        least_lost = min(least_lost, points)
         if not ranking:
             say("measuring which weights are sensitive")
-            ranked = most_sensitive(scorer, shown[:RANKED], precision, weights)
+            ranked = rank_by_sensitivity(scorer, feeds[:RANKED_SOURCES], precision, weights)
             ranking = [key for key, _ in ranked][: max(1, len(ranked) // WIDEST_SHARE)]
         if len(wider) == len(ranking):
             raise ExportError(
-                f"--precision {precision} loses {least:.3g} points of quality or more, with up to {len(wider)} of the "
-                f"most sensitive weights in {WIDER[precision]}, and --max-quality-loss is {limit:g}"
+                f"--precision {precision} loses {least_lost:.3g} points of quality or more, with up to {len(wider)} of "
+                f"the most sensitive weights in {WIDER[precision]}; --max-quality-loss is {task.max_loss:g}"
             )
         wider = ranking[: max(1, 2 * len(wider))]
 
 
-def _cache_scales(
-    exact: Bundle,
-    folder: Path,
-    precision: Integers,
-    weights: Weights,
-    shown: Sequence[Feed],
-    cache: CacheChoice,
-    say: Callable[[str], None],
+def rank_by_sensitivity(
+    scorer: onnx.ModelProto, feeds: Sequence[Feed], precision: Integers, weights: CalibratedWeights
+) -> list[tuple[str, float]]:
+    """Returns the keys of the weights with the cost of each, the most sensitive first.
+
+    The cost is the mean absolute change of the targets' log-probabilities, in nats, if only that weight is quantized.
+
+    Args:
+        scorer: The scorer graph in fp32.
+        feeds: Its inputs.
+        precision: Precision of the weights.
+        weights: The weights to rank.
+    """
+    exact = log_probabilities(cpu_session(scorer), feeds)
+    costs: dict[str, float] = {}
+    for key in weights.names:
+        model = onnx.ModelProto.FromString(scorer.SerializeToString())
+        alone = CalibratedWeights({key: weights.names[key]}, {key: weights.ranges[key]})
+        quantize_graph(model, precision, alone, ())
+        costs[key] = float(np.abs(log_probabilities(cpu_session(model), feeds) - exact).mean())
+    return sorted(costs.items(), key=lambda item: -item[1])
+
+
+def _choose_cache_scales(
+    task: QuantizationTask, cache: CacheChoice, weights: CalibratedWeights, feeds: Sequence[Feed]
 ) -> Scales | None:
-    """Of the integers in the caches; None where floats shall be there."""
+    """Returns the scales of the caches; None for floats."""
+    exact, folder, precision = task.exact, task.folder, task.precision
     if cache == "float" or (cache == "auto" and (precision != "int8" or exact.manifest.attention != "ort")):
         return None
     threads = usable_cpus()
-    scales = find_scales(exact, shown, threads)
+    scales = cache_scales(cache_peaks(exact, feeds, threads))
     if cache == "int8":
         return scales
     other = folder.with_name(f"{folder.name}-cache")
-    plain = quantize_bundle(exact, folder, precision, weights, [])
-    faster = pays(plain, quantize_bundle(exact, other, precision, weights, [], scales), shown, threads)
+    with_floats = quantize_bundle(exact, folder, precision, weights, [])
+    with_integers = quantize_bundle(exact, other, precision, weights, [], scales)
+    faster = are_faster(with_floats, with_integers, feeds, threads)
     shutil.rmtree(other)
-    say(f"caches hold {'integers' if faster else 'floats'}, with which steps are faster here")
+    task.say(f"caches hold {'integers' if faster else 'floats'}, with which steps are faster here")
     return scales if faster else None
-
-
-def example_feeds(bundle: Bundle, pairs: Sequence[Pair]) -> list[Feed]:
-    """Some pairs, from evenly over all, as inputs of the scorer; those beyond the model's limits left out."""
-    limits, tokens = bundle.manifest.limits, bundle.manifest.tokens
-    targets = {pair.source: pair.target for pair in pairs}
-    sources = spread(list(targets), CALIBRATED)
-    kept = list(within_limit(bundle.source_tokenizer, sources, limits.max_source_tokens))
-    encoded = bundle.target_tokenizer.encode_batch([targets[source] for source, _ in kept])
-    ids = [[i for i in encoding.ids if i not in (tokens.begin, tokens.end)] for encoding in encoded]
-    return list(
-        feeds(
-            [(source, row) for (_, source), row in zip(kept, ids, strict=True) if len(row) < limits.max_target_tokens],
-            tokens.begin,
-        )
-    )

@@ -1,4 +1,4 @@
-"""A bundle of integers from one of fp32."""
+"""Makes a quantized bundle of one in fp32."""
 
 import shutil
 from collections.abc import Collection, Mapping
@@ -7,57 +7,57 @@ from pathlib import Path
 
 import onnx
 
-from dragoman_export.bundle.onnx_files import WEIGHTS_FILE, operators, save
-from dragoman_export.bundle.write import DECODER, ENCODER, SCORER, file_entry, write_manifest
+from dragoman_export.bundle.onnx_files import DECODER, ENCODER, SCORER, WEIGHTS_FILE, Models, load_models, save_models
+from dragoman_export.bundle.write import file_entry, write_manifest
+from dragoman_export.graphs.trace import count_operators
 from dragoman_export.precision import blockwise, caches, int8
 from dragoman_export.precision.calibration import Range
-from dragoman_export.precision.editable_graph import Graph
+from dragoman_export.precision.editable_graph import EditableGraph
 from dragoman_server.bundle.load import Bundle, load_bundle
 from dragoman_server.bundle.manifest import MANIFEST_FILE, Integers
 
 WIDER: dict[Integers, str] = {"int8": "fp32", "int8-weights": "fp32", "int4": "int8-weights"}
-Models = dict[str, onnx.ModelProto]
 
 
 @dataclass(frozen=True)
-class Weights:
-    """What is to be known of the weights of a model before they become integers.
+class CalibratedWeights:
+    """The weights of a model that can be integers.
 
     Attributes:
-        names: by key, those of the decoder first: the scorer's are made up.
-        seen: ranges of what is multiplied by them, by key.
+        names: Names by key.
+        ranges: Ranges of the activations that they multiply, by key.
     """
 
     names: Mapping[str, str]
-    seen: Mapping[str, Range]
-
-
-def load_graphs(bundle: Bundle) -> Models:
-    """The graphs of a bundle by file name, with their weights inside."""
-    return {name: onnx.load(bundle.path / name) for name in (ENCODER, DECODER, SCORER)}
+    ranges: Mapping[str, Range]
 
 
 def weight_names(models: Models) -> dict[str, str]:
-    """Names of the weights that can be integers, by key."""
+    """Returns the names of the weights in products by key; the decoder's first, as the scorer's are made up."""
     names: dict[str, str] = {}
     for name in (DECODER, ENCODER, SCORER):
-        for product in Graph(models[name]).products():
+        for product in EditableGraph(models[name]).products():
             names.setdefault(product.key, product.weight)
     return names
 
 
-def rewrite(model: onnx.ModelProto, precision: Integers, weights: Weights, wider: Collection[str]) -> None:
+def quantize_graph(
+    model: onnx.ModelProto, precision: Integers, weights: CalibratedWeights, wider: Collection[str]
+) -> None:
     """Makes the weights of a graph integers.
 
     Args:
-        wider: keys of the weights that get the next wider precision.
+        model: The graph to rewrite.
+        precision: Precision of the weights.
+        weights: The weights to quantize.
+        wider: Keys of the weights that get the next wider precision.
     """
-    graph = Graph(model)
+    graph = EditableGraph(model)
     if precision == "int8":
-        int8.quantize(graph, weights.seen, wider)
+        int8.quantize(graph, weights.ranges, wider)
     else:
-        width, other = (8, None) if precision == "int8-weights" else (4, 8)
-        bits = {key: other if key in wider else width for key in weights.names}
+        width, wider_width = (8, None) if precision == "int8-weights" else (4, 8)
+        bits = {key: wider_width if key in wider else width for key in weights.names}
         blockwise.quantize(graph, {key: number for key, number in bits.items() if number})
     graph.finish()
 
@@ -66,30 +66,32 @@ def quantize_bundle(
     exact: Bundle,
     folder: Path,
     precision: Integers,
-    weights: Weights,
+    weights: CalibratedWeights,
     wider: Collection[str],
     scales: caches.Scales | None = None,
 ) -> Bundle:
-    """Writes a bundle of integers.
+    """Writes a quantized bundle.
 
     Args:
-        exact: in fp32.
-        folder: where to; what is there already goes.
-        wider: see `rewrite`.
-        scales: of the integers in the caches; None where those hold floats.
+        exact: The bundle in fp32.
+        folder: Where to write; its previous content is deleted.
+        precision: Precision of the weights.
+        weights: The weights to quantize.
+        wider: Keys of the weights that get the next wider precision.
+        scales: Scales of the caches; None for floats.
 
     Returns:
-        the bundle, whose manifest lacks the outcome of checks and measurements.
+        The bundle. Its manifest lacks the results of checks and measurements.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    models = load_graphs(exact)
+    models = load_models(exact.path)
     for model in models.values():
-        rewrite(model, precision, weights, wider)
+        quantize_graph(model, precision, weights, wider)
         if scales is not None:
-            caches.rewrite(model, scales)
-    counts = {name: dict(operators(model)) for name, model in models.items()}
-    save(models, folder)
+            caches.quantize(model, scales)
+    counts = {name: dict(count_operators(model)) for name, model in models.items()}
+    save_models(models, folder)
     for name in exact.manifest.files:
         if name not in models and name != WEIGHTS_FILE:
             shutil.copyfile(exact.path / name, folder / name)

@@ -1,0 +1,43 @@
+"""The options of an export. Imports nothing heavy, for the command line."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from dragoman_server.bundle.manifest import Attention, Precision
+
+CacheChoice = Literal["auto", "float", "int8"]
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """The options of an export.
+
+    Attributes:
+        name: Name of the model.
+        version: Version of the model.
+        description: One line about the model.
+        license: License of the weights, an SPDX expression.
+        attention: `ort` runs on ONNX Runtime alone, and faster; `standard` uses only standard ONNX operators.
+        precision: Precision of the weights.
+        max_quality_loss: Points that a precision below fp32 may lose on dev.
+        cache: Numbers in the caches of an int8 bundle; `auto` takes whichever makes steps faster on this machine.
+        notices: Licenses and attributions to copy into the bundle.
+        examples: Inputs that the model is meant for; by default some sources of dev.
+        overwrite: Whether to replace an existing bundle.
+        device: Device to check the graphs on.
+    """
+
+    name: str
+    version: str = "1"
+    description: str = ""
+    license: str = ""
+    attention: Attention = "ort"
+    precision: Precision = "fp32"
+    max_quality_loss: float = 0.1
+    cache: CacheChoice = "auto"
+    notices: Sequence[Path] = ()
+    examples: Sequence[str] = ()
+    overwrite: bool = False
+    device: str = "auto"

@@ -1,0 +1,140 @@
+"""Compares greedy answers of the graphs with those of the model, or with those recorded at export."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dragoman_export.checks.offline_decoding import decode_greedily, within_limit
+from dragoman_export.checks.references import TorchReference, recorded_check
+from dragoman_export.checks.tolerance import allowed_difference
+from dragoman_server.bundle.load import Bundle
+from dragoman_server.runtime.runtime import Runtime
+from dragoman_training.evaluation.greedy import greedy as torch_greedy
+
+RECORDED_ANSWERS = 32  # greedy answers that the manifest keeps, for a check without the model
+TORCH_CHUNK = 64
+NEAR_TIES = 0.02  # share of answers at near ties, which another CPU may decide differently
+
+
+@dataclass
+class GreedyAnswers:
+    """Greedy answers of graphs and model to the same sources.
+
+    Attributes:
+        texts: The sources.
+        sources: Token ids of the sources.
+        graphs: Answers of the graphs.
+        pytorch: Answers of the model.
+        seconds: Time that graphs and model took.
+    """
+
+    texts: list[str]
+    sources: list[list[int]]
+    graphs: list[list[int]]
+    pytorch: list[list[int]]
+    seconds: tuple[float, float]
+
+    @property
+    def equal(self) -> int:
+        return sum(a == b for a, b in zip(self.graphs, self.pytorch, strict=True))
+
+    def document(self) -> dict[str, Any]:
+        graphs, pytorch = self.seconds
+        return {
+            "sources": len(self.sources),
+            "equal": self.equal,
+            "seconds_graphs": round(graphs, 3),
+            "seconds_pytorch": round(pytorch, 3),
+            "answers": [list(pair) for pair in zip(self.texts, self.graphs, strict=True)][:RECORDED_ANSWERS],
+        }
+
+
+def compare_greedy(
+    bundle: Bundle,
+    runtime: Runtime,
+    trained: TorchReference,
+    texts: Sequence[str],
+    tolerance: float,
+    failures: list[str],
+) -> dict[str, Any]:
+    """Requires graphs and model to give the same answers, except where two tokens were equally likely."""
+    answers = _decode_both(bundle, runtime, trained, texts, failures)
+    different = [i for i, answer in enumerate(answers.graphs) if answer != answers.pytorch[i]]
+    ties = [
+        i for i in different if is_tie(trained, answers.sources[i], answers.graphs[i], answers.pytorch[i], tolerance)
+    ]
+    if len(ties) < len(different):
+        text = next(answers.texts[i] for i in different if i not in ties)
+        failures.append(
+            f"greedy answers of graphs and PyTorch differ for {len(different) - len(ties)} "
+            f"of {len(answers.sources)} sources, the first of which is {text!r}"
+        )
+    return answers.document() | {"ties": len(ties)}
+
+
+def compare_greedy_agreement(
+    bundle: Bundle, runtime: Runtime, trained: TorchReference, texts: Sequence[str], failures: list[str]
+) -> dict[str, Any]:
+    """Requires about as many equal answers of graphs and model as at export."""
+    answers = _decode_both(bundle, runtime, trained, texts, failures)
+    before = recorded_check(bundle).greedy
+    expected = before.equal if before.sources == len(answers.sources) else 0
+    if answers.equal < expected - NEAR_TIES * len(answers.sources):
+        failures.append(
+            f"greedy answers of graphs and PyTorch are equal for {answers.equal} of {len(answers.sources)} sources, "
+            f"and were for {expected} when the bundle was made"
+        )
+    return answers.document()
+
+
+def repeat_greedy(bundle: Bundle, runtime: Runtime, failures: list[str]) -> dict[str, Any]:
+    """Requires the answers that the manifest recorded."""
+    answers = recorded_check(bundle).greedy.answers
+    if not answers:
+        failures.append("the manifest holds no greedy answers to compare with, so pass --run RUN")
+        return {"sources": 0, "equal": 0}
+    texts = [text for text, _ in answers]
+    sources = [encoding.ids for encoding in bundle.source_tokenizer.encode_batch(texts)]
+    decoded = decode_greedily(runtime, sources)
+    equal = [answer == recorded for answer, (_, recorded) in zip(decoded, answers, strict=True)]
+    if not all(equal):
+        failures.append(
+            f"greedy answers are not those of the manifest for {equal.count(False)} of {len(equal)} sources, "
+            f"the first of which is {texts[equal.index(False)]!r}"
+        )
+    return {"sources": len(equal), "equal": equal.count(True)}
+
+
+def is_tie(trained: TorchReference, source: list[int], a: list[int], b: list[int], tolerance: float) -> bool:
+    """Returns whether the first differing tokens of two answers are equally likely, within the allowed difference."""
+    end = trained.tokens.end
+    a, b = [*a, end], [*b, end]
+    place = next(i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+    targets = np.array([a[: place + 1]], np.int64)
+    exact = trained.log_probabilities([source], targets)
+    gap = abs(exact[0, place, a[place]] - exact[0, place, b[place]])
+    return bool(gap <= 2 * allowed_difference(tolerance, trained.rounding([source], targets, exact)))
+
+
+def _decode_both(
+    bundle: Bundle, runtime: Runtime, trained: TorchReference, texts: Sequence[str], failures: list[str]
+) -> GreedyAnswers:
+    limits = bundle.manifest.limits
+    kept = list(within_limit(bundle.source_tokenizer, texts, limits.max_source_tokens))
+    sources = [ids for _, ids in kept]
+    if not sources:
+        failures.append(
+            f"none of the {len(texts)} sources to compare greedy answers on is within the limit of "
+            f"{limits.max_source_tokens} tokens"
+        )
+    start = time.perf_counter()
+    graphs = decode_greedily(runtime, sources)
+    middle = time.perf_counter()
+    pytorch: list[list[int]] = []
+    for i in range(0, len(sources), TORCH_CHUNK):
+        pytorch += torch_greedy(trained.trained, sources[i : i + TORCH_CHUNK], limits.max_target_tokens)
+    seconds = middle - start, time.perf_counter() - middle
+    return GreedyAnswers([text for text, _ in kept], sources, graphs, pytorch, seconds)

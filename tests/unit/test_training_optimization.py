@@ -1,24 +1,153 @@
-"""Learning rate schedules against their formulas, and which weights decay."""
+"""One optimizer step: batches, loss and linear layers against PyTorch, learning rates, weight decay, freed memory."""
 
 import math
+import random
+import subprocess
+import sys
 
 import pytest
-from torch import nn
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
 
+from dragoman_training.data.batches import IGNORED, BatchSampler, EncodedPair, collate
+from dragoman_training.model.linear import Linear
+from dragoman_training.optimization import loss as loss_module
+from dragoman_training.optimization.allocator import _glibc
+from dragoman_training.optimization.loss import smoothed_cross_entropy
 from dragoman_training.optimization.optimizer import build_optimizer, learning_rate
 from dragoman_training.recipe import TrainingConfig
 
+torch.set_num_threads(1)
+
+VOCABULARY, WIDTH = 37, 16
+PAIRS = [
+    EncodedPair([4] * random.Random(i).randint(1, 20), [5] * random.Random(-i - 1).randint(1, 20)) for i in range(500)
+]
+lengths = st.integers(1, 30)
+
+
+# Batches
+
+
+@given(st.lists(st.tuples(lengths, lengths), min_size=1, max_size=80), st.integers(1, 200), st.integers(0, 5))
+def test_batches_hold_each_pair_once_within_the_budget(shape: list[tuple[int, int]], budget: int, epoch: int) -> None:
+    pairs = [EncodedPair([4] * source, [5] * target) for source, target in shape]
+    batches = BatchSampler(pairs, budget, seed=1).epoch(epoch)
+    assert sorted(i for batch in batches for i in batch) == list(range(len(pairs)))
+    for batch in batches:
+        width = max(len(pairs[i].source) for i in batch) + max(len(pairs[i].target) for i in batch)
+        # A pair that exceeds the budget is a batch of its own.
+        assert len(batch) * width <= budget or len(batch) == 1
+
+
+def test_batches_hold_pairs_of_similar_length() -> None:
+    padded = used = 0
+    for indices in BatchSampler(PAIRS, 300, seed=1).epoch(0):
+        batch = collate([PAIRS[i] for i in indices])
+        padded += batch.source.numel()
+        used += sum(len(PAIRS[i].source) for i in indices)
+    assert used / padded > 0.9
+
+
+def test_batch_order_depends_on_seed_and_epoch_alone() -> None:
+    sampler = BatchSampler(PAIRS, 300, seed=1)
+    assert sampler.epoch(3) == BatchSampler(PAIRS, 300, seed=1).epoch(3)
+    assert sampler.epoch(3) != sampler.epoch(4)
+    assert sampler.epoch(3) != BatchSampler(PAIRS, 300, seed=2).epoch(3)
+
+
+@pytest.mark.parametrize("skip", [1, 40, 200])
+def test_stream_resumes_at_its_position(skip: int) -> None:
+    sampler = BatchSampler(PAIRS, 300, seed=1)
+    stream = sampler.stream(0, 0)
+    for _ in range(skip):
+        epoch, position, _ = next(stream)
+    resumed = sampler.stream(epoch, position)
+    for _ in range(50):
+        (*expected_position, expected), (*actual_position, actual) = next(stream), next(resumed)
+        assert actual_position == expected_position
+        assert torch.equal(actual.source, expected.source)
+        assert torch.equal(actual.target_output, expected.target_output)
+
+
+def test_collate() -> None:
+    batch = collate([EncodedPair([7, 8, 3], [9, 3]), EncodedPair([7, 3], [9, 10, 11, 3])])
+    assert batch.source.tolist() == [[7, 8, 3], [7, 3, 0]]
+    assert batch.target_input.tolist() == [[2, 9, 0, 0], [2, 9, 10, 11]]
+    assert batch.target_output.tolist() == [[9, 3, IGNORED, IGNORED], [9, 10, 11, 3]]
+    assert batch.target_tokens == 6
+
+
+# Loss and linear layers
+
+
+def outputs() -> tuple[Tensor, Tensor, Tensor]:
+    """Hidden states [3, 5, WIDTH], the output layer [VOCABULARY, WIDTH], and targets [3, 5] with padding."""
+    torch.manual_seed(1)
+    target = torch.randint(0, VOCABULARY, (3, 5))
+    target[1, 2:] = target[2, 4:] = IGNORED
+    hidden, weight = torch.randn(3, 5, WIDTH), torch.randn(VOCABULARY, WIDTH)
+    return hidden.requires_grad_(), weight.requires_grad_(), target
+
+
+@pytest.mark.parametrize("rows", [1, 4, 100])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("bf16", [False, True])
+def test_loss_equals_pytorch(rows: int, smoothing: float, bf16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_module, "CHUNK", rows * VOCABULARY)
+    hidden, weight, target = outputs()
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        loss = smoothed_cross_entropy(hidden, weight, target, smoothing) / 7
+        logits = F.linear(hidden, weight).float().flatten(0, 1)
+        options = {"label_smoothing": smoothing, "ignore_index": IGNORED}
+        expected = F.cross_entropy(logits, target.flatten(), reduction="sum", **options) / 7  # type: ignore[arg-type]
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
+    gradients = [torch.autograd.grad(value, (hidden, weight)) for value in (loss, expected)]
+    torch.testing.assert_close(*gradients, rtol=2e-2 if bf16 else 1e-4, atol=2e-2 if bf16 else 1e-5)
+
+
+def test_loss_of_padding_alone_and_of_infinite_states() -> None:
+    hidden, weight, target = outputs()
+    loss = smoothed_cross_entropy(hidden, weight, torch.full_like(target, IGNORED), 0.1)
+    assert loss.item() == 0
+    assert all(not gradient.any() for gradient in torch.autograd.grad(loss, (hidden, weight)))
+    assert smoothed_cross_entropy(hidden * torch.inf, weight, target, 0.1).isnan()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("bf16", [False, True])
+def test_linear_in_training_equals_pytorch(bias: bool, bf16: bool) -> None:
+    torch.manual_seed(1)
+    linear, expected = Linear(24, 40, bias=bias), nn.Linear(24, 40, bias=bias)
+    expected.load_state_dict(linear.state_dict())
+    x = torch.randn(3, 7, 24)
+    results = []
+    for layer in (linear, expected):
+        leaf = x.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            y = layer(leaf)
+            (y.float() ** 2).sum().backward()
+        gradients = [parameter.grad for parameter in layer.parameters()]
+        assert all(gradient is not None and gradient.dtype == torch.float32 for gradient in gradients)
+        results.append([y, leaf.grad, *gradients])
+    torch.testing.assert_close(*results, rtol=2e-2 if bf16 else 1e-4, atol=0.2 if bf16 else 1e-4)
+
+
+def test_linear_in_evaluation_is_pytorchs() -> None:
+    layer = Linear(8, 8).eval()
+    x = torch.randn(2, 8)
+    assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
+
+
+# Optimizer
+
 
 def config(schedule: str, **changes: object) -> TrainingConfig:
-    values = {
-        "steps": 100,
-        "batch_tokens": 1,
-        "learning_rate": 0.5,
-        "schedule": schedule,
-        "warmup_steps": 10,
-        **changes,
-    }
-    return TrainingConfig.model_validate(values)
+    values = {"steps": 100, "batch_tokens": 1, "learning_rate": 0.5, "schedule": schedule, "warmup_steps": 10}
+    return TrainingConfig.model_validate({**values, **changes})
 
 
 def rates(schedule: str, **changes: object) -> list[float]:
@@ -26,35 +155,56 @@ def rates(schedule: str, **changes: object) -> list[float]:
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "inverse_square_root"])
-def test_linear_warm_up_to_the_peak(schedule: str) -> None:
+def test_warmup_is_linear_to_the_peak(schedule: str) -> None:
     values = rates(schedule)
     assert values[:10] == pytest.approx([0.05 * step for step in range(1, 11)])
     assert max(values) == values[9]
     assert values[9:] == sorted(values[9:], reverse=True)
 
 
-def test_cosine() -> None:
-    values = rates("cosine")
-    assert values[54] == pytest.approx(0.25)  # half-way from step 10 to 100
-    assert values[99] == pytest.approx(0, abs=1e-12)
-
-
-def test_inverse_square_root() -> None:
+def test_schedules_follow_their_formulas() -> None:
+    cosine = rates("cosine")
+    assert cosine[54] == pytest.approx(0.25)  # half-way from step 10 to 100
+    assert cosine[99] == pytest.approx(0, abs=1e-12)
     assert rates("inverse_square_root")[39] == pytest.approx(0.25)  # four times the warm-up, half the rate
     assert rates("inverse_square_root", warmup_steps=0)[3] == pytest.approx(0.25)
-
-
-def test_noam() -> None:
-    values = rates("noam", learning_rate=1.0)
+    noam = rates("noam", learning_rate=1.0)
     for step in (1, 5, 10, 40, 100):
-        assert values[step - 1] == pytest.approx(64**-0.5 * min(step**-0.5, step * 10**-1.5))
-    assert max(values) == values[9] == pytest.approx(1 / (8 * math.sqrt(10)))
+        assert noam[step - 1] == pytest.approx(64**-0.5 * min(step**-0.5, step * 10**-1.5))
+    assert max(noam) == noam[9] == pytest.approx(1 / (8 * math.sqrt(10)))
 
 
 def test_only_matrices_decay() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
-    optimizer = build_optimizer(model, config("cosine", weight_decay=0.1))
-    decay, rest = optimizer.param_groups
+    decay, rest = build_optimizer(model, config("cosine", weight_decay=0.1)).param_groups
     assert (decay["weight_decay"], rest["weight_decay"]) == (0.1, 0.0)
     assert [p.dim() for p in decay["params"]] == [2]
     assert [p.dim() for p in rest["params"]] == [1, 1, 1]
+
+
+# Memory
+
+FREE = """
+from pathlib import Path
+from dragoman_training.optimization.allocator import keep_freed_memory, release_memory
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 >> 20
+
+keep_freed_memory()
+blocks = [b"x" * 2**20 for _ in range(201)]
+used = resident()
+last = blocks.pop()  # keeps the end of the heap from being trimmed
+blocks.clear()
+kept = resident()
+release_memory()
+print(used, kept, resident())
+"""
+
+
+@pytest.mark.skipif(_glibc() is None, reason="needs glibc")
+def test_freed_memory_is_kept_until_released() -> None:
+    done = subprocess.run([sys.executable, "-c", FREE], capture_output=True, text=True, check=True)
+    used, kept, released = map(int, done.stdout.split())
+    assert kept > used - 20
+    assert released < kept - 150

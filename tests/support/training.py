@@ -1,0 +1,49 @@
+"""Small training runs: the recipe `tiny` made smaller, trained in this process."""
+
+import io
+import threading
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from dragoman_training.data.prepare import prepare
+from dragoman_training.recipe import SHIPPED_RECIPES, Recipe, load_recipe
+from dragoman_training.trainer import Outcome, Trainer, train
+
+TINY = SHIPPED_RECIPES / "tiny.yaml"
+SMALL = [
+    "model.d_model=16",
+    "model.heads=2",
+    "model.d_ff=16",
+    "data.test=null",
+    "data.dev_held_out_sources=20",
+    "training.steps=12",
+    "training.warmup_steps=2",
+    "training.batch_tokens=300",
+    "training.checkpoint_every=4",
+    "training.evaluate_every=6",
+    "training.log_every=5",
+    "training.average_last=1",
+]
+
+
+def small_recipe(*overrides: str) -> Recipe:
+    """A recipe of twelve steps, which take about a second."""
+    return load_recipe(TINY, [*SMALL, *overrides])
+
+
+def run_training(
+    recipe: Recipe, run: Path, *, resume: bool = False, stop: threading.Event | None = None
+) -> tuple[Outcome, str]:
+    """Trains on the CPU; returns the outcome and what was printed."""
+    output = io.StringIO()
+    outcome = train(recipe, run, resume=resume, device="cpu", stop=stop, console=Console(file=output, width=200))
+    return outcome, output.getvalue()
+
+
+def make_trainer(recipe: Recipe, run: Path) -> Trainer:
+    """A trainer at step 0; close its `metrics_log` when done."""
+    run.mkdir(exist_ok=True)
+    data = prepare(recipe, run, lambda line: None)
+    return Trainer(recipe, run, data, torch.device("cpu"), threading.Event(), lambda line: None)

@@ -1,0 +1,240 @@
+"""The run directory: checkpoints and their averages, the metrics log, locks, and loading a run."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dragoman_training.data.tokenizers import SPECIAL_TOKENS
+from dragoman_training.errors import TrainingError
+from dragoman_training.run.checkpoint import (
+    average_checkpoints,
+    checkpoint_path,
+    checkpoint_steps,
+    delete_checkpoints,
+    latest_checkpoint,
+    load_state,
+    save_state,
+)
+from dragoman_training.run.directory import lock_directory
+from dragoman_training.run.load import load_run
+from dragoman_training.run.metrics_log import MetricsLog, draw_curves, read_metrics_log
+from tests.support.training import run_training, small_recipe
+
+torch.set_num_threads(1)
+
+
+# Checkpoints
+
+
+def save_steps(run: Path, *steps: int) -> None:
+    for step in steps:
+        weights = {"w": torch.full((1000,), float(step)), "half": torch.full((2,), step, dtype=torch.bfloat16)}
+        save_state(checkpoint_path(run, step), {"model": weights, "step": step})
+
+
+def latest_step(run: Path) -> int:
+    state = latest_checkpoint(run)
+    assert state is not None
+    assert torch.equal(state["model"]["w"], torch.full((1000,), float(state["step"])))
+    return int(state["step"])
+
+
+def damage(path: Path, how: str) -> None:
+    content = path.read_bytes()
+    if how == "truncated":
+        path.write_bytes(content[: len(content) // 2])
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "modified":
+        path.write_bytes(content[:-300] + bytes([content[-300] ^ 1]) + content[-299:])
+    else:
+        path.with_suffix(".sha256").unlink()
+
+
+def test_save_load_and_delete(tmp_path: Path) -> None:
+    save_steps(tmp_path, 5, 12)
+    assert checkpoint_steps(tmp_path) == [5, 12]
+    assert latest_step(tmp_path) == 12
+    assert latest_checkpoint(tmp_path / "elsewhere") is None
+    names = [f"step-{step}.{suffix}" for step in ("00000005", "00000012") for suffix in ("pt", "sha256")]
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == names
+    save_steps(tmp_path, 13)
+    (tmp_path / "checkpoints" / ".step-00000003.pt.whole").touch()
+    delete_checkpoints(tmp_path, {12, 5})
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == names
+
+
+@pytest.mark.parametrize("how", ["truncated", "empty", "modified", "without checksum"])
+def test_a_damaged_checkpoint_is_skipped(how: str, tmp_path: Path) -> None:
+    save_steps(tmp_path, 1, 2, 3)
+    damage(checkpoint_path(tmp_path, 3), how)
+    with pytest.raises(TrainingError, match=r"step-00000003\.pt: truncated or modified"):
+        load_state(checkpoint_path(tmp_path, 3))
+    warnings: list[str] = []
+    state = latest_checkpoint(tmp_path, warnings.append)
+    assert state is not None
+    assert state["step"] == 2
+    [warning] = warnings
+    assert "step-00000003.pt" in warning
+    assert "using the previous checkpoint" in warning
+
+
+def test_a_kill_before_the_rename_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_steps(tmp_path, 1)
+
+    def kill(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", kill)
+        with pytest.raises(KeyboardInterrupt):
+            save_steps(tmp_path, 2)
+    assert latest_step(tmp_path) == 1
+    save_steps(tmp_path, 2)
+    assert checkpoint_steps(tmp_path) == [1, 2]
+
+
+def test_average(tmp_path: Path) -> None:
+    save_steps(tmp_path, 1, 2, 6)
+    weights, steps = average_checkpoints(tmp_path, [1, 2, 6])
+    assert steps == [1, 2, 6]
+    assert torch.equal(weights["w"], torch.full((1000,), 3.0))
+    assert weights["half"].dtype == torch.bfloat16
+    damage(checkpoint_path(tmp_path, 6), "truncated")
+    warnings: list[str] = []
+    weights, steps = average_checkpoints(tmp_path, [1, 2, 6], warnings.append)
+    assert steps == [1, 2]
+    assert weights["w"][0] == 1.5
+    assert "averaging without it" in warnings[0]
+    with pytest.raises(TrainingError, match="no intact checkpoint to average"):
+        average_checkpoints(tmp_path, [6], warnings.append)
+
+
+# The metrics log
+
+
+@pytest.fixture
+def logged_run(tmp_path: Path) -> Path:
+    log = MetricsLog(tmp_path, 0)
+    for step, error in ((10, 50.0), (20, 30.0), (30, 40.0), (40, 30.0), (50, 35.0)):
+        log.write("train", step, {"loss": 1.0, "learning_rate": 0.1, "epoch": 0, "tokens_per_second": 10.0})
+        log.write("dev", step, {"loss": error / 10, "word_error_rate": error, "bleu": 100 - error})
+    log.close()
+    return tmp_path
+
+
+def test_best_steps(logged_run: Path) -> None:
+    log = MetricsLog(logged_run, 50)
+    assert log.best_steps("word_error_rate", 3) == [20, 40, 50]
+    assert log.best_steps("bleu", 1) == [20]
+    assert log.best_steps("loss", 9) == [20, 40, 50, 30, 10]
+    assert log.evaluations_since_best("word_error_rate") == 3
+    assert log.evaluations_since_best("chrf") == 0
+    log.close()
+
+
+def test_a_resumed_run_drops_records_beyond_its_step(logged_run: Path) -> None:
+    with (logged_run / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "st')  # truncated by a kill
+    log = MetricsLog(logged_run, 30)
+    assert list(log.dev_values("loss")) == [10, 20, 30]
+    log.write("dev", 40, {"loss": 1.0})
+    log.close()
+    assert [r["step"] for r in read_metrics_log(logged_run) if r["kind"] == "dev"] == [10, 20, 30, 40]
+
+
+def test_tensorboard_and_curves(logged_run: Path) -> None:
+    assert list((logged_run / "tensorboard").glob("events*"))
+    for records in (read_metrics_log(logged_run), []):
+        draw_curves(records, logged_run / "curves.png")
+        assert (logged_run / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+# The directory
+
+
+def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
+    recipe, run = small_recipe("training.steps=3"), tmp_path / "run"
+    run_training(recipe, run)
+    with pytest.raises(TrainingError, match="already holds a run; continue it with --resume"):
+        run_training(recipe, run)
+    with pytest.raises(TrainingError, match=r"another recipe, .*recipe\.yaml: seed, training\.steps changed"):
+        run_training(small_recipe("training.steps=20", "seed=2"), run, resume=True)
+    assert run_training(recipe, run, resume=True)[0].finished
+
+
+def test_only_one_process_trains_in_a_directory(tmp_path: Path) -> None:
+    recipe = small_recipe("training.steps=3")
+    with lock_directory(tmp_path / "run"), pytest.raises(TrainingError, match="another process is training there"):
+        run_training(recipe, tmp_path / "run")
+    assert run_training(recipe, tmp_path / "run")[0].finished
+
+
+def test_a_failed_start_does_not_block_a_new_one(tmp_path: Path) -> None:
+    han, run = tmp_path / "han.tsv", tmp_path / "run"
+    han.write_text("".join(f"{n}\t{chr(0x4E00 + n)}\n" for n in range(300)), encoding="utf-8")
+    tokenizers = "tokenizers={source: {kind: characters}, target: {kind: unigram, vocabulary: 400}}"
+    for overrides, message in (
+        (["data.train=[none.tsv]"], "no such data file"),
+        ([f"data.train=[{han}]", tokenizers], r"tokenizers\.target\.vocabulary \(400\) is too small"),
+    ):
+        with pytest.raises(TrainingError, match=message):
+            run_training(small_recipe(*overrides), run)
+        assert list(run.iterdir()) == [], "--resume would continue this start"
+    with pytest.raises(TrainingError, match=r"no run here \(recipe\.yaml is missing\)"):
+        load_run(run)
+    assert run_training(small_recipe("training.steps=3"), run)[0].finished
+
+
+# Loading
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("finished") / "run"
+    run_training(small_recipe("training.steps=3"), run)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "message"),
+    [
+        *(
+            (name, None, content, rf"{name}: (cannot be read as JSON|expected a JSON object)")
+            for name in ("data.json", "report.json")
+            for content in ("", "{", "[]")
+        ),
+        ("recipe.yaml", "d_ff: 16", "d_ff: 32", r"the shapes of the weights do not match recipe\.yaml"),
+        ("model.pt", None, "short", r"model\.pt: truncated or modified"),
+    ],
+)
+def test_damaged_files_are_named(name: str, old: str | None, new: str, message: str, finished_run: Path) -> None:
+    file = finished_run / name
+    content = file.read_bytes()
+    file.write_bytes(new.encode() if old is None else content.replace(old.encode(), new.encode()))
+    try:
+        with pytest.raises(TrainingError, match=message) as error:
+            load_run(finished_run)
+        assert "\n" not in str(error.value)
+    finally:
+        file.write_bytes(content)
+
+
+def test_joint_vocabulary(tmp_path: Path) -> None:
+    recipe = small_recipe(
+        "tokenizers={joint: true, source: {kind: bpe, vocabulary: 400}}",
+        "model.share_embeddings=all",
+        "model.max_source_length=40",
+        "model.max_target_length=60",
+        "training.steps=3",
+    )
+    assert run_training(recipe, tmp_path / "run")[0].finished
+    run = load_run(tmp_path / "run")
+    assert run.source_tokenizer.to_str() == run.target_tokenizer.to_str()
+    assert run.model.encoder.embedding.tokens.weight is run.model.decoder.projection.weight
+    # Sources are digits: no other byte occurs in training, and no piece of a target.
+    unseen = {run.source_tokenizer.id_to_token(token) for token in run.unseen_source_tokens}
+    assert {"<0xF0>", "▁thousand"} <= unseen
+    assert not {"7", "▁", *SPECIAL_TOKENS} & unseen
+    assert "unseen_source_tokens" not in run.provenance["data"]

@@ -1,4 +1,4 @@
-"""The entrance of `dragoman-serve`, which must speak even where only the client is installed."""
+"""The entry point of `dragoman-serve`, which must run even if only the client is installed."""
 
 import os
 import signal
@@ -6,10 +6,11 @@ import sys
 
 
 def main() -> None:
-    """Runs the command line; an installation that lacks the server's libraries is told which extra brings them."""
+    """Runs the command line; if the server's libraries are missing, it names the extra that installs them."""
     if os.getpid() == 1:
-        # NOTE: the first process of a container gets no signal that it has not asked for, and until the server does,
-        # everything has to be imported. A SIGTERM of that second would be lost, and whoever stops it wait for nothing.
+        # NOTE: the kernel delivers no signal without a handler to the first process of a container, and the server
+        # installs its handlers only after all imports. A SIGTERM in that second would be lost, and the stop would hang
+        # until the container is killed.
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:
         from dragoman_server.process.cli import app

@@ -15,7 +15,7 @@ from tests.deploy.conftest import Render
 from tests.deploy.objects import Document, only
 from tests.deploy.test_chart_objects import VALUES
 
-SECONDS_TO_END = 5  # after the drain, at most: docs/leaving.md
+SECONDS_TO_END = 5  # after the drain, at most: docs/drain.md
 
 
 def server_of(documents: list[Document]) -> Document:

@@ -7,7 +7,7 @@ import pytest
 from dragoman_server.live import history
 from dragoman_server.live.history import History
 from dragoman_server.metrics import ModelLoad, ModelMetrics, ServerMetrics
-from dragoman_server.process.probes import Probes
+from dragoman_server.process.readiness import Probes
 from dragoman_server.process.web import serve_http
 from tests.support.browser import Page, browsing, need_chromium
 

@@ -72,8 +72,8 @@ def test_without_ipv4_all_of_it_is_refused(command: list[str]) -> None:
     done = subprocess.run([*command, "--host", "0.0.0.0"], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1, done.stderr
     assert done.stderr.splitlines()[-1].endswith(
-        "--host 0.0.0.0 is every address of IPv4, and this machine has none; "
-        'listen on all addresses, those of IPv6 too, with --host "::"'
+        "--host 0.0.0.0 means all IPv4 addresses, and this machine has none; "
+        'to listen on all IPv4 and IPv6 addresses, use --host "::"'
     )
 
 

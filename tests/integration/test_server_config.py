@@ -60,4 +60,4 @@ def test_output_that_can_not_be_written_is_told(option: str) -> None:
         command = [serve_command(), option]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert done.returncode == 1
-    assert done.stderr == "dragoman-serve: standard output can't be written: No space left on device\n"
+    assert done.stderr == "dragoman-serve: can't write to standard output: No space left on device\n"

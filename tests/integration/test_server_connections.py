@@ -16,7 +16,7 @@ from dragoman import Client, InvalidArgumentError, ItemError, ResourceExhaustedE
 from dragoman.local import LocalServer, serve_command
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
-from dragoman_server.process.connections import LEAST_CONNECTIONS, OTHER_FILES
+from dragoman_server.process.connections import MIN_CONNECTIONS, OTHER_FILES
 from tests.conftest import StartServer
 from tests.support.waiting import until
 
@@ -56,12 +56,12 @@ def test_no_more_connections_are_let_in_than_the_limit_of_open_files_has_room_fo
     start_server: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limited = tmp_path / "serve"
-    limited.write_text(f'#!/bin/sh\nulimit -n {OTHER_FILES + LEAST_CONNECTIONS}\nexec {serve_command()} "$@"\n')
+    limited.write_text(f'#!/bin/sh\nulimit -n {OTHER_FILES + MIN_CONNECTIONS}\nexec {serve_command()} "$@"\n')
     limited.chmod(0o755)
     monkeypatch.setattr("dragoman.local.serve_command", lambda: str(limited))
     server = start_server()
-    channels = [grpc.insecure_channel(server.address, [*ALONE, *QUICK]) for _ in range(LEAST_CONNECTIONS + 1)]
-    assert [healthy(channel) for channel in channels] == [True] * LEAST_CONNECTIONS + [False]
+    channels = [grpc.insecure_channel(server.address, [*ALONE, *QUICK]) for _ in range(MIN_CONNECTIONS + 1)]
+    assert [healthy(channel) for channel in channels] == [True] * MIN_CONNECTIONS + [False]
     for channel in channels:
         channel.close()
 

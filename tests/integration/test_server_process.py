@@ -107,7 +107,7 @@ def test_too_few_open_files_are_told_before_anything_fails_for_want_of_them(tiny
     command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", serve_command(), "--bundle", str(tiny_bundle)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    said = f"the system allows this process {files} open files (ulimit -n), and it needs 272 at least"
+    said = f"the system allows this process {files} open files (ulimit -n); it needs at least 272"
     assert done.stderr == f"dragoman-serve: {said}\n"
 
 

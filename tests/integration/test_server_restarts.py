@@ -25,7 +25,7 @@ from tests.support.waiting import PATIENCE, until_async
 WORD, SOUND = "transformer", "T R AE N S F AO R M ER"
 REQUEST = pb.GenerateRequest(input=pb.Input(text=WORD))
 ONE_ENGINE = ("--engines", "1", "--max-rows", "16", "--log-requests", "failed")
-PAGE = Path(__file__).parents[2] / "docs" / "leaving.md"
+PAGE = Path(__file__).parents[2] / "docs" / "drain.md"
 [BALANCE_CALLS] = re.findall(r"^```json\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
 

@@ -26,7 +26,7 @@ TESTS = (
     "tests/integration/test_client_command_streams.py",
     "tests/integration/test_proxies.py",
     "tests/integration/test_server_connections.py",
-    "tests/integration/test_server_leaving.py",
+    "tests/integration/test_server_drain.py",
 )
 
 

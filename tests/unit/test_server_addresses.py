@@ -59,10 +59,10 @@ def test_ipv4_that_leads_nowhere_is_told(monkeypatch: pytest.MonkeyPatch, routes
     monkeypatch.setattr(addresses, "_reaches", routes.__contains__)
     with capture_logs() as logs:
         assert addresses_of("0.0.0.0", 0, "--port") == ["0.0.0.0"]
-    assert ['with --host "::"' in line["event"] for line in logs] == [True] * warned
+    assert ['use --host "::"' in line["event"] for line in logs] == [True] * warned
 
 
 def test_no_ipv4_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(addresses, "_reaches", {addresses.OUTSIDE_IPV6}.__contains__)
-    with pytest.raises(StartError, match=r'this machine has none; .* with --host "::"'):
+    with pytest.raises(StartError, match=r'this machine has none; .* use --host "::"'):
         addresses_of("0.0.0.0", 0, "--port")

@@ -127,9 +127,9 @@ def test_paths_of_a_file_are_from_where_it_lies_and_others_are_left_alone(tmp_pa
             "connection_age_grace_seconds is 0; expected a number from 0.001 to 1728000",
         ),
         ("hang_seconds: 0.0000001", "hang_seconds is 1.0e-07; expected a number of at least 0.01"),
-        ("port: 010", 'port is 010, which YAML takes for 8; write 8, or "010" for text'),
-        ("port: 12:30", 'port is 12:30, which YAML takes for 750; write 750, or "12:30" for text'),
-        ("host: 12:30.5", 'host is 12:30.5, which YAML takes for 750.5; write 750.5, or "12:30.5" for text'),
+        ("port: 010", 'port is 010, which YAML reads as 8; write 8, or "010" for text'),
+        ("port: 12:30", 'port is 12:30, which YAML reads as 750; write 750, or "12:30" for text'),
+        ("host: 12:30.5", 'host is 12:30.5, which YAML reads as 750.5; write 750.5, or "12:30.5" for text'),
         ("device: gpu", f"device is 'gpu': {DEVICES}"),
         ("device: cuda:0,cpu", f"device is 'cuda:0,cpu': {DEVICES}"),
         ("device: cuda:1,cuda:01", f"device is 'cuda:1,cuda:01': {DEVICES}"),
@@ -203,7 +203,7 @@ def test_no_number_is_larger_than_grpc_can_take(name: str, most: int) -> None:
 def test_unknown_options_are_told_with_what_may_be_meant() -> None:
     assert refusal("\nmax-rows: 3") == "server.yaml:2: max-rows is not an option; did you mean max_rows?"
     assert refusal("Port: 3") == "server.yaml:1: Port is not an option; did you mean port?"
-    shown = "`dragoman-serve --print-config` shows those there are"
+    shown = "`dragoman-serve --print-config` lists all options"
     assert refusal("zzz: 3") == f"server.yaml:1: zzz is not an option; {shown}"
     assert refusal("config: other.yaml").startswith("server.yaml:1: config is not an option")
     assert refusal('"a\\nb": 3') == rf"server.yaml:1: 'a\nb' is not an option; {shown}"
@@ -239,7 +239,7 @@ def test_variables_of_kubernetes_are_not_options() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("port: 1\nhost: h\nport: 2", "server.yaml:3: port stands there a second time, after server.yaml:1"),
+        ("port: 1\nhost: h\nport: 2", "server.yaml:3: port is set twice, first at server.yaml:1"),
         ("port: 1\n\thost: h", "server.yaml:2: this is not YAML: while scanning for the next token, found character"),
         ("port: [1", "server.yaml:1: this is not YAML: "),
         (

@@ -54,5 +54,5 @@ def test_too_few_files_are_told(monkeypatch: pytest.MonkeyPatch, limit: int, ask
     monkeypatch.setattr(connections, "resource", Limits(limit, limit))
     with pytest.raises(StartError) as refused:
         allow_connections(ServerConfig(max_connections=asked))
-    said = f"the system allows this process {limit} open files (ulimit -n), and it needs {least} at least"
+    said = f"the system allows this process {limit} open files (ulimit -n); it needs at least {least}"
     assert str(refused.value) == said

@@ -12,9 +12,8 @@ from dragoman_server.api.generation_service import SERVICE
 from dragoman_server.api.health_service import Health
 from dragoman_server.config import ServerConfig
 from dragoman_server.core.errors import StartError
-from dragoman_server.process.health_port import MOST_WATCHES
-from dragoman_server.process.ports import HealthPort
-from dragoman_server.process.probes import Probes
+from dragoman_server.process.health_port import MAX_WATCHES, HealthPort
+from dragoman_server.process.readiness import Probes
 from tests.support.waiting import PATIENCE, until
 
 Request = health_pb2.HealthCheckRequest
@@ -99,8 +98,8 @@ def test_watches_are_told_of_changes_and_end_with_the_server(stub: Any, health: 
 
 def test_watches_take_no_more_than_their_share(stub: Any, health: Health) -> None:
     """One more is refused, checks are answered, and whoever leaves makes room."""
-    watches = [stub.Watch(Request(), timeout=PATIENCE) for _ in range(MOST_WATCHES)]
-    assert [next(watch).status for watch in watches] == [NOT_SERVING] * MOST_WATCHES
+    watches = [stub.Watch(Request(), timeout=PATIENCE) for _ in range(MAX_WATCHES)]
+    assert [next(watch).status for watch in watches] == [NOT_SERVING] * MAX_WATCHES
     with pytest.raises(grpc.RpcError) as refused:
         next(stub.Watch(Request(), timeout=PATIENCE))
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -126,7 +125,7 @@ def test_calls_that_say_nothing_keep_nobody_waiting(stub: Any, port: int) -> Non
 
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         call: Any = channel.stream_unary("/grpc.health.v1.Health/Check", Request.SerializeToString)
-        calls = [call.future(silent(), timeout=PATIENCE) for _ in range(MOST_WATCHES + 24)]
+        calls = [call.future(silent(), timeout=PATIENCE) for _ in range(MAX_WATCHES + 24)]
         assert check(stub) == NOT_SERVING
         assert not any(each.done() for each in calls)
         over.set()

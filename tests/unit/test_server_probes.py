@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from dragoman_server.live.history import History
 from dragoman_server.metrics import ModelLoad, ServerMetrics
-from dragoman_server.process.probes import LEAST_HANG_SECONDS, Probes
+from dragoman_server.process.readiness import MIN_HANG_SECONDS, Probes
 from dragoman_server.process.web import MAX_CONNECTIONS, serve_http
 
 HANG_SECONDS = 10.0
@@ -99,7 +99,7 @@ def test_an_event_loop_that_hangs_is_not_alive(port: int, probes: Probes, clock:
 
 def test_a_loop_that_is_busy_for_a_moment_does_not_hang(clock: Clock) -> None:
     probes = Probes(0.01, clock)
-    clock.now = LEAST_HANG_SECONDS
+    clock.now = MIN_HANG_SECONDS
     assert probes.livez() is None
     clock.now += 0.1
     assert probes.livez() == "the event loop has been hanging for 1 s"

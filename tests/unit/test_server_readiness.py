@@ -1,8 +1,7 @@
 """What the kubelet and the health service hear while models come and go."""
 
 from dragoman_server.api.health_service import Health
-from dragoman_server.process.probes import Probes
-from dragoman_server.process.readiness import Readiness
+from dragoman_server.process.readiness import Probes, Readiness
 
 
 def test_ready_is_a_server_that_has_tried_all_models_and_serves_one() -> None:

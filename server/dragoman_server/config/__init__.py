@@ -1,4 +1,4 @@
-"""The server's configuration: its options, where their values come from, and how they are shown."""
+"""The server's options: definition, sources and display."""
 
 from dragoman_server.config.options import ServerConfig
 

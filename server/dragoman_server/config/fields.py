@@ -1,4 +1,4 @@
-"""What the declaration of an option tells of its values: what they look like, and whether they may be shown."""
+"""What the declaration of an option says about its values: their type, bounds and secrecy."""
 
 import types
 import typing
@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 
 def kinds(annotation: Any) -> tuple[Any, ...]:
-    """The types that a value other than None may have; choices stand for themselves.
+    """Returns the types that a value other than None may have; the choices of a Literal count as types.
 
     `int | None` -> (int,); `Literal["a", "b"]` -> ("a", "b"); `tuple[str, ...]` -> (tuple,).
     """
@@ -38,7 +38,7 @@ def is_switch(field: FieldInfo) -> bool:
 
 
 def placeholder(name: str, field: FieldInfo) -> str:
-    """What stands for the value in --help: "N", "PATH", "auto|cpu|cuda"."""
+    """Returns the placeholder of the value in --help: "N", "PATH", "auto|cpu|cuda"."""
     allowed = kinds(field.annotation)
     if all(isinstance(kind, str) for kind in allowed):
         return "|".join(allowed)
@@ -48,7 +48,7 @@ def placeholder(name: str, field: FieldInfo) -> str:
 
 
 def expectation(field: FieldInfo) -> str | None:
-    """What a value must be, to stand behind "expected"; None where the types do not tell."""
+    """Describes valid values, as in "expected a number"; None if the type does not say enough."""
     allowed = kinds(field.annotation)
     if all(isinstance(kind, str) for kind in allowed):
         *others, last = allowed
@@ -67,10 +67,10 @@ def expectation(field: FieldInfo) -> str | None:
 
 
 def _bounds(field: FieldInfo) -> str:
-    least = next((each.ge for each in field.metadata if isinstance(each, Ge)), None)
-    most = next((each.le for each in field.metadata if isinstance(each, Le)), None)
-    over = next((each.gt for each in field.metadata if isinstance(each, Gt)), None)
-    under = next((each.lt for each in field.metadata if isinstance(each, Lt)), None)
+    least = next((bound.ge for bound in field.metadata if isinstance(bound, Ge)), None)
+    most = next((bound.le for bound in field.metadata if isinstance(bound, Le)), None)
+    over = next((bound.gt for bound in field.metadata if isinstance(bound, Gt)), None)
+    under = next((bound.lt for bound in field.metadata if isinstance(bound, Lt)), None)
     if least is not None and most is not None:
         return f" from {least} to {most}"
     words = [("of at least", least), ("above", over), ("of at most", most), ("below", under)]

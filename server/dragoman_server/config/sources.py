@@ -1,7 +1,7 @@
-"""Where the values of options come from: flags, above the environment, above a YAML file, above defaults.
+"""Reads the values of options: flags override the environment, which overrides a YAML file, which overrides defaults.
 
-Every source is checked whole, also what a higher one overrides: a mistake is told today, and not on the day on which
-the flag that hides it goes.
+Every source is checked completely, including values that another source overrides: a mistake shows now, not on the day
+the flag that hides it is removed.
 """
 
 import difflib
@@ -25,25 +25,25 @@ CLIENT_VARIABLES = {
     f"DRAGOMAN_{name}"
     for name in ("ADDRESS", "API_KEY", "CA", "CLIENT_CERT", "CLIENT_KEY", "METRICS_ADDRESS", "SERVER_NAME")
 }
-# Kubernetes tells pods of a Service named "dragoman" or "dragoman-grpc" in such variables, unless they have
-# `enableServiceLinks: false`. DRAGOMAN_PORT=tcp://10.0.0.7:50051 is one of them, and not the port to listen on.
+# Kubernetes sets such variables in pods for a Service named "dragoman" or "dragoman-grpc", unless the pods have
+# `enableServiceLinks: false`. DRAGOMAN_PORT=tcp://10.0.0.7:50051 is one of them, not the port to listen on.
 SERVICE_VARIABLE = re.compile(r"\w+_SERVICE_(HOST|PORT(_\w+)?)|\w+_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?")
 SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 SHOWN_CHARACTERS = 80
 
 
 class ConfigError(Exception):
-    """The configuration can't be used; the message names the source and what was expected, in one sentence."""
+    """The configuration is invalid; the message is one sentence that names the source and what is expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value as a source gives it.
+    """A value from a source.
 
     Attributes:
-        value: text where it comes from a flag or from the environment, else what YAML makes of it.
-        origin: where it stands: "--port", "DRAGOMAN_PORT" or "server.yaml:12".
-        subject: how a sentence about it begins: "--port", "DRAGOMAN_PORT" or "server.yaml:12: port".
+        value: Text from a flag or the environment, else a YAML value.
+        origin: "--port", "DRAGOMAN_PORT" or "server.yaml:12".
+        subject: The beginning of an error: "--port", "DRAGOMAN_PORT" or "server.yaml:12: port".
     """
 
     value: Any
@@ -56,11 +56,11 @@ Layer = Mapping[str, Setting]
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """The options, and where each comes from.
+    """The options and their origins.
 
     Attributes:
-        config: the options.
-        origins: name of an option -> where its value stands; an option that has its default is not among them.
+        config: The options.
+        origins: The origin of each option that is set; options with their default are missing.
     """
 
     config: ServerConfig
@@ -73,15 +73,15 @@ def configure(
     file: Path | None = None,
     kind: type[ServerConfig] = ServerConfig,
 ) -> Configuration:
-    """Puts the configuration together.
+    """Merges all sources into a configuration.
 
     Args:
-        flags: name of an option -> what its flag says, for the flags that were given.
-        environment: the environment of the process.
-        file: the YAML file that --config names; where it names none, the environment may.
+        flags: The values of the flags that are set, by option.
+        environment: The environment of the process.
+        file: The YAML file of --config; None for the one that the environment names, if any.
 
     Raises:
-        ConfigError: a source can't be read, has an option that does not exist, or a value that can't be.
+        ConfigError: A source can't be read, or has an unknown option or an invalid value.
     """
     layers: list[Layer] = []
     if file is not None:
@@ -97,13 +97,13 @@ def configure(
     merged = {name: setting for layer in layers for name, setting in layer.items()}
     try:
         config = kind.model_validate({name: setting.value for name, setting in merged.items()})
-    except ValidationError as error:  # each value is good, so what is wrong is how they go together
+    except ValidationError as error:  # each value is valid, but they contradict each other
         raise ConfigError(_with_origins(_message(error.errors()[0]), merged)) from None
     return Configuration(config, {name: setting.origin for name, setting in merged.items()})
 
 
 def flag(name: str) -> str:
-    """The flag of an option: "max_rows" -> "--max-rows"."""
+    """Returns the flag of an option: "max_rows" -> "--max-rows"."""
     return "--" + name.replace("_", "-")
 
 
@@ -128,12 +128,12 @@ def _from_environment(environment: Mapping[str, str], kind: type[ServerConfig]) 
 
 
 def _none(value: str | bool) -> str | bool | None:
-    """What flags and the environment say: null is what it is in YAML, to take a file's value back."""
+    """Reads "null" as None, as in YAML, so that flags and the environment can undo a value of the file."""
     return None if value == "null" else value
 
 
 def _from_file(path: Path, named_by: str, kind: type[ServerConfig]) -> Layer:
-    """The options of a YAML file. Paths in it are taken from where it lies."""
+    """Reads a YAML file. Paths in it are relative to its directory."""
     try:
         document = Document(path)
         if document.root is None:  # nothing but comments
@@ -146,7 +146,7 @@ def _from_file(path: Path, named_by: str, kind: type[ServerConfig]) -> Layer:
             name = key.value if isinstance(key, yaml.ScalarNode) else "a list or mapping"
             if name not in kind.model_fields:
                 subject = f"{origin}: {name if name.isprintable() else ascii(name)}"
-                raise ConfigError(_unknown(subject, name, {each: each for each in kind.model_fields}))
+                raise ConfigError(_unknown(subject, name, {field: field for field in kind.model_fields}))
             value = document.value(node)
             if isinstance(value, str) and value and is_path(kind.model_fields[name]):
                 value = str(path.absolute().parent / value)
@@ -159,15 +159,15 @@ def _from_file(path: Path, named_by: str, kind: type[ServerConfig]) -> Layer:
 
 
 def check(layer: Layer, kind: type[ServerConfig]) -> None:
-    """Looks at each value by itself.
+    """Checks each value by itself.
 
     Raises:
-        ConfigError: it is not one that the option may have.
+        ConfigError: The option does not allow the value.
     """
     fields = kind.model_fields
     for name, setting in layer.items():
-        # None of this is an error for pydantic. It takes true for the number 1 and "" for the path of the working
-        # directory, and what is not UTF-8 in the environment comes as lone surrogates, which can't be printed.
+        # pydantic accepts all of these: it reads true as the number 1 and "" as the path of the working directory.
+        # Bytes in the environment that are not UTF-8 become lone surrogates, which can't be printed.
         value = setting.value
         misplaced = isinstance(value, bool) and bool not in kinds(fields[name].annotation)
         if misplaced or (isinstance(value, str) and (not value or not _is_unicode(value))):
@@ -175,14 +175,14 @@ def check(layer: Layer, kind: type[ServerConfig]) -> None:
     try:
         kind.model_validate({name: setting.value for name, setting in layer.items()})
     except ValidationError as error:
-        for each in error.errors():
-            if each["loc"]:
-                name = str(each["loc"][0])
-                raise ConfigError(_wrong(layer[name], fields[name], each)) from None
+        for detail in error.errors():
+            if detail["loc"]:
+                name = str(detail["loc"][0])
+                raise ConfigError(_wrong(layer[name], fields[name], detail)) from None
 
 
 def _wrong(setting: Setting, field: FieldInfo, error: Any = None) -> str:
-    """The sentence about a value that can't be; what pydantic says of it is needed where its type does not tell all."""
+    """Returns the error for an invalid value, with pydantic's message if the type does not say enough."""
     expected = expectation(field)
     if error and (expected is None or error["type"] in ("value_error", "string_pattern_mismatch")):
         reason = f": {_message(error)}"
@@ -193,7 +193,7 @@ def _wrong(setting: Setting, field: FieldInfo, error: Any = None) -> str:
 
 
 def _message(error: Any) -> str:
-    """pydantic's message of an error, or what our own validator said."""
+    """Returns the message of our own validator, or else pydantic's."""
     return str(error["ctx"]["error"] if error["type"] == "value_error" else error["msg"])
 
 
@@ -206,11 +206,11 @@ def _is_unicode(text: str) -> bool:
 
 
 def _with_origins(sentence: str, layer: Layer) -> str:
-    """A sentence about several flags, and where those stand that are not given as flags."""
+    """Adds the origins of the flags that a sentence names and that were set elsewhere."""
     named = re.findall(r"--[a-z-]+", sentence)
     elsewhere = {flag(name): setting.origin for name, setting in layer.items() if not setting.origin.startswith("--")}
-    told = [f"{name} is from {elsewhere[name]}" for name in named if name in elsewhere]
-    return f"{sentence} ({', '.join(told)})" if told else sentence
+    origins = [f"{name} is from {elsewhere[name]}" for name in named if name in elsewhere]
+    return f"{sentence} ({', '.join(origins)})" if origins else sentence
 
 
 def _shown(value: Any) -> str:
@@ -219,7 +219,7 @@ def _shown(value: Any) -> str:
 
 
 def _unknown(subject: str, name: str, known: Mapping[str, str]) -> str:
-    """The sentence about an option that does not exist; `known` tells how those that exist are written there."""
+    """Returns the error for an unknown option; `known` maps the spellings of this source to display names."""
     close = difflib.get_close_matches(name.replace("-", "_").lower(), known, 1)
-    hint = f"did you mean {known[close[0]]}?" if close else "`dragoman-serve --print-config` shows those there are"
+    hint = f"did you mean {known[close[0]]}?" if close else "`dragoman-serve --print-config` lists all options"
     return f"{subject} is not an option; {hint}"

@@ -1,4 +1,4 @@
-"""The process: ports, loading, signals."""
+"""The server process: ports, loading, signals, exit."""
 
 import asyncio
 import os
@@ -19,10 +19,10 @@ from dragoman_server.models.loading import load_version
 from dragoman_server.models.manager import ModelManager
 from dragoman_server.models.registry import ModelRegistry
 from dragoman_server.models.repository import ModelSource, Repository, RepositoryError, SingleBundle
-from dragoman_server.process.drain import SERVICES, Leaving
-from dragoman_server.process.ports import HealthPort, listen, serve_metrics
-from dragoman_server.process.probes import Probes
-from dragoman_server.process.readiness import Readiness
+from dragoman_server.process.drain import SERVICES, Drain
+from dragoman_server.process.health_port import HealthPort
+from dragoman_server.process.ports import Services, listen, serve_metrics
+from dragoman_server.process.readiness import Probes, Readiness
 from dragoman_server.security.access import read_access
 from dragoman_server.security.watched_files import watch
 from dragoman_server.telemetry.log_lines import DRAIN_SECONDS, LineWriter
@@ -34,92 +34,144 @@ log = structlog.get_logger()
 
 
 async def run(config: ServerConfig, lines: LineWriter) -> int:
-    """Serves until SIGTERM or SIGINT, then leaves; a second signal, or one while it loads, ends the process at once.
+    """Serves until SIGTERM or SIGINT, then drains. A second signal, or one during loading, ends the process at once.
 
     Args:
-        lines: what the log is written with.
+        lines: Writes the log.
 
     Returns:
-        the exit status: 0 after a signal, 1 after an engine has failed.
+        The exit status: 0 after a signal, 1 after an engine failed.
 
     Raises:
-        StartError: a port can't be had, or the bundle or the device can't be used.
+        StartError: A port can't be opened, or the bundle or the device can't be used.
     """
-    # An engine that comes back from a step must not wait Python's usual 5 ms, several steps, for the event loop's turn.
+    # After a step, an engine must not wait Python's default of 5 ms, several steps, for its turn.
     sys.setswitchinterval(0.0005)
     stop = _stop_on_signals(lines)
-    metrics = ServerMetrics()
-    metrics.registry.register(lines)
-    tracer = start_tracing(config)
-    observer = Observer(
-        lines,
-        line_renderer(config.log_format),
-        requests=config.log_requests if config.log_level in ("debug", "info") else "none",
-        probes=config.log_level == "debug",
-        load=metrics.load,
-        tracer=tracer,
-    )
-    health, probes = Health(SERVICES), Probes(config.hang_seconds)
-    readiness = Readiness(health, probes)
-    registry = ModelRegistry()
-    hosts = make_hosts(config, metrics)
-    load = partial(load_version, hosts=hosts)
-    manager = ModelManager(_source(config), config, registry, metrics, load, readiness.models)
-    service = GenerationService(metrics.rejected, registry)
-    admin = AdminService(manager) if config.admin else None
-    inference = InferenceService(service, registry, metrics, lambda: health.serving, admin)
-    access = read_access(config)
-    metrics_port = serve_metrics(config, metrics, probes)
-    server, port = listen(config, metrics, service, inference, admin, health, access, observer)
-    health_port = HealthPort(config, health, probes)
+    server = _Server(config, lines)
     await server.start()
-    standing = [asyncio.create_task(probes.beat_forever()), asyncio.create_task(watch(access.files))]
-    if config.summary_seconds and config.log_level in ("debug", "info"):
-        standing.append(asyncio.create_task(observer.summarize(config.summary_seconds)))
-    # Calls get UNAVAILABLE, and health NOT_SERVING, until the models are ready.
-    log.info("listening", host=config.host, port=port, metrics_port=metrics_port, health_port=health_port.number)
     stopping = asyncio.create_task(stop.wait())
-    loading = asyncio.create_task(_load(config, manager))
+    loading = asyncio.create_task(server.load())
     await asyncio.wait([stopping, loading], return_when=asyncio.FIRST_COMPLETED)
     if stop.is_set():
         loading.cancel()
-        await server.stop(None)
+        await server.abort()
         log.info("stopped", loaded=False)
         lines.drain(DRAIN_SECONDS)
-        # NOTE: threads that load can't be interrupted, and an ordinary end would wait for them.
+        # NOTE: threads that load can't be interrupted, and a normal exit would wait for them.
         os._exit(0)
     try:
         loading.result()
     except BaseException:
-        await asyncio.to_thread(health_port.close)
-        await server.stop(None)
+        await server.close_health_port()
+        await server.abort()
         raise
-    readiness.start()
-    following = asyncio.create_task(manager.watch(config.repository_poll_seconds if config.model_repository else 0))
-    failing = asyncio.create_task(manager.failed.wait())
-    await asyncio.wait([stopping, failing], return_when=asyncio.FIRST_COMPLETED)
-    leaving = Leaving(server, metrics, registry, inference, manager, health)
-    if not manager.failed.is_set():
-        readiness.end()
-        await leaving.delay(config.drain_delay_seconds)
-    if manager.failed.is_set():
-        readiness.end("an engine failed")
-    following.cancel()
-    stopped = await leaving.drain(config.drain_seconds)
-    await asyncio.gather(*(asyncio.to_thread(host.close) for host in hosts))
-    await asyncio.to_thread(health_port.close)
-    for task in standing:
-        task.cancel()
-    if tracer is not None:
-        lines.drain(DRAIN_SECONDS)  # spans are made where lines are written
-        await asyncio.to_thread(tracer.close, DRAIN_SECONDS)
-    status = 1 if manager.failed.is_set() else 0
+    stopped = await server.serve_until(stopping)
+    status = 1 if server.manager.failed.is_set() else 0
     if status or not stopped:
         lines.drain(DRAIN_SECONDS)
-        # NOTE: an ordinary end would stop the server after all, and by that end the calls that it has with CANCELLED;
-        # and an engine that hangs may come to itself while the interpreter is taken down, and abort the process.
+        # NOTE: a normal exit would stop the gRPC server after all, which ends its calls with CANCELLED; and an engine
+        # that hangs may wake up while the interpreter shuts down, and abort the process.
         os._exit(status)
     return status
+
+
+class _Server:
+    """All parts of a server.
+
+    Raises:
+        StartError: A port can't be opened, or access or tracing is configured wrongly.
+    """
+
+    def __init__(self, config: ServerConfig, lines: LineWriter) -> None:
+        self._config, self._lines = config, lines
+        self._metrics = metrics = ServerMetrics()
+        metrics.registry.register(lines)
+        self._tracer = start_tracing(config)
+        self._observer = Observer(
+            lines,
+            line_renderer(config.log_format),
+            requests=config.log_requests if config.log_level in ("debug", "info") else "none",
+            probes=config.log_level == "debug",
+            load=metrics.load,
+            tracer=self._tracer,
+        )
+        self._health, self._probes = Health(SERVICES), Probes(config.hang_seconds)
+        self._readiness = Readiness(self._health, self._probes)
+        self._registry = registry = ModelRegistry()
+        self._hosts = make_hosts(config, metrics)
+        load = partial(load_version, hosts=self._hosts)
+        self.manager = ModelManager(_source(config), config, registry, metrics, load, self._readiness.models)
+        generation = GenerationService(metrics.rejected, registry)
+        admin = AdminService(self.manager) if config.admin else None
+        self._inference = InferenceService(generation, registry, metrics, lambda: self._health.serving, admin)
+        self._access = read_access(config)
+        self._metrics_port = serve_metrics(config, metrics, self._probes)
+        services = Services(generation, self._inference, admin, self._health)
+        self._grpc, self._port = listen(config, metrics, services, self._access, self._observer)
+        self._health_port = HealthPort(config, self._health, self._probes)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Opens the ports. Until the models are ready, calls get UNAVAILABLE and health NOT_SERVING."""
+        await self._grpc.start()
+        work = [self._probes.beat_forever(), watch(self._access.files)]
+        if self._config.summary_seconds and self._config.log_level in ("debug", "info"):
+            work.append(self._observer.summarize(self._config.summary_seconds))
+        self._tasks = [asyncio.create_task(coroutine) for coroutine in work]
+        ports = {"port": self._port, "metrics_port": self._metrics_port, "health_port": self._health_port.number}
+        log.info("listening", host=self._config.host, **ports)
+
+    async def load(self) -> None:
+        """Loads the models.
+
+        Raises:
+            StartError: The only bundle, or the repository, can't be used.
+        """
+        try:
+            await self.manager.start()
+        except RepositoryError as error:
+            raise StartError(str(error)) from None
+        problems = [report.problem for report in self.manager.reports() if report.problem]
+        if self._config.model_repository is None and problems:
+            raise StartError(problems[0])
+
+    async def serve_until(self, stopping: asyncio.Task[bool]) -> bool:
+        """Serves until `stopping` is done or an engine fails, drains and closes everything.
+
+        Returns:
+            Whether the gRPC server has stopped; see Drain.finish.
+        """
+        config, failed = self._config, self.manager.failed
+        self._readiness.start()
+        watching = asyncio.create_task(
+            self.manager.watch(config.repository_poll_seconds if config.model_repository else 0)
+        )
+        failing = asyncio.create_task(failed.wait())
+        await asyncio.wait([stopping, failing], return_when=asyncio.FIRST_COMPLETED)
+        drain = Drain(self._grpc, self._metrics, self._registry, self._inference, self.manager, self._health)
+        if not failed.is_set():
+            self._readiness.end()
+            await drain.delay(config.drain_delay_seconds)
+        if failed.is_set():
+            self._readiness.end("an engine failed")
+        watching.cancel()
+        stopped = await drain.finish(config.drain_seconds)
+        await asyncio.gather(*(asyncio.to_thread(host.close) for host in self._hosts))
+        await self.close_health_port()
+        for task in self._tasks:
+            task.cancel()
+        if self._tracer is not None:
+            self._lines.drain(DRAIN_SECONDS)  # the writer's thread makes the spans
+            await asyncio.to_thread(self._tracer.close, DRAIN_SECONDS)
+        return stopped
+
+    async def abort(self) -> None:
+        """Stops the gRPC server without waiting for its calls."""
+        await self._grpc.stop(None)
+
+    async def close_health_port(self) -> None:
+        await asyncio.to_thread(self._health_port.close)
 
 
 def _source(config: ServerConfig) -> ModelSource:
@@ -128,28 +180,13 @@ def _source(config: ServerConfig) -> ModelSource:
     return SingleBundle(config.bundle)
 
 
-async def _load(config: ServerConfig, manager: ModelManager) -> None:
-    """Brings the models up.
-
-    Raises:
-        StartError: the one that is to be served, or the repository, can't be used.
-    """
-    try:
-        await manager.start()
-    except RepositoryError as error:
-        raise StartError(str(error)) from None
-    problems = [report.problem for report in manager.reports() if report.problem]
-    if config.model_repository is None and problems:
-        raise StartError(problems[0])
-
-
 def _stop_on_signals(lines: LineWriter) -> asyncio.Event:
-    """An event that the first SIGTERM or SIGINT sets; the second ends the process."""
+    """Returns an event that the first SIGTERM or SIGINT sets; the second ends the process."""
     stop = asyncio.Event()
 
     def received(number: signal.Signals) -> None:
         if stop.is_set():
-            log.warning("second signal: ends at once", signal=number.name)
+            log.warning("second signal: exiting at once", signal=number.name)
             lines.drain(DRAIN_SECONDS)
             os._exit(1)
         log.info("signal", signal=number.name)

@@ -1,4 +1,4 @@
-"""`dragoman-serve`."""
+"""The command line of `dragoman-serve`."""
 
 import atexit
 import inspect
@@ -26,8 +26,8 @@ FAILED, WRONG_CONFIGURATION = 1, 2
 MANUAL = Path(__file__).parent.with_name("server.yaml")
 PANEL = "Configuration"
 EPILOG = (
-    f"Every option may also stand in the file (--max-rows as max_rows) or in the environment ({PREFIX}MAX_ROWS); "
-    "flags go before the environment, and that before the file. "
+    f"Every option can also be set in the file (--max-rows as max_rows) or in the environment ({PREFIX}MAX_ROWS). "
+    "Flags override the environment, which overrides the file. "
     f"Exit status: 0 stopped by a signal, {FAILED} failed, {WRONG_CONFIGURATION} wrong configuration."
 )
 
@@ -41,30 +41,30 @@ def serve(config: Path | None, print_config: bool, example_config: bool, **flags
         _print(MANUAL.read_text(encoding="utf-8").splitlines())
         return
     try:
-        given = {name: value for name, value in flags.items() if value is not None}
-        configuration = configure(given, os.environ, config)
+        set_flags = {name: value for name, value in flags.items() if value is not None}
+        configuration = configure(set_flags, os.environ, config)
     except ConfigError as error:
         _fail(error, WRONG_CONFIGURATION)
     if not print_config:
         _run(configuration)
     _print(
-        typer.style(line, bold=True) if wanted else typer.style(line, dim=True) for line, wanted in lines(configuration)
+        typer.style(line, bold=True) if is_set else typer.style(line, dim=True) for line, is_set in lines(configuration)
     )
 
 
 def _run(configuration: Configuration) -> NoReturn:
-    """Serves until told to stop, and ends the process."""
+    """Serves until a signal stops the server, and exits."""
     config = configuration.config
     try:
-        allow_connections(config)  # first: where too few files may be open, libraries fail in ways that tell nothing
+        allow_connections(config)  # first: with too few open files, libraries fail in obscure ways
     except StartError as error:
         _fail(error, FAILED)
     lines = LineWriter(sys.stderr)
     atexit.register(lines.drain, DRAIN_SECONDS)
     configure_logs(config.log_format, config.log_level, config.log_text, lines)
-    # NOTE: these are read when the libraries are first used. The tokenizer's own threads would take the engines' cores,
-    # what gRPC's core writes about a port that it can't have is said here in one sentence, and threads of its own for
-    # connections hand every message on once more: without them a small model answers up to a twelfth more calls.
+    # NOTE: the libraries read these at first use. The tokenizer's threads would take the engines' cores. gRPC's core
+    # would log its own errors about ports, which StartError reports. Without gRPC's threads for connections, which pass
+    # every message on once more, a small model answers up to a twelfth more calls.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_listener")
@@ -84,16 +84,16 @@ def _run(configuration: Configuration) -> NoReturn:
 
 
 def _print(lines: Iterable[str]) -> None:
-    """To standard output, in plain text where it is not a terminal."""
+    """Prints to standard output, without colors if it is not a terminal."""
     try:
         for line in lines:
             typer.echo(line)
     except BrokenPipeError:
-        raise  # whoever reads it has had enough, as `head` has; Typer ends without a word
+        raise  # a reader such as `head` has closed the pipe; Typer exits silently
     except OSError as error:
-        # Python would try once more at the end to write what is left, and complain.
+        # At exit Python would try to write the rest again, and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        _fail(f"standard output can't be written: {error.strerror}", FAILED)
+        _fail(f"can't write to standard output: {error.strerror}", FAILED)
 
 
 def _fail(error: Exception | str, status: int) -> NoReturn:
@@ -102,12 +102,12 @@ def _fail(error: Exception | str, status: int) -> NoReturn:
 
 
 def _flag(name: str, field: FieldInfo, panel: str) -> inspect.Parameter:
-    """The flag of an option. Its value is taken as text: what it must be is for the field to say."""
+    """Returns the flag of an option. Its value is text; the field validates it."""
     text = escape(field.description or "")
     default = None if field.default_factory else field.default
     if default is not None:
-        told = str(default).lower() if isinstance(default, bool) else default
-        text += f" [dim]{escape(f'[default: {told}]')}[/dim]"
+        shown = str(default).lower() if isinstance(default, bool) else default
+        text += f" [dim]{escape(f'[default: {shown}]')}[/dim]"
     if is_switch(field):
         option = typer.Option(f"{flag(name)}/{flag('no_' + name)}", help=text, rich_help_panel=panel)
         return _parameter(name, None, bool | None, option)
@@ -120,10 +120,10 @@ def _parameter(name: str, default: Any, kind: Any, option: Any) -> inspect.Param
 
 
 def _signature() -> inspect.Signature:
-    """Typer reads flags from a function's signature; here they come from the fields of ServerConfig."""
-    file = f"YAML file of options; else the one that {FILE_VARIABLE} names."
-    show = "Print the options as a YAML file that says where each comes from, and exit."
-    manual = "Print server.yaml, the manual, in which every option is explained and has its default, and exit."
+    """Returns the signature that Typer reads the flags from, made from the fields of ServerConfig."""
+    file = f"YAML file of options; by default the one named by {FILE_VARIABLE}."
+    show = "Print all options as a YAML file that shows where each value comes from, and exit."
+    manual = "Print server.yaml, the manual, which explains every option and shows its default, and exit."
     own = [
         _parameter("config", None, Path | None, typer.Option(metavar="FILE", help=file, rich_help_panel=PANEL)),
         _parameter("print_config", False, bool, typer.Option("--print-config", help=show, rich_help_panel=PANEL)),

@@ -1,4 +1,4 @@
-"""How the server leaves without dropping a call; docs/leaving.md draws it."""
+"""Stops the server without dropping a call; docs/drain.md shows the steps."""
 
 import asyncio
 import time
@@ -20,13 +20,13 @@ log = structlog.get_logger()
 
 SERVICES = (GENERATION, INFERENCE)
 POLL_SECONDS = 0.02
-QUIET_POLLS = 5  # in a row that see no new call; a number, as seconds may pass in an event loop that does not get on
-LAST_SECONDS = 1.0  # for what is sent already to get to its clients
+QUIET_POLLS = 5  # without a new call, in a row; a count, since seconds may pass while the event loop is stuck
+LAST_SECONDS = 1.0  # for the last responses to reach their clients
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
-    """From the moment in which the server is unready: it serves for a while, refuses, finishes, and stops."""
+class Drain:
+    """The end of a server that is already unready: `delay`, then `finish`."""
 
     server: grpc.aio.Server
     metrics: ServerMetrics
@@ -36,27 +36,26 @@ class Leaving:
     health: Health
 
     async def delay(self, seconds: float) -> None:
-        """Serves on, while whoever sends calls here gets to know that it should not; less long if an engine fails."""
+        """Keeps serving while clients and balancers notice that the server is unready, unless an engine fails."""
         if seconds:
-            log.info("leaving", serves_for_seconds=seconds)
+            log.info("drain delay", serves_for_seconds=seconds)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.manager.failed.wait(), seconds)
 
-    async def drain(self, seconds: float) -> bool:
-        """Refuses new calls, and finishes what runs or ends it when its time is over.
+    async def finish(self, seconds: float) -> bool:
+        """Refuses new calls and finishes the running ones, or ends them when their time is over.
 
-        As soon as no more calls come, clients are told to connect elsewhere (GOAWAY), and nobody can connect here any
-        more; those that balance connections instead of calls would else send theirs here until the last call has ended.
-        Not earlier: a gRPC server that stops ends calls that it has received and not yet handed over, or receives
-        before its client has heard of that, with CANCELLED, which tells a client nothing. As long as it runs they are
-        refused with UNAVAILABLE.
+        As soon as no more calls arrive, the gRPC server stops: clients get GOAWAY, and nobody can connect. Clients that
+        balance connections instead of calls would otherwise send calls here until the last one has ended. It must not
+        stop earlier: a stopping gRPC server ends calls that it has received but not yet dispatched, or that cross the
+        GOAWAY, with CANCELLED, which tells a client nothing. Until then they are refused with UNAVAILABLE.
 
         Args:
-            seconds: time for what runs.
+            seconds: Time for the running calls.
 
         Returns:
-            whether the server has stopped. Else calls still come, and the process shall end as it is: those that it has
-            then end with UNAVAILABLE, too.
+            Whether the gRPC server has stopped. If not, calls still arrive, and the process should exit as it is: then
+            the calls that it has end with UNAVAILABLE as well.
         """
         deadline = time.monotonic() + seconds
         self.registry.refuse(STOPPING)
@@ -64,11 +63,11 @@ class Leaving:
         log.info("draining", calls=self._running, at_most_seconds=seconds)
         quiet = asyncio.Event()
         stopping = asyncio.create_task(self._stop_when_quiet(quiet, seconds))
-        # Polled once in a server's life, instead of signalled by every call.
+        # Polling happens once in a server's life; signalling would cost every call.
         while self._running and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(POLL_SECONDS)
         if unfinished := self._running:
-            log.warning("calls were not finished in time and end with UNAVAILABLE", calls=unfinished)
+            log.warning("calls did not finish in time and end with UNAVAILABLE", calls=unfinished)
         await self.manager.close()
         self.health.end()
         with suppress(TimeoutError):
@@ -80,7 +79,7 @@ class Leaving:
         return quiet.is_set()
 
     async def _stop_when_quiet(self, quiet: asyncio.Event, seconds: float) -> None:
-        """Waits until no more calls come; then there is no server for new ones, and those that run go on."""
+        """Stops the gRPC server once no more calls arrive; running calls go on."""
         before, polls = -1, 0
         while polls < QUIET_POLLS:
             await asyncio.sleep(POLL_SECONDS)

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from dragoman_server.live.history import History, NotServedError
-from dragoman_server.process.probes import Probes
+from dragoman_server.process.readiness import Probes
 
 CLIENT_SECONDS = 10.0  # for a client to send its request, or to read the response
 MAX_CONNECTIONS = 32

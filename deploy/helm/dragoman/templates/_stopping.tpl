@@ -1,6 +1,6 @@
 {{/*
 Seconds that a pod needs from SIGTERM to its end: it goes on taking calls for drain_delay_seconds, finishes those that it
-has within drain_seconds, and takes 5 at most to end (docs/leaving.md). There is no preStop hook: the delay does its work.
+has within drain_seconds, and takes 5 at most to end (docs/drain.md). There is no preStop hook: the delay does its work.
 */}}
 {{- define "dragoman.stoppingSeconds" -}}
 {{- $delay := dig "drain_delay_seconds" nil .Values.config -}}

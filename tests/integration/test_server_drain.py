@@ -98,7 +98,7 @@ def test_after_the_delay_it_serves_nobody_and_ends(start_server: StartServer) ->
         assert [list(each) for each in watches] == [[]] * 50, "they end, and held up nothing"
         assert server.process.wait(PATIENCE) == 0
     told = [json.loads(line)["event"] for line in server.log.read_text().splitlines()]
-    steps = ("ready", "signal", "leaving", "draining", "stopped")
+    steps = ("ready", "signal", "drain delay", "draining", "stopped")
     assert [event for event in told if event in steps] == list(steps)
 
 

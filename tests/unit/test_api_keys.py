@@ -138,8 +138,8 @@ def test_an_invalid_line_is_named_by_its_number_and_not_quoted(line: str, words:
     assert "canary" not in str(error.value)
 
 
-def caller_with(path: Path, clock: Clock, **limits: str) -> Caller:
-    key = add(path, "a", **limits)
+def caller_with(path: Path, clock: Clock, per_second: str | None = None, at_once: str | None = None) -> Caller:
+    key = add(path, "a", per_second, at_once)
     return caller_of(ApiKeys(path, clock), key)
 
 

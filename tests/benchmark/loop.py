@@ -14,10 +14,9 @@ from dragoman_server.core.search_options import SearchOptions
 from dragoman_server.decoding.factory import make_search
 from dragoman_server.decoding.text_stream import TargetDecoder
 from dragoman_server.engine.engine import Engine
-from dragoman_server.engine.job import Job
-from dragoman_server.engine.outcome import Event
+from dragoman_server.engine.job import Event, Job
 from dragoman_server.engine.scheduler import Scheduler, SchedulerOptions
-from dragoman_server.engine.shared_queue import Queue
+from dragoman_server.engine.shared_queue import SharedQueue
 from dragoman_server.metrics import ModelMetrics
 from dragoman_server.runtime.device import CPU
 from dragoman_server.runtime.runtime import Runtime
@@ -102,7 +101,7 @@ class Loop:
         runtime = Runtime(self._sessions, rows)
         runtime.warm_up()
         events: SimpleQueue[list[tuple[Job, Event]]] = SimpleQueue()
-        queue = Queue(Scheduler(1, SchedulerOptions(queue_size=8 * rows, gather_steps=0)))
+        queue = SharedQueue(Scheduler(1, SchedulerOptions(queue_size=8 * rows, gather_steps=0)))
         engine = Engine(0, runtime, queue, ModelMetrics(), events.put, lambda _: None)
         turned: list[Turn] = []
         deadline = None

@@ -12,8 +12,9 @@ from deploy.generate import DEPLOY
 from dragoman.local import LocalServer
 from dragoman_server.bundle.load import load_bundle, shipped_bundle
 from dragoman_server.bundle.manifest import Manifest
-from dragoman_server.engine.memory_budget import DEFAULT_ROWS, Memory, MemoryBudgetError, plan_rows
+from dragoman_server.engine.memory_budget import DEFAULT_ROWS, Memory, plan_rows
 from dragoman_server.machine import format_bytes
+from dragoman_server.runtime.device import DeviceError
 from dragoman_server.runtime.device_memory import row_bytes
 from tests.conftest import ROOT
 from tests.ramp.lead import Moment, Ramp
@@ -120,7 +121,7 @@ def test_the_least_limit_is_enough_and_less_is_not(engines: int) -> None:
         return plan_rows(Memory(free, "container", in_use), computing, row, engines, rows).rows
 
     assert given(limit - in_use + 10) == rows
-    with pytest.raises(MemoryBudgetError):
+    with pytest.raises(DeviceError):
         given(limit - in_use - 10)
 
 

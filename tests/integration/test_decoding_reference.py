@@ -13,10 +13,9 @@ from hypothesis.strategies import SearchStrategy
 from dragoman_export.export import ExportOptions, export_run
 from dragoman_server.core.requests import GenerationRequest, HypothesisResult
 from tests.reference.decoding import Decoded
-from tests.reference.subject import NARROW, WIDE, clear_run
 from tests.reference.serving import Served
 from tests.reference.strategies import TRAITS, requests, traits
-from tests.reference.subject import Subject
+from tests.reference.subject import NARROW, WIDE, Subject, clear_run
 
 TOLERANCE = 1e-4  # of scores and log-probabilities: float32 against float64
 UNDECIDED = 1e-4  # two numbers this close may change places

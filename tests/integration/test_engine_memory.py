@@ -10,7 +10,7 @@ SCRIPT = """
 import sys
 from dragoman_server.bundle.load import load_bundle, shipped_bundle
 from dragoman_server.engine.host import LocalModel
-from dragoman_server.engine.layout import EngineOptions
+from dragoman_server.engine.engine_options import EngineOptions
 from dragoman_server.machine import resident_memory
 engines = int(sys.argv[1])
 model = LocalModel(load_bundle(shipped_bundle()), EngineOptions(device="cpu", engines=engines, threads_per_engine=1))

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from dragoman_server.bundle.load import load_bundle
 from dragoman_server.core.requests import GenerationRequest, GenerationResult, HypothesisResult, Progress
-from dragoman_server.engine.layout import EngineOptions
+from dragoman_server.engine.engine_options import EngineOptions
 from dragoman_server.engine.pool import EnginePool
 from dragoman_server.metrics import ServerMetrics
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dragoman_server.core.requests import FinishReason, GenerationRequest
 from dragoman_server.core.search import StepRequest
 from dragoman_server.core.search_options import SearchOptions
-from dragoman_server.engine.layout import EngineOptions
+from dragoman_server.engine.engine_options import EngineOptions
 from dragoman_server.engine.pool import EnginePool
 from dragoman_server.engine.scheduler import SchedulerOptions
 from dragoman_server.runtime.device import Device, WorkerLostError
@@ -111,7 +111,7 @@ class CountingHost:
     def __init__(self, *runtimes: CountingRuntime, fresh: Callable[[], CountingRuntime] | None = None) -> None:
         self.runtimes = list(runtimes)
         self.fresh = fresh
-        self.revives = fresh is not None
+        self.restartable = fresh is not None
         self.engines = len(runtimes)
         self.loads = self.broke = self.losing = 0
         self.lost: Callable[[], None] = lambda: None
@@ -134,10 +134,10 @@ class CountingHost:
     def scorer(self) -> Any:
         raise AssertionError("nothing is scored here")
 
-    def watch(self, lost: Callable[[], None]) -> None:
-        self.lost = lost
+    def on_lost(self, callback: Callable[[], None]) -> None:
+        self.lost = callback
 
-    def broken(self) -> None:
+    def restart(self) -> None:
         self.broke += 1
         self.lost()
 

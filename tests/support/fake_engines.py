@@ -247,7 +247,7 @@ class FakeEngines:
         await until_async(lambda: len(self.running) == running)
 
 
-class FakeScoring:
+class FakeScorerSession:
     """Stands for a ScorerSession: the token in place j has log-probability -(j + 1) / 4, and looks where an answer that
     turns the source around comes from, in the layer but last; in the last it looks everywhere alike.
 
@@ -268,7 +268,7 @@ class FakeScoring:
         self.error: Exception | None = None
         self.most_rows: int | None = None
 
-    def load(self) -> "FakeScoring":
+    def load(self) -> "FakeScorerSession":
         self.loads += 1
         return self
 
@@ -298,7 +298,7 @@ class FakeServer:
     """A running gRPC server over fake engines, and a client's view of it."""
 
     engines: FakeEngines
-    scoring: FakeScoring
+    scoring: FakeScorerSession
     scorer: Scorer
     service: GenerationService
     inference: InferenceService
@@ -336,7 +336,7 @@ async def serve_fake(
         pool: Real engines to use instead.
         unseen: source tokens that the model was not trained on.
     """
-    engines, scoring = engines or FakeEngines(), FakeScoring()
+    engines, scoring = engines or FakeEngines(), FakeScorerSession()
     metrics, health = ServerMetrics(), Health([SERVICE])
     registry = ModelRegistry()
     service = GenerationService(metrics.rejected, registry)

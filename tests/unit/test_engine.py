@@ -13,11 +13,10 @@ from dragoman_server.core.requests import FinishReason, GenerationResult, Progre
 from dragoman_server.decoding.factory import make_search
 from dragoman_server.decoding.text_stream import TargetDecoder
 from dragoman_server.engine.engine import Engine
-from dragoman_server.engine.job import Job
-from dragoman_server.engine.layout import EngineOptions, layout, scheduling_for, weights_of
-from dragoman_server.engine.outcome import Event
+from dragoman_server.engine.engine_options import EngineOptions, choose_engines, scheduling_for, weight_bytes
+from dragoman_server.engine.job import Event, Job
 from dragoman_server.engine.scheduler import Scheduler, SchedulerOptions
-from dragoman_server.engine.shared_queue import Queue
+from dragoman_server.engine.shared_queue import SharedQueue
 from dragoman_server.runtime.device import Device, is_out_of_memory
 from tests.support.counting_engines import END, CountingRuntime, Metrics, at_rest, eager, pool_of, request
 from tests.support.fake_engines import letters, letters_bundle
@@ -203,7 +202,7 @@ async def test_an_error_ends_what_runs_and_the_engine_goes_on() -> None:
 
 async def test_so_many_errors_in_a_row_end_the_engine_and_others_are_refused() -> None:
     runtime = CountingRuntime(1)
-    async with pool_of(runtime, most_errors=3) as pool:
+    async with pool_of(runtime, max_errors=3) as pool:
         runtime.errors = [RuntimeError("device lost")] * 2
         for _ in range(2):
             with pytest.raises(EngineUnavailableError):
@@ -256,7 +255,7 @@ async def test_without_memory_for_a_step_the_younger_half_gives_way() -> None:
 
 async def test_a_request_that_alone_is_too_large_fails_and_the_engine_goes_on() -> None:
     runtime = CountingRuntime(4)
-    async with pool_of(runtime, most_errors=1) as pool:
+    async with pool_of(runtime, max_errors=1) as pool:
         runtime.most_memory = 0
         for _ in range(5):
             with pytest.raises(OutOfMemoryError):
@@ -302,7 +301,7 @@ async def test_close_ends_what_is_unanswered() -> None:
 
 def test_whoever_has_an_answer_gets_it_where_the_runtime_fails_the_others() -> None:
     """Both are taken from the queue in the same turn, in which the runtime fails."""
-    queue, metrics, runtime = Queue(Scheduler(1, eager())), Metrics(), CountingRuntime(2)
+    queue, metrics, runtime = SharedQueue(Scheduler(1, eager())), Metrics(), CountingRuntime(2)
     tokens = letters_bundle().manifest.tokens
     runtime.errors = [RuntimeError("device lost")]
     late, healthy = (
@@ -313,7 +312,7 @@ def test_whoever_has_an_answer_gets_it_where_the_runtime_fails_the_others() -> N
     failures: list[BaseException] = []
     for job in (late, healthy):
         queue.scheduler.submit(job)
-    engine = Engine(0, runtime, queue, metrics, delivered.extend, failures.append, most_errors=1)
+    engine = Engine(0, runtime, queue, metrics, delivered.extend, failures.append, max_errors=1)
     engine.start()
     engine.join(PATIENCE)
     assert [(job, type(event)) for job, event in delivered] == [
@@ -325,7 +324,7 @@ def test_whoever_has_an_answer_gets_it_where_the_runtime_fails_the_others() -> N
 
 
 def test_engine_thread_ends_when_asked_while_idle() -> None:
-    queue = Queue(Scheduler(1, eager()))
+    queue = SharedQueue(Scheduler(1, eager()))
     engine = Engine(0, CountingRuntime(1), queue, Metrics(), lambda events: None, lambda error: None)
     engine.start()
     with queue.lock:
@@ -362,7 +361,7 @@ def test_cores_are_shared_out_by_the_size_of_the_model(
     cores: int, weights: int, chosen: dict[str, int], expected: tuple[int, int]
 ) -> None:
     options = EngineOptions(cores=cores, **chosen)  # type: ignore[arg-type]
-    assert layout(options, Device("cpu"), weights) == expected
+    assert choose_engines(options, Device("cpu"), weights) == expected
 
 
 def test_the_last_engine_waits_for_a_group_only_where_the_model_is_small() -> None:
@@ -380,8 +379,8 @@ def test_the_last_engine_waits_for_a_group_only_where_the_model_is_small() -> No
 
 
 def test_a_model_has_about_as_many_bytes_of_weights_as_its_bundle_has_in_files() -> None:
-    assert weights_of(load_bundle(shipped_bundle()).manifest) == pytest.approx(5_300_000, rel=0.1)
+    assert weight_bytes(load_bundle(shipped_bundle()).manifest) == pytest.approx(5_300_000, rel=0.1)
 
 
 def test_one_engine_feeds_a_gpu() -> None:
-    assert layout(EngineOptions(cores=16), Device("cuda"), 308_000_000) == (1, 1)
+    assert choose_engines(EngineOptions(cores=16), Device("cuda"), 308_000_000) == (1, 1)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dragoman_server.core.requests import Priority
 from dragoman_server.engine.job import Job
 from dragoman_server.engine.scheduler import Scheduler
-from dragoman_server.engine.shared_queue import Queue
+from dragoman_server.engine.shared_queue import SharedQueue
 from tests.support.counting_engines import CountingRuntime, at_rest, eager, pool_of, request
 from tests.support.waiting import until_async
 from tests.unit.test_scheduler import job
@@ -110,7 +110,7 @@ def test_whatever_waits_is_started_by_someone_who_is_awake_or_woken(data: st.Dat
 
 
 def test_who_fell_asleep_last_is_woken_first() -> None:
-    queue = Queue(scheduler(2))
+    queue = SharedQueue(scheduler(2))
     order: list[str] = []
 
     def sleeper(name: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from dragoman_server.core.errors import EngineUnavailableError
 from dragoman_server.engine import supervisor
-from dragoman_server.engine.layout import EngineOptions
+from dragoman_server.engine.engine_options import EngineOptions
 from dragoman_server.engine.pool import EnginePool
 from dragoman_server.engine.watchdog import Watchdog
 from dragoman_server.models import loading
@@ -125,7 +125,7 @@ async def test_without_any_engine_requests_are_refused_and_those_that_wait_end()
 
 async def test_a_worker_that_makes_nothing_but_errors_is_started_anew() -> None:
     here = host(runtimes=2)
-    async with pool_on(here, most_errors=2) as pool:
+    async with pool_on(here, max_errors=2) as pool:
         here.runtimes[0].errors = [RuntimeError("no kernel image")] * 2
         here.runtimes[1].errors = [RuntimeError("no kernel image")] * 2
         failed = 0
@@ -147,7 +147,7 @@ async def test_there_is_no_hope_where_a_model_can_not_be_loaded_anew() -> None:
         raise OSError("the bundle is gone")
 
     here = host(fresh=fresh)
-    async with pool_on(here, most_errors=3) as pool:
+    async with pool_on(here, max_errors=3) as pool:
         here.lost()
         await asyncio.wait_for(pool.failed.wait(), 5)
         assert here.loads == 4, "once, and three times anew"
@@ -166,7 +166,7 @@ async def test_as_long_as_another_worker_answers_it_is_tried_on_and_on() -> None
         return CountingRuntime(4)
 
     lost, other = host(fresh=fresh), host()
-    async with pool_on(lost, other, most_errors=2) as pool:
+    async with pool_on(lost, other, max_errors=2) as pool:
         lost.lost()
         while tries <= 5:
             assert await answer(pool, 5) == [5]
@@ -247,9 +247,9 @@ async def test_a_model_that_is_unloaded_while_it_is_loaded_anew_is_let_go() -> N
 
 def test_whoever_is_at_the_same_thing_at_too_many_looks_hangs() -> None:
     watchdog: Watchdog[str] = Watchdog(3)
-    assert watchdog.look({"a": 1, "b": 1}) == []
-    assert watchdog.look({"a": 1, "b": 2}) == []
-    assert watchdog.look({"a": 1, "b": 2}) == ["a"]
-    assert watchdog.look({"b": 2}) == ["b"]
-    assert watchdog.look({"a": 1}) == [], "it had ended meanwhile"
-    assert watchdog.look({"a": 1}) == []
+    assert watchdog.hanging({"a": 1, "b": 1}) == []
+    assert watchdog.hanging({"a": 1, "b": 2}) == []
+    assert watchdog.hanging({"a": 1, "b": 2}) == ["a"]
+    assert watchdog.hanging({"b": 2}) == ["b"]
+    assert watchdog.hanging({"a": 1}) == [], "it had ended meanwhile"
+    assert watchdog.hanging({"a": 1}) == []

@@ -8,8 +8,8 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 from dragoman_server.bundle.load import BundleError, load_bundle, shipped_bundle
 from dragoman_server.config import ServerConfig
+from dragoman_server.engine.engine_options import EngineOptions
 from dragoman_server.engine.host import LocalHost
-from dragoman_server.engine.layout import EngineOptions
 from dragoman_server.models.loading import LoadError, load_version
 from dragoman_server.runtime.device import DeviceError
 from dragoman_server.runtime.runtime import Runtime

@@ -26,7 +26,7 @@ from dragoman_server.models.registry import ModelRegistry, ServedVersion
 from dragoman_server.models.repository import ModelSource, Repository, RepositoryError, RepositoryScan, VersionFiles
 from dragoman_server.models.settings import Latest, ModelSettings, Pinned, RepositorySettings
 from dragoman_server.runtime.device import CPU
-from tests.support.fake_engines import FakeEngines, FakeScoring, letters_bundle
+from tests.support.fake_engines import FakeEngines, FakeScorerSession, letters_bundle
 from tests.support.waiting import until_async
 
 
@@ -140,7 +140,7 @@ class World:
         bundle = letters_bundle()
         bundle = replace(bundle, manifest=bundle.manifest.model_copy(update={"name": name, "version": version}))
         metrics = ModelMetrics()
-        scorer = Scorer(FakeScoring().load, bundle.manifest.shape, 10, metrics)
+        scorer = Scorer(FakeScorerSession().load, bundle.manifest.shape, 10, metrics)
         limits = request_limits(config, 64, bundle.manifest.shape)
         served = ServedVersion(
             ServedModel(bundle, cast(EnginePool, FakeEngines()), scorer, "cpu", limits, lambda: None)

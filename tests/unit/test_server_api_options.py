@@ -24,7 +24,7 @@ from dragoman_server.messages.limits import request_limits
 from dragoman_server.messages.served_model import ServedModel
 from dragoman_server.messages.token_ids import TargetEncoder
 from dragoman_server.metrics import ModelMetrics
-from tests.support.fake_engines import MAX_TARGET, FakeEngines, FakeScoring, letters_bundle
+from tests.support.fake_engines import MAX_TARGET, FakeEngines, FakeScorerSession, letters_bundle
 
 BUNDLE = letters_bundle()
 LIMITS = request_limits(ServerConfig(max_beam_size=6, max_hypotheses=8), 64, BUNDLE.manifest.shape)
@@ -469,7 +469,7 @@ async def test_the_limits_are_those_that_are_told() -> None:
 
 
 async def test_a_request_without_options_gets_what_reading_none_gives() -> None:
-    scorer = Scorer(FakeScoring().load, BUNDLE.manifest.shape, 1, ModelMetrics())
+    scorer = Scorer(FakeScorerSession().load, BUNDLE.manifest.shape, 1, ModelMetrics())
     model = ServedModel(BUNDLE, cast(EnginePool, FakeEngines()), scorer, "cpu", LIMITS, lambda: None)
     read = await read_options(pb.GenerationOptions(), ResponseDetails(), model.target, LIMITS)
     assert await model.read_options(pb.GenerationOptions(), pb.Details()) == (read, read_details(pb.Details(), LIMITS))

@@ -17,7 +17,7 @@ from dragoman_server.engine.scorer import RUN_NUMBERS, Scorer, Target
 from dragoman_server.metrics import ModelMetrics
 from dragoman_server.runtime.device import CPU, WorkerLostError
 from dragoman_server.runtime.scorer_session import ScorerSession
-from tests.support.fake_engines import FakeScoring, letters_bundle
+from tests.support.fake_engines import FakeScorerSession, letters_bundle
 from tests.support.waiting import until_async
 
 SHAPE = letters_bundle().manifest.shape
@@ -27,7 +27,7 @@ class Bench:
     """A scorer, and what it runs on."""
 
     def __init__(self, shape: Shape = SHAPE, queue_size: int = 100) -> None:
-        self.scoring, self.metrics = FakeScoring(), ModelMetrics()
+        self.scoring, self.metrics = FakeScorerSession(), ModelMetrics()
         self.scorer = Scorer(self.scoring.load, shape, queue_size, self.metrics)
 
     async def busy(self) -> "asyncio.Task[object]":
@@ -193,7 +193,7 @@ async def test_another_worker_scores_where_one_is_lost(bench: Bench) -> None:
 
 
 async def test_a_graph_that_can_not_be_loaded_is_told_each_time() -> None:
-    def load() -> FakeScoring:
+    def load() -> FakeScorerSession:
         raise BundleError("no such input")
 
     scorer = Scorer(load, SHAPE, 10, ModelMetrics())

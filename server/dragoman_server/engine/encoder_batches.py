@@ -1,18 +1,18 @@
-"""Which newcomers are encoded together. Pure logic."""
+"""Groups new jobs into encoder runs. Pure logic."""
 
 from dragoman_server.engine.job import Job
 
-# Padding in an encoder run, at most. The encoder computes attention alone for it: measured with a model of 5 million
-# parameters on a CPU, one run with a third or half of padding is as fast as several with less, since each has its own
-# cost; but 16 sources of which 60 % would be padding are encoded in two thirds of the time in two runs.
+# Maximum share of padding in an encoder run. The encoder computes only attention for padding: measured with a model of
+# 5 million parameters on a CPU, one run with a third or half of padding is as fast as several with less, since each run
+# has a cost of its own; but 16 sources with 60 % padding take two thirds of the time in two runs.
 PADDING_SHARE = 0.5
 
 
 def encoder_runs(jobs: list[Job]) -> list[list[Job]]:
-    """The jobs, in as few runs as keep padding within its bound; by length where that takes more than one.
+    """Returns the jobs in as few runs as keep padding within its bound, sorted by length if that takes several.
 
     Args:
-        jobs: at least one.
+        jobs: At least one job.
     """
     lengths = [len(job.request.source_ids) for job in jobs]
     if sum(lengths) >= (1 - PADDING_SHARE) * len(jobs) * max(lengths):

@@ -16,26 +16,28 @@ from dragoman_server.core.requests import FinishReason
 from dragoman_server.core.search import BEST_TOKEN, Continuation, StepRequest, StepResult
 from dragoman_server.decoding.greedy import GreedyRows, GreedySearch
 from dragoman_server.engine.encoder_batches import encoder_runs
-from dragoman_server.engine.job import NEVER, Job
-from dragoman_server.engine.outcome import Event, finish, overdue
+from dragoman_server.engine.job import NEVER, Event, Job, end_overdue, finish
 from dragoman_server.engine.rows import RowTable
-from dragoman_server.engine.shared_queue import Queue
+from dragoman_server.engine.shared_queue import SharedQueue
 from dragoman_server.runtime.device import WorkerLostError, first_line, is_out_of_memory
 
 log = structlog.get_logger()
 
 Deliver = Callable[[list[tuple[Job, Event]]], None]
 
-LAST_WORDS = b'{"event": "an engine could not tell of its end: the server ends at once", "level": "error"}\n'
-MOST_ERRORS = 3  # in a row, after which a device is beyond hope
+LAST_WORDS = b'{"event": "an engine could not report its end: the server ends at once", "level": "error"}\n'
+MAX_ERRORS = 3
 
 
 class StepRuntime(Protocol):
-    """What an engine needs of dragoman_server.runtime.runtime.Runtime."""
+    """The methods of dragoman_server.runtime.runtime.Runtime that an engine needs."""
 
     max_rows: int
     tokens: NDArray[np.int64]
     positions: NDArray[np.int32]
+
+    @property
+    def cache_bytes(self) -> int: ...
 
     def encode(self, sources: Sequence[Sequence[int]], row: int) -> int: ...
 
@@ -47,36 +49,34 @@ class StepRuntime(Protocol):
 
 
 class Engine:
-    """The step loop: admit, step, hand out tokens, give rows back.
+    """The step loop: admit jobs, step, deliver tokens, release rows.
 
-    An error of the device ends the requests that run, and the engine goes on with those that come after; so many errors
-    in a row end the engine. Where the device has not the memory, only as many requests end as it takes for the rest to
-    go on.
+    A device error ends the running jobs, and the engine continues with those that follow; `max_errors` in a row end the
+    engine. If the device runs out of memory, the engine ends only as many jobs as it takes for the others to continue.
 
     Args:
-        index: among the engines of one queue.
-        runtime: touched by this thread alone.
-        queue: shared with the other engines and the event loop.
-        deliver: takes one step's events, all at once, to whoever waits for them; must not block.
-        on_failure: hears of the error that ended the engine; called in its thread.
-        most_errors: in a row that it survives, and one.
+        index: Index among the engines of the queue.
+        runtime: Runtime that only this thread uses.
+        queue: Queue that all engines and the event loop share.
+        deliver: Delivers the events of one step, all at once; must not block.
+        on_failure: Called in the engine's thread with the error that ended it.
+        max_errors: Number of device errors in a row that end the engine.
 
     Attributes:
-        index: see above.
-        has_stepped: it has made a step.
-        turns: that were begun; with `busy` for whoever watches that none takes too long.
-        busy: a turn is under way.
+        has_stepped: Whether the engine has made a step.
+        turns: Number of turns begun; together with `busy` it shows whether a turn takes too long.
+        busy: Whether a turn is under way.
     """
 
     def __init__(
         self,
         index: int,
         runtime: StepRuntime,
-        queue: Queue,
+        queue: SharedQueue,
         metrics: EngineMetrics,
         deliver: Deliver,
         on_failure: Callable[[BaseException], None],
-        most_errors: int = MOST_ERRORS,
+        max_errors: int = MAX_ERRORS,
     ) -> None:
         self.index = index
         self._runtime = runtime
@@ -85,12 +85,12 @@ class Engine:
         self._deliver = deliver
         self._table = RowTable(runtime.max_rows)
         self._greedy = GreedyRows(runtime.max_rows)
-        self._stepwise: dict[Job, list[int]] = {}  # jobs whose searches are led step by step, and their rows
-        self._new: list[Job] = []  # that have not made a step
-        self._next_expiry = NEVER  # no running job's deadline or time limit is earlier
+        self._stepwise: dict[Job, list[int]] = {}  # rows of jobs whose searches advance by themselves
+        self._new: list[Job] = []  # jobs that have not made a step
+        self._next_expiry = NEVER  # before that no running job's deadline or time limit passes
         self._step_ended: float | None = None
         self._on_failure = on_failure
-        self._most_errors = most_errors
+        self._max_errors = max_errors
         self._errors = 0  # in a row
         self._stop_requested = False
         self.has_stepped = False
@@ -109,7 +109,7 @@ class Engine:
         return not self._thread.is_alive()
 
     def request_stop(self) -> None:
-        """What the engine runs on is gone: it ends, also where it has nothing to do."""
+        """Ends the engine, even if it is idle, since its runtime is gone."""
         with self._queue.lock:
             self._stop_requested = True
             self._queue.wake_all()
@@ -122,7 +122,7 @@ class Engine:
                 pass
             if self._stop_requested:
                 failure = WorkerLostError("the worker process has ended")
-        except Exception as error:  # whatever ONNX Runtime raises: those who wait must hear of it
+        except Exception as error:  # ONNX Runtime raises many types; the jobs must end in any case
             failure = error
         if failure is not None:
             message = _message(failure)
@@ -132,12 +132,12 @@ class Engine:
             if failure is not None:
                 self._on_failure(failure)
         except BaseException:
-            # Without memory to tell anyone, no server is better than one that takes requests and never answers.
+            # Out of memory even for that: better no server than one that accepts requests and never answers.
             os.write(2, LAST_WORDS)
             os._exit(1)
 
     def _turn(self) -> bool:
-        """One round of the loop; False when the engine shall stop."""
+        """Runs one round of the loop; returns False if the engine should stop."""
         table, queue = self._table, self._queue
         scheduler = queue.scheduler
         events: list[tuple[Job, Event]] = []
@@ -154,7 +154,7 @@ class Engine:
             now = time.monotonic()
             admission = scheduler.take(self.index, table.max_rows - table.reserved, now, table.reserved_for_batch)
         if admission.expired or admission.out_of_time:
-            events += overdue(admission, now, self._metrics)
+            events += end_overdue(admission, now, self._metrics)
         try:
             self._evict(now, events)
             if admission.admitted:
@@ -168,33 +168,33 @@ class Engine:
             self._errors += 1
             self._metrics.device_error("other")
             log.error("engine error", error=type(error).__name__, detail=first_line(error), in_a_row=self._errors)
-            if self._errors >= self._most_errors:
+            if self._errors >= self._max_errors:
                 raise
-            # Also where memory was lacking elsewhere than on the device all hear: who knows what was done by then.
-            told = OutOfMemoryError() if is_out_of_memory(error) else EngineUnavailableError(_message(error))
-            self._give_up(list(table.rows), told, now, events)
-        finally:  # those who have their answer get it even where the runtime fails the others
+            # All jobs end even if memory ran out elsewhere than on the device: the state of the step is unknown.
+            failure = OutOfMemoryError() if is_out_of_memory(error) else EngineUnavailableError(_message(error))
+            self._fail(list(table.rows), failure, now, events)
+        finally:  # jobs that are finished get their result even if the runtime fails the others
             if events:
                 self._deliver(events)
         return True
 
     def _admit(self, jobs: list[Job], now: float, events: list[tuple[Job, Event]]) -> None:
-        """Encodes newcomers into the next free rows, one each."""
+        """Encodes new jobs into the next free rows, one each."""
         row = self._table.used
         runs = encoder_runs(jobs)
         for run in runs:
-            for job in run:  # before the first is encoded: if that fails, all of them hear of it
+            for job in run:  # before the first run, so that a failure ends all of them
                 self._metrics.admitted(now - job.arrived)
                 self._add(job)
-        without: list[Job] = []  # a row that was filled
+        failed: list[Job] = []
         for run in runs:
-            without += self._encode(run, row)
+            failed += self._encode(run, row)
             row += len(run)
-        if without:
-            self._give_up(without, OutOfMemoryError(), now, events)
+        if failed:
+            self._fail(failed, OutOfMemoryError(), now, events)
 
     def _add(self, job: Job) -> None:
-        """Gives a job its first row."""
+        """Adds a job with its first row."""
         row = self._table.add(job)
         if isinstance(job.search, GreedySearch) and not job.request.streaming:
             self._greedy.add(row, job.search)
@@ -209,10 +209,10 @@ class Engine:
                 self._next_expiry = moment
 
     def _encode(self, run: list[Job], row: int) -> list[Job]:
-        """One run of the encoder, or several smaller ones where the device has not the memory for it.
+        """Encodes jobs in one run, or in several smaller ones if the device runs out of memory.
 
         Returns:
-            those for whom it had not the memory even alone.
+            Jobs for which there is not enough memory even alone.
         """
         sources = [job.request.source_ids for job in run]
         started = time.monotonic()
@@ -232,16 +232,16 @@ class Engine:
         return []
 
     def _step(self, events: list[tuple[Job, Event]]) -> None:
-        """One decode step for all rows, and what follows from it for each job."""
+        """Runs one decode step for all rows, and advances every job."""
         table, rows = self._table, self._table.used
         try:
             scores = self._score(rows)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            # No search has heard of the step yet: the older half can take it again.
+            # No search has advanced yet, so the older half can repeat the step.
             self._out_of_memory(error, rows)
-            self._give_up(list(table.rows)[len(table.rows) // 2 :], OutOfMemoryError(), time.monotonic(), events)
+            self._fail(list(table.rows)[len(table.rows) // 2 :], OutOfMemoryError(), time.monotonic(), events)
             return
         self._errors, self.has_stepped = 0, True
         now = time.monotonic()
@@ -270,11 +270,11 @@ class Engine:
         surplus = self._branch(branching) if branching else []
         if done or branching:
             self._remove(done, now, len(done), surplus)
-        else:  # a search that goes on in its only row may have had more in reserve
+        else:  # a search that goes on in its only row may need fewer rows than were kept for it
             self._settle(now)
 
     def _score(self, rows: int) -> StepResult:
-        """Steps, until every search knows enough."""
+        """Steps until every search has enough candidates."""
         started = time.perf_counter()
         while True:
             step_requests: list[StepRequest] = [BEST_TOKEN] * rows
@@ -282,7 +282,7 @@ class Engine:
                 for row, step_request in zip(owned, job.search.step_requests(), strict=True):
                     step_requests[row] = step_request
             scores = self._runtime.step(step_requests)
-            # All are asked before the step is repeated, since each has its next step_requests ready then.
+            # Every search is asked: `needs_more` prepares its next step requests.
             needs_more = [job.search.needs_more(scores, owned) for job, owned in self._stepwise.items()]
             if not any(needs_more):
                 break
@@ -293,10 +293,10 @@ class Engine:
         return scores
 
     def _branch(self, branching: list[tuple[Job, Sequence[Continuation]]]) -> list[int]:
-        """Brings hypotheses to the rows where they go on.
+        """Copies hypotheses to the rows where they continue.
 
         Returns:
-            rows that are not needed any more.
+            Rows that are not needed any more.
         """
         runtime, table = self._runtime, self._table
         started = time.perf_counter()
@@ -321,7 +321,7 @@ class Engine:
         return surplus
 
     def _evict(self, now: float, events: list[tuple[Job, Event]]) -> None:
-        """Takes out what nobody waits for any more, and what has used its time."""
+        """Removes jobs that are cancelled, expired or out of time."""
         rows = self._table.rows
         if now < self._next_expiry and not any(job.cancelled for job in rows):
             return
@@ -346,7 +346,7 @@ class Engine:
             self._remove(gone, now)
 
     def _remove(self, jobs: list[Job], now: float, finished: int = 0, rows: Sequence[int] = ()) -> None:
-        """Takes out jobs, and single rows of others."""
+        """Removes jobs, and single rows of other jobs."""
         table = self._table
         for job in jobs:
             if self._stepwise.pop(job, None) is None:
@@ -360,7 +360,7 @@ class Engine:
         self._settle(now, finished)
 
     def _settle(self, now: float, finished: int = 0) -> None:
-        """Lets others have the rows that are not wanted here any more."""
+        """Releases the rows that are not needed any more."""
         if freed := self._table.settle():
             with self._queue.lock:
                 self._queue.scheduler.release(self.index, freed, now, finished)
@@ -369,22 +369,22 @@ class Engine:
         self._metrics.device_error("out_of_memory")
         log.error("out of memory", engine=self.index, rows=rows, detail=first_line(error))
 
-    def _give_up(self, jobs: list[Job], error: EngineError, now: float, events: list[tuple[Job, Event]]) -> None:
-        """Ends jobs that run here with an error."""
+    def _fail(self, jobs: list[Job], error: EngineError, now: float, events: list[tuple[Job, Event]]) -> None:
+        """Ends running jobs with an error."""
         for job in jobs:
             self._metrics.dropped("failed", "running")
             events.append((job, error))
         self._remove(jobs, now)
 
     def fail_all(self, message: str) -> None:
-        """Ends all that runs here with an error, and all that waits where nobody else would take it.
+        """Ends all running jobs with an error, and all waiting ones if this is the last engine.
 
-        Called in the engine's thread, or in another where that hangs, for good.
+        Called in the engine's thread as it ends, or in another one if the engine hangs.
         """
         running = list(self._table.rows)
         with self._queue.lock:
             waiting = self._queue.scheduler.remove_engine(self.index)
-            self._queue.wake_all()  # the share of the others has grown
+            self._queue.wake_all()  # the others have more to do now
         for _ in running:
             self._metrics.dropped("failed", "running")
         for _ in waiting:

@@ -1,22 +1,21 @@
-"""How the event loop hears of a request that it gave to the engines."""
+"""A submitted request, as the event loop sees it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
 from dragoman_server.core.requests import BeamProgress, GenerationResult, Progress
-from dragoman_server.engine.job import Job
-from dragoman_server.engine.outcome import Event
+from dragoman_server.engine.job import Event, Job
 
 
 class Generation:
-    """A request that was accepted. For use on the event loop alone.
+    """A request that was accepted. Its methods belong to the event loop.
 
-    What a stream's reader has not taken yet is merged: tokens of one hypothesis to one event, and of counts of progress
-    the last stays. So a reader who lags holds nothing up, and what waits for him is never more than the answer itself.
+    Progress that a stream's reader has not read yet is merged: tokens of one hypothesis into one event, and beam
+    progress into the latest. So a slow reader delays nobody, and never has more waiting than the result itself.
 
     Args:
-        job: the request.
-        cancel: takes it out of the queue or of its engine.
+        job: The request as a job.
+        cancel: Removes the job from the queue or from its engine.
     """
 
     def __init__(self, job: Job, cancel: Callable[[Job], None], loop: asyncio.AbstractEventLoop) -> None:
@@ -24,41 +23,41 @@ class Generation:
         self._cancel = cancel
         self._loop = loop
         self._answer: asyncio.Future[GenerationResult] = loop.create_future()
-        self._ended = False  # answered or cancelled; the future alone can't tell, a cancelled waiter cancels it too
-        # Progress by hypothesis, a forced prefix apart since it has no log-probabilities.
-        self._untold: dict[tuple[int, bool], Progress | BeamProgress] = {}
-        self._news: asyncio.Future[None] | None = None  # what a stream's reader waits for
+        self._ended = False  # answered or cancelled; not the same as the future, which a cancelled waiter cancels too
+        # Unread progress by hypothesis; a forced prefix apart, since it has no log-probabilities.
+        self._unread: dict[tuple[int, bool], Progress | BeamProgress] = {}
+        self._wake_up: asyncio.Future[None] | None = None  # awaited by a stream's reader
 
     async def result(self) -> GenerationResult:
-        """Waits for the answer.
+        """Waits for the result.
 
         Raises:
-            DeadlineExpiredError: the deadline passed first.
-            EngineUnavailableError: the engine stopped or failed.
+            DeadlineExpiredError: The deadline passed first.
+            EngineUnavailableError: The engine stopped or failed.
         """
         return await self._answer
 
     async def events(self) -> AsyncIterator[Progress | BeamProgress | GenerationResult]:
-        """Progress as it comes, then the answer. Only for a request with `streaming`. Raises as `result`."""
+        """Yields progress, then the result, of a streaming request. Raises the same errors as `result`."""
         assert self._job.request.streaming, "the request was not made for streaming"
-        while self._untold or not self._ended:
-            if not self._untold:
-                self._news = self._loop.create_future()
-                await self._news
-            untold, self._untold = self._untold, {}
-            for progress in untold.values():
+        while self._unread or not self._ended:
+            if not self._unread:
+                self._wake_up = self._loop.create_future()
+                await self._wake_up
+            unread, self._unread = self._unread, {}
+            for progress in unread.values():
                 yield progress
         yield await self._answer
 
     def cancel(self) -> None:
-        """Nobody waits any more: a waiting request leaves the queue now, a running one its rows at the next step."""
+        """Cancels the request: it leaves the queue at once, or its rows at the next step."""
         if self._ended:
             return
         self._ended = True
-        self._untold.clear()
+        self._unread.clear()
         self._answer.cancel()
         self._cancel(self._job)
-        self._tell()
+        self._notify()
 
     def deliver(self, event: Event) -> None:
         """Takes an event from the engine."""
@@ -66,28 +65,28 @@ class Generation:
             self._merge(event)
         else:
             self._ended = True
-            if not self._answer.done():  # else its waiter was cancelled, and nobody has said so to the pool yet
+            if not self._answer.done():  # done: its waiter was cancelled, but `cancel` has not been called yet
                 if isinstance(event, GenerationResult):
                     self._answer.set_result(event)
                 else:
                     self._answer.set_exception(event)
-                    # A stream's reader may have left: then nobody will ever ask for the exception.
+                    # Marks the exception as retrieved: a stream's reader may have left.
                     self._answer.exception()
-        if self._news is not None:
-            self._tell()
+        if self._wake_up is not None:
+            self._notify()
 
     def _merge(self, event: Progress | BeamProgress) -> None:
         if isinstance(event, BeamProgress):
-            self._untold[-1, False] = event
+            self._unread[-1, False] = event
             return
         key = event.hypothesis, bool(event.log_probabilities)
-        untold = self._untold.setdefault(key, event)
-        if untold is not event:
-            assert isinstance(untold, Progress)
-            untold.ids.extend(event.ids)
-            untold.log_probabilities.extend(event.log_probabilities)
-            untold.alternatives.extend(event.alternatives)
+        unread = self._unread.setdefault(key, event)
+        if unread is not event:
+            assert isinstance(unread, Progress)
+            unread.ids.extend(event.ids)
+            unread.log_probabilities.extend(event.log_probabilities)
+            unread.alternatives.extend(event.alternatives)
 
-    def _tell(self) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
+    def _notify(self) -> None:
+        if self._wake_up is not None and not self._wake_up.done():
+            self._wake_up.set_result(None)

@@ -1,4 +1,4 @@
-"""A model's graphs on a device, and what is made of them there."""
+"""Hosts: where a model's graphs can be loaded, this process or a worker process."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -6,8 +6,8 @@ from typing import Protocol
 from dragoman_server.bundle.load import Bundle, BundleError
 from dragoman_server.config.devices import split_devices
 from dragoman_server.engine.engine import StepRuntime
-from dragoman_server.engine.layout import EngineOptions, layout, weights_of
-from dragoman_server.engine.scorer import ScoringRuntime
+from dragoman_server.engine.engine_options import EngineOptions, choose_engines, weight_bytes
+from dragoman_server.engine.scorer import ScorerRuntime
 from dragoman_server.runtime.device import Device, DeviceError, choose_device, first_line, is_out_of_memory
 from dragoman_server.runtime.device_memory import device_memory
 from dragoman_server.runtime.runtime import Runtime
@@ -15,21 +15,14 @@ from dragoman_server.runtime.scorer_session import ScorerSession
 from dragoman_server.runtime.sessions import Sessions
 
 
-class CachedRuntime(StepRuntime, Protocol):
-    """A runtime that tells how large its cache is."""
-
-    @property
-    def cache_bytes(self) -> int: ...
-
-
-class HostedModel(Protocol):
-    """A model that is loaded somewhere.
+class LoadedModel(Protocol):
+    """A model that is loaded on a host.
 
     Attributes:
-        device: where.
-        engines: that it shall have there.
-        threads: of each.
-        itemsize: bytes of a number that the graphs compute with.
+        device: Device on which the graphs run.
+        engines: Number of engines that should run there.
+        threads: Threads of each engine.
+        itemsize: Bytes of a number that the graphs compute with.
     """
 
     device: Device
@@ -38,48 +31,48 @@ class HostedModel(Protocol):
     itemsize: int
 
     def memory(self) -> tuple[int, str, int]:
-        """See device_memory."""
+        """Returns the memory of the device, see device_memory."""
 
-    def runtime(self, index: int, rows: int) -> CachedRuntime:
-        """A runtime that has run, for an engine.
-
-        Raises:
-            BundleError: the graphs are not what the manifest says.
-            DeviceError: the caches do not fit.
-        """
-
-    def scorer(self) -> ScoringRuntime:
-        """What scores targets.
+    def runtime(self, index: int, rows: int) -> StepRuntime:
+        """Returns a runtime for an engine, after a first run.
 
         Raises:
-            BundleError, DeviceError: it can't be loaded.
+            BundleError: The graphs do not match the manifest.
+            DeviceError: The cache pool does not fit.
         """
 
-    def watch(self, lost: Callable[[], None]) -> None:
-        """Has `lost` called, in any thread, when it is gone with the worker that it was loaded in; perhaps at once."""
+    def scorer(self) -> ScorerRuntime:
+        """Returns a runtime of the scorer graph.
+
+        Raises:
+            BundleError, DeviceError: The graph can't be loaded.
+        """
+
+    def on_lost(self, callback: Callable[[], None]) -> None:
+        """Registers what to call, in any thread and perhaps at once, when the model is gone with its worker."""
 
     def close(self) -> None:
-        """Lets go of what it holds; its runtimes are not used any more."""
+        """Releases the model; its runtimes are not used any more."""
 
 
 class Host(Protocol):
-    """Where models can be loaded: this process, or a worker process.
+    """A process that can load models: this one, or a worker process.
 
     Attributes:
-        name: in logs.
-        revives: what it ran is gone after a failure, but can be loaded there anew.
+        name: Name in logs.
+        restartable: Whether the host can load a model again after a failure that lost it.
     """
 
     name: str
-    revives: bool
+    restartable: bool
 
-    def load(self, bundle: Bundle, options: EngineOptions) -> HostedModel:
+    def load(self, bundle: Bundle, options: EngineOptions) -> LoadedModel:
         """Loads a bundle's graphs.
 
         Raises:
-            BundleError: the graphs are not what the manifest says.
-            DeviceError: the device can't run them.
-            WorkerLostError: the worker has ended meanwhile.
+            BundleError: The graphs do not match the manifest.
+            DeviceError: The device can't run them.
+            WorkerLostError: The worker has ended.
         """
 
     @property
@@ -87,28 +80,28 @@ class Host(Protocol):
         """Whether models can be loaded there now.
 
         Raises:
-            WorkerLostError: they can't, and that will not change.
+            WorkerLostError: They can't, and that will not change.
         """
 
-    def broken(self) -> None:
-        """It makes nothing but errors."""
+    def restart(self) -> None:
+        """Restarts the process, where possible, since its device only raises errors."""
 
     def close(self) -> None:
-        """It is not used any more."""
+        """Ends the process, if it is a worker."""
 
 
 class LocalModel:
-    """A model in this process.
+    """A model loaded in this process.
 
     Raises:
-        BundleError, DeviceError: see Host.load.
+        BundleError, DeviceError: See Host.load.
     """
 
     def __init__(self, bundle: Bundle, options: EngineOptions) -> None:
         self.device = choose_device(options.device, bundle.decoder, bundle.manifest.precision)
-        self.engines, self.threads = layout(options, self.device, weights_of(bundle.manifest))
+        self.engines, self.threads = choose_engines(options, self.device, weight_bytes(bundle.manifest))
         self._bundle = bundle
-        # One is enough for engines whose operators use one thread, but see Sessions for a GPU.
+        # Engines whose operators use one thread can share sessions on a CPU; see Sessions for a GPU.
         count = 1 if self.threads == 1 and self.device.kind == "cpu" else self.engines
         graphs = options.cuda_graphs
         self._sessions = [Sessions(bundle, self.device, self.threads, max_cuda_graphs=graphs) for _ in range(count)]
@@ -121,7 +114,7 @@ class LocalModel:
         try:
             runtime = Runtime(self._sessions[index % len(self._sessions)], rows)
             runtime.warm_up()
-        except Exception as error:  # whatever ONNX Runtime raises where shapes disagree
+        except Exception as error:  # ONNX Runtime raises many types if shapes disagree
             if is_out_of_memory(error):
                 reason = f"{self.device} ran out of memory at the first run of an engine with {rows} cache rows"
                 raise DeviceError(f"{reason}; lower --max-rows, or give it more memory") from None
@@ -132,22 +125,22 @@ class LocalModel:
     def scorer(self) -> ScorerSession:
         return ScorerSession(self._bundle, self.device, self.threads)
 
-    def watch(self, lost: Callable[[], None]) -> None: ...
+    def on_lost(self, callback: Callable[[], None]) -> None: ...
 
     def close(self) -> None:
         self._sessions.clear()
 
 
 class LocalHost:
-    """This process. It can't be started anew, so a device that fails ends it."""
+    """This process. It can't restart, so a device that fails ends it."""
 
-    name, revives, ready = "this process", False, True
+    name, restartable, ready = "this process", False, True
 
     def load(self, bundle: Bundle, options: EngineOptions) -> LocalModel:
         if len(split_devices(options.device)) > 1:
             raise DeviceError(f"device {options.device}: a model can't have several of its own; name them in --device")
         return LocalModel(bundle, options)
 
-    def broken(self) -> None: ...
+    def restart(self) -> None: ...
 
     def close(self) -> None: ...

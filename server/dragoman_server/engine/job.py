@@ -1,12 +1,16 @@
-"""A request inside the engine pool, and the sub-queue in which it waits."""
+"""A request inside the engine pool: how it waits, and how it ends."""
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from dragoman_server.core.requests import GenerationRequest
+from dragoman_server.core.engine_metrics import EngineMetrics
+from dragoman_server.core.errors import DeadlineExpiredError, EngineError
+from dragoman_server.core.requests import BeamProgress, FinishReason, GenerationRequest, GenerationResult, Progress
 from dragoman_server.core.search import Search
 
 NEVER = float("inf")
+
+Event = Progress | BeamProgress | GenerationResult | EngineError
 
 
 @dataclass(slots=True, eq=False)
@@ -51,3 +55,38 @@ class Job:
 
     def out_of_time(self, now: float) -> bool:
         return self.request.time_limit is not None and now >= self.request.time_limit
+
+
+@dataclass(slots=True)
+class Admission:
+    """Jobs that left the queue.
+
+    Attributes:
+        admitted: Jobs that the engine encodes before its next step.
+        expired: Jobs whose deadline passed while they waited.
+        out_of_time: Jobs whose time limit passed while they waited; they are answered with nothing generated.
+    """
+
+    admitted: list[Job] = field(default_factory=list)
+    expired: list[Job] = field(default_factory=list)
+    out_of_time: list[Job] = field(default_factory=list)
+
+
+def end_overdue(admission: Admission, now: float, metrics: EngineMetrics) -> list[tuple[Job, Event]]:
+    """Returns the events that end jobs which waited too long."""
+    for _ in admission.expired:
+        metrics.dropped("expired", "waiting")
+    results = [(job, finish(job, now, metrics, FinishReason.TIME_LIMIT)) for job in admission.out_of_time]
+    return [*((job, DeadlineExpiredError()) for job in admission.expired), *results]
+
+
+def finish(job: Job, now: float, metrics: EngineMetrics, reason: FinishReason | None = None) -> GenerationResult:
+    """Returns the result of a search that is over, or that is stopped for the given reason."""
+    if reason is not None:
+        job.search.stop(reason)
+    if job.request.stages is not None:
+        job.request.stages.decoded = now
+    hypotheses = job.search.hypotheses()
+    target_tokens = sum(len(h.ids) for h in hypotheses)
+    metrics.finished(hypotheses[0].reason, len(job.request.source_ids), target_tokens, now - job.arrived)
+    return GenerationResult(hypotheses)

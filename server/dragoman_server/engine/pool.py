@@ -11,15 +11,13 @@ from dragoman_server.core.errors import EngineUnavailableError, QueueFullError
 from dragoman_server.core.requests import GenerationRequest
 from dragoman_server.decoding.factory import make_search
 from dragoman_server.decoding.text_stream import TargetDecoder
+from dragoman_server.engine.engine_options import EngineOptions, scheduling_for
 from dragoman_server.engine.generation import Generation
 from dragoman_server.engine.host import Host, LocalHost
-from dragoman_server.engine.job import NEVER, CallQueue, Job
-from dragoman_server.engine.layout import EngineOptions, scheduling_for
-from dragoman_server.engine.outcome import Event, overdue
-from dragoman_server.engine.priority_queue import Admission
+from dragoman_server.engine.job import NEVER, Admission, CallQueue, Event, Job, end_overdue
 from dragoman_server.engine.scheduler import Scheduler
-from dragoman_server.engine.scorer import ScoringRuntime
-from dragoman_server.engine.shared_queue import Queue
+from dragoman_server.engine.scorer import ScorerRuntime
+from dragoman_server.engine.shared_queue import SharedQueue
 from dragoman_server.engine.supervisor import Supervisor
 from dragoman_server.runtime.device import Device
 
@@ -60,7 +58,7 @@ class EnginePool:
         self._text = TargetDecoder(bundle.target_tokenizer)
         self._supervisor = Supervisor(bundle, options, metrics, hosts or [LocalHost()], on_change)
         self.failed = self._supervisor.failed
-        self._queue: Queue | None = None
+        self._queue: SharedQueue | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._batch_calls = 0  # open ones
@@ -87,7 +85,7 @@ class EnginePool:
         shared = self._engines_share_cores()
         scheduling = scheduling_for(options, self.bundle.manifest, self.rows, self.device, shared)
         scheduler = Scheduler(self.engines, scheduling)
-        self._queue = Queue(scheduler)
+        self._queue = SharedQueue(scheduler)
         self._metrics.queue(scheduler.backlog)
         self._supervisor.start(runtimes, self._queue, self._deliver)
 
@@ -95,7 +93,7 @@ class EnginePool:
         """Whether there is an engine for each core of this process, one of them for that of the event loop."""
         return self.device.kind == "cpu" and self.threads == 1 and len(self._supervisor.models) == 1
 
-    def scorer(self) -> ScoringRuntime:
+    def scorer(self) -> ScorerRuntime:
         """See Supervisor.scorer."""
         return self._supervisor.scorer()
 
@@ -152,7 +150,7 @@ class EnginePool:
                     admission = Admission(out_of_time=[job])
                 else:
                     raise
-                self._loop.call_soon(self._dispatch, overdue(admission, job.arrived, self._metrics))
+                self._loop.call_soon(self._dispatch, end_overdue(admission, job.arrived, self._metrics))
                 return generation
             self._queue.wake()
             next_expiry = self._queue.scheduler.next_expiry
@@ -198,7 +196,7 @@ class EnginePool:
             admission = scheduler.sweep(now)
             next_expiry = scheduler.next_expiry
         self._timer, self._timer_at = None, NEVER
-        self._dispatch(overdue(admission, now, self._metrics))
+        self._dispatch(end_overdue(admission, now, self._metrics))
         if next_expiry < NEVER:
             self._set_timer(max(next_expiry, now + MIN_SWEEP_SECONDS))
 

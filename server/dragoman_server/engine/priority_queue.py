@@ -92,21 +92,6 @@ def _interleave(queues: list[CallQueue]) -> Iterator[Job]:
 
 
 @dataclass(slots=True)
-class Admission:
-    """Jobs that left the queue.
-
-    Attributes:
-        admitted: Jobs that the engine encodes before its next step.
-        expired: Jobs whose deadline passed while they waited.
-        out_of_time: Jobs whose time limit passed while they waited; they are answered with nothing generated.
-    """
-
-    admitted: list[Job] = field(default_factory=list)
-    expired: list[Job] = field(default_factory=list)
-    out_of_time: list[Job] = field(default_factory=list)
-
-
-@dataclass(slots=True)
 class Reservation:
     """Free rows of an engine that are held back for a job that needs more rows than are free.
 

@@ -1,4 +1,4 @@
-"""Which job owns which cache row. Pure logic, without ONNX Runtime."""
+"""Tracks which job owns which cache row. Pure logic, without ONNX Runtime."""
 
 from collections.abc import Sequence
 
@@ -7,57 +7,64 @@ from dragoman_server.engine.scheduler import BATCH
 
 
 class RowTable:
-    """Rows 0 .. used-1 are in use. A job owns as many as its search has hypotheses; those need not be neighbours.
+    """The cache rows of one engine and their owners.
 
-    A job starts with one row and has as many in reserve as its search may want.
+    Rows 0 .. used-1 are in use. A job owns one row for each hypothesis of its search; they need not be adjacent. A job
+    starts with one row, and the table keeps as many free for it as its search may need.
 
     Args:
-        max_rows: rows there are.
+        max_rows: Number of rows.
+
+    Attributes:
+        owners: Owner of each row in use.
+        rows: Rows of each job, in the order of its search; jobs in the order of their start.
+        reserved: Rows in use or kept for running searches.
+        reserved_for_batch: Those of batch jobs.
     """
 
     def __init__(self, max_rows: int) -> None:
         self.max_rows = max_rows
-        self.owners: list[Job] = []  # by row
-        self.rows: dict[Job, list[int]] = {}  # in the order of their start; its rows in the order of its search
-        self._reserved: dict[Job, int] = {}  # rows of those jobs that may want more than one
-        self.reserved = 0  # rows in use, and those that jobs may come to use
-        self._freed = 0  # given back since `settle` was last called
-        self.reserved_for_batch = 0  # those of them that belong to batch jobs
+        self.owners: list[Job] = []
+        self.rows: dict[Job, list[int]] = {}
+        self._reserved: dict[Job, int] = {}  # rows kept for jobs that may need more than one
+        self.reserved = 0
+        self._freed = 0  # since the last call of `settle`
+        self.reserved_for_batch = 0
 
     @property
     def used(self) -> int:
         return len(self.owners)
 
     def add(self, job: Job) -> int:
-        """Gives a job its first row, the next free one."""
+        """Adds a job and returns its first row, the next free one."""
         rows = job.search.rows
         if rows > 1:
             self._reserved[job] = rows
         self.reserved += rows
         if job.request.priority is BATCH:
             self.reserved_for_batch += rows
-        assert self.reserved <= self.max_rows, "the scheduler admits no more than there is room for"
+        assert self.reserved <= self.max_rows, "the scheduler admits no more jobs than there are rows for"
         self.rows[job] = []
         return self.grow(job)
 
     def grow(self, job: Job) -> int:
-        """Gives a job one more row, the next free one."""
-        assert len(self.rows[job]) < self._reserved.get(job, 1), "the search wants more rows than it said"
+        """Adds a row to a job and returns it, the next free one."""
+        assert len(self.rows[job]) < self._reserved.get(job, 1), "the search needs more rows than it declared"
         row = len(self.owners)
         self.owners.append(job)
         self.rows[job].append(row)
         return row
 
     def remove(self, jobs: Sequence[Job] = (), rows: Sequence[int] = ()) -> list[tuple[int, int]]:
-        """Takes out jobs with all their rows, and single rows of others, and closes the holes.
+        """Removes jobs with all their rows, and single rows of other jobs, and fills the holes.
 
         Returns:
-            moves (from row, to row) to carry out in this order; afterwards the rows in use are the first again.
+            Moves (from row, to row) to carry out in this order; afterwards the rows in use are the first again.
         """
         for row in rows:
             self.rows[self.owners[row]].remove(row)
         for job in jobs:
-            self._give_back(job, self._reserved.pop(job, 1))
+            self._release(job, self._reserved.pop(job, 1))
         holes = sorted([*rows, *(row for job in jobs for row in self.rows.pop(job))])
         gone = set(holes)
         moves = []
@@ -78,19 +85,19 @@ class RowTable:
         return moves
 
     def settle(self) -> int:
-        """Gives back what was in reserve for jobs that are gone, or whose searches do not want it any more.
+        """Releases rows kept for jobs that are gone, or whose searches do not need them any more.
 
         Returns:
-            how many rows that is.
+            Number of rows released since the last call.
         """
         for job, reserved in self._reserved.items():
             if reserved > job.search.rows:
                 self._reserved[job] = job.search.rows
-                self._give_back(job, reserved - job.search.rows)
+                self._release(job, reserved - job.search.rows)
         freed, self._freed = self._freed, 0
         return freed
 
-    def _give_back(self, job: Job, rows: int) -> None:
+    def _release(self, job: Job, rows: int) -> None:
         self._freed += rows
         self.reserved -= rows
         if job.request.priority is BATCH:

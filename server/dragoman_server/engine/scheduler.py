@@ -5,8 +5,8 @@ from itertools import islice
 
 from dragoman_server.core.errors import QueueBound, QueueFullError
 from dragoman_server.core.requests import GenerationRequest, Priority
-from dragoman_server.engine.job import NEVER, CallQueue, Job
-from dragoman_server.engine.priority_queue import LOOK_AHEAD, Admission, AdmissionBudget, PriorityQueue, Reservation
+from dragoman_server.engine.job import NEVER, Admission, CallQueue, Job
+from dragoman_server.engine.priority_queue import LOOK_AHEAD, AdmissionBudget, PriorityQueue, Reservation
 
 # While jobs of both priorities wait, they start rows in this ratio.
 INTERACTIVE_WEIGHT, BATCH_WEIGHT = 4, 1

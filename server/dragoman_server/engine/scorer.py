@@ -31,7 +31,7 @@ RUN_NUMBERS = 2**24
 CLOSE_SECONDS = 3.0  # that the last run has to end
 
 
-class ScoringRuntime(Protocol):
+class ScorerRuntime(Protocol):
     """What a scorer needs of dragoman_server.runtime.scorer_session.ScorerSession."""
 
     def run(
@@ -69,7 +69,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class ScoredTarget:
     """What was found out of a target; every entry is of one of its tokens, the last of the end token.
 
     Attributes:
@@ -88,13 +88,13 @@ class Scored:
 class _Job:
     target: Target
     deadline: float | None
-    answer: "asyncio.Future[Scored]"
+    answer: "asyncio.Future[ScoredTarget]"
 
     def expired(self, now: float) -> bool:
         return self.deadline is not None and now >= self.deadline
 
 
-_Event = Scored | EngineError
+_Event = ScoredTarget | EngineError
 
 
 class Scorer:
@@ -110,7 +110,7 @@ class Scorer:
     """
 
     def __init__(
-        self, load: Callable[[], ScoringRuntime], shape: Shape, queue_size: int, metrics: ScorerMetrics
+        self, load: Callable[[], ScorerRuntime], shape: Shape, queue_size: int, metrics: ScorerMetrics
     ) -> None:
         self._load = load
         self._shape = shape
@@ -132,7 +132,9 @@ class Scorer:
             waiting = [*self._singles, *self._items]
         return len(waiting), sum(len(job.target.source_ids) for job in waiting)
 
-    async def score(self, targets: Sequence[Target], deadline: float | None, may_wait: bool = False) -> list[Scored]:
+    async def score(
+        self, targets: Sequence[Target], deadline: float | None, may_wait: bool = False
+    ) -> list[ScoredTarget]:
         """Scores targets, in order.
 
         Args:
@@ -250,7 +252,7 @@ class Scorer:
         looks = shape.decoder_layers * shape.heads * source
         return target * (shape.target_vocabulary + looks) + source * shape.d_ff
 
-    def _answers(self, runtime: ScoringRuntime, batch: list[_Job]) -> list[tuple[_Job, _Event]]:
+    def _answers(self, runtime: ScorerRuntime, batch: list[_Job]) -> list[tuple[_Job, _Event]]:
         """In one run, or in several smaller ones where the device has not the memory for it."""
         try:
             return list(zip(batch, self._score(runtime, batch), strict=True))
@@ -264,7 +266,7 @@ class Scorer:
                 return [(job, OutOfMemoryError()) for job in batch]
         return [*self._answers(runtime, batch[:half]), *self._answers(runtime, batch[half:])]
 
-    def _score(self, runtime: ScoringRuntime, batch: list[_Job]) -> list[Scored]:
+    def _score(self, runtime: ScorerRuntime, batch: list[_Job]) -> list[ScoredTarget]:
         targets = [job.target for job in batch]
         look = any(target.alignment or target.attention for target in targets)
         started = time.perf_counter()
@@ -288,13 +290,15 @@ def _dispatch(events: Sequence[tuple[_Job, _Event]]) -> None:
     for job, event in events:
         if job.answer.done():
             continue
-        if isinstance(event, Scored):
+        if isinstance(event, ScoredTarget):
             job.answer.set_result(event)
         else:
             job.answer.set_exception(event)
 
 
-def _scored(target: Target, log_probabilities: NDArray[np.float32], attention: NDArray[np.float32] | None) -> Scored:
+def _scored(
+    target: Target, log_probabilities: NDArray[np.float32], attention: NDArray[np.float32] | None
+) -> ScoredTarget:
     """Args:
     log_probabilities: [padded target]
     attention: [layers, heads, padded target, padded source]
@@ -307,4 +311,4 @@ def _scored(target: Target, log_probabilities: NDArray[np.float32], attention: N
             alignment = looks[max(len(looks) - 2, 0)].mean(0).argmax(-1).tolist()
         if target.attention:
             weights = looks.copy()  # lets go of the batch
-    return Scored(log_probabilities[:length].tolist(), alignment, weights)
+    return ScoredTarget(log_probabilities[:length].tolist(), alignment, weights)

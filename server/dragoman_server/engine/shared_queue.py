@@ -1,18 +1,18 @@
-"""What engine threads and the event loop share: the scheduler, its lock, and who sleeps until there is work."""
+"""The scheduler as engine threads and the event loop share it: with its lock, and the engines that sleep."""
 
 import threading
 
 from dragoman_server.engine.scheduler import Scheduler
 
 
-class Queue:
+class SharedQueue:
     """The scheduler with its lock.
 
-    Who fell asleep last is woken first: its core still has the weights of the model.
+    The engine that fell asleep last is woken first: the caches of its core still hold the model's weights.
 
     Attributes:
-        lock: to be held by whoever looks at the scheduler or calls a method of this class.
-        stopping: engines shall end.
+        lock: Lock to hold while using the scheduler or calling a method of this class.
+        stopping: Whether engines should end.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -22,7 +22,7 @@ class Queue:
         self._sleepers: list[threading.Lock] = []
 
     def sleep(self) -> None:
-        """Waits until the caller is woken, without the lock."""
+        """Releases the lock until another thread wakes this one."""
         alarm = threading.Lock()
         alarm.acquire()
         self._sleepers.append(alarm)
@@ -33,7 +33,7 @@ class Queue:
             self.lock.acquire()
 
     def wake(self) -> None:
-        """Wakes one that sleeps, if there is one and those that are awake have enough to do."""
+        """Wakes one sleeping engine if those that are awake have enough to do."""
         asleep = len(self._sleepers)
         if asleep and self.scheduler.should_wake_engine(len(self.scheduler.active) - asleep):
             self._sleepers.pop().release()

@@ -12,12 +12,12 @@ import structlog
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.core.engine_metrics import EngineMetrics
 from dragoman_server.core.errors import EngineUnavailableError
-from dragoman_server.engine.cache_rows import rows_for
-from dragoman_server.engine.engine import Deliver, Engine
-from dragoman_server.engine.host import CachedRuntime, Host, HostedModel
-from dragoman_server.engine.layout import EngineOptions
-from dragoman_server.engine.scorer import ScoringRuntime
-from dragoman_server.engine.shared_queue import Queue
+from dragoman_server.engine.engine import Deliver, Engine, StepRuntime
+from dragoman_server.engine.engine_options import EngineOptions
+from dragoman_server.engine.host import Host, LoadedModel
+from dragoman_server.engine.memory_budget import rows_for
+from dragoman_server.engine.scorer import ScorerRuntime
+from dragoman_server.engine.shared_queue import SharedQueue
 from dragoman_server.engine.watchdog import Watchdog
 from dragoman_server.machine import resident_memory
 from dragoman_server.runtime.device import WorkerLostError, first_line, precision_warning
@@ -44,7 +44,7 @@ class _Site:
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self.model: HostedModel | None = None
+        self.model: LoadedModel | None = None
         self.engines: list[Engine] = []
         self.first = 0
         self.failures = 0
@@ -76,7 +76,7 @@ class Supervisor:
         self._bundle, self._options, self._metrics = bundle, options, metrics
         self._on_change = on_change
         self._sites = [_Site(host) for host in hosts]
-        self._queue: Queue | None = None
+        self._queue: SharedQueue | None = None
         self._deliver: Deliver | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -85,7 +85,7 @@ class Supervisor:
         self._scorers = 0  # opened
 
     @property
-    def models(self) -> list[HostedModel]:
+    def models(self) -> list[LoadedModel]:
         """The model, wherever it is loaded."""
         return [site.model for site in self._sites if site.model is not None]
 
@@ -94,7 +94,7 @@ class Supervisor:
         """Whether any engine runs."""
         return self._queue is not None and bool(self._queue.scheduler.active)
 
-    async def load(self) -> list[list[CachedRuntime]]:
+    async def load(self) -> list[list[StepRuntime]]:
         """Loads the model everywhere, shares out the memory, and makes the runtimes of each host, which have run.
 
         Raises:
@@ -104,14 +104,14 @@ class Supervisor:
         """
         try:
             models = await _all([self._load(site) for site in self._sites])
-            used = resident_memory() if self._sites[0].host.revives else 0
+            used = resident_memory() if self._sites[0].host.restartable else 0
             self.rows = await asyncio.to_thread(rows_for, self._bundle, self._options, models, used)
             return await _all([asyncio.to_thread(self._runtimes, model) for model in models])
         except BaseException:
             self._close_models()
             raise
 
-    def start(self, runtimes: Sequence[Sequence[CachedRuntime]], queue: Queue, deliver: Deliver) -> None:
+    def start(self, runtimes: Sequence[Sequence[StepRuntime]], queue: SharedQueue, deliver: Deliver) -> None:
         """Starts engines over what `load` made."""
         self._queue, self._deliver, self._loop = queue, deliver, asyncio.get_running_loop()
         first = 0
@@ -120,7 +120,7 @@ class Supervisor:
             self._occupy(site, own)
         self._watching = asyncio.create_task(self._watch())
 
-    def scorer(self) -> ScoringRuntime:
+    def scorer(self) -> ScorerRuntime:
         """What scores targets, on the hosts by turns. For any thread.
 
         Raises:
@@ -154,7 +154,7 @@ class Supervisor:
         for site in self._sites:  # whoever still holds this has no more than that
             site.engines.clear()
 
-    async def _load(self, site: _Site) -> HostedModel:
+    async def _load(self, site: _Site) -> LoadedModel:
         while not site.host.ready:
             if await self._pause(READY_SECONDS):
                 raise EngineUnavailableError("the model is stopping")
@@ -167,14 +167,14 @@ class Supervisor:
         log.info("engines", where=where, device=device, engines=model.engines, threads_per_engine=model.threads)
         return model
 
-    def _runtimes(self, model: HostedModel) -> list[CachedRuntime]:
+    def _runtimes(self, model: LoadedModel) -> list[StepRuntime]:
         return [model.runtime(index, self.rows) for index in range(model.engines)]
 
-    def _occupy(self, site: _Site, runtimes: Sequence[CachedRuntime]) -> None:
+    def _occupy(self, site: _Site, runtimes: Sequence[StepRuntime]) -> None:
         assert self._queue is not None
         assert self._deliver is not None
         assert site.model is not None
-        failed, most = partial(self._engine_failed, site), self._options.most_errors
+        failed, most = partial(self._engine_failed, site), self._options.max_errors
         site.engines = [
             Engine(index, runtime, self._queue, self._metrics, self._deliver, failed, most)
             for index, runtime in enumerate(runtimes, site.first)
@@ -185,7 +185,7 @@ class Supervisor:
                 self._queue.scheduler.add_engine(index)
         for engine in site.engines:
             engine.start()
-        site.model.watch(partial(_abandon, site.engines))
+        site.model.on_lost(partial(_abandon, site.engines))
 
     def _engine_failed(self, site: _Site, error: BaseException) -> None:
         """Called in the thread of the engine that failed."""
@@ -197,11 +197,11 @@ class Supervisor:
         if self._closing.is_set() or site.reviving is not None:
             return
         log.error("engine failed", where=site.host.name, error=type(error).__name__, detail=first_line(error))
-        if not site.host.revives:
+        if not site.host.restartable:
             self.failed.set()
             return
         if not isinstance(error, WorkerLostError):
-            site.host.broken()
+            site.host.restart()
         site.reviving = asyncio.create_task(self._revive(site))
 
     async def _revive(self, site: _Site) -> None:
@@ -215,7 +215,7 @@ class Supervisor:
             site.model.close()
         while not self._closing.is_set():
             site.failures += 1
-            if site.failures > self._options.most_errors and not self.available:
+            if site.failures > self._options.max_errors and not self.available:
                 log.error("the model can't be kept running", where=site.host.name, failures=site.failures - 1)
                 self.failed.set()
                 break
@@ -254,8 +254,8 @@ class Supervisor:
             self._look(watchdog)
 
     def _look(self, watchdog: Watchdog[int]) -> None:
-        own = {each.index: (site, each) for site in self._sites if not site.host.revives for each in site.engines}
-        for index in watchdog.look({index: engine.turns for index, (_, engine) in own.items() if engine.busy}):
+        own = {each.index: (site, each) for site in self._sites if not site.host.restartable for each in site.engines}
+        for index in watchdog.hanging({index: engine.turns for index, (_, engine) in own.items() if engine.busy}):
             site, engine = own[index]
             if engine not in self._hanging:
                 log.error("an engine hangs", engine=index, seconds=self._options.hang_seconds)
@@ -270,7 +270,7 @@ class Supervisor:
         self._hanging.add(engine)
         engine.fail_all("the engine hangs")
         self._on_change()
-        if not site.host.revives:
+        if not site.host.restartable:
             self.failed.set()
 
     def _close_models(self) -> None:

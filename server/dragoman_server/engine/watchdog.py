@@ -1,37 +1,33 @@
-"""Notices what hangs. Pure logic, without threads or clock."""
+"""Notices engines and workers that hang. Pure logic, without threads or clock."""
 
 from collections.abc import Hashable, Mapping
 from typing import Generic, TypeVar
 
-Who = TypeVar("Who", bound=Hashable)
+Key = TypeVar("Key", bound=Hashable)
 
 
-class Watchdog(Generic[Who]):
-    """Told again and again what everyone is working at, it tells who is at the same thing for too long.
+class Watchdog(Generic[Key]):
+    """Finds those that do not finish what they work on.
 
-    It counts looks, and not seconds: a process that was stopped for an hour, as debuggers and sleeping laptops do, has
-    not been working all that time, and neither has whoever it watches.
+    It counts checks, not seconds: a process that was stopped for an hour, as debuggers and sleeping laptops do, has not
+    been working all that time, and neither has what it watches.
 
     Args:
-        looks: at which someone was at the same thing, so many that he hangs.
+        max_checks: Number of checks at which one that is still at the same work counts as hanging.
     """
 
-    def __init__(self, looks: int) -> None:
-        self._looks = looks
-        self._seen: dict[Who, tuple[int, int]] = {}  # what each is at, and looks since
+    def __init__(self, max_checks: int) -> None:
+        self._max_checks = max_checks
+        self._seen: dict[Key, tuple[int, int]] = {}  # number of the current work, and checks since it began
 
-    def look(self, working: Mapping[Who, int]) -> list[Who]:
-        """Who hangs.
+    def hanging(self, working: Mapping[Key, int]) -> list[Key]:
+        """Returns those that hang.
 
         Args:
-            working: those who work, and the number of what they are at, which is another one for each thing.
+            working: Number of the current work of each that works; every piece of work has another number.
         """
         seen, self._seen = self._seen, {}
-        hanging = []
-        for who, what in working.items():
-            before, looks = seen.get(who, (what, 0))
-            looks = looks + 1 if before == what else 1
-            self._seen[who] = what, looks
-            if looks >= self._looks:
-                hanging.append(who)
-        return hanging
+        for key, work in working.items():
+            previous, checks = seen.get(key, (work, 0))
+            self._seen[key] = work, checks + 1 if previous == work else 1
+        return [key for key, (_, checks) in self._seen.items() if checks >= self._max_checks]

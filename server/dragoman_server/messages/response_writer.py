@@ -17,7 +17,7 @@ from dragoman_server.core.requests import (
     TokenChoice,
 )
 from dragoman_server.decoding.text_stream import TargetDecoder
-from dragoman_server.engine.scorer import Scored, Target
+from dragoman_server.engine.scorer import ScoredTarget, Target
 from dragoman_server.messages.generation_options import ResponseDetails
 from dragoman_server.messages.protobuf_encoding import length_delimited
 
@@ -41,7 +41,7 @@ class ResponseWriter:
         request: GenerationRequest,
         finished: GenerationResult,
         details: ResponseDetails,
-        attention: Sequence[Scored] | None = None,
+        attention: Sequence[ScoredTarget] | None = None,
     ) -> pb.GenerateResponse:
         """Converts a finished request.
 
@@ -71,7 +71,7 @@ class ResponseWriter:
         return self._tokens(progress.ids, progress.log_probabilities, progress.alternatives, forced, details)
 
     def score(
-        self, source_ids: Sequence[int], targets: Sequence[Target], scored_targets: Sequence[Scored]
+        self, source_ids: Sequence[int], targets: Sequence[Target], scored_targets: Sequence[ScoredTarget]
     ) -> pb.ScoreResponse:
         """Converts the scores of targets."""
         scores = []

@@ -11,8 +11,8 @@ import structlog
 
 from dragoman_server.bundle.load import Bundle, BundleError, load_bundle
 from dragoman_server.config import ServerConfig
+from dragoman_server.engine.engine_options import EngineOptions
 from dragoman_server.engine.host import Host
-from dragoman_server.engine.layout import EngineOptions
 from dragoman_server.engine.pool import EnginePool
 from dragoman_server.engine.scheduler import SchedulerOptions
 from dragoman_server.engine.scorer import Scorer
@@ -126,7 +126,7 @@ async def load_version(
         max_rows=config.max_rows,
         memory_budget=config.memory_budget,
         scheduling=SchedulerOptions(queue_size=config.queue_size, queue_tokens=config.queue_tokens),
-        most_errors=config.max_device_errors,
+        max_errors=config.max_device_errors,
         hang_seconds=config.hang_seconds,
     )
     oldest = ""

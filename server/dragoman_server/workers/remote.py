@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.core.search import StepRequest, StepResult
-from dragoman_server.engine.layout import EngineOptions
+from dragoman_server.engine.engine_options import EngineOptions
 from dragoman_server.runtime.device import Device
 from dragoman_server.runtime.head_inputs import common_top_k
 from dragoman_server.runtime.scorer_session import TargetScores
@@ -17,7 +17,7 @@ from dragoman_server.workers.worker_process import Channel, WorkerProcess
 
 
 class RemoteModel:
-    """A HostedModel in a worker process.
+    """A LoadedModel in a worker process.
 
     Raises:
         BundleError, DeviceError: The model can't be loaded.
@@ -47,8 +47,8 @@ class RemoteModel:
         channel.call("scorer", self._key)
         return RemoteScorer(channel)
 
-    def watch(self, lost: Callable[[], None]) -> None:
-        self._process.watch(lost)
+    def on_lost(self, callback: Callable[[], None]) -> None:
+        self._process.watch(callback)
 
     def close(self) -> None:
         for channel in self._runtime_channels:

@@ -10,8 +10,8 @@ import structlog
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.config import ServerConfig
 from dragoman_server.config.devices import split_devices
+from dragoman_server.engine.engine_options import EngineOptions
 from dragoman_server.engine.host import Host, LocalHost
-from dragoman_server.engine.layout import EngineOptions
 from dragoman_server.machine import usable_cpus
 from dragoman_server.metrics import ServerMetrics
 from dragoman_server.metrics.workers import RestartReason
@@ -51,7 +51,7 @@ class WorkerHost:
         hang_seconds: Time after which a step counts as hanging and the process is killed.
     """
 
-    revives = True
+    restartable = True
 
     def __init__(
         self, index: int, device: str, device_option: str, cores: int, hang_seconds: float, metrics: ServerMetrics
@@ -86,7 +86,7 @@ class WorkerHost:
             raise WorkerLostError(f"{self.name} does not run")
         return RemoteModel(process, bundle, replace(options, device=self._device, cores=self._cores))
 
-    def broken(self) -> None:
+    def restart(self) -> None:
         process = self._process
         if process is not None:
             process.reason = "errors"

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from dragoman_server.bundle.load import Bundle, BundleError
 from dragoman_server.core.search import StepRequest, StepResult
+from dragoman_server.engine.engine_options import EngineOptions
 from dragoman_server.engine.host import LocalModel
-from dragoman_server.engine.layout import EngineOptions
 from dragoman_server.machine import trim_memory
 from dragoman_server.runtime.device import Device, DeviceError, first_line, is_out_of_memory
 from dragoman_server.runtime.runtime import Runtime

@@ -165,7 +165,7 @@ class WorkerProcess:
             }
             if not answered:
                 working["ping"] = pings
-            if watchdog.look(working):
+            if watchdog.hanging(working):
                 return "hung"
 
     def kill(self) -> None:

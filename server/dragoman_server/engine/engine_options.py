@@ -6,10 +6,9 @@ from dragoman_server.bundle.manifest import Manifest
 from dragoman_server.engine.scheduler import SchedulerOptions
 from dragoman_server.runtime.device import Device
 
-# From this size on reading the weights takes so long that several threads had better share it.
-LARGE_WEIGHTS = 150_000_000  # bytes
-MOST_THREADS = 8  # of one engine
-SMALL_MODEL = 30_000_000  # parameters, of which it has less
+LARGE_WEIGHTS = 150_000_000  # bytes from which reading the weights takes so long that several threads should share it
+MAX_THREADS = 8  # of one engine
+SMALL_MODEL = 30_000_000  # a small model has fewer parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,16 +16,16 @@ class EngineOptions:
     """How a model's engines are set up.
 
     Attributes:
-        device: see choose_device.
-        engines: None chooses by device, cores and model size.
-        threads_per_engine: None shares the cores out evenly.
-        cores: that this process may use.
-        cuda_graphs: the most steps that are recorded on a GPU.
-        max_rows: cache rows of each engine, the most it decodes at once; None for what suits, or there is room for.
-        memory_budget: bytes that the process may have on the device, weights included; None for what is free.
+        device: Device option, see choose_device.
+        engines: Number of engines, None to choose by device, cores and model size.
+        threads_per_engine: Threads of each engine, None to divide the cores evenly.
+        cores: Cores that this process may use.
+        cuda_graphs: Maximum number of steps that are recorded on a GPU.
+        max_rows: Cache rows of each engine, None for the default, or fewer if the memory allows no more.
+        memory_budget: Bytes that the process may use on the device, weights included; None for what is free.
         scheduling: How jobs wait and start.
-        most_errors: see Engine.
-        hang_seconds: a turn of an engine that takes so long never ends.
+        max_errors: Errors of a device in a row that end an engine.
+        hang_seconds: Time after which a turn of an engine counts as hanging.
     """
 
     device: str = "auto"
@@ -37,22 +36,22 @@ class EngineOptions:
     max_rows: int | None = None
     memory_budget: int | None = None
     scheduling: SchedulerOptions = field(default_factory=SchedulerOptions)
-    most_errors: int = 3
+    max_errors: int = 3
     hang_seconds: float = 60.0
 
 
-def layout(options: EngineOptions, device: Device, weights: int) -> tuple[int, int]:
-    """How many engines, and threads in each, where the options leave it open.
+def choose_engines(options: EngineOptions, device: Device, weights: int) -> tuple[int, int]:
+    """Returns the number of engines, and of threads in each.
 
-    On a GPU one engine feeds the device. On a CPU it depends on how much there is to read in a step (all measured on
-    two cores): threads of one engine meet after every operator, and wait for each other where one of them has lost its
+    On a GPU one engine feeds the device. On a CPU the choice depends on how much a step reads (all measured on two
+    cores): the threads of one engine meet after every operator, and wait for each other if one of them has lost its
     core to the event loop. So one engine for each core serves a tenth more with 5 million parameters; and with 77
     million in int8 (78 MB) a seventh more alone, as much at 8 requests, and 1.2 to 1.5 times as much at 64. In fp32
-    (308 MB) an engine whose threads share the reading is a tenth faster up to 16 requests. Where there are more cores
-    than such an engine makes use of, they are shared out evenly.
+    (308 MB) an engine whose threads share the reading is a tenth faster up to 16 requests. If there are more cores
+    than such an engine can use, they are divided evenly.
 
     Args:
-        weights: bytes of the model's.
+        weights: Bytes of the model's weights.
     """
     if device.kind == "cuda":
         return options.engines or 1, options.threads_per_engine or 1
@@ -60,12 +59,12 @@ def layout(options: EngineOptions, device: Device, weights: int) -> tuple[int, i
         return options.engines, options.threads_per_engine or max(1, options.cores // options.engines)
     threads = options.threads_per_engine
     if threads is None:
-        threads = 1 if weights < LARGE_WEIGHTS else options.cores // -(-options.cores // MOST_THREADS)
+        threads = 1 if weights < LARGE_WEIGHTS else options.cores // -(-options.cores // MAX_THREADS)
     return max(1, options.cores // threads), threads
 
 
-def weights_of(manifest: Manifest) -> int:
-    """Bytes, all but exactly: of a bundle's files the weights are by far the largest."""
+def weight_bytes(manifest: Manifest) -> int:
+    """Returns the approximate size of the weights: they are by far the largest part of a bundle."""
     return sum(file.bytes for file in manifest.files.values())
 
 

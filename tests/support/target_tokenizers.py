@@ -1,29 +1,29 @@
-"""Tokenizers with every kind of decoder: good for decoding, what they would make of a text is of no interest."""
+"""Tokenizers with every kind of decoder. They only decode; their encodings mean nothing."""
 
 from tokenizers import Regex, Tokenizer, decoders, models
 
 from dragoman_server.decoding.text_stream import REPLACEMENT
 
 SPECIAL = ["<pad>", "<unk>", "<s>", "</s>"]
-BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 def tokenizer(tokens: list[str], decoder: decoders.Decoder | None) -> Tokenizer:
-    """A tokenizer good for decoding: what it would make of a text is of no interest here."""
+    """Returns a tokenizer that only decodes."""
     made = Tokenizer(models.WordLevel({token: index for index, token in enumerate([*SPECIAL, *tokens])}, "<unk>"))
     made.decoder = decoder
     made.add_special_tokens(SPECIAL)
     return made
 
 
-# The alphabet of byte-level BPE: bytes that can be seen stand for themselves.
+# The alphabet of byte-level BPE: visible bytes stand for themselves.
 VISIBLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 HIDDEN = [byte for byte in range(256) if byte not in VISIBLE]
 ALPHABET = {byte: chr(byte) for byte in VISIBLE} | {byte: chr(256 + n) for n, byte in enumerate(HIDDEN)}
 
 
 def byte_level() -> Tokenizer:
-    """Every byte as a token, and a few of several bytes."""
+    """Returns a tokenizer with every byte as a token, and a few tokens of several bytes."""
     words = [" the", "é", "€", " 😀", "\u05d0", "a\u0301"]
     spelled = ["".join(ALPHABET[byte] for byte in word.encode()) for word in words]
     return tokenizer([*ALPHABET.values(), *spelled], decoders.ByteLevel())
@@ -35,13 +35,13 @@ TOKENIZERS = {
     "symbols": tokenizer(["AH0", "K", "S", "TH"], None),
     "byte-level BPE": byte_level(),
     "BPE with byte fallback": tokenizer(
-        [*PIECES, *BYTES],
+        [*PIECES, *BYTE_TOKENS],
         decoders.Sequence(
             [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
         ),
     ),
     "unigram with byte fallback": tokenizer(
-        [*PIECES, *BYTES], decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+        [*PIECES, *BYTE_TOKENS], decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
     ),
     "unigram": tokenizer(PIECES, decoders.Metaspace()),
     "BPE with word ends": tokenizer(["a", "b</w>", "</w>", "é</w>"], decoders.BPEDecoder()),

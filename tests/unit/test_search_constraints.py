@@ -1,4 +1,4 @@
-"""What constraints change is what their definitions say, on the whole vocabulary."""
+"""Token constraints change logits as they are defined, on the whole vocabulary."""
 
 import math
 
@@ -28,37 +28,28 @@ def penalised(edits: LogitEdits | None) -> dict[int, float]:
     return {token: penalty for token, penalty in zip(edits.ids, edits.penalties, strict=True) if penalty != 1.0}
 
 
-def test_nothing_is_edited_without_constraints() -> None:
-    rules = TokenRules(UNCONSTRAINED, END)
-    assert rules.trivial
-    assert rules.edits([]) is None
-    assert rules.edits([4, 4, 4]) is None
-    assert rules.forced(0) is None
-
-
 @pytest.mark.parametrize(
-    "constraints",
+    ("constraints", "trivial", "forced"),
     [
-        Constraints(min_new_tokens=1),
-        Constraints(suppressed=(5,)),
-        Constraints(suppressed_sequences=((4, 5),)),
-        Constraints(repetition_penalty=1.1),
-        Constraints(no_repeat_ngram_size=2),
-        Constraints(prefix=(4,), prefix_bias=0.5),
+        (UNCONSTRAINED, True, []),
+        (Constraints(prefix=(7, 5)), True, [7, 5]),
+        (Constraints(prefix=(7, 5), prefix_bias=0.9), False, []),
+        (Constraints(min_new_tokens=1), False, []),
+        (Constraints(suppressed=(5,)), False, []),
+        (Constraints(suppressed_sequences=((4, 5),)), False, []),
+        (Constraints(repetition_penalty=1.1), False, []),
+        (Constraints(no_repeat_ngram_size=2), False, []),
     ],
 )
-def test_constraints_that_edit_are_not_trivial(constraints: Constraints) -> None:
-    assert not TokenRules(constraints, END).trivial
-
-
-def test_a_forced_prefix_alone_edits_nothing() -> None:
-    rules = TokenRules(Constraints(prefix=(7, 5)), END)
-    assert rules.trivial
-    assert [rules.forced(place) for place in range(4)] == [7, 5, None, None]
-
-
-def test_a_soft_prefix_forces_nothing() -> None:
-    assert TokenRules(Constraints(prefix=(7, 5), prefix_bias=0.9), END).forced(0) is None
+def test_which_constraints_edit_logits_and_which_force_tokens(
+    constraints: Constraints, trivial: bool, forced: list[int]
+) -> None:
+    rules = TokenRules(constraints, END)
+    assert rules.trivial is trivial
+    if constraints is UNCONSTRAINED:
+        assert rules.edits([]) is None
+        assert rules.edits([4, 4, 4]) is None
+    assert [rules.forced(position) for position in range(4)] == [*forced, *[None] * (4 - len(forced))]
 
 
 @pytest.mark.parametrize(
@@ -76,17 +67,18 @@ def test_the_end_token_is_forbidden_until_the_minimum_is_reached(constraints: Co
     assert ends == [length >= first_end for length in range(7)]
 
 
-def test_edits_that_stay_the_same_are_the_same_object() -> None:
+def test_constant_edits_are_the_same_object() -> None:
     rules = TokenRules(Constraints(min_new_tokens=2, suppressed=(5, 7)), END)
     assert rules.edits([]) is rules.edits([4])
     assert forbidden(rules.edits([])) == {5, 7, END}
     assert rules.edits([4, 4]) is rules.edits([4, 4, 4])
     assert forbidden(rules.edits([4, 4])) == {5, 7}
+    assert forbidden(TokenRules(Constraints(suppressed=(END,)), END).edits([])) == {END}
 
 
 @settings(deadline=None)
 @given(ids=IDS, size=st.integers(1, 4))
-def test_an_ngram_never_stands_there_twice(ids: list[int], size: int) -> None:
+def test_an_ngram_is_never_repeated(ids: list[int], size: int) -> None:
     banned = forbidden(TokenRules(Constraints(no_repeat_ngram_size=size), END).edits(ids))
     known = {tuple(ids[at : at + size]) for at in range(len(ids) - size + 1)}
     assert banned == {t for t in range(SIZE) if len(ids) >= size - 1 and (*ids[len(ids) - size + 1 :], t) in known}
@@ -103,14 +95,14 @@ def test_suppressed_sequences_are_never_completed(ids: list[int], sequences: lis
 
 @settings(deadline=None)
 @given(ids=IDS)
-def test_the_repetition_penalty_is_once_for_each_token_of_the_hypothesis(ids: list[int]) -> None:
+def test_the_repetition_penalty_applies_once_to_each_token_of_the_hypothesis(ids: list[int]) -> None:
     rules = TokenRules(Constraints(repetition_penalty=1.5), END)
     assert penalised(rules.edits(ids)) == dict.fromkeys(ids, 1.5)
 
 
 @settings(deadline=None)
 @given(ids=IDS, data=st.data())
-def test_constraints_add_up(ids: list[int], data: st.DataObject) -> None:
+def test_constraints_combine(ids: list[int], data: st.DataObject) -> None:
     kinds = {
         "min_new_tokens": data.draw(st.integers(0, 5)),
         "suppressed": tuple(data.draw(st.sets(st.integers(3, 8), max_size=3))),
@@ -126,7 +118,7 @@ def test_constraints_add_up(ids: list[int], data: st.DataObject) -> None:
 
 @settings(deadline=None)
 @given(ids=IDS, vocabulary=st.sets(st.integers(4, 8)).map(lambda ids: tuple(sorted({END, *ids}))))
-def test_no_edits_outside_the_vocabulary(ids: list[int], vocabulary: tuple[int, ...]) -> None:
+def test_there_are_no_edits_outside_the_shortlist(ids: list[int], vocabulary: tuple[int, ...]) -> None:
     rules = TokenRules(
         Constraints(
             min_new_tokens=20,
@@ -145,10 +137,6 @@ def test_no_edits_outside_the_vocabulary(ids: list[int], vocabulary: tuple[int, 
     assert forbidden(edits) == ({END, 5} | set(ids)) & set(vocabulary)
 
 
-def test_the_end_token_may_be_suppressed() -> None:
-    assert forbidden(TokenRules(Constraints(suppressed=(END,)), END).edits([])) == {END}
-
-
 @settings(deadline=None)
 @given(
     seed=st.integers(0, 2**32),
@@ -165,17 +153,17 @@ def test_the_bias_of_a_soft_prefix_is_exact_whatever_the_candidates(
     rules = TokenRules(Constraints(prefix=prefix, prefix_bias=bias, suppressed=suppressed), END)
     ids = prefix[:followed]
     edits = rules.edits(ids)
-    step_request = StepRequest(candidates, edits)
+    request = StepRequest(candidates, edits)
     probabilities = np.random.default_rng(seed).dirichlet([concentration] * SIZE) + 1e-12
-    scores = ScriptedResult({0: ScriptedRow(probabilities, step_request)})
+    result = ScriptedResult({0: ScriptedRow(probabilities, request)})
 
-    expected = np.exp(log_softmax(edited_logits(probabilities, step_request)))
+    expected = np.exp(log_softmax(edited_logits(probabilities, request)))
     if followed < 3 and prefix[followed] not in suppressed:
         expected *= 1 - bias
         expected[prefix[followed]] += bias
     order = np.argsort(-expected, kind="stable")
 
-    found, log_probabilities = rules.biased(ids, scores.top(0), edits, scores.edited(0) if edits else [])
+    found, log_probabilities = rules.biased(ids, result.top(0), edits, result.edited(0) if edits else [])
     assert candidates <= len(found) <= candidates + 1
     np.testing.assert_allclose(np.exp(log_probabilities), expected[order[: len(found)]], atol=1e-6)
     np.testing.assert_allclose(np.exp(log_probabilities), expected[found], atol=1e-6)
@@ -192,7 +180,7 @@ def test_a_hypothesis_that_left_the_soft_prefix_is_not_biased() -> None:
         assert rules.biased(ids, top, None, []) is top
 
 
-def test_a_soft_prefix_outside_the_vocabulary_is_not_preferred() -> None:
+def test_a_soft_prefix_outside_the_shortlist_is_not_preferred() -> None:
     rules = TokenRules(Constraints(prefix=(9,), prefix_bias=0.5, vocabulary=(END, 4)), END)
     assert rules.preferred([]) is None
     assert rules.edits([]) is None

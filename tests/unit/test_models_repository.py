@@ -285,5 +285,5 @@ def test_models_that_are_not_there_are_told_and_a_default_that_is_not_there_is_w
 
 
 def test_a_bundle_and_a_repository_exclude_each_other(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match=r"--bundle and --model-repository can't both be given"):
+    with pytest.raises(ValidationError, match=r"--bundle and --model-repository exclude each other"):
         ServerConfig(bundle=tmp_path, model_repository=tmp_path)

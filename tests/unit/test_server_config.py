@@ -1,4 +1,4 @@
-"""The server's configuration: which source goes before which, what is told of wrong ones, and what is shown."""
+"""The server's configuration: precedence of the sources, errors, and what is shown."""
 
 from pathlib import Path
 from typing import Literal
@@ -21,6 +21,25 @@ from dragoman_server.process.cli import MANUAL, app
 from dragoman_server.process.connections import server_options
 
 DEFAULTS = ServerConfig()
+
+
+class Extended(ServerConfig):
+    """Adds options of types that ServerConfig may not have."""
+
+    token: SecretStr | None = None
+    pin: SecretStr | None = Field(default=None, min_length=4)
+    size: ByteSize | None = None
+    level: float = Field(default=0.5, gt=0, lt=1)
+    names: tuple[str, ...] = ()
+    even: int = 2
+    only: Literal["this"] = "this"
+
+    @field_validator("even")
+    @classmethod
+    def _is_even(cls, value: int) -> int:
+        if value % 2:
+            raise ValueError("an odd number will not do")
+        return value
 
 
 @pytest.fixture(autouse=True)
@@ -46,13 +65,13 @@ def refusal(
     return sentence
 
 
-def test_without_sources_it_is_the_default() -> None:
+def test_without_sources_all_options_have_their_defaults() -> None:
     configuration = configure({}, {"PATH": "/bin", "DRAGOMAN": "x"})
     assert configuration.config == DEFAULTS
     assert configuration.origins == {}
 
 
-def test_what_the_client_reads_from_the_environment_is_not_for_the_server() -> None:
+def test_variables_of_the_client_are_ignored() -> None:
     main = typer.main.get_command(client)
     commands = [main, *getattr(main, "commands", {}).values()]
     variables = {parameter.envvar for command in commands for parameter in command.params if parameter.envvar}
@@ -60,46 +79,43 @@ def test_what_the_client_reads_from_the_environment_is_not_for_the_server() -> N
     assert configure({}, dict.fromkeys(variables, "x")).config == DEFAULTS
 
 
-def test_flags_go_before_the_environment_and_that_before_the_file() -> None:
+def test_flags_override_the_environment_which_overrides_the_file() -> None:
     file = yaml_file("# comment\nport: 1\nmax_rows: 1\n\nqueue_size: 1\n")
     configuration = configure({"port": "3"}, {"DRAGOMAN_MAX_ROWS": "2", "DRAGOMAN_PORT": "2"}, file)
     config = configuration.config
     assert (config.port, config.max_rows, config.queue_size) == (3, 2, 1)
     assert config.host == DEFAULTS.host
-    assert configuration.origins == {
-        "port": "--port",
-        "max_rows": "DRAGOMAN_MAX_ROWS",
-        "queue_size": "server.yaml:5",
-    }
+    origins = {"port": "--port", "max_rows": "DRAGOMAN_MAX_ROWS", "queue_size": "server.yaml:5"}
+    assert configuration.origins == origins
 
 
-def test_the_environment_may_name_the_file_and_a_flag_another() -> None:
-    one, other = yaml_file("port: 1", "one.yaml"), yaml_file("port: 2", "other.yaml")
-    environment = {"DRAGOMAN_CONFIG": str(one)}
+def test_a_flag_overrides_the_file_named_by_the_environment() -> None:
+    first, second = yaml_file("port: 1", "first.yaml"), yaml_file("port: 2", "second.yaml")
+    environment = {"DRAGOMAN_CONFIG": str(first)}
     assert configure({}, environment).config.port == 1
-    assert configure({}, environment, other).config.port == 2
+    assert configure({}, environment, second).config.port == 2
 
 
 @pytest.mark.parametrize("text", ["", "# only comments\n", "---\n", "\ufeff# with a mark\n", "{}"])
-def test_a_file_without_options_is_the_default(text: str) -> None:
+def test_an_empty_file_sets_nothing(text: str) -> None:
     assert configure({}, {}, yaml_file(text)).config == DEFAULTS
 
 
-def test_values_are_of_the_types_of_the_options() -> None:
+def test_values_are_converted_to_the_options_types() -> None:
     environment = {"DRAGOMAN_DRAIN_SECONDS": "2.5", "DRAGOMAN_REFLECTION": "false", "DRAGOMAN_LOG_LEVEL": "debug"}
     config = configure({"engines": "2"}, environment, yaml_file('host: "::1"\ndevice: cpu\nmax_rows: 0x10')).config
     assert (config.drain_seconds, config.reflection, config.log_level) == (2.5, False, "debug")
     assert (config.engines, config.host, config.device, config.max_rows) == (2, "::1", "cpu", 16)
 
 
-def test_null_takes_a_value_back() -> None:
+def test_null_restores_the_default() -> None:
     file = yaml_file("engines: 2\nthreads_per_engine: 2\nbundle: null")
     config = configure({"engines": "null"}, {"DRAGOMAN_THREADS_PER_ENGINE": "null"}, file).config
     assert (config.engines, config.threads_per_engine) == (None, None)
     assert config.bundle == shipped_bundle()
 
 
-def test_paths_of_a_file_are_from_where_it_lies_and_others_are_left_alone(tmp_path: Path) -> None:
+def test_paths_in_a_file_are_relative_to_it_and_others_are_not_changed(tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
     file = yaml_file("bundle: models/one\n", "etc/server.yaml")
     assert configure({}, {}, file).config.bundle == tmp_path / "etc" / "models" / "one"
@@ -122,10 +138,7 @@ def test_paths_of_a_file_are_from_where_it_lies_and_others_are_left_alone(tmp_pa
         ("engines: -1", "engines is -1; expected a whole number from 1 to 256"),
         ("drain_seconds: .nan", "drain_seconds is .nan; expected a number of at least 0"),
         ("drain_seconds: .inf", "drain_seconds is .inf; expected a number of at least 0"),
-        (
-            "connection_age_grace_seconds: 0",
-            "connection_age_grace_seconds is 0; expected a number from 0.001 to 1728000",
-        ),
+        ("max_connection_age_seconds: 0", "max_connection_age_seconds is 0; expected a number from 0.001 to 1728000"),
         ("hang_seconds: 0.0000001", "hang_seconds is 1.0e-07; expected a number of at least 0.01"),
         ("port: 010", 'port is 010, which YAML reads as 8; write 8, or "010" for text'),
         ("port: 12:30", 'port is 12:30, which YAML reads as 750; write 750, or "12:30" for text'),
@@ -143,24 +156,60 @@ def test_paths_of_a_file_are_from_where_it_lies_and_others_are_left_alone(tmp_pa
         ("bundle: 3", "bundle is 3; expected a path"),
     ],
 )
-def test_a_wrong_value_in_a_file_is_told_with_its_line(value: str, sentence: str) -> None:
+def test_a_wrong_value_in_a_file_is_refused_with_its_line(value: str, sentence: str) -> None:
     assert refusal(f"metrics_port: 5\n{value}\n") == f"server.yaml:2: {sentence}"
 
 
-def test_wrong_values_elsewhere_are_told_with_their_source() -> None:
-    expected = "expected a whole number of at least 1"
-    assert refusal(environment={"DRAGOMAN_MAX_ROWS": "many"}) == f"DRAGOMAN_MAX_ROWS is 'many'; {expected}"
-    assert refusal(environment={"DRAGOMAN_MAX_ROWS": ""}) == f"DRAGOMAN_MAX_ROWS is ''; {expected}"
-    assert refusal(environment={"DRAGOMAN_API_KEYS": ""}) == "DRAGOMAN_API_KEYS is ''; expected a path"
-    assert refusal(environment={"DRAGOMAN_HOST": "\udcff"}) == r"DRAGOMAN_HOST is '\udcff'; expected text"
-    assert refusal(flags={"max_rows": "0"}) == f"--max-rows is '0'; {expected}"
+WHOLE = "expected a whole number of at least 1"
+LIST = "`dragoman-serve --print-config` lists all options"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "error"),
+    [
+        ("DRAGOMAN_MAX_ROWS", "many", f"is 'many'; {WHOLE}"),
+        ("DRAGOMAN_MAX_ROWS", "", f"is ''; {WHOLE}"),
+        ("DRAGOMAN_API_KEYS", "", "is ''; expected a path"),
+        ("DRAGOMAN_HOST", "\udcff", r"is '\udcff'; expected text"),
+        ("DRAGOMAN_MAX_ROW", "3", "is not an option; did you mean DRAGOMAN_MAX_ROWS?"),
+        ("DRAGOMAN_port", "3", "is not an option; did you mean DRAGOMAN_PORT?"),
+        ("DRAGOMAN_CONFG", "x", "is not an option; did you mean DRAGOMAN_CONFIG?"),
+        ("DRAGOMAN_ZZZ", "secret", f"is not an option; {LIST}"),
+    ],
+)
+def test_wrong_variables_are_refused(variable: str, value: str, error: str) -> None:
+    assert refusal(environment={variable: value}) == f"{variable} {error}"
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("\nmax-rows: 3", "server.yaml:2: max-rows is not an option; did you mean max_rows?"),
+        ("Port: 3", "server.yaml:1: Port is not an option; did you mean port?"),
+        ("zzz: 3", f"server.yaml:1: zzz is not an option; {LIST}"),
+        ("config: other.yaml", "server.yaml:1: config is not an option; "),
+        ('"a\\nb": 3', rf"server.yaml:1: 'a\nb' is not an option; {LIST}"),
+        ("? [a]\n: 3", f"server.yaml:1: a list or mapping is not an option; {LIST}"),
+        ("size: 3 parsecs", "server.yaml:1: size is '3 parsecs'; expected a size such as 512MiB"),
+        ("level: 1", "server.yaml:1: level is 1; expected a number above 0 below 1"),
+        ("only: that", "server.yaml:1: only is 'that'; expected this"),
+        ("names: 3", "server.yaml:1: names is 3: "),
+        ("even: 3", "server.yaml:1: even is 3: an odd number will not do"),
+    ],
+)
+def test_unknown_keys_and_values_of_other_types_are_refused(text: str, error: str) -> None:
+    assert refusal(text, kind=Extended).startswith(error)
+
+
+def test_wrong_flags_are_refused() -> None:
+    assert refusal(flags={"max_rows": "0"}) == f"--max-rows is '0'; {WHOLE}"
     assert refusal(flags={"host": ""}) == "--host is ''; expected text"
     long = refusal(flags={"max_rows": "9" * 5000})
     assert long.startswith("--max-rows is '999")
     assert len(long) < 200
 
 
-def test_what_a_higher_source_overrides_is_checked_too() -> None:
+def test_overridden_values_are_checked_too() -> None:
     assert "server.yaml:1" in refusal("port: x", {"DRAGOMAN_PORT": "1"}, {"port": "2"})
     assert "DRAGOMAN_PORT" in refusal("port: 1", {"DRAGOMAN_PORT": "x"}, {"port": "2"})
 
@@ -175,7 +224,7 @@ def test_options_that_need_each_other_may_come_from_different_sources() -> None:
     assert said.endswith(" (--bundle is from server.yaml:2, --model-repository is from DRAGOMAN_MODEL_REPOSITORY)")
 
 
-def test_two_ports_are_two() -> None:
+def test_ports_must_differ() -> None:
     sentence = "--port and --metrics-port can't both be 9090"
     assert refusal(flags={"port": "9090"}) == sentence
     assert refusal("port: 9090") == f"{sentence} (--port is from server.yaml:1)"
@@ -192,7 +241,7 @@ def test_two_ports_are_two() -> None:
         ("connection_age_grace_seconds", 1_728_000),
     ],
 )
-def test_no_number_is_larger_than_grpc_can_take(name: str, most: int) -> None:
+def test_grpc_can_represent_every_allowed_number(name: str, most: int) -> None:
     config = configure({name: str(most), "max_connection_age_seconds": str(1_728_000)}, {}).config
     largest = 2**31 - 1
     assert all(value * 1.1 < largest for _, value in server_options(config, config.max_connections))
@@ -200,36 +249,13 @@ def test_no_number_is_larger_than_grpc_can_take(name: str, most: int) -> None:
         assert f"to {most}" in refusal(flags={name: str(value)})
 
 
-def test_unknown_options_are_told_with_what_may_be_meant() -> None:
-    assert refusal("\nmax-rows: 3") == "server.yaml:2: max-rows is not an option; did you mean max_rows?"
-    assert refusal("Port: 3") == "server.yaml:1: Port is not an option; did you mean port?"
-    shown = "`dragoman-serve --print-config` lists all options"
-    assert refusal("zzz: 3") == f"server.yaml:1: zzz is not an option; {shown}"
-    assert refusal("config: other.yaml").startswith("server.yaml:1: config is not an option")
-    assert refusal('"a\\nb": 3') == rf"server.yaml:1: 'a\nb' is not an option; {shown}"
-    assert refusal("? [a]\n: 3") == f"server.yaml:1: a list or mapping is not an option; {shown}"
-    sentence = "DRAGOMAN_MAX_ROW is not an option; did you mean DRAGOMAN_MAX_ROWS?"
-    assert refusal(environment={"DRAGOMAN_MAX_ROW": "3"}) == sentence
-    sentence = "DRAGOMAN_port is not an option; did you mean DRAGOMAN_PORT?"
-    assert refusal(environment={"DRAGOMAN_port": "3"}) == sentence
-    assert refusal(environment={"DRAGOMAN_CONFG": "x"}).endswith("did you mean DRAGOMAN_CONFIG?")
-    assert refusal(environment={"DRAGOMAN_ZZZ": "secret"}) == f"DRAGOMAN_ZZZ is not an option; {shown}"
-
-
-def test_variables_of_kubernetes_are_not_options() -> None:
-    environment = {
-        "DRAGOMAN_SERVICE_HOST": "10.0.0.7",
-        "DRAGOMAN_SERVICE_PORT": "50051",
-        "DRAGOMAN_SERVICE_PORT_GRPC": "50051",
-        "DRAGOMAN_PORT": "tcp://10.0.0.7:50051",
-        "DRAGOMAN_PORT_50051_TCP": "tcp://10.0.0.7:50051",
-        "DRAGOMAN_PORT_50051_TCP_PROTO": "tcp",
-        "DRAGOMAN_PORT_50051_TCP_PORT": "50051",
-        "DRAGOMAN_PORT_50051_TCP_ADDR": "10.0.0.7",
-        "DRAGOMAN_METRICS_PORT": "tcp://10.0.0.8:9090",
-        "DRAGOMAN_METRICS_SERVICE_HOST": "10.0.0.8",
-        "DRAGOMAN_GRPC_V2_PORT_1_UDP_ADDR": "10.0.0.9",
-    }
+def test_variables_of_kubernetes_are_ignored() -> None:
+    names = (
+        "SERVICE_HOST SERVICE_PORT SERVICE_PORT_GRPC PORT_50051_TCP PORT_50051_TCP_PROTO PORT_50051_TCP_PORT "
+        "PORT_50051_TCP_ADDR METRICS_SERVICE_HOST GRPC_V2_PORT_1_UDP_ADDR"
+    )
+    environment = {f"DRAGOMAN_{name}": "10.0.0.7" for name in names.split()}
+    environment |= dict.fromkeys(("DRAGOMAN_PORT", "DRAGOMAN_METRICS_PORT"), "tcp://10.0.0.7:50051")
     configuration = configure({}, environment)
     assert configuration.config == DEFAULTS
     assert configuration.origins == {}
@@ -242,10 +268,7 @@ def test_variables_of_kubernetes_are_not_options() -> None:
         ("port: 1\nhost: h\nport: 2", "server.yaml:3: port is set twice, first at server.yaml:1"),
         ("port: 1\n\thost: h", "server.yaml:2: this is not YAML: while scanning for the next token, found character"),
         ("port: [1", "server.yaml:1: this is not YAML: "),
-        (
-            "port: 1\n---\nport: 2",
-            "server.yaml:2: this is not YAML: expected a single document in the stream, but found",
-        ),
+        ("port: 1\n---\nport: 2", "server.yaml:2: this is not YAML: expected a single document in the stream"),
         ("port: !!python/object:os.system 1", "server.yaml:1: this is not YAML: could not determine a constructor"),
         ("port: *gone", "server.yaml:1: this is not YAML: found undefined alias"),
         ("port: 2026-99-99", "server.yaml is not YAML"),
@@ -256,36 +279,17 @@ def test_variables_of_kubernetes_are_not_options() -> None:
         ("port", "server.yaml is not a mapping of options to values, such as `port: 50051`"),
     ],
 )
-def test_a_file_that_can_not_be_understood_is_told(text: str | bytes, sentence: str) -> None:
+def test_an_invalid_file_is_refused(text: str | bytes, sentence: str) -> None:
     assert refusal(text).startswith(sentence)
 
 
-def test_a_file_that_can_not_be_read_is_told_with_who_named_it(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_refused_with_the_source_of_its_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^--config: gone\.yaml can't be read: No such file or directory$"):
         configure({}, {}, Path("gone.yaml"))
     with pytest.raises(ConfigError, match=r"^DRAGOMAN_CONFIG: .* can't be read: Is a directory$"):
         configure({}, {"DRAGOMAN_CONFIG": str(tmp_path)})
     with pytest.raises(ConfigError, match=r"^DRAGOMAN_CONFIG is empty; expected the path of a YAML file$"):
         configure({}, {"DRAGOMAN_CONFIG": ""})
-
-
-class Extended(ServerConfig):
-    """Options of kinds that ServerConfig may not have today."""
-
-    token: SecretStr | None = None
-    pin: SecretStr | None = Field(default=None, min_length=4)
-    size: ByteSize | None = None
-    level: float = Field(default=0.5, gt=0, lt=1)
-    names: tuple[str, ...] = ()
-    even: int = 2
-    only: Literal["this"] = "this"
-
-    @field_validator("even")
-    @classmethod
-    def _is_even(cls, value: int) -> int:
-        if value % 2:
-            raise ValueError("an odd number will not do")
-        return value
 
 
 def test_secrets_are_never_shown() -> None:
@@ -295,14 +299,6 @@ def test_secrets_are_never_shown() -> None:
     assert "123" not in (said := refusal(environment={"DRAGOMAN_PIN": "123"}, kind=Extended))
     assert said.startswith("DRAGOMAN_PIN has a wrong value: ")
     assert "hunter2" not in refusal("token: [hunter2]", kind=Extended)
-
-
-def test_other_kinds_of_values_are_told_well() -> None:
-    assert refusal("size: 3 parsecs", kind=Extended).endswith("is '3 parsecs'; expected a size such as 512MiB")
-    assert refusal("level: 1", kind=Extended).endswith("level is 1; expected a number above 0 below 1")
-    assert refusal("only: that", kind=Extended).endswith("only is 'that'; expected this")
-    assert refusal("names: 3", kind=Extended).startswith("server.yaml:1: names is 3: ")
-    assert refusal("even: 3", kind=Extended) == "server.yaml:1: even is 3: an odd number will not do"
 
 
 def test_every_option_has_a_panel_a_line_of_help_and_an_expectation() -> None:
@@ -316,7 +312,7 @@ def test_every_option_has_a_panel_a_line_of_help_and_an_expectation() -> None:
         assert placeholder(name, field), name
 
 
-def test_the_manual_has_every_option_with_its_default_and_explains_it() -> None:
+def test_the_manual_explains_every_option_and_has_its_default() -> None:
     text = MANUAL.read_text(encoding="utf-8")
     document = yaml.safe_load(text)
     missing = [name for name in ServerConfig.model_fields if name not in document]
@@ -326,20 +322,18 @@ def test_the_manual_has_every_option_with_its_default_and_explains_it() -> None:
     wrong = {name for name in document if getattr(configuration.config, name) != getattr(DEFAULTS, name)}
     assert not wrong, f"not the defaults: {wrong}"
     paragraphs = [paragraph.splitlines() for paragraph in text.split("\n\n")]
-    options = [each for each in paragraphs if any(not line.startswith("#") for line in each)]
-    assert all(each[0].startswith("# ") for each in options)
-    titles = [each[0].split()[-1] for each in paragraphs if each[0].startswith("# ---")]
+    options = [lines for lines in paragraphs if any(not line.startswith("#") for line in lines)]
+    assert all(lines[0].startswith("# ") for lines in options)
+    titles = [lines[0].split()[-1] for lines in paragraphs if lines[0].startswith("# ---")]
     assert titles == [str(panel.model_config["title"]) for panel in PANELS]
     assert max(map(len, text.splitlines())) <= 120
-
-
-def test_the_manual_is_printed_as_it_is() -> None:
     done = CliRunner().invoke(app, ["--example-config"])
-    assert done.exit_code == 0
-    assert done.output == MANUAL.read_text(encoding="utf-8")
+    assert (done.exit_code, done.output) == (0, text)
 
 
-def test_what_is_printed_loads_to_the_same_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_printed_configuration_loads_to_the_same_values_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     awkward: dict[str, str | bool] = {
         "memory_budget": "4 GiB",
         "host": "yes: # 'no'\n\u00e9",
@@ -353,7 +347,7 @@ def test_what_is_printed_loads_to_the_same_from_anywhere(tmp_path: Path, monkeyp
     assert "max_rows: 3" in printed
     assert any(line.split()[-1] == "server.yaml:1" for line in printed.splitlines() if line.startswith("max_rows"))
     assert any(line.split()[-1] == "default" for line in printed.splitlines() if line.startswith("port:"))
-    assert [line.split(":")[0] for line, wanted in lines(first) if wanted] == [
+    assert [line.split(":")[0] for line, is_set in lines(first) if is_set] == [
         name for panel in PANELS for name in panel.model_fields if name in first.origins
     ]
     elsewhere = tmp_path / "elsewhere"
@@ -363,31 +357,28 @@ def test_what_is_printed_loads_to_the_same_from_anywhere(tmp_path: Path, monkeyp
     assert again == first.config.model_copy(update={"bundle": tmp_path / "on"})
 
 
-def test_the_command_prints_and_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_prints_origins_and_refuses_wrong_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAGOMAN_QUEUE_SIZE", "7")
     file = yaml_file("max_rows: 3")
     done = CliRunner().invoke(app, ["--config", str(file), "--no-reflection", "--port", "0", "--print-config"])
     assert done.exit_code == 0
     origins = {line.split(":")[0]: line.split("  # ")[-1] for line in done.output.splitlines() if ": " in line}
-    assert origins["max_rows"] == "server.yaml:1"
-    assert origins["queue_size"] == "DRAGOMAN_QUEUE_SIZE"
-    assert origins["reflection"] == "--no-reflection"
-    assert origins["port"] == "--port"
-    assert origins["host"] == "default"
+    shown = [origins[name] for name in ("max_rows", "queue_size", "reflection", "port", "host")]
+    assert shown == ["server.yaml:1", "DRAGOMAN_QUEUE_SIZE", "--no-reflection", "--port", "default"]
     done = CliRunner().invoke(app, ["--max-rows", "0", "--print-config"])
     assert done.exit_code == 2
     assert done.stderr == "dragoman-serve: --max-rows is '0'; expected a whole number of at least 1\n"
     assert done.stdout == ""
 
 
-def test_what_someone_chose_stands_out_on_a_terminal() -> None:
+def test_set_values_are_bold_on_a_terminal() -> None:
     done = CliRunner().invoke(app, ["--max-rows", "3", "--print-config"], color=True)
     bold = [line for line in done.output.splitlines() if line.startswith("\x1b[1m")]
     assert [line.removeprefix("\x1b[1m").split(":")[0] for line in bold] == ["max_rows"]
     assert sum(line.startswith("\x1b[2m") for line in done.output.splitlines()) >= len(ServerConfig.model_fields) - 1
 
 
-def test_help_has_every_flag_under_its_concern() -> None:
+def test_help_shows_every_flag_in_its_panel() -> None:
     text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
     at = [text.index(f" {panel.model_config['title']} ") for panel in PANELS]
     assert at == sorted(at)
@@ -397,23 +388,16 @@ def test_help_has_every_flag_under_its_concern() -> None:
     assert "[default: 50051]" in text
     assert "[default: true]" in text
     narrow = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80", "TERM": "dumb"}).output
-    assert "\u2026" not in narrow, "a flag is too long for a terminal of 80 columns, and was cut off"
+    assert "\u2026" not in narrow, "a flag is truncated on a terminal of 80 columns"
 
 
-@pytest.mark.parametrize(
-    ("device", "workers", "sentence"),
-    [
-        ("cuda:0,cuda:1", "3", "--device cuda:0,cuda:1 has one worker for each GPU, and can't go with --workers 3"),
-        ("cuda:1", "2", "--device cuda:1 has one worker for each GPU, and can't go with --workers 2"),
-    ],
-)
-def test_each_gpu_has_one_worker(device: str, workers: str, sentence: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        configure({"device": device, "workers": workers}, {})
-    assert str(refused.value) == sentence
+@pytest.mark.parametrize(("device", "workers"), [("cuda:0,cuda:1", "3"), ("cuda:1", "2")])
+def test_each_gpu_has_one_worker(device: str, workers: str) -> None:
+    sentence = f"--device {device} needs one worker per GPU, which contradicts --workers {workers}"
+    assert refusal(flags={"device": device, "workers": workers}) == sentence
 
 
 @pytest.mark.parametrize(("device", "workers"), [("cpu", "8"), ("cuda:1,cuda:3", "2"), ("auto", "2"), ("cuda:7", "1")])
-def test_workers_go_with_devices(device: str, workers: str) -> None:
+def test_devices_and_workers_that_agree_are_accepted(device: str, workers: str) -> None:
     config = configure({"device": device, "workers": workers}, {}).config
     assert (config.device, config.workers) == (device, int(workers))

@@ -1,4 +1,4 @@
-"""A stand-in for a GPU on the CPU: memory of its own, which only copies in order can reach."""
+"""A fake GPU on the CPU: memory of its own, which only ordered, deferred copies can reach."""
 
 import ctypes
 from collections import deque
@@ -12,13 +12,13 @@ from dragoman_server.runtime.sessions import Sessions
 
 
 class HostStream:
-    """See dragoman_server.runtime.buffers.Stream.
+    """A fake of dragoman_server.runtime.buffers.Stream.
 
-    Copies are put off until somebody waits, or a graph is about to run: so whoever changes memory too early, or looks
-    at it too early, sees what he should not, as on a GPU.
+    Copies are deferred until someone waits or a graph is about to run. Code that changes or reads memory too early sees
+    the wrong values, as on a GPU.
 
     Attributes:
-        waits: how often it was waited for.
+        waits: Number of `synchronize` calls.
     """
 
     kind: Literal["cpu", "cuda"] = "cpu"
@@ -31,7 +31,7 @@ class HostStream:
 
     @property
     def allocated(self) -> int:
-        """Bytes."""
+        """Bytes of device memory in use."""
         return sum(block.nbytes for block in self._memory.values())
 
     def allocate(self, size: int) -> int:
@@ -57,23 +57,21 @@ class HostStream:
         self.flush()
 
     def flush(self) -> None:
-        """Does what is pending."""
+        """Makes the pending copies."""
         while self._pending:
             ctypes.memmove(*self._pending.popleft())
 
 
 def run_on(stream: HostStream, sessions: Sessions) -> None:
-    """Has sessions of the CPU take it for a GPU with this stream; runtimes are to be made of them after that."""
+    """Makes runtimes that are created from these CPU sessions afterwards work as on a GPU with this stream."""
     sessions.stream, sessions.max_cuda_graphs = stream, 128
     for session in (sessions.encoder, sessions.decoder):
-        session.run_with_iobinding = _after(stream, session.run_with_iobinding)
+        session.run_with_iobinding = _in_order(stream, session.run_with_iobinding)
 
 
-def _after(stream: HostStream, run: Callable[..., None]) -> Callable[..., None]:
-    """A run that comes after what was put on the stream before it."""
-
-    def run_in_order(*arguments: Any) -> None:
+def _in_order(stream: HostStream, run: Callable[..., None]) -> Callable[..., None]:
+    def run_after_copies(*arguments: Any) -> None:
         stream.flush()
         run(*arguments)
 
-    return run_in_order
+    return run_after_copies

@@ -116,7 +116,7 @@ async def test_without_any_engine_requests_are_refused_and_those_that_wait_end()
             with pytest.raises(EngineUnavailableError, match="worker process"):
                 await generation.result()
         assert not pool.available
-        with pytest.raises(EngineUnavailableError, match="started anew"):
+        with pytest.raises(EngineUnavailableError, match="being restarted"):
             pool.submit(request(7))
         blocked.set()
         await until_async(lambda: pool.available)

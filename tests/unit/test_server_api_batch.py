@@ -13,7 +13,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from dragoman.inference import open_inference_pb2 as oip
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.api.yielding import Pauses
+from dragoman_server.api.time_slice import TimeSlice
 from dragoman_server.core.errors import QueueFullError
 from dragoman_server.core.requests import Priority
 from dragoman_server.engine.pool import EnginePool
@@ -156,11 +156,11 @@ async def test_a_priority_that_does_not_exist_is_refused(method: str) -> None:
 @pytest.mark.parametrize(
     ("bound", "reason", "words"),
     [
-        ("requests", "QUEUE_REQUESTS", "the queue is full: as many requests wait as may; retry in 0.2 s"),
+        ("requests", "QUEUE_REQUESTS", "the queue is full: too many requests are waiting; retry in 0.2 s"),
         (
             "tokens",
             "QUEUE_TOKENS",
-            "the queue is full: requests with as many source tokens wait as may; retry in 0.2 s",
+            "the queue is full: too many source tokens are waiting; retry in 0.2 s",
         ),
     ],
 )
@@ -257,12 +257,12 @@ async def test_a_refused_request_is_not_held_either(inputs: int) -> None:
         gc.enable()
 
 
-async def test_tasks_that_share_pauses_share_the_time_between_them() -> None:
-    pauses, order = Pauses(), []
+async def test_tasks_that_share_a_time_slice_share_the_time_between_yields() -> None:
+    time_slice, order = TimeSlice(), []
 
     async def work() -> None:
         for _ in range(3):
-            await pauses.take()
+            await time_slice.yield_if_over()
             time.sleep(0.006)  # noqa: ASYNC251  # more than one may have at a time
             order.append("work")
 

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from dragoman_server.bundle.load import Bundle, BundleError, load_bundle, shipped_bundle
 from dragoman_server.bundle.manifest import Shape
 from dragoman_server.core.errors import DeadlineExpiredError, EngineUnavailableError, OutOfMemoryError, QueueFullError
-from dragoman_server.engine.scorer import RUN_NUMBERS, Scorer, Target
+from dragoman_server.engine.scorer import MAX_RUN_ELEMENTS, Scorer, Target
 from dragoman_server.metrics import ModelMetrics
 from dragoman_server.runtime.device import CPU, WorkerLostError
 from dragoman_server.runtime.scorer_session import ScorerSession
@@ -91,7 +91,7 @@ async def test_attention_is_asked_for_where_one_wants_it(bench: Bench) -> None:
 
 async def test_a_run_is_no_larger_than_its_bound_but_takes_one_in_any_case() -> None:
     # A target of n tokens, end token included, takes about n quarters of what a run may hold.
-    shape = SHAPE.model_copy(update={"target_vocabulary": RUN_NUMBERS // 4 - 100})
+    shape = SHAPE.model_copy(update={"target_vocabulary": MAX_RUN_ELEMENTS // 4 - 100})
     bench = Bench(shape)
     task = await bench.busy()
     call = asyncio.create_task(bench.scorer.score(targets(0, 0, 0, 0, 1, 0, 9), None))

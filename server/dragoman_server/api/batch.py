@@ -1,4 +1,4 @@
-"""Many inputs in one call: each with its own answer or error, and only so many at the engines at once."""
+"""GenerateBatch: many inputs in one call, each with its own response or error."""
 
 import asyncio
 import time
@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Generic, TypeVar
 
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.api.yielding import Pauses
+from dragoman_server.api.time_slice import TimeSlice
 from dragoman_server.core.call_record import RECORD
 from dragoman_server.core.errors import (
     DeadlineExpiredError,
@@ -25,7 +25,7 @@ from dragoman_server.messages.generation_options import ResponseDetails, reseede
 from dragoman_server.messages.response_size import MESSAGE, TokenFormat
 from dragoman_server.messages.served_model import ServedModel
 
-CHUNK_INPUTS = 256  # that are looked at in a few milliseconds
+CHUNK_INPUTS = 256  # checked in a few milliseconds
 
 Kept = TypeVar("Kept")
 
@@ -38,14 +38,14 @@ class Batch(Generic[Kept]):
     refused as a whole, at once, as a single call would be.
 
     Args:
-        model: the model.
-        request: what all items share; its `source_ids` are replaced by each item's.
-        details: what to return beside the text.
-        reject: counts an item that is refused.
-        own_seeds: each item that samples has a seed of its own, so that equal inputs may have different answers.
-        keep: what to keep of an item that is answered, until all are.
-        token_format: how the answers' tokens will be written.
-        all_or_none: the first item that fails ends the call, and those that run.
+        model: Model that generates.
+        request: Request that all items share; its `source_ids` are replaced by each item's.
+        details: Parts of the response beside the text.
+        reject: Counts an item that is refused.
+        own_seeds: Whether each item that samples has a seed of its own, so that equal inputs may differ.
+        keep: Converts a finished item to what is kept until all are finished.
+        token_format: Format in which the response's tokens will be written.
+        all_or_none: Whether the first item that fails ends the call.
     """
 
     def __init__(
@@ -67,25 +67,25 @@ class Batch(Generic[Kept]):
         self._keep = keep
         self._token_format = token_format
         self._all_or_none = all_or_none
-        self._failed = 0  # items
-        self._bytes = 0  # of the items so far
+        self._failed = 0  # number of items
+        self._bytes = 0  # of the finished items
         self._queue: CallQueue | None = None
-        self._pauses = Pauses()
+        self._time_slice = TimeSlice()
 
     async def run(self, inputs: Sequence[pb.Input]) -> list[Kept]:
-        """Answers every input, in order.
+        """Generates for every input and returns the items in the same order.
 
         Raises:
-            ApiError: there are no inputs, or too many, or the answer might be, or has become, too large; or an item
-                failed, where that ends the call.
+            ApiError: There are no inputs or too many, the response may become or has become too large, or an item
+                failed and `all_or_none` is set.
             QueueFullError: The queue is full, or too many batch calls run.
-            DeadlineExpiredError: the call's deadline passed.
+            DeadlineExpiredError: The call's deadline passed.
         """
         if not inputs:
             raise invalid("inputs", "is empty")
-        most = self._model.limits.batch_items
-        if len(inputs) > most:
-            raise invalid("inputs", f"has {len(inputs)} items, but a batch may have at most {most}")
+        max_items = self._model.limits.batch_items
+        if len(inputs) > max_items:
+            raise invalid("inputs", f"has {len(inputs)} items, but a batch may have at most {max_items}")
         record = RECORD.get()
         if record is not None:
             record.begin_tokenizing(len(inputs))
@@ -113,54 +113,56 @@ class Batch(Generic[Kept]):
         return [items[index] for index in range(len(inputs))]
 
     async def _encode(self, inputs: Sequence[pb.Input]) -> list[list[int] | ApiError]:
-        """The source ids of each input, or what is wrong with it."""
+        """Returns the source ids, or the error, of each input."""
         sources: list[list[int] | ApiError] = []
         for start in range(0, len(inputs), CHUNK_INPUTS):
             sources += await self._encode_chunk(inputs[start : start + CHUNK_INPUTS], start)
-            await self._pauses.take()
+            await self._time_slice.yield_if_over()
         return sources
 
     async def _encode_chunk(self, inputs: Sequence[pb.Input], start: int) -> list[list[int] | ApiError]:
-        """Args:
-        start: index of the first.
+        """Encodes some inputs.
+
+        Args:
+            start: Index of the first one.
         """
         sources: list[list[int] | ApiError] = []
-        texts: list[int] = []  # indices of inputs that come as text
+        texts: list[int] = []  # indices of inputs given as text
         for index, source in enumerate(inputs):
             try:
                 ids = self._model.check_source_ids(source, f"inputs[{start + index}]")
             except ApiError as error:
-                sources.append(error.with_traceback(None))  # which would hold on to all the inputs
+                sources.append(error.with_traceback(None))  # a traceback would keep all the inputs alive
                 continue
             if ids is None:
                 texts.append(index)
             sources.append(ids or [])
         fields = [f"inputs[{start + index}].text" for index in texts]
         encoded = await self._model.encoder.encode_batch([inputs[index].text for index in texts], fields)
-        for index, answer in zip(texts, encoded, strict=True):
-            sources[index] = answer
+        for index, ids_or_error in zip(texts, encoded, strict=True):
+            sources[index] = ids_or_error
         return sources
 
     async def _work(self, work: Iterator[tuple[int, list[int] | ApiError]], items: dict[int, Kept]) -> None:
-        """Takes one source after the other until there are none."""
+        """Generates for one source after the other until there are none."""
         for index, source in work:
-            await self._pauses.take()
-            answer = source if isinstance(source, ApiError) else await self._answer(source)
-            if isinstance(answer, ApiError):
+            await self._time_slice.yield_if_over()
+            response = source if isinstance(source, ApiError) else await self._generate(source)
+            if isinstance(response, ApiError):
                 if self._all_or_none:
-                    raise answer
-                if answer.rejection:
-                    self._reject(answer.rejection)
+                    raise response
+                if response.rejection:
+                    self._reject(response.rejection)
                 self._failed += 1
-                item = pb.BatchItem(error=answer.status())
+                item = pb.BatchItem(error=response.status())
             else:
-                item = pb.BatchItem(response=answer)
+                item = pb.BatchItem(response=response)
             self._bytes += item.ByteSize()
             if self._bytes > self._model.limits.answer_bytes:
                 raise self._model.sizes.too_large()
             items[index] = self._keep(item)
 
-    async def _answer(self, source: list[int]) -> pb.GenerateResponse | ApiError:
+    async def _generate(self, source: list[int]) -> pb.GenerateResponse | ApiError:
         search = reseeded(self._request.search) if self._own_seeds else self._request.search
         stages = None if RECORD.get() is None else Stages(time.monotonic())
         request = replace(self._request, source_ids=source, search=search, stages=stages)

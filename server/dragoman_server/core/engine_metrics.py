@@ -1,4 +1,4 @@
-"""What the engines report of themselves."""
+"""The measurements that engines report."""
 
 from collections.abc import Callable
 from typing import Literal, Protocol
@@ -11,37 +11,37 @@ DeviceErrorKind = Literal["out_of_memory", "other"]
 
 
 class EngineMetrics(Protocol):
-    """Called from engine threads, several at once, at every step, so each call must be cheap. Times are seconds."""
+    """Receives measurements, in seconds, from several engine threads at once and at every step: calls must be cheap."""
 
     def encoded(self, seconds: float, rows: int, source_tokens: int, padding_tokens: int) -> None:
-        """One encoder run."""
+        """Counts an encoder run."""
 
     def stepped(self, seconds: float, rows: int, gap_seconds: float | None) -> None:
-        """One decode step; `gap_seconds` since the step before ended, the time between two tokens of each row."""
+        """Counts a step; `gap_seconds` is the time since the previous step ended, between two tokens of a row."""
 
     def branched(self, seconds: float, rows: int) -> None:
-        """Rows were copied after a step, so that hypotheses go on where they branch."""
+        """Counts rows copied after a step, where hypotheses branch."""
 
     def admitted(self, queue_seconds: float) -> None:
-        """A request got its rows."""
+        """Counts a request that leaves the queue for an engine."""
 
     def first_token(self, seconds: float) -> None:
-        """A request's first token, since its arrival."""
+        """Records the time from a request's arrival to its first token."""
 
     def finished(self, reason: FinishReason, source_tokens: int, target_tokens: int, seconds: float) -> None:
-        """A request was answered, since its arrival."""
+        """Counts a request that ended with a result, and the time since its arrival."""
 
     def dropped(self, reason: DropReason, phase: Phase) -> None:
-        """A request ended without an answer."""
+        """Counts a request that ended without a result."""
 
     def device_error(self, kind: DeviceErrorKind) -> None:
-        """A graph failed to run, with all the requests that took part."""
+        """Counts a graph run that failed."""
 
-    def queue(self, waits: Callable[[], tuple[int, int]]) -> None:
-        """How to learn, from any thread, how many requests wait for any engine, and their source tokens."""
+    def queue(self, backlog: Callable[[], tuple[int, int]]) -> None:
+        """Registers what returns the number of waiting requests and their source tokens, in any thread."""
 
     def state(self, engine: int, running: int, max_rows: int) -> None:
-        """Rows that run in an engine, of how many."""
+        """Sets the rows in use of an engine, and how many it has."""
 
     def cache(self, engine: int, bytes_: int) -> None:
-        """Size of an engine's cache pool."""
+        """Sets the size of an engine's cache pool."""

@@ -1,4 +1,4 @@
-"""Errors that more than one room raises or handles, and why requests are refused."""
+"""Errors that several packages of the server raise or handle, and the reasons for refusing requests."""
 
 from enum import StrEnum
 from typing import Literal
@@ -9,7 +9,7 @@ class StartError(Exception):
 
 
 class Rejection(StrEnum):
-    """Why a request was refused before it got to an engine; the values are label values of a metric."""
+    """Reason for refusing a request before it reaches an engine; the values are label values of a metric."""
 
     INVALID = "invalid"
     UNKNOWN_MODEL = "unknown_model"
@@ -25,20 +25,20 @@ QueueBound = Literal["requests", "tokens"]
 
 
 class EngineError(Exception):
-    """Why a request has no answer."""
+    """A request ended without a result."""
 
 
 class QueueFullError(EngineError):
-    """Too much waits.
+    """The queue is full.
 
     Attributes:
-        retry_after: seconds after which there will likely be room.
-        bound: what there is too much of: requests, or source tokens in them.
+        retry_after: Seconds after which there will likely be room.
+        bound: The limit that was reached: waiting requests, or their source tokens.
     """
 
     def __init__(self, retry_after: float, bound: QueueBound = "requests") -> None:
-        what = "as many requests" if bound == "requests" else "requests with as many source tokens"
-        super().__init__(f"the queue is full: {what} wait as may; retry in {retry_after:.1f} s")
+        waiting = "requests" if bound == "requests" else "source tokens"
+        super().__init__(f"the queue is full: too many {waiting} are waiting; retry in {retry_after:.1f} s")
         self.retry_after = retry_after
         self.bound = bound
 
@@ -48,11 +48,11 @@ class DeadlineExpiredError(EngineError):
 
 
 class EngineUnavailableError(EngineError):
-    """The engine is stopping, or failed; the message says which."""
+    """The engine is stopping or has failed; the message says which."""
 
 
 class OutOfMemoryError(EngineError):
-    """The device had not the memory for this request beside the others."""
+    """The device ran out of memory with this request and the running ones."""
 
     def __init__(self) -> None:
-        super().__init__("the device has not the memory for this request beside those that run")
+        super().__init__("the device ran out of memory: the request does not fit beside those that are running")

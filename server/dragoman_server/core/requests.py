@@ -1,4 +1,4 @@
-"""What goes into an engine and what comes out of it."""
+"""Requests to the engines, and their results."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -7,7 +7,7 @@ from dragoman_server.core.search_options import SearchOptions
 
 
 class FinishReason(Enum):
-    """Why a hypothesis ended; the values are label values of metrics."""
+    """Reason why a hypothesis ended; the values are label values of metrics."""
 
     EOS = "eos"
     LENGTH = "length"
@@ -18,7 +18,7 @@ class FinishReason(Enum):
 
 
 class Priority(Enum):
-    """Who waits for an answer: somebody, or a program that has time."""
+    """Whether somebody waits for the result, or a program that can wait."""
 
     INTERACTIVE = "interactive"
     BATCH = "batch"
@@ -26,13 +26,14 @@ class Priority(Enum):
 
 @dataclass(slots=True)
 class Stages:
-    """When a request got how far, as time.monotonic(); 0.0 where it did not.
+    """Times at which a request reached its stages, as time.monotonic(); 0.0 if it has not.
 
     Attributes:
-        submitted: it was put into the queue.
-        encoding, encoded: the encoder run in which it got its row began and ended.
-        decoded: its search was over.
-        answered: its answer was written.
+        submitted: The request entered the queue.
+        encoding: Its encoder run began.
+        encoded: Its encoder run ended.
+        decoded: Its search was over.
+        answered: Its response was written.
     """
 
     submitted: float = 0.0
@@ -47,13 +48,13 @@ class GenerationRequest:
     """A validated request.
 
     Attributes:
-        source_ids: source token ids, the end token included; 1 to max_source_tokens of them.
-        search: how to search for the answer.
-        deadline: time.monotonic() after which nobody waits for the answer: the request fails. None for no deadline.
-        time_limit: time.monotonic() after which what was generated so far is the answer. None for no limit.
-        streaming: whether tokens are wanted as they are decided, or all at the end.
-        priority: see Scheduler.
-        stages: where to note how far it got; None for nowhere.
+        source_ids: Source token ids, the end token included; 1 to max_source_tokens of them.
+        search: Search options.
+        deadline: time.monotonic() after which the request fails, None for no deadline.
+        time_limit: time.monotonic() after which the request ends with what it has generated, None for no limit.
+        streaming: Whether to deliver tokens as they are decided.
+        priority: Priority in the queue, see Scheduler.
+        stages: Times to fill in, None for none.
     """
 
     source_ids: list[int]
@@ -67,7 +68,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenChoice:
-    """A token that could stand in a place, and its log-probability."""
+    """A token that was possible at a position, and its log-probability."""
 
     id: int
     log_probability: float
@@ -78,15 +79,15 @@ class HypothesisResult:
     """One finished hypothesis.
 
     Attributes:
-        ids: token ids, those of a forced prefix first, without the end token.
-        log_probabilities: of the generated ones among `ids`, and of the end token as one more entry where the reason is
-            EOS. After the constraints, before temperature and truncation.
-        reason: why it ended.
-        score: what hypotheses are ordered by.
-        prefix: how many of `ids` were forced.
-        alternatives: for each of `log_probabilities` the most probable tokens of its place, best first; empty unless
-            asked for.
-        characters: how many of the text's characters count, where a stop sequence cuts it; None for all.
+        ids: Token ids, the prefix first, without the end token.
+        log_probabilities: Log-probabilities of the generated tokens in `ids`, and of the end token if the reason is
+            EOS. With constraints applied, before temperature and truncation.
+        reason: Why the hypothesis ended.
+        score: Value by which hypotheses are ordered.
+        prefix: Number of tokens in `ids` that belong to the prefix.
+        alternatives: Most probable tokens at the position of each entry of `log_probabilities`, best first; empty
+            unless requested.
+        characters: Length to which a stop sequence cuts the text, None for all of it.
     """
 
     ids: list[int]
@@ -100,12 +101,13 @@ class HypothesisResult:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Tokens decided since the last event of a streaming request (never the end token).
+    """Tokens decided since the last event of a streaming request, never the end token.
 
     Attributes:
-        ids, log_probabilities, alternatives: as in HypothesisResult. Those of a prefix come without the latter two, in
-            an event of their own.
-        hypothesis: which of the answer's, where several samples are drawn.
+        ids: Token ids. Those of a prefix come in an event of their own, without the other lists.
+        log_probabilities: Log-probabilities, as in HypothesisResult.
+        alternatives: Alternatives, as in HypothesisResult.
+        hypothesis: Index of the hypothesis, where several samples are drawn.
     """
 
     ids: list[int]
@@ -116,7 +118,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class BeamProgress:
-    """How far a beam search is: tokens that running hypotheses have, the prefix not counted, and how many there are."""
+    """State of a beam search: tokens of its running hypotheses without the prefix, and the numbers of hypotheses."""
 
     tokens: int
     running: int
@@ -125,6 +127,6 @@ class BeamProgress:
 
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
-    """The answer: hypotheses, best first. It holds all tokens, those that came as Progress before as well."""
+    """The hypotheses of a request, best first, with all tokens, those delivered as Progress included."""
 
     hypotheses: list[HypothesisResult] = field(default_factory=list)

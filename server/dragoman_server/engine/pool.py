@@ -1,4 +1,4 @@
-"""The engines of one model, and the handles through which the event loop talks to them."""
+"""The engine pool of one model version: its engines, their queue, and the interface for the event loop."""
 
 import asyncio
 import time
@@ -27,19 +27,20 @@ BATCH_RETRY_SECONDS = 1.0
 
 
 class EnginePool:
-    """One model's engines, which take from one queue.
+    """The engines of one model version, which share a queue.
 
     `submit` and `close` belong to the event loop on which `start` was awaited.
 
     Args:
-        hosts: where the model is loaded, each with engines of its own; None for this process alone.
-        on_change: hears, on the event loop, that `available` may have changed.
+        hosts: Hosts of the model, each with engines of its own; None for this process alone.
+        on_change: Called on the event loop when `available` may have changed.
 
     Attributes:
-        failed: set where there is no hope any more that it answers anything.
-        device: where the engines run, once they have started.
-        rows: of each engine's cache, likewise.
-        engines, threads: how many there are, and the CPU threads of each.
+        failed: Set when the pool will never produce a result again.
+        device: Device of the engines, once they have started.
+        rows: Cache rows of each engine, once they have started.
+        engines: Number of engines, once they have started.
+        threads: CPU threads of each engine, once they have started.
     """
 
     def __init__(
@@ -62,20 +63,20 @@ class EnginePool:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._batch_calls = 0  # open ones
-        self._timer_at = NEVER  # time.monotonic() when it goes off
+        self._timer_at = NEVER  # time.monotonic() at which the timer fires
 
     @property
     def available(self) -> bool:
-        """Whether any engine runs."""
+        """Whether an engine runs."""
         return self._supervisor.available
 
     async def start(self) -> None:
         """Loads the graphs, allocates the caches, and runs every engine's first step.
 
         Raises:
-            BundleError: the graphs are not what the manifest says.
-            DeviceError: the device asked for can't run the model, or has not the memory for it.
-            WorkerLostError: a worker has ended meanwhile.
+            BundleError: The graphs do not match the manifest.
+            DeviceError: The requested device can't run the model, or lacks the memory for it.
+            WorkerLostError: A worker has ended.
         """
         self._loop = asyncio.get_running_loop()
         runtimes = await self._supervisor.load()
@@ -90,7 +91,7 @@ class EnginePool:
         self._supervisor.start(runtimes, self._queue, self._deliver)
 
     def _engines_share_cores(self) -> bool:
-        """Whether there is an engine for each core of this process, one of them for that of the event loop."""
+        """Returns whether there is an engine for each core of this process, the event loop's core included."""
         return self.device.kind == "cpu" and self.threads == 1 and len(self._supervisor.models) == 1
 
     def scorer(self) -> ScorerRuntime:
@@ -140,7 +141,7 @@ class EnginePool:
             if self._queue.stopping:
                 raise EngineUnavailableError("the model is stopping")
             if not self._queue.scheduler.active:
-                raise EngineUnavailableError("what computes the model has failed and is being started anew")
+                raise EngineUnavailableError("the engines of the model have failed and are being restarted")
             try:
                 self._queue.scheduler.submit(job, call)
             except QueueFullError:
@@ -167,10 +168,10 @@ class EnginePool:
             self._metrics.dropped("cancelled", "waiting")
 
     async def close(self, seconds: float | None = None) -> None:
-        """Stops the engines; what is still unanswered ends with EngineUnavailableError.
+        """Stops the engines; requests without a result fail with EngineUnavailableError.
 
         Args:
-            seconds: see Supervisor.close.
+            seconds: Time limit, see Supervisor.close.
         """
         if self._queue is None:
             return
@@ -189,7 +190,7 @@ class EnginePool:
         self._timer = self._loop.call_later(max(moment - time.monotonic(), 0.0), self._sweep)
 
     def _sweep(self) -> None:
-        """Ends those that have waited too long, whether or not an engine asks for work: a step may take long."""
+        """Ends jobs that have waited too long, even while all engines are in a long step."""
         assert self._queue is not None
         now, scheduler = time.monotonic(), self._queue.scheduler
         with self._queue.lock:
@@ -201,7 +202,7 @@ class EnginePool:
             self._set_timer(max(next_expiry, now + MIN_SWEEP_SECONDS))
 
     def _deliver(self, events: list[tuple[Job, Event]]) -> None:
-        """Called in an engine thread: one wake-up of the event loop for all of a step's events."""
+        """Passes the events of one step to the event loop, waking it once. Called in an engine thread."""
         assert self._loop is not None
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._dispatch, events)

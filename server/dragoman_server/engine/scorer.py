@@ -1,4 +1,4 @@
-"""Scores given targets in a thread of its own, beside the engines, several at a time."""
+"""Scores given targets in a thread of its own, beside the engines, several in one run."""
 
 import asyncio
 import threading
@@ -26,13 +26,13 @@ from dragoman_server.runtime.scorer_session import TargetScores
 
 log = structlog.get_logger()
 
-# What one run may hold in its largest arrays, padding included, in numbers of 4 bytes; one target always goes.
-RUN_NUMBERS = 2**24
-CLOSE_SECONDS = 3.0  # that the last run has to end
+# Elements, of 4 bytes, that the largest arrays of one run may have, padding included; one target always runs.
+MAX_RUN_ELEMENTS = 2**24
+CLOSE_SECONDS = 3.0  # time for the last run to end
 
 
 class ScorerRuntime(Protocol):
-    """What a scorer needs of dragoman_server.runtime.scorer_session.ScorerSession."""
+    """The methods of dragoman_server.runtime.scorer_session.ScorerSession that a scorer needs."""
 
     def run(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], attention: bool
@@ -40,26 +40,27 @@ class ScorerRuntime(Protocol):
 
 
 class ScorerMetrics(Protocol):
-    """Called from the scorer's thread, but for `queue`."""
+    """Receives measurements from the scorer's thread."""
 
     def queue(self, backlog: Callable[[], tuple[int, int]]) -> None:
         """Registers what returns the number of waiting targets and their source tokens, in any thread."""
 
     def device_error(self, kind: DeviceErrorKind) -> None:
-        """A run failed on the device."""
+        """Counts a run that failed on the device."""
 
     def scored(self, seconds: float, rows: int, target_tokens: int) -> None:
-        """One run; tokens are counted without padding, end tokens included."""
+        """Counts a run; tokens without padding, end tokens included."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What to score.
+    """A target to score.
 
     Attributes:
-        source_ids: the end token included.
-        ids: of the target, without begin and end token; at most the model's limit of them.
-        alignment, attention: whether they are wanted.
+        source_ids: Source ids, the end token included.
+        ids: Target ids, without begin and end token; at most the model's limit.
+        alignment: Whether to return the alignment.
+        attention: Whether to return the attention.
     """
 
     source_ids: Sequence[int]
@@ -70,12 +71,12 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class ScoredTarget:
-    """What was found out of a target; every entry is of one of its tokens, the last of the end token.
+    """The scores of a target. There is an entry for each of its tokens; the last one is of the end token.
 
     Attributes:
-        log_probabilities: natural.
-        alignment: the source position that each looks at most, by the mean over the heads of the last decoder layer
-            but one, or of the only one: Garg et al. 2019, "Jointly Learning to Align and Translate with Transformers".
+        log_probabilities: Natural log-probabilities.
+        alignment: Source position with the most attention, by the mean over the heads of the last decoder layer but
+            one, or of the only one: Garg et al. 2019, "Jointly Learning to Align and Translate with Transformers".
         attention: [layers, heads, target, source], float32.
     """
 
@@ -88,7 +89,7 @@ class ScoredTarget:
 class _Job:
     target: Target
     deadline: float | None
-    answer: "asyncio.Future[ScoredTarget]"
+    result: "asyncio.Future[ScoredTarget]"
 
     def expired(self, now: float) -> bool:
         return self.deadline is not None and now >= self.deadline
@@ -98,15 +99,15 @@ _Event = ScoredTarget | EngineError
 
 
 class Scorer:
-    """The thread and its queue. `score` and `close` belong to one event loop.
+    """The scorer thread and its queue. `score` and `close` belong to one event loop.
 
-    The thread starts, and the graph is loaded, when something is to be scored for the first time: those who never score
-    need no memory for it. An error ends the thread and all that wait with it; what comes next starts another.
+    The thread starts and loads the graph with the first target, so a server that never scores needs no memory for it.
+    An error ends the thread and all waiting targets; the next target starts another thread.
 
     Args:
-        load: opens the graph; called in the thread.
-        shape: of the model.
-        queue_size: targets that may wait. A call with more of them still goes where nothing waits.
+        load: Loads the graph; called in the thread.
+        shape: Shape of the model.
+        queue_size: Number of targets that may wait. A call with more is accepted if nothing waits.
     """
 
     def __init__(
@@ -138,30 +139,30 @@ class Scorer:
         """Scores targets, in order.
 
         Args:
-            deadline: time.monotonic() after which nobody waits for the answer. None for no deadline.
+            deadline: time.monotonic() after which the call fails, None for no deadline.
             may_wait: Whether to wait where the queue is full. Targets that may wait and those that may not take turns,
                 so neither starve.
 
         Raises:
             QueueFullError: The queue has no room for all of them, and they may not wait.
-            DeadlineExpiredError: the deadline passed first, even where a run is under way.
-            EngineUnavailableError: the scorer is stopping or failed.
+            DeadlineExpiredError: The deadline passed first, even if a run is under way.
+            EngineUnavailableError: The scorer is stopping or has failed.
         """
         self._loop = asyncio.get_running_loop()
         jobs = [_Job(target, deadline, self._loop.create_future()) for target in targets]
         self._submit(jobs, may_wait)
         try:
             async with asyncio.timeout(None if deadline is None else max(deadline - time.monotonic(), 0.0)):
-                return await asyncio.gather(*(job.answer for job in jobs))
+                return await asyncio.gather(*(job.result for job in jobs))
         except TimeoutError:
             self._cancel(jobs)
             raise DeadlineExpiredError from None
-        except BaseException:  # the caller has left, or one of them has failed
+        except BaseException:  # the caller was cancelled, or a target has failed
             self._cancel(jobs)
             raise
 
     async def close(self) -> None:
-        """Ends the thread; what is still unanswered ends with EngineUnavailableError."""
+        """Ends the thread; targets without a score fail with EngineUnavailableError."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -183,9 +184,9 @@ class Scorer:
             self._changed.notify_all()
 
     def _cancel(self, jobs: list[_Job]) -> None:
-        """Nobody waits for them any more."""
+        """Removes targets whose caller has left or failed."""
         for job in jobs:
-            job.answer.cancel()
+            job.result.cancel()
         gone = set(jobs)
         with self._changed:
             self._singles = deque(job for job in self._singles if job not in gone)
@@ -198,12 +199,12 @@ class Scorer:
             runtime = self._load()
             while batch := self._take():
                 try:
-                    events = self._answers(runtime, batch)
-                except WorkerLostError:  # perhaps long ago: another may do it, and to score twice does no harm
+                    events = self._events(runtime, batch)
+                except WorkerLostError:  # perhaps long ago; another worker can do it, and scoring twice does no harm
                     runtime = self._load()
-                    events = self._answers(runtime, batch)
+                    events = self._events(runtime, batch)
                 self._deliver(events)
-        except Exception as error:  # whatever ONNX Runtime raises: those who wait must hear of it
+        except Exception as error:  # ONNX Runtime raises many types; the callers must not wait for ever
             failure = f"the scorer failed: {type(error).__name__}"
             if not isinstance(error, WorkerLostError):
                 self._metrics.device_error("other")
@@ -216,7 +217,7 @@ class Scorer:
         self._deliver([(job, EngineUnavailableError(failure)) for job in batch])
 
     def _take(self) -> list[_Job]:
-        """Waits for work, and takes as much of it as one run may hold; nothing where the thread shall end."""
+        """Waits for targets and returns those of the next run, or none if the thread should end."""
         expired: list[_Job] = []
         batch: list[_Job] = []
         while not batch:
@@ -232,6 +233,7 @@ class Scorer:
         return batch
 
     def _fill(self, batch: list[_Job], expired: list[_Job]) -> None:
+        """Moves waiting jobs to `batch` until a run is full, and those that have expired to `expired`."""
         now = time.monotonic()
         source = target = 0
         while self._singles or self._items:
@@ -241,19 +243,19 @@ class Scorer:
                 expired.append(queue.popleft())
                 continue
             source, target = max(source, len(job.target.source_ids)), max(target, len(job.target.ids) + 1)
-            if batch and (len(batch) + 1) * self._numbers(source, target) > RUN_NUMBERS:
+            if batch and (len(batch) + 1) * self._elements(source, target) > MAX_RUN_ELEMENTS:
                 break
             batch.append(queue.popleft())
             self._item_is_next = queue is self._singles
 
-    def _numbers(self, source: int, target: int) -> int:
-        """What a row of a run needs: logits and attention of the target, the hidden layer of the source."""
+    def _elements(self, source: int, target: int) -> int:
+        """Returns the elements of one row: logits and attention of the target, hidden layer of the source."""
         shape = self._shape
-        looks = shape.decoder_layers * shape.heads * source
-        return target * (shape.target_vocabulary + looks) + source * shape.d_ff
+        attention = shape.decoder_layers * shape.heads * source
+        return target * (shape.target_vocabulary + attention) + source * shape.d_ff
 
-    def _answers(self, runtime: ScorerRuntime, batch: list[_Job]) -> list[tuple[_Job, _Event]]:
-        """In one run, or in several smaller ones where the device has not the memory for it."""
+    def _events(self, runtime: ScorerRuntime, batch: list[_Job]) -> list[tuple[_Job, _Event]]:
+        """Scores targets in one run, or in several smaller ones if the device runs out of memory."""
         try:
             return list(zip(batch, self._score(runtime, batch), strict=True))
         except Exception as error:
@@ -264,13 +266,14 @@ class Scorer:
             half = len(batch) // 2
             if not half:
                 return [(job, OutOfMemoryError()) for job in batch]
-        return [*self._answers(runtime, batch[:half]), *self._answers(runtime, batch[half:])]
+        return [*self._events(runtime, batch[:half]), *self._events(runtime, batch[half:])]
 
     def _score(self, runtime: ScorerRuntime, batch: list[_Job]) -> list[ScoredTarget]:
         targets = [job.target for job in batch]
-        look = any(target.alignment or target.attention for target in targets)
+        with_attention = any(target.alignment or target.attention for target in targets)
         started = time.perf_counter()
-        log_probabilities, attention = runtime.run([t.source_ids for t in targets], [t.ids for t in targets], look)
+        sources, ids = [target.source_ids for target in targets], [target.ids for target in targets]
+        log_probabilities, attention = runtime.run(sources, ids, with_attention)
         seconds = time.perf_counter() - started
         self._metrics.scored(seconds, len(targets), sum(len(target.ids) + 1 for target in targets))
         self._seconds_per_target += 0.1 * (seconds / len(targets) - self._seconds_per_target)
@@ -280,7 +283,7 @@ class Scorer:
         ]
 
     def _deliver(self, events: Sequence[tuple[_Job, _Event]]) -> None:
-        """One wake-up of the event loop for all."""
+        """Delivers events to the event loop, waking it once."""
         assert self._loop is not None
         if events and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(_dispatch, events)
@@ -288,27 +291,29 @@ class Scorer:
 
 def _dispatch(events: Sequence[tuple[_Job, _Event]]) -> None:
     for job, event in events:
-        if job.answer.done():
+        if job.result.done():
             continue
         if isinstance(event, ScoredTarget):
-            job.answer.set_result(event)
+            job.result.set_result(event)
         else:
-            job.answer.set_exception(event)
+            job.result.set_exception(event)
 
 
 def _scored(
     target: Target, log_probabilities: NDArray[np.float32], attention: NDArray[np.float32] | None
 ) -> ScoredTarget:
-    """Args:
-    log_probabilities: [padded target]
-    attention: [layers, heads, padded target, padded source]
+    """Returns the scores of a target without padding.
+
+    Args:
+        log_probabilities: [padded target]
+        attention: [layers, heads, padded target, padded source]
     """
     length = len(target.ids) + 1
     alignment = weights = None
     if attention is not None:
-        looks = attention[:, :, :length, : len(target.source_ids)]
+        attention = attention[:, :, :length, : len(target.source_ids)]
         if target.alignment:
-            alignment = looks[max(len(looks) - 2, 0)].mean(0).argmax(-1).tolist()
+            alignment = attention[max(len(attention) - 2, 0)].mean(0).argmax(-1).tolist()
         if target.attention:
-            weights = looks.copy()  # lets go of the batch
+            weights = attention.copy()  # so that the arrays of the whole run can be freed
     return ScoredTarget(log_probabilities[:length].tolist(), alignment, weights)

@@ -1,4 +1,4 @@
-"""Keeps a model's engines alive: loads it wherever it shall run, watches, and loads it anew where it was lost."""
+"""Keeps a model's engines running: loads the model on its hosts, and restarts engines that fail or hang."""
 
 import asyncio
 import math
@@ -26,20 +26,20 @@ log = structlog.get_logger()
 
 Value = TypeVar("Value")
 
-READY_SECONDS = 0.02  # between two looks whether a worker has started
-WATCH_SECONDS = 1.0  # between two looks for engines that hang
-JOIN_SECONDS = 0.5  # between two looks whether to wait on for an engine
-FIRST_DELAY_SECONDS, MOST_DELAY_SECONDS = 0.5, 30.0  # before a model is loaded once more where it could not be
+READY_SECONDS = 0.02  # between two checks of whether a worker has started
+WATCH_SECONDS = 1.0  # between two checks for engines that hang
+JOIN_SECONDS = 0.5  # between two checks of whether to keep waiting for an engine
+MIN_DELAY_SECONDS, MAX_DELAY_SECONDS = 0.5, 30.0  # before another attempt to load a model
 
 
 class _Site:
     """A model on one host.
 
     Attributes:
-        model: what is loaded there, or was.
-        engines: that run over it, or did; numbered from `first` on.
-        failures: in a row, without a step between them.
-        reviving: loads it anew.
+        model: The loaded model, or the one that was lost.
+        engines: Its engines, numbered from `first`.
+        failures: Number of failures in a row, without a step between them.
+        restarting: Task that loads the model again.
     """
 
     def __init__(self, host: Host) -> None:
@@ -48,19 +48,19 @@ class _Site:
         self.engines: list[Engine] = []
         self.first = 0
         self.failures = 0
-        self.reviving: asyncio.Task[None] | None = None
+        self.restarting: asyncio.Task[None] | None = None
 
 
 class Supervisor:
     """The engines of one model. Its methods belong to the event loop.
 
     Args:
-        hosts: where the model is loaded, each with engines of its own.
-        on_change: hears that `available` may have changed.
+        hosts: Hosts of the model, each with engines of its own.
+        on_change: Called when `available` may have changed.
 
     Attributes:
-        rows: of each engine's cache, once it is loaded.
-        failed: set where there is no hope any more.
+        rows: Cache rows of each engine, once the model is loaded.
+        failed: Set when no engine will run again.
     """
 
     def __init__(
@@ -86,21 +86,21 @@ class Supervisor:
 
     @property
     def models(self) -> list[LoadedModel]:
-        """The model, wherever it is loaded."""
+        """The model on each host where it is loaded."""
         return [site.model for site in self._sites if site.model is not None]
 
     @property
     def available(self) -> bool:
-        """Whether any engine runs."""
+        """Whether an engine runs."""
         return self._queue is not None and bool(self._queue.scheduler.active)
 
     async def load(self) -> list[list[StepRuntime]]:
-        """Loads the model everywhere, shares out the memory, and makes the runtimes of each host, which have run.
+        """Loads the model on all hosts, plans the memory, and returns the runtimes of each host, after a first run.
 
         Raises:
-            BundleError: the graphs are not what the manifest says.
-            DeviceError: a device can't run them, or has not the memory.
-            WorkerLostError: a worker has ended meanwhile.
+            BundleError: The graphs do not match the manifest.
+            DeviceError: A device can't run them, or lacks the memory.
+            WorkerLostError: A worker has ended.
         """
         try:
             models = await _all([self._load(site) for site in self._sites])
@@ -112,7 +112,7 @@ class Supervisor:
             raise
 
     def start(self, runtimes: Sequence[Sequence[StepRuntime]], queue: SharedQueue, deliver: Deliver) -> None:
-        """Starts engines over what `load` made."""
+        """Starts engines on the runtimes that `load` returned."""
         self._queue, self._deliver, self._loop = queue, deliver, asyncio.get_running_loop()
         first = 0
         for site, own in zip(self._sites, runtimes, strict=True):
@@ -121,29 +121,29 @@ class Supervisor:
         self._watching = asyncio.create_task(self._watch())
 
     def scorer(self) -> ScorerRuntime:
-        """What scores targets, on the hosts by turns. For any thread.
+        """Returns a runtime of the scorer graph, on the hosts in turn. Safe to call from any thread.
 
         Raises:
-            BundleError, DeviceError, WorkerLostError: it can't be had.
+            BundleError, DeviceError, WorkerLostError: The graph can't be loaded.
         """
-        alive = [site.model for site in self._sites if site.model is not None and site.reviving is None]
+        alive = [site.model for site in self._sites if site.model is not None and site.restarting is None]
         if not alive:
             raise WorkerLostError("no worker runs")
         self._scorers += 1
         return alive[self._scorers % len(alive)].scorer()
 
     async def close(self, seconds: float | None = None) -> None:
-        """Ends the engines, which the queue must have been told, and lets go of the model.
+        """Waits for the engines to end and releases the model. The queue must be stopping.
 
         Args:
-            seconds: that their last steps have. Then their requests end all the same; an engine of this process sets
-                `failed`. None for as long as they take, or until they hang.
+            seconds: Time limit for their last steps. After it their requests end all the same, and an engine of this
+                process sets `failed`. None to wait until they end or hang.
         """
         self._closing.set()
         deadline = None if seconds is None else time.monotonic() + seconds
         for site in self._sites:
-            if site.reviving is not None:
-                await asyncio.wait([site.reviving], timeout=_left(deadline))
+            if site.restarting is not None:
+                await asyncio.wait([site.restarting], timeout=_left(deadline))
             for engine in site.engines:
                 await asyncio.to_thread(self._join, engine, deadline)
                 if not engine.ended and engine not in self._hanging:
@@ -151,7 +151,7 @@ class Supervisor:
         if self._watching is not None:
             self._watching.cancel()
         self._close_models()
-        for site in self._sites:  # whoever still holds this has no more than that
+        for site in self._sites:  # so that references to this object keep no engine alive
             site.engines.clear()
 
     async def _load(self, site: _Site) -> LoadedModel:
@@ -174,9 +174,9 @@ class Supervisor:
         assert self._queue is not None
         assert self._deliver is not None
         assert site.model is not None
-        failed, most = partial(self._engine_failed, site), self._options.max_errors
+        failed, max_errors = partial(self._engine_failed, site), self._options.max_errors
         site.engines = [
-            Engine(index, runtime, self._queue, self._metrics, self._deliver, failed, most)
+            Engine(index, runtime, self._queue, self._metrics, self._deliver, failed, max_errors)
             for index, runtime in enumerate(runtimes, site.first)
         ]
         for index, runtime in enumerate(runtimes, site.first):
@@ -194,7 +194,7 @@ class Supervisor:
 
     def _lost(self, site: _Site, error: BaseException) -> None:
         self._on_change()
-        if self._closing.is_set() or site.reviving is not None:
+        if self._closing.is_set() or site.restarting is not None:
             return
         log.error("engine failed", where=site.host.name, error=type(error).__name__, detail=first_line(error))
         if not site.host.restartable:
@@ -202,10 +202,10 @@ class Supervisor:
             return
         if not isinstance(error, WorkerLostError):
             site.host.restart()
-        site.reviving = asyncio.create_task(self._revive(site))
+        site.restarting = asyncio.create_task(self._restart(site))
 
-    async def _revive(self, site: _Site) -> None:
-        """Loads the model anew, however often that takes; where no engine runs, a few times."""
+    async def _restart(self, site: _Site) -> None:
+        """Loads the model again, as often as that takes; only a few times if no engine runs."""
         for engine in site.engines:
             engine.request_stop()
             await asyncio.to_thread(engine.join)
@@ -222,23 +222,25 @@ class Supervisor:
             try:
                 model = await self._load(site)
                 runtimes = await asyncio.to_thread(self._runtimes, model)
-            except Exception as error:  # whatever is wrong may pass
+            except Exception as error:  # any error may be temporary
                 if self._closing.is_set():
                     break
-                delay = min(FIRST_DELAY_SECONDS * 2 ** (site.failures - 1), MOST_DELAY_SECONDS)
-                what = {"where": site.host.name, "error": type(error).__name__, "detail": first_line(error)}
-                log.error("can't be loaded anew", **what, retry_in_seconds=delay)
+                delay = min(MIN_DELAY_SECONDS * 2 ** (site.failures - 1), MAX_DELAY_SECONDS)
+                name, detail = type(error).__name__, first_line(error)
+                log.error(
+                    "can't restart engines", where=site.host.name, error=name, detail=detail, retry_in_seconds=delay
+                )
                 await self._pause(delay)
                 continue
             if not self._closing.is_set():
                 self._occupy(site, runtimes)
-                log.info("engines are back", where=site.host.name)
+                log.info("engines restarted", where=site.host.name)
             break
-        site.reviving = None
+        site.restarting = None
         self._on_change()
 
     async def _pause(self, seconds: float) -> bool:
-        """Waits, and tells whether it was closed meanwhile."""
+        """Waits, and returns whether the supervisor was closed in the meantime."""
         try:
             await asyncio.wait_for(self._closing.wait(), seconds)
         except TimeoutError:
@@ -246,15 +248,16 @@ class Supervisor:
         return True
 
     async def _watch(self) -> None:
-        """Ends the requests of engines that hang in this process; workers are watched by whoever keeps them."""
-        every = min(WATCH_SECONDS, self._options.hang_seconds / 4)
-        watchdog: Watchdog[int] = Watchdog(math.ceil(self._options.hang_seconds / every))
+        """Ends the requests of engines that hang in this process; WorkerHost watches workers."""
+        interval = min(WATCH_SECONDS, self._options.hang_seconds / 4)
+        watchdog: Watchdog[int] = Watchdog(math.ceil(self._options.hang_seconds / interval))
         while True:
-            await asyncio.sleep(every)
-            self._look(watchdog)
+            await asyncio.sleep(interval)
+            self._check(watchdog)
 
-    def _look(self, watchdog: Watchdog[int]) -> None:
-        own = {each.index: (site, each) for site in self._sites if not site.host.restartable for each in site.engines}
+    def _check(self, watchdog: Watchdog[int]) -> None:
+        local = [site for site in self._sites if not site.host.restartable]
+        own = {engine.index: (site, engine) for site in local for engine in site.engines}
         for index in watchdog.hanging({index: engine.turns for index, (_, engine) in own.items() if engine.busy}):
             site, engine = own[index]
             if engine not in self._hanging:
@@ -266,7 +269,7 @@ class Supervisor:
             engine.join(min(JOIN_SECONDS, _left(deadline) or JOIN_SECONDS))
 
     def _give_up(self, site: _Site, engine: Engine) -> None:
-        """Ends the requests of an engine whose thread does not come back."""
+        """Ends the requests of an engine whose thread hangs."""
         self._hanging.add(engine)
         engine.fail_all("the engine hangs")
         self._on_change()
@@ -274,7 +277,7 @@ class Supervisor:
             self.failed.set()
 
     def _close_models(self) -> None:
-        """Lets go of the model wherever no thread is in the middle of a step."""
+        """Releases the model on every host whose engines do not hang."""
         for site in self._sites:
             if site.model is not None and not self._hanging.intersection(site.engines):
                 site.model.close()
@@ -282,7 +285,7 @@ class Supervisor:
 
 
 def _left(deadline: float | None) -> float | None:
-    """Seconds until then; None for no end."""
+    """Returns the seconds until a deadline, None for none."""
     return None if deadline is None else max(deadline - time.monotonic(), 0.0)
 
 
@@ -292,9 +295,9 @@ def _abandon(engines: Sequence[Engine]) -> None:
 
 
 async def _all(work: Sequence[Awaitable[Value]]) -> list[Value]:
-    """The results of all, or the first exception once all have ended: threads can't be interrupted."""
+    """Returns all results, or raises the first exception once all have ended: threads can't be interrupted."""
     done = await asyncio.gather(*work, return_exceptions=True)
-    for each in done:
-        if isinstance(each, BaseException):
-            raise each
-    return [each for each in done if not isinstance(each, BaseException)]
+    for result in done:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in done if not isinstance(result, BaseException)]

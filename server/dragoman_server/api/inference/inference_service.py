@@ -27,7 +27,7 @@ from dragoman_server.api.inference.outputs import FINAL, OutputWriter
 from dragoman_server.api.inference.parameters import Parameters, translate_field_names
 from dragoman_server.api.inference.stream import RequestStream
 from dragoman_server.api.inference.tensors import read_texts
-from dragoman_server.api.yielding import Pauses
+from dragoman_server.api.time_slice import TimeSlice
 from dragoman_server.core.call_record import record_stream_request
 from dragoman_server.core.errors import DeadlineExpiredError, Rejection
 from dragoman_server.messages.api_error import ApiError, from_exception, invalid
@@ -105,10 +105,10 @@ class InferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
 
     async def ModelInfer(self, request: oip.ModelInferRequest, context: Context) -> oip.ModelInferResponse:
         texts, parameters, writer = self._read(request)
-        inputs, pauses = [], Pauses()
+        inputs, time_slice = [], TimeSlice()
         for text in texts:
             inputs.append(pb.Input(text=text))
-            await pauses.take()
+            await time_slice.yield_if_over()
         batch = pb.GenerateBatchRequest(
             model=_name(request.model_name, request.model_version),
             inputs=inputs,

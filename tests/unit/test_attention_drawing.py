@@ -1,4 +1,4 @@
-"""Pictures of attention, rendered and looked at: cells, letters, colours, and the three formats."""
+"""Pictures of attention: panels, cells, labels, colours and file formats, checked in the rendered pixels."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from matplotlib.text import Text
 from numpy.typing import NDArray
 
 from dragoman.attention import Theme, draw, labels
-from dragoman.attention.figure import DARK, LIGHT, Palette
+from dragoman.attention.figure import DARK, LIGHT, Palette, select_panels
 from dragoman.results import Attention, Token
 
 PALETTES = pytest.mark.parametrize(("theme", "palette"), [("light", LIGHT), ("dark", DARK)])
@@ -24,32 +24,32 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def spikes(places: list[list[int]], *, layers: int = 1, heads: int = 1, sources: int) -> Attention:
-    """Attention whose targets look at one source token each: places[layer * heads + head][target]."""
+    """Attention of each target to one source token: places[layer * heads + head][target]."""
     weights = [float(source == place) for targets in places for place in targets for source in range(sources)]
     return Attention(layers, heads, len(places[0]), sources, weights)
 
 
 def even(targets: int, sources: int, *, layers: int = 1, heads: int = 1) -> Attention:
-    """The same attention for everything."""
+    """Uniform attention."""
     return Attention(layers, heads, targets, sources, [1 / sources] * (layers * heads * targets * sources))
 
 
 def pixels(figure: Figure) -> NDArray[np.int_]:
-    """The picture as [row, column, (red, green, blue)], each 0 to 255."""
+    """Returns the pixels as [row, column, (red, green, blue)], each 0 to 255."""
     canvas: Any = FigureCanvasAgg(figure)
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3].astype(int)
 
 
 def luminance(colour: Any) -> float:
-    """WCAG's relative luminance of (red, green, blue), 0 to 1."""
+    """Returns the relative luminance of WCAG for (red, green, blue), 0 to 1."""
     shares = np.asarray(colour) / 255
     linear = np.where(shares <= 0.04045, shares / 12.92, ((shares + 0.055) / 1.055) ** 2.4)
     return float(linear @ (0.2126, 0.7152, 0.0722))
 
 
-def contrast(one: Any, other: Any) -> float:
-    darker, lighter = sorted((luminance(one), luminance(other)))
+def contrast(text: Any, background: Any) -> float:
+    darker, lighter = sorted((luminance(text), luminance(background)))
     return (lighter + 0.05) / (darker + 0.05)
 
 
@@ -58,7 +58,7 @@ def rgb(colour: str) -> list[int]:
 
 
 def strongest(figure: Figure, panel: int, targets: int, sources: int, palette: Palette) -> list[int]:
-    """For each row of a panel, counted from the top, the column whose middle is nearest to the last shade."""
+    """Returns for each row of a panel, from the top, the column whose middle is nearest to the last shade."""
     picture = pixels(figure)
     height, width = picture.shape[:2]
     place = figure.axes[panel].get_position()
@@ -102,16 +102,16 @@ def test_the_end_token_may_be_left_out_of_the_target() -> None:
 
 
 @PALETTES
-def test_letters_stand_out_from_the_ground(theme: Theme, palette: Palette) -> None:
+def test_labels_stand_out_from_the_background(theme: Theme, palette: Palette) -> None:
     figure = draw(even(1, 1), ["MMMM"], ["MMMM"], theme=theme).figure()
     picture = pixels(figure)
-    ground = picture[0, 0]
-    assert list(ground) == rgb(palette.background)
+    background = picture[0, 0]
+    assert list(background) == rgb(palette.background)
     texts = [*figure.axes[0].get_xticklabels(), figure.axes[0].yaxis.label, figure.axes[1].yaxis.label, *figure.texts]
     for text in texts:
         box = text.get_window_extent()
         letters = picture[int(picture.shape[0] - box.y1) : int(picture.shape[0] - box.y0), int(box.x0) : int(box.x1)]
-        assert max(contrast(colour, ground) for colour in np.unique(letters.reshape(-1, 3), axis=0)) >= 4.5
+        assert max(contrast(colour, background) for colour in np.unique(letters.reshape(-1, 3), axis=0)) >= 4.5
 
 
 @pytest.mark.parametrize("palette", [LIGHT, DARK])
@@ -134,9 +134,9 @@ def chinese_font() -> None:
 
 
 def picture_of(label: str) -> NDArray[np.int_]:
-    """A drawing with this label at its one row."""
+    """Returns the pixels of a drawing with this row label."""
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # Matplotlib warns of characters it has no glyph for, and draws boxes
+        warnings.simplefilter("error")  # Matplotlib warns about characters without a glyph, and draws boxes
         return pixels(draw(even(1, 1), ["a"], [label]).figure())
 
 
@@ -148,7 +148,7 @@ def test_arabic_is_joined_and_runs_from_right_to_left(monkeypatch: pytest.Monkey
     seen, lam, alef, meem = "سلام"
     shaped = picture_of(seen + lam + alef + meem)
     apart = picture_of("\u200c".join((seen, lam, alef, meem)))
-    # The shapes by name, in the order of the eye: kept from being turned round by an override.
+    # The shapes by name in visual order; an override keeps Matplotlib from reordering them.
     monkeypatch.setattr("dragoman.attention.labels.label", lambda token, missing=(): token)
     meem_isolated, lam_alef_final, seen_initial = "\ufee1", "\ufefc", "\ufeb3"
     by_hand = picture_of("\N{LEFT-TO-RIGHT OVERRIDE}" + meem_isolated + lam_alef_final + seen_initial)
@@ -169,7 +169,7 @@ def test_scripts_may_be_mixed() -> None:
     picture_of("▁ab你مرحبا")
 
 
-def test_signs_of_mathematics_and_odd_characters_are_letters_like_others() -> None:
+def test_math_and_odd_characters_are_drawn_as_text() -> None:
     for odd in ("$x^2$", "$\\frac$", "$", "\\n", "\0", "\u0301", "\u200d", "می\u200cخواهم", "e\u0301", "<0xE4>", ""):
         picture_of(odd)
     assert width_of("$x$") > width_of("x")
@@ -209,7 +209,7 @@ def test_labels_neither_overlap_nor_leave_the_picture(
         assert top <= bottom
     for one, other in pairwise(columns):
         (left, right, _, _), (next_left, _, _, _) = boxes([one, other])
-        slanted = one.get_rotation() == 45  # such lines are nearer than their beginnings
+        slanted = one.get_rotation() == 45  # the distance between slanted lines is less than between their starts
         height = letters * figure.dpi / 72
         assert (next_left - left) / 2**0.5 >= height if slanted else right <= next_left
     extent = figure.get_tightbbox()
@@ -224,42 +224,42 @@ def test_labels_neither_overlap_nor_leave_the_picture(
     ("theme", "format", "start"),
     [("dark", "png", b"\x89PNG"), ("auto", "svg", b"<?xml"), ("light", "svg", b"<?xml"), ("light", "pdf", b"%PDF-")],
 )
-def test_the_same_picture_is_the_same_file_whatever_the_settings(
+def test_files_are_reproducible_whatever_the_settings(
     theme: Theme, format: str, start: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def content() -> bytes:
         return draw(even(2, 2), ["a", "ب"], ["c", "d"], theme=theme).render(format)
 
     first = content()
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1000000000")  # what Matplotlib takes for the date, where it writes one
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1000000000")  # the date that Matplotlib would write
     with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red", "savefig.dpi": 20, "svg.fonttype": "none"}):
         assert content() == first
     assert first.startswith(start)
 
 
-def test_an_svg_has_both_looks_and_shows_one() -> None:
+def test_an_svg_has_both_themes_and_shows_one() -> None:
     drawing = draw(even(2, 2), ["a", "ب"], ["c", "d"])
     root = ElementTree.fromstring(drawing.render("svg"))
     style = root.find(f"{SVG}style")
     assert style is not None
     assert style.text == "@media (prefers-color-scheme: dark) { #light { display: none } #dark { display: inline } }"
-    looks = {group.get("id"): group for group in root.findall(f"{SVG}g")}
-    assert [(name, group.get("display")) for name, group in looks.items()] == [("dark", "none"), ("light", "inline")]
+    themes = {group.get("id"): group for group in root.findall(f"{SVG}g")}
+    assert [(name, group.get("display")) for name, group in themes.items()] == [("dark", "none"), ("light", "inline")]
     for name, palette in (("light", LIGHT), ("dark", DARK)):
-        ground = looks[name].find(f".//{SVG}path")
-        assert ground is not None
-        assert ground.get("style") == f"fill: {palette.background}"
+        background = themes[name].find(f".//{SVG}path")
+        assert background is not None
+        assert background.get("style") == f"fill: {palette.background}"
     names = [element.get("id") for element in root.iter() if element.get("id")]
     assert len(names) == len(set(names))
-    for look, group in looks.items():
+    for theme, group in themes.items():
         text = ElementTree.tostring(group, encoding="unicode")
         references = [first or second for first, second in re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', text)]
         assert references
         assert set(references) <= set(names)
-        assert {reference.startswith("dark-") for reference in references} == {look == "dark"}
+        assert {reference.startswith("dark-") for reference in references} == {theme == "dark"}
 
 
-def test_what_cannot_be_drawn_is_refused(tmp_path: Any) -> None:
+def test_unknown_formats_and_themes_are_refused(tmp_path: Any) -> None:
     drawing = draw(even(1, 1), ["a"], ["b"])
     with pytest.raises(ValueError, match=r"picture\.jpg: the file name must end in \.png, \.svg or \.pdf$"):
         drawing.save(tmp_path / "picture.jpg")
@@ -267,3 +267,63 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: Any) -> None:
         draw(even(1, 1), ["a"], ["b"], theme="blue")  # type: ignore[arg-type]
     drawing.save(tmp_path / "picture.PNG")
     assert (tmp_path / "picture.PNG").read_bytes() == drawing.render("png") == drawing._repr_png_()
+
+
+@pytest.fixture
+def attention() -> Attention:
+    """Attention of 2 layers and 3 heads whose first weight encodes layer and head."""
+    weights = [weight for layer in range(2) for head in range(3) for weight in (layer / 2 + head / 10, 1.0)]
+    return Attention(layers=2, heads=3, target_tokens=1, source_tokens=2, weights=weights)
+
+
+@pytest.mark.parametrize(
+    ("options", "weights", "names", "caption"),
+    [
+        ({}, [[0.35]], ([], []), "mean of 2 layers × 3 heads"),
+        ({"layer": 1}, [[0.6]], ([], []), "layer 1, mean of 3 heads"),
+        ({"layer": -1}, [[0.6]], ([], []), "layer 1, mean of 3 heads"),
+        ({"head": 0}, [[0.25]], ([], []), "head 0, mean of 2 layers"),
+        ({"layer": 0, "head": -1}, [[0.2]], ([], []), "layer 0, head 2"),
+        (
+            {"grid": True},
+            [[0.0, 0.1, 0.2], [0.5, 0.6, 0.7]],
+            (["layer 0", "layer 1"], ["head 0", "head 1", "head 2"]),
+            "2 layers × 3 heads",
+        ),
+        ({"layer": 1, "grid": True}, [[0.5, 0.6, 0.7]], ([], ["head 0", "head 1", "head 2"]), "layer 1, 3 heads"),
+        ({"head": -1, "grid": True}, [[0.2], [0.7]], (["layer 0", "layer 1"], []), "head 2, 2 layers"),
+        ({"layer": 1, "head": 1, "grid": True}, [[0.6]], ([], []), "layer 1, head 1"),
+    ],
+)
+def test_panels_are_the_mean_or_a_grid_of_layers_by_heads(
+    attention: Attention,
+    options: dict[str, Any],
+    weights: list[list[float]],
+    names: tuple[list[str], list[str]],
+    caption: str,
+) -> None:
+    panels = select_panels(attention, **{"layer": None, "head": None, "grid": False, **options})
+    assert [[panel[0][0] for panel in row] for row in panels.rows] == [pytest.approx(row) for row in weights]
+    assert all(panel[0][1] == 1.0 for row in panels.rows for panel in row)
+    assert (panels.row_names, panels.column_names) == names
+    assert panels.caption == f"Cross-attention: {caption}"
+
+
+@pytest.mark.parametrize(
+    ("layer", "head", "message"),
+    [
+        (2, None, "layer: there is no 2; the layers are 0 to 1, or -1 for the last"),
+        (-3, None, "layer: there is no -3; the layers are 0 to 1, or -1 for the last"),
+        (None, 3, "head: there is no 3; the heads are 0 to 2, or -1 for the last"),
+    ],
+)
+def test_missing_layers_and_heads_are_refused(
+    attention: Attention, layer: int | None, head: int | None, message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        select_panels(attention, layer=layer, head=head, grid=False)
+
+
+def test_empty_attention_is_refused() -> None:
+    with pytest.raises(ValueError, match="nothing to draw"):
+        select_panels(Attention(2, 3, 0, 5, []), layer=None, head=None, grid=False)

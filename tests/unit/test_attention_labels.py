@@ -1,10 +1,20 @@
-"""What stands at the axes of a picture of attention, and which heat maps it has."""
+"""Labels of tokens in pictures of attention, and the fonts they are drawn in."""
 
+import shutil
+import warnings
+from pathlib import Path
+
+import matplotlib
 import pytest
+from matplotlib import font_manager
 
-from dragoman.attention.figure import select_panels as select
+from dragoman.attention import MissingFontWarning, draw, labels
 from dragoman.attention.labels import label
 from dragoman.results import Attention
+
+ONE = Attention(layers=1, heads=1, target_tokens=1, source_tokens=1, weights=[1.0])
+# Of the fonts that ship with Matplotlib, STIX has this one and DejaVu Sans does not.
+SCRIPT_CAPITAL_A = "\N{MATHEMATICAL SCRIPT CAPITAL A}"
 
 
 @pytest.mark.parametrize(
@@ -42,89 +52,80 @@ from dragoman.results import Attention
         ("a" * 21, "a" * 19 + "…"),
     ],
 )
-def test_tokens_are_legible(token: str, shown: str) -> None:
+def test_labels_show_every_character(token: str, shown: str) -> None:
     assert label(token) == shown
 
 
-def test_characters_without_a_font_are_shown_by_their_numbers() -> None:
+def test_characters_without_a_font_are_shown_as_code_points() -> None:
     assert label("a你\u0301", missing={"你"}) == "a<U+4F60>\u0301"
     assert label("\u0301", missing={"\u0301"}) == "<U+0301>"
 
 
 @pytest.fixture
-def attention() -> Attention:
-    """Of 2 layers, 3 heads, 1 target token and 2 source tokens; the shares say where they stand, layer and head."""
-    shares = [share for layer in range(2) for head in range(3) for share in (layer / 2 + head / 10, 1.0)]
-    return Attention(layers=2, heads=3, target_tokens=1, source_tokens=2, weights=shares)
+def bare_machine(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A machine with the base font only. Append the paths of fonts that are installed later."""
+    installed: list[str] = []
+    base = [entry for entry in font_manager.fontManager.ttflist if entry.name == labels.BASE_FONT]
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", base)
+    monkeypatch.setattr(labels, "findSystemFonts", lambda: installed)
+    return installed
+
+
+@pytest.mark.usefixtures("bare_machine")
+def test_the_base_font_has_common_scripts_and_our_own_signs() -> None:
+    texts = ["Straße", "naïve", "Ελληνικά", "Привет", "مرحبا بالعالم", "می\u200cخواهم", "שלום", "▁Ġ␣◌…×"]
+    assert labels.choose_fonts(texts) == labels.Fonts((labels.BASE_FONT,), ())
+
+
+def test_fonts_that_matplotlib_has_not_listed_yet_are_found(bare_machine: list[str], tmp_path: Path) -> None:
+    assert labels.choose_fonts([SCRIPT_CAPITAL_A]).missing == (SCRIPT_CAPITAL_A,)
+    damaged, deleted, new = tmp_path / "damaged.ttf", tmp_path / "deleted.ttf", tmp_path / "new.ttf"
+    damaged.write_bytes(b"no font")
+    shutil.copy(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "STIXGeneral.ttf", new)
+    bare_machine += map(str, (damaged, deleted, new))
+    found = labels.choose_fonts(["a", SCRIPT_CAPITAL_A])
+    assert found == labels.Fonts((labels.BASE_FONT, "STIXGeneral"), ())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        draw(ONE, [SCRIPT_CAPITAL_A], ["a"]).render("png")
+
+
+def test_no_more_fonts_are_chosen_than_needed() -> None:
+    assert labels.choose_fonts(["abc"]).families == (labels.BASE_FONT,)
+
+
+@pytest.mark.usefixtures("bare_machine")
+def test_characters_without_a_font_cause_a_warning_and_are_drawn_as_code_points() -> None:
+    with pytest.warns(MissingFontWarning) as caught:
+        drawing = draw(ONE, ["你好"], ["ば한"])
+    assert [str(warning.message) for warning in caught] == [
+        f"no installed font has {script} characters such as {character}, drawn as {number}; "
+        f"on Debian and Ubuntu, install the package fonts-wqy-microhei"
+        for script, character, number in (
+            ("Japanese", "ば", "<U+3070>"),
+            ("Chinese", "你", "<U+4F60>"),
+            ("Korean", "한", "<U+D55C>"),
+        )
+    ]
+    assert {warning.filename for warning in caught} == {__file__}
+    axes = drawing.figure().axes[0]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["<U+4F60><U+597D>"]
+    with warnings.catch_warnings():  # Matplotlib warns about each box that it draws
+        warnings.simplefilter("error")
+        drawing.render("png")
 
 
 @pytest.mark.parametrize(
-    ("choice", "share", "caption"),
+    ("character", "script", "package"),
     [
-        ({}, 0.35, "mean of 2 layers × 3 heads"),
-        ({"layer": 1}, 0.6, "layer 1, mean of 3 heads"),
-        ({"layer": -1}, 0.6, "layer 1, mean of 3 heads"),
-        ({"head": 0}, 0.25, "head 0, mean of 2 layers"),
-        ({"layer": 0, "head": -1}, 0.2, "layer 0, head 2"),
+        ("न", "Devanagari", "fonts-noto-core"),
+        ("ि", "Devanagari", "fonts-noto-core"),
+        ("አ", "Ethiopic", "fonts-noto-core"),
+        ("！", "full-width", "fonts-wqy-microhei"),
+        ("👍", "symbol", "fonts-symbola"),
     ],
 )
-def test_one_heat_map_is_the_mean_of_what_was_chosen(
-    attention: Attention, choice: dict[str, int], share: float, caption: str
-) -> None:
-    panels = select(attention, layer=choice.get("layer"), head=choice.get("head"), grid=False)
-    assert panels.caption == f"Cross-attention: {caption}"
-    assert (panels.row_names, panels.column_names) == ([], [])
-    ((weights,),) = panels.rows
-    assert weights == [[pytest.approx(share), 1.0]]
-
-
-@pytest.mark.parametrize(
-    ("layer", "head", "shares", "row_names", "column_names", "caption"),
-    [
-        (
-            None,
-            None,
-            [[0.0, 0.1, 0.2], [0.5, 0.6, 0.7]],
-            ["layer 0", "layer 1"],
-            ["head 0", "head 1", "head 2"],
-            "2 layers × 3 heads",
-        ),
-        (1, None, [[0.5, 0.6, 0.7]], [], ["head 0", "head 1", "head 2"], "layer 1, 3 heads"),
-        (None, -1, [[0.2], [0.7]], ["layer 0", "layer 1"], [], "head 2, 2 layers"),
-        (1, 1, [[0.6]], [], [], "layer 1, head 1"),
-    ],
-)
-def test_a_grid_has_layers_down_and_heads_across(
-    attention: Attention,
-    layer: int | None,
-    head: int | None,
-    shares: list[list[float]],
-    row_names: list[str],
-    column_names: list[str],
-    caption: str,
-) -> None:
-    panels = select(attention, layer=layer, head=head, grid=True)
-    assert [[weights[0][0] for weights in row] for row in panels.rows] == [pytest.approx(row) for row in shares]
-    assert (panels.row_names, panels.column_names) == (row_names, column_names)
-    assert panels.caption == f"Cross-attention: {caption}"
-
-
-@pytest.mark.parametrize(
-    ("layer", "head", "message"),
-    [
-        (2, None, "layer: there is no 2; the layers are 0 to 1, or -1 for the last"),
-        (-3, None, "layer: there is no -3; the layers are 0 to 1, or -1 for the last"),
-        (None, 3, "head: there is no 3; the heads are 0 to 2, or -1 for the last"),
-    ],
-)
-def test_layers_and_heads_that_do_not_exist_are_refused(
-    attention: Attention, layer: int | None, head: int | None, message: str
-) -> None:
-    with pytest.raises(ValueError) as caught:
-        select(attention, layer=layer, head=head, grid=False)
-    assert str(caught.value) == message
-
-
-def test_nothing_cannot_be_drawn() -> None:
-    with pytest.raises(ValueError, match="nothing to draw"):
-        select(Attention(2, 3, 0, 5, []), layer=None, head=None, grid=False)
+def test_the_warning_names_script_and_package(character: str, script: str, package: str) -> None:
+    (warning,) = labels.missing_font_warnings([character])
+    assert warning.startswith(f"no installed font has {script} characters such as {character}, drawn as <U+")
+    assert f"install the package {package}" in warning

@@ -1,4 +1,4 @@
-"""Fixtures for comparing the shipped model, served in fp32, with what others make of its weights."""
+"""Fixtures: a scripted server for the clients, and the shipped model in fp32 for comparisons with other libraries."""
 
 from __future__ import annotations
 
@@ -10,11 +10,20 @@ import pytest
 from dragoman import Client
 from dragoman.local import LocalServer
 from tests.support.bundles import SHIPPED_FP32
+from tests.support.scripted_server import ScriptedServer
 
 if TYPE_CHECKING:  # they bring PyTorch and transformers, which most tests here do without
     import ctranslate2
 
     from tests.support.parity import Shipped
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedServer]:
+    """A server that follows the script of the test, and is the default server of the `dragoman` command."""
+    with ScriptedServer() as server:
+        monkeypatch.setenv("DRAGOMAN_ADDRESS", server.address)
+        yield server
 
 
 @pytest.fixture(scope="session")

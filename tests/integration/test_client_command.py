@@ -1,4 +1,4 @@
-"""The `dragoman` command as a process, against a server that does what the test tells it to."""
+"""The `dragoman` command as a process, against a scripted server: answers, errors, pipes and signals."""
 
 import json
 import os
@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,17 +15,11 @@ from pathlib import Path
 import grpc
 import pytest
 
+from dragoman.cli import runner
 from tests.support.scripted_server import UNAVAILABLE, Fail, ScriptedServer, Slow
 from tests.support.waiting import PATIENCE, until
 
 COMMAND = [sys.executable, "-c", "from dragoman.cli import main; main()"]
-
-
-@pytest.fixture
-def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedServer]:
-    with ScriptedServer() as server:
-        monkeypatch.setenv("DRAGOMAN_ADDRESS", server.address)
-        yield server
 
 
 def run(*arguments: str | bytes, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
@@ -33,7 +28,7 @@ def run(*arguments: str | bytes, stdin: bytes = b"") -> subprocess.CompletedProc
 
 @contextmanager
 def command(*arguments: str) -> Iterator[tuple[Callable[[bytes], bytes], subprocess.Popen[bytes]]]:
-    """A command whose standard input is open: what gives it a line and reads one back, and the process."""
+    """Yields a function that sends a line to the command and reads one back, and the process."""
     pipe = subprocess.PIPE
     with subprocess.Popen([*COMMAND, *arguments], stdin=pipe, stdout=pipe, stderr=pipe) as process:
 
@@ -47,13 +42,9 @@ def command(*arguments: str) -> Iterator[tuple[Callable[[bytes], bytes], subproc
         yield ask, process
 
 
-def test_arguments_are_answered_one_a_line(scripted: ScriptedServer) -> None:
-    done = run("generate", "abc", "öde", "a b")
-    assert (done.returncode, done.stdout.decode(), done.stderr) == (0, "ABC\nÖDE\nA B\n", b"")
-
-
-def test_an_argument_that_looks_like_an_option_follows_two_dashes(scripted: ScriptedServer) -> None:
-    assert run("generate", "--", "--stream").stdout == b"--STREAM\n"
+def test_arguments_are_answered_one_per_line(scripted: ScriptedServer) -> None:
+    done = run("generate", "--", "abc", "öde", "a b", "--stream")
+    assert (done.returncode, done.stdout.decode(), done.stderr) == (0, "ABC\nÖDE\nA B\n--STREAM\n", b"")
 
 
 def test_lines_of_standard_input_are_answered_in_order(scripted: ScriptedServer) -> None:
@@ -64,7 +55,7 @@ def test_lines_of_standard_input_are_answered_in_order(scripted: ScriptedServer)
     assert scripted.busiest > 8
 
 
-def test_a_full_server_only_slows_the_answers(scripted: ScriptedServer) -> None:
+def test_a_full_server_only_delays_the_answers(scripted: ScriptedServer) -> None:
     scripted.capacity = 2
     done = run("generate", stdin=b"slow\n" * 40)
     assert (done.returncode, done.stdout) == (0, b"SLOW\n" * 40)
@@ -89,7 +80,7 @@ def test_an_argument_that_is_no_utf8_is_reported(scripted: ScriptedServer) -> No
     assert done.stderr.startswith(b"dragoman: text: 'a\\udcff' has the lone surrogate")
 
 
-def test_json_has_what_was_asked_for(scripted: ScriptedServer) -> None:
+def test_json_has_what_was_requested(scripted: ScriptedServer) -> None:
     done = run("generate", "--json", "é", "bad")
     answer, error = map(json.loads, done.stdout.decode().splitlines())
     assert answer == {"text": "É", "finish_reason": "EOS", "source_tokens": 2, "target_tokens": 1, "model": "capitals"}
@@ -100,15 +91,9 @@ def test_json_has_what_was_asked_for(scripted: ScriptedServer) -> None:
     assert detailed["log_probability"] == -0.5
 
 
-def test_columns_and_line_breaks(scripted: ScriptedServer) -> None:
-    assert run("generate", "--tokens", "ab").stdout == b"AB\tA B\n"
-    assert run("generate", "--log-probabilities", "ab").stdout == b"AB\t-1.0000\tA(-0.5000) B(-0.5000)\n"
-    assert run("generate", "a\nb").stdout == b"A\\nB\n"
-
-
 @pytest.mark.parametrize("options", [[], ["--stream"], ["-n", "2"], ["--tokens"], ["--stream", "--tokens"]])
-def test_control_characters_are_spelled_and_columns_kept(scripted: ScriptedServer, options: list[str]) -> None:
-    """An answer can neither begin a column or a line nor tell the terminal anything."""
+def test_control_characters_are_escaped_and_columns_kept(scripted: ScriptedServer, options: list[str]) -> None:
+    """An answer can neither start a column or a line nor control the terminal."""
     text = "\t\x1b[31m\r\x7f\x9b\u2028\u2029 \u200d"
     shown = r"\t\x1b[31M\r\x7f\x9b\u2028\u2029 " + "\u200d"
     [line, *others] = run("generate", *options, text).stdout.decode().split("\n")
@@ -123,7 +108,7 @@ def test_control_characters_are_spelled_and_columns_kept(scripted: ScriptedServe
     assert found["text"] == text.upper()
 
 
-def test_tokens_and_scores_have_control_characters_spelled(scripted: ScriptedServer) -> None:
+def test_tokens_and_scores_have_control_characters_escaped(scripted: ScriptedServer) -> None:
     assert run("tokenize", "a\t\x1b").stdout == b"97\ta\n9\t\\t\n27\t\\x1b\n"
     assert run("score", "ab", "\t").stdout.endswith(b"\t\\t\n")
 
@@ -137,7 +122,7 @@ def test_options_reach_the_server(scripted: ScriptedServer) -> None:
     assert 5 < scripted.timeouts[0] <= 7
 
 
-def test_an_answer_cut_at_the_models_limit_is_noted(scripted: ScriptedServer) -> None:
+def test_an_answer_cut_at_the_model_s_limit_is_reported(scripted: ScriptedServer) -> None:
     done = run("generate", "long: abcdef")
     assert (done.returncode, done.stdout) == (0, b"LONG: ABCDE\n")
     assert done.stderr == b"dragoman: the answer was cut at the model's limit of 11 tokens\n"
@@ -172,7 +157,7 @@ def test_a_failure_of_all_lines_ends_the_work(scripted: ScriptedServer) -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["--stream"]])
-def test_work_that_ends_early_says_how_far_it_came(scripted: ScriptedServer, options: list[str]) -> None:
+def test_an_error_that_ends_the_run_has_the_number_of_lines_done(scripted: ScriptedServer, options: list[str]) -> None:
     with command("generate", *options) as (ask, process):
         assert ask(b"one") == b"ONE\n"
         assert ask(b"bad") == b"\n"
@@ -185,7 +170,7 @@ def test_work_that_ends_early_says_how_far_it_came(scripted: ScriptedServer, opt
 
 
 @pytest.mark.parametrize("options", [[], ["--stream"]])
-def test_lines_that_fail_while_a_server_is_away_are_told_and_the_next_ones_go_on(
+def test_lines_that_fail_while_the_server_is_away_are_reported_and_the_next_ones_go_on(
     scripted: ScriptedServer, options: list[str]
 ) -> None:
     with command("generate", *options, "--timeout", "0.5") as (ask, process):
@@ -198,37 +183,37 @@ def test_lines_that_fail_while_a_server_is_away_are_told_and_the_next_ones_go_on
         process.stdin.close()
         assert process.wait(PATIENCE) == 1
         assert process.stderr is not None
-        told = process.stderr.read().decode().splitlines()
-    assert [line.partition(" (request id")[0] for line in told] == [
+        errors = process.stderr.read().decode().splitlines()
+    assert [line.partition(" (request id")[0] for line in errors] == [
         f"dragoman: line {number}: the server is draining" for number in (2, 3)
     ]
 
 
-def test_a_server_that_is_away_for_longer_is_told_once_and_waited_for(scripted: ScriptedServer) -> None:
-    scripted.script.extend([UNAVAILABLE] * 5)  # a minute of retries, though they would be over in 1.5 s before
+def test_a_server_that_is_away_is_reported_once_and_waited_for(scripted: ScriptedServer) -> None:
+    scripted.script.extend([UNAVAILABLE] * 5)  # retries go on for a minute
     done = run("generate", "one")
     assert (done.returncode, done.stdout) == (0, b"ONE\n")
     assert done.stderr == b"dragoman: the server is draining; retrying\n"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "says"),
+    ("arguments", "message"),
     [
-        (["generate", "--address", "nowhere", "a"], 2, b"address: expected HOST:PORT, got 'nowhere'"),
-        (["generate", "--time-limit", "nan", "a"], 2, b"time_limit: expected more than 0 and at most 315576000000 sec"),
-        (["generate", "--max-new-tokens", "x", "a"], 2, b"max-new-tokens"),
-        (["generate", "--timeout", "0", "a"], 2, b"timeout"),
-        (["translate"], 2, b"translate"),
+        (["generate", "--address", "nowhere", "a"], b"address: expected HOST:PORT, got 'nowhere'"),
+        (["generate", "--time-limit", "nan", "a"], b"time_limit: expected more than 0 and at most 315576000000 sec"),
+        (["generate", "--max-new-tokens", "x", "a"], b"max-new-tokens"),
+        (["generate", "--timeout", "0", "a"], b"timeout"),
+        (["translate"], b"translate"),
     ],
 )
-def test_wrong_usage_is_one_sentence(scripted: ScriptedServer, arguments: list[str], status: int, says: bytes) -> None:
+def test_wrong_usage_is_one_sentence(scripted: ScriptedServer, arguments: list[str], message: bytes) -> None:
     done = run(*arguments)
-    assert done.returncode == status
-    assert says in done.stderr
+    assert done.returncode == 2
+    assert message in done.stderr
     assert b"Traceback" not in done.stderr
 
 
-def test_health_is_0_only_when_serving(scripted: ScriptedServer) -> None:
+def test_health_exits_with_0_only_if_serving(scripted: ScriptedServer) -> None:
     done = run("health")
     assert (done.returncode, done.stdout) == (0, b"SERVING\n")
     scripted.serving(False)
@@ -255,20 +240,7 @@ def test_help_and_version_load_no_grpc() -> None:
         assert done.stdout.endswith(b"False\n")
 
 
-@pytest.mark.parametrize("options", [[], ["--stream"]])
-def test_answers_come_while_standard_input_is_open(scripted: ScriptedServer, options: list[str]) -> None:
-    with subprocess.Popen([*COMMAND, "generate", *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        for word in (b"one", b"two"):
-            process.stdin.write(word + b"\n")
-            process.stdin.flush()
-            assert process.stdout.readline() == word.upper() + b"\n"
-        process.stdin.close()
-        assert process.wait(20) == 0
-
-
-def test_a_person_at_the_terminal_is_told_what_to_do(scripted: ScriptedServer) -> None:
+def test_a_terminal_as_input_gets_a_hint(scripted: ScriptedServer) -> None:
     person, terminal = pty.openpty()
     try:
         with subprocess.Popen(
@@ -279,7 +251,7 @@ def test_a_person_at_the_terminal_is_told_what_to_do(scripted: ScriptedServer) -
             assert b"Ctrl-D" in process.stderr.readline()
             os.write(person, b"hi\n")
             assert process.stdout.readline() == b"HI\n"
-            # Interrupted while it waits for the next line.
+            # It is waiting for the next line.
             process.send_signal(signal.SIGINT)
             assert process.wait(20) == 130
             assert process.stderr.read() == b""
@@ -298,7 +270,7 @@ def test_ctrl_c_ends_quietly(scripted: ScriptedServer) -> None:
         assert process.stderr.read() == b""
 
 
-def test_a_reader_that_goes_away_ends_it_quietly(scripted: ScriptedServer, tmp_path: Path) -> None:
+def test_a_closed_pipe_ends_the_run_quietly(scripted: ScriptedServer, tmp_path: Path) -> None:
     words = tmp_path / "words"
     words.write_bytes(b"word\n" * 20_000)
     with (
@@ -314,3 +286,51 @@ def test_a_reader_that_goes_away_ends_it_quietly(scripted: ScriptedServer, tmp_p
         assert process.stderr is not None
         assert process.stderr.read() == b""
     assert len(scripted.calls) < 20_000
+
+
+async def read(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    with path.open("rb") as file:
+        monkeypatch.setattr(runner, "STDIN", file.fileno())
+        return [line async for line in runner.stdin_lines()]
+
+
+async def test_chunks_of_input_may_end_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = tmp_path / "text"
+    for size in (65_534, 65_535, 65_536, 131_071):  # around the size of a chunk
+        text.write_bytes(b"x" * size + b"\r\n\n\r\nend")
+        assert await read(text, monkeypatch) == ["x" * size, "", "", "end"]
+
+
+async def test_a_long_line_costs_no_more_than_its_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = tmp_path / "text"
+    text.write_bytes(b"x" * 100_000_000)
+    started = time.process_time()
+    [line] = await read(text, monkeypatch)
+    assert len(line) == 100_000_000
+    assert time.process_time() - started < 5
+
+
+def test_unreadable_input_is_reported(scripted: ScriptedServer, tmp_path: Path) -> None:
+    with (tmp_path / "only-for-writing").open("wb") as stdin:
+        done = subprocess.run([*COMMAND, "generate"], stdin=stdin, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr == b"dragoman: standard input can't be read: Bad file descriptor\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", [["generate", "a"], ["models"], ["health"]])
+def test_a_full_disk_is_reported(scripted: ScriptedServer, arguments: list[str]) -> None:
+    with Path("/dev/full").open("wb") as stdout:
+        done = subprocess.run([*COMMAND, *arguments], stdout=stdout, stderr=subprocess.PIPE, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, b"dragoman: No space left on device\n")
+
+
+@pytest.mark.parametrize("arguments", [["generate", "a"], ["models"], ["tokenize", "a"]])
+def test_every_command_ends_quietly_without_a_reader(scripted: ScriptedServer, arguments: list[str]) -> None:
+    reader, stdout = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run([*COMMAND, *arguments], stdout=stdout, stderr=subprocess.PIPE, timeout=60, check=False)
+    finally:
+        os.close(stdout)
+    assert (done.returncode, done.stderr) == (141, b"")

@@ -1,29 +1,29 @@
-"""Every option of `dragoman generate` and `dragoman score`, and how what they ask for is printed."""
+"""The options of `dragoman generate`, `score` and `attention`, and their output."""
 
 import inspect
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from google.protobuf import duration_pb2
+from matplotlib.image import imread
 
+from dragoman.attention import draw
+from dragoman.attention.labels import label
 from dragoman.cli.common import Server
 from dragoman.cli.generate import generate
+from dragoman.cli.runner import Printer
+from dragoman.client import Client
+from dragoman.local import LocalServer
 from dragoman.requests import GenerateOptions
+from dragoman.results import FinishReason, Hypothesis, Result
 from dragoman.v1 import generation_pb2 as pb
 from tests.support.scripted_server import ScriptedServer
 
 COMMAND = [sys.executable, "-c", "from dragoman.cli import main; main()"]
-
-
-@pytest.fixture
-def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedServer]:
-    with ScriptedServer() as server:
-        monkeypatch.setenv("DRAGOMAN_ADDRESS", server.address)
-        yield server
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -36,11 +36,11 @@ def printed(*arguments: str) -> str:
     return done.stdout
 
 
-def test_every_option_of_generation_is_one_of_the_command() -> None:
+def test_every_option_of_generation_is_an_option_of_the_command() -> None:
     own = {"context", "texts", "prefix_ids", "suppress_sequence", "suppress_sequence_ids"}
     own |= {"stream", "as_json", *Server.__annotations__}
-    given_otherwise = {"suppressed_sequences"}
-    assert set(inspect.signature(generate).parameters) - own | given_otherwise == set(GenerateOptions.__annotations__)
+    renamed = {"suppressed_sequences"}
+    assert set(inspect.signature(generate).parameters) - own | renamed == set(GenerateOptions.__annotations__)
 
 
 def test_every_option_reaches_the_server(scripted: ScriptedServer, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_every_option_reaches_the_server(scripted: ScriptedServer, tmp_path: Pat
     )
 
 
-def test_what_is_not_given_is_not_sent_and_zeros_are(scripted: ScriptedServer) -> None:
+def test_only_given_options_are_sent_zeros_included(scripted: ScriptedServer) -> None:
     printed("generate", "abc")
     printed("generate", "--prefix-ids", "5 17", "--temperature", "0", "--seed", "0", "abc")
     plain, zeros = (request for _, request in scripted.calls)
@@ -110,7 +110,7 @@ def test_what_is_not_given_is_not_sent_and_zeros_are(scripted: ScriptedServer) -
     assert zeros.options == pb.GenerationOptions(prefix=prefix, temperature=0, seed=0)
 
 
-def test_several_answers_have_a_line_each(scripted: ScriptedServer) -> None:
+def test_each_of_several_answers_has_a_line(scripted: ScriptedServer) -> None:
     assert printed("generate", "-n", "2", "--beam-size", "2", "a\nb", "c") == (
         "1\t-0.5000\tA\\nB\n2\t-0.5000\tA\\nB!\n1\t-0.5000\tC\n2\t-0.5000\tC!\n"
     )
@@ -119,7 +119,8 @@ def test_several_answers_have_a_line_each(scripted: ScriptedServer) -> None:
     assert (done.returncode, done.stdout) == (1, "\n1\t-0.5000\tC\n2\t-0.5000\tC!\n")
 
 
-def test_columns_follow_the_text(scripted: ScriptedServer) -> None:
+def test_requested_details_are_columns_after_the_text(scripted: ScriptedServer) -> None:
+    assert printed("generate", "--log-probabilities", "ab") == "AB\t-1.0000\tA(-0.5000) B(-0.5000)\n"
     assert printed("generate", "--alignment", "ab") == "AB\t0-0 1-1\n"
     assert printed("generate", "--top-tokens", "2", "--alignment", "--prefix", "x", "a") == (
         "xA\t-0.5000\tx A(-0.5000)|B(-1.5000)\t0-0 1-1\n"
@@ -127,7 +128,7 @@ def test_columns_follow_the_text(scripted: ScriptedServer) -> None:
     assert printed("generate", "--stream", "--tokens", "--alignment", "ab") == "AB\tA B\t0-0 1-1\n"
 
 
-def test_json_has_the_hypotheses_and_all_else(scripted: ScriptedServer) -> None:
+def test_json_has_the_hypotheses_and_details(scripted: ScriptedServer) -> None:
     answer = json.loads(printed("generate", "--json", "-n", "2", "--sample", "a"))
     assert answer == {
         "hypotheses": [
@@ -173,7 +174,7 @@ def test_streams_of_samples_and_beams(scripted: ScriptedServer) -> None:
     assert printed("generate", "--stream", "--beam-size", "2", "ab") == "AB\n"
 
 
-def test_an_answer_of_which_nothing_was_left_is_noted(scripted: ScriptedServer) -> None:
+def test_a_dead_end_is_reported(scripted: ScriptedServer) -> None:
     done = run("generate", "--suppress-token", "65", "--suppress-token", "66", "ab")
     assert (done.returncode, done.stdout) == (0, "\n")
     assert done.stderr == "dragoman: the constraints allowed no further token after 0 tokens\n"
@@ -193,29 +194,29 @@ def test_targets_are_scored(scripted: ScriptedServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "says"),
+    ("arguments", "message"),
     [
-        (["generate", "--attention", "a"], 2, "--attention needs --json"),
-        (["score", "--attention", "a", "b"], 2, "--attention needs --json"),
-        (["score", "a"], 2, "TARGET"),
-        (["generate", "--stream", "-n", "2", "a"], 2, "--stream of more than one hypothesis needs --json"),
-        (["generate", "--prefix", "a", "--prefix-ids", "5", "a"], 2, "exclude each other"),
-        (["generate", "--length-normalization", "wu", "a"], 2, "length"),
-        (["generate", "--vocabulary", "no-such-file", "a"], 2, "no-such-file"),
-        (["generate", "--prefix-ids", "5 b", "a"], 2, 'dragoman: --prefix-ids: expected token ids, as in "5 17", got'),
-        (["generate", "--seed", "-1", "a"], 2, "dragoman: seed: -1 does not fit in 64 bits without a sign"),
-        (["generate", "--temperature", "nan", "a"], 2, "dragoman: temperature: expected a number of 32 bits, got nan"),
-        (["models", "--cert", "x.pem"], 2, "--cert and --key need each other"),
+        (["generate", "--attention", "a"], "--attention needs --json"),
+        (["score", "--attention", "a", "b"], "--attention needs --json"),
+        (["score", "a"], "TARGET"),
+        (["generate", "--stream", "-n", "2", "a"], "--stream of more than one hypothesis needs --json"),
+        (["generate", "--prefix", "a", "--prefix-ids", "5", "a"], "exclude each other"),
+        (["generate", "--length-normalization", "wu", "a"], "length"),
+        (["generate", "--vocabulary", "no-such-file", "a"], "no-such-file"),
+        (["generate", "--prefix-ids", "5 b", "a"], 'dragoman: --prefix-ids: expected token ids, as in "5 17", got'),
+        (["generate", "--seed", "-1", "a"], "dragoman: seed: -1 does not fit in 64 bits without a sign"),
+        (["generate", "--temperature", "nan", "a"], "dragoman: temperature: expected a number of 32 bits, got nan"),
+        (["models", "--cert", "x.pem"], "--cert and --key need each other"),
     ],
 )
-def test_wrong_usage_is_one_sentence(scripted: ScriptedServer, arguments: list[str], status: int, says: str) -> None:
+def test_wrong_usage_is_one_sentence(scripted: ScriptedServer, arguments: list[str], message: str) -> None:
     done = run(*arguments)
-    assert (done.returncode, done.stdout) == (status, "")
-    assert says in done.stderr
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
     assert scripted.calls == []
 
 
-def test_a_shortlist_with_a_bad_line_is_named_with_its_place(scripted: ScriptedServer, tmp_path: Path) -> None:
+def test_an_invalid_line_of_a_shortlist_is_reported(scripted: ScriptedServer, tmp_path: Path) -> None:
     shortlist = tmp_path / "shortlist"
     shortlist.write_text("4\nA\t5\n", encoding="utf-8")
     done = run("generate", "--vocabulary", str(shortlist), "a")
@@ -233,10 +234,138 @@ def test_the_help_explains_every_option(monkeypatch: pytest.MonkeyPatch) -> None
     assert all(len(words) > 6 for words in options)
 
 
-def test_models_tell_their_limits(scripted: ScriptedServer) -> None:
+def test_models_show_their_limits(scripted: ScriptedServer) -> None:
     shown = " ".join(printed("models").split())
     assert "decoder 2 layers of 3 heads" in shown
     assert "limits 16 hypotheses per beam, 8 samples or alternatives, 20 top tokens per position" in shown
-    assert "suppressed sequences" not in shown  # the server did not say
+    assert "suppressed sequences" not in shown  # the server reports none
     (model,) = json.loads(printed("models", "--json"))
     assert (model["heads"], model["limits"]["beam_size"]) == (3, 16)
+
+
+def test_an_answer_to_unseen_tokens_is_called_a_guess(capsys: pytest.CaptureFixture[str]) -> None:
+    hypothesis = Hypothesis("hello", FinishReason.EOS, 5)
+    guess = Result((hypothesis,), source_tokens=7, model="m", unseen_source_tokens=(2, 3))
+    printer = Printer("line", as_json=False, options={})
+    printer.answered(guess)
+    printer.answered(Result((hypothesis,), 7, "m"))
+    Printer("", as_json=True, options={}).answered(guess)
+    output = capsys.readouterr()
+    first, second, as_json = output.out.splitlines()
+    assert (first, second, json.loads(as_json)["unseen_source_tokens"]) == ("hello", "hello", [2, 3])
+    warning = "the answer is a guess: 2 of 7 source tokens do not occur in training data"
+    assert output.err == f"dragoman: line 1: {warning}\ndragoman: {warning}\n"
+    assert printer.failures == 0
+
+
+def attention(*arguments: str | Path, before: str = "pass") -> subprocess.CompletedProcess[str]:
+    """Runs `dragoman attention` after a Python statement."""
+    script = f"import sys; from dragoman.cli import main; {before}; main()"
+    command = [sys.executable, "-c", script, "attention", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_attention_of_the_model_s_own_answer_is_drawn(scripted: ScriptedServer, tmp_path: Path) -> None:
+    done = attention("abc", "-o", tmp_path / "own.png", "--model", "m", "--max-new-tokens", "5")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    ((method, request),) = scripted.calls
+    assert (method, request.input.text, request.model) == ("Generate", "abc", "m")
+    assert (request.details.attention, request.options.max_new_tokens) == (True, 5)
+    assert imread(tmp_path / "own.png").shape[2] == 4
+
+
+def test_attention_of_a_given_target_is_drawn(scripted: ScriptedServer, tmp_path: Path) -> None:
+    done = attention("abc", "xy", "--output", tmp_path / "given.svg", "--grid", "--head", "1", "--theme", "dark")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    ((method, request),) = scripted.calls
+    assert (method, request.input.text, [target.text for target in request.targets]) == ("Score", "abc", ["xy"])
+    assert request.attention
+    assert "#0d1117" in (tmp_path / "given.svg").read_text()
+
+
+def test_attention_of_selected_layers_and_heads_is_drawn(scripted: ScriptedServer, tmp_path: Path) -> None:
+    pictures = []
+    for options in (["--head", "1"], ["--head", "-2"], ["--head", "1", "--layer", "0"], ["--head", "2"]):
+        assert attention("abc", "-o", tmp_path / "picture.png", *options).returncode == 0
+        pictures.append(imread(tmp_path / "picture.png"))
+    assert np.array_equal(pictures[0], pictures[1])
+    assert pictures[0].shape != pictures[2].shape or not np.array_equal(pictures[0], pictures[2])  # another caption
+    assert not np.array_equal(pictures[0], pictures[3])
+
+
+@pytest.mark.parametrize("name", ["x.gif", "x"])
+def test_an_unknown_picture_format_is_refused_before_any_call(scripted: ScriptedServer, name: str) -> None:
+    done = attention("abc", "-o", name)
+    message = f"dragoman: {name}: the file name must end in .png, .svg or .pdf\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
+    assert scripted.calls == []
+
+
+@pytest.mark.parametrize(
+    ("before", "message"),
+    [
+        ("sys.modules['matplotlib'] = None", "matplotlib is not installed"),
+        (
+            "import matplotlib; matplotlib.__version__, matplotlib.__version_info__ = '3.10.9', (3, 10, 9, 'final', 0)",
+            "matplotlib 3.11 is needed, not 3.10.9",
+        ),
+    ],
+)
+def test_missing_matplotlib_is_reported_before_any_call(
+    scripted: ScriptedServer, tmp_path: Path, before: str, message: str
+) -> None:
+    done = attention("abc", "-o", tmp_path / "x.png", before=before)
+    remedy = "run `pip install '.[attention]'` in a clone of Dragoman"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"dragoman: {message}; {remedy}\n")
+    assert scripted.calls == []
+
+
+@pytest.mark.usefixtures("scripted")
+def test_errors_of_attention_are_one_sentence(tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere" / "x.png"
+    assert (
+        attention("abc", "-o", nowhere).stderr == f"dragoman: {nowhere} can't be written: No such file or directory\n"
+    )
+    assert attention("bad", "-o", tmp_path / "x.png").stderr == "dragoman: input.text is bad\n"
+    done = attention("abc", "-o", tmp_path / "x.png", "--layer", "2")
+    assert (done.returncode, done.stderr) == (
+        1,
+        "dragoman: layer: there is no 2; the layers are 0 to 1, or -1 for the last\n",
+    )
+
+
+@pytest.mark.usefixtures("scripted")
+def test_characters_without_a_font_are_reported_and_drawn(tmp_path: Path) -> None:
+    only_the_base = (
+        "from dragoman.attention import labels; every = labels._candidates; "
+        "labels._candidates = lambda: (each for each in every() if each[0] == labels.BASE_FONT)"
+    )
+    done = attention("a你", "-o", tmp_path / "x.png", before=only_the_base)
+    warning = (
+        "no installed font has Chinese characters such as 你, drawn as <U+4F60>; "
+        "on Debian and Ubuntu, install the package fonts-wqy-microhei"
+    )
+    assert (done.returncode, done.stderr) == (0, f"dragoman: {warning}\n")
+    assert (tmp_path / "x.png").exists()
+
+
+def test_the_command_draws_what_python_draws(tiny_server: LocalServer, tmp_path: Path) -> None:
+    with Client(tiny_server.address) as client:
+        answer = client.generate("42", attention=True)
+        scored = client.score("42", [answer.text], attention=True)
+        cut = client.generate("42", max_new_tokens=1, attention=True)
+    assert answer.attention is not None
+    own = draw(answer.attention, answer.source, answer.tokens)
+    labels = [text.get_text() for text in own.figure().axes[0].get_yticklabels()]
+    assert labels == [*(label(token.text) for token in answer.tokens), "(end)"]
+    assert scored.scores[0].attention is not None
+    given = draw(scored.scores[0].attention, scored.source, scored.scores[0].tokens[:-1])
+    assert [text.get_text() for text in given.figure().axes[0].get_yticklabels()] == labels
+    assert cut.finish_reason is FinishReason.LENGTH
+    assert cut.attention is not None
+    first = draw(cut.attention, cut.source, [cut.tokens[0].text, "(next)"])
+    for drawing, arguments in ((own, []), (given, [answer.text]), (first, ["--max-new-tokens", "1"])):
+        picture = tmp_path / "picture.png"
+        done = attention("42", *arguments, "-o", picture, "--address", tiny_server.address)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert picture.read_bytes() == drawing.render("png")

@@ -1,19 +1,37 @@
-"""Every way to decode through the clients and the command, against the server with the model that reads numbers out."""
+"""The clients and the command against a real server with the tiny model, in every way to decode."""
 
+import asyncio
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dragoman import Client, FinishReason, InvalidArgumentError, Result, Token
+from dragoman import (
+    AsyncClient,
+    Client,
+    FinishReason,
+    HealthStatus,
+    InvalidArgumentError,
+    ItemError,
+    NotFoundError,
+    Result,
+    Token,
+)
 from dragoman.local import LocalServer
 
+MANUAL = Path(__file__).parents[2] / "protos" / "decoding.md"
+NUMBER = re.compile(r"-\d+\.\d+")
+BLOCKS = re.findall(r"^```console\n(.*?)^```$", MANUAL.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 SOURCE = "742"
+NUMBERS = [str(number) for number in range(1000)]
 
 
 @pytest.fixture
@@ -22,11 +40,9 @@ def client(tiny_server: LocalServer) -> Iterator[Client]:
         yield client
 
 
-def command(server: LocalServer, *arguments: str) -> subprocess.CompletedProcess[str]:
-    program = str(Path(sys.executable).with_name("dragoman"))
-    return subprocess.run(
-        [program, *arguments, "--address", server.address], capture_output=True, text=True, timeout=60, check=False
-    )
+def command(server: LocalServer, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    program = [str(Path(sys.executable).with_name("dragoman")), *arguments, "--address", server.address]
+    return subprocess.run(program, input=stdin, capture_output=True, text=True, timeout=60, check=False)
 
 
 def texts(result: Result) -> list[str]:
@@ -37,7 +53,85 @@ def scores(result: Result) -> list[float]:
     return [each.score for each in result.hypotheses if each.score is not None]
 
 
-def test_a_beam_gives_its_best_in_order(client: Client) -> None:
+def test_every_method_returns_the_same_answer(client: Client, tiny_server: LocalServer) -> None:
+    one = client.generate("42", log_probabilities=True)
+    assert one.text == "forty two"
+    assert "".join(piece.text for piece in client.generate_stream("42")) == one.text
+    assert client.generate_stream("42", log_probabilities=True).result() == one
+    assert client.generate_batch(["42"], log_probabilities=True) == [one]
+    assert client.generate([token.id for token in client.tokenize("42")], log_probabilities=True) == one
+    assert client.detokenize([token.id for token in one.tokens]) == one.text
+    assert command(tiny_server, "generate", "42").stdout == one.text + "\n"
+
+
+def test_many_and_the_command_answer_like_single_calls(client: Client, tiny_server: LocalServer) -> None:
+    answers = [each.text for each in client.generate_many(NUMBERS) if isinstance(each, Result)]
+    assert len(answers) == len(NUMBERS)
+    for number in (0, 7, 999):
+        assert answers[number] == client.generate(NUMBERS[number]).text
+    done = command(tiny_server, "generate", stdin="\n".join(NUMBERS))
+    assert done.stdout.splitlines() == answers
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_invalid_lines_do_not_affect_the_others(tiny_server: LocalServer) -> None:
+    done = command(tiny_server, "generate", "--json", stdin="1\n\nЖ\n" + "1" * 5000 + "\n2\n")
+    first, empty, strange, long, last = map(json.loads, done.stdout.splitlines())
+    assert (first["finish_reason"], last["finish_reason"]) == ("EOS", "EOS")
+    assert [each["error"]["code"] for each in (empty, strange, long)] == ["INVALID_ARGUMENT"] * 3
+    assert [line.split(": ")[1] for line in done.stderr.splitlines()] == ["line 2", "line 3", "line 4"]
+    assert "Ж" in strange["error"]["message"]
+    assert done.returncode == 1
+
+
+def test_a_large_batch_with_invalid_items(client: Client) -> None:
+    texts = [*NUMBERS[:997], "", "Ж", "\ud800"]
+    outcomes = client.generate_batch(texts)
+    assert all(isinstance(each, Result) for each in outcomes[:997])
+    assert [each.index for each in outcomes[997:] if isinstance(each, ItemError)] == [997, 998, 999]
+
+
+def test_invalid_requests_are_explained(client: Client, tiny_server: LocalServer) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"options\.max_new_tokens is 0"):
+        client.generate("1", max_new_tokens=0)
+    with pytest.raises(InvalidArgumentError, match=r"input\.text"):
+        client.generate("")
+    with pytest.raises(InvalidArgumentError, match=r"input\.token_ids"):
+        client.generate([10**6])
+    with pytest.raises(NotFoundError, match="no-such-model"):
+        client.generate("1", model="no-such-model")
+    done = command(tiny_server, "generate", "--max-new-tokens", "0", stdin="1\n2\n3\n")
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_models_and_health(client: Client, tiny_server: LocalServer) -> None:
+    (model,) = client.models()
+    assert client.model(model.name) == model
+    assert model.max_target_tokens > 0
+    assert client.health() is HealthStatus.SERVING
+    assert client.health("dragoman.v1.GenerationService") is HealthStatus.SERVING
+    assert command(tiny_server, "health").returncode == 0
+    assert model.name in command(tiny_server, "models").stdout
+
+
+async def test_a_draining_server_leaves_its_work_to_another(
+    start_server: Callable[..., LocalServer], tiny_bundle: Path
+) -> None:
+    servers = [start_server("--bundle", str(tiny_bundle)) for _ in range(2)]
+    async with AsyncClient([server.address for server in servers]) as client:
+        answers = []
+        async for answer in client.generate_many(NUMBERS * 3):
+            answers.append(answer)
+            if len(answers) == 100:
+                servers[0].process.send_signal(signal.SIGTERM)
+        assert all(isinstance(each, Result) for each in answers)
+        assert len(answers) == 3 * len(NUMBERS)
+        assert await asyncio.to_thread(servers[0].stop) == 0
+        assert (await client.generate("42")).text == "forty two"
+
+
+def test_beam_search_returns_the_best_in_order(client: Client) -> None:
     found = client.generate(SOURCE, beam_size=4, num_hypotheses=4, log_probabilities=True)
     assert len(set(texts(found))) == len(scores(found)) == 4
     assert scores(found) == sorted(scores(found), reverse=True)
@@ -64,7 +158,7 @@ def test_length_normalization_is_as_documented(client: Client) -> None:
     assert found == pytest.approx(total, abs=1e-6)
 
 
-def test_a_seed_gives_its_samples_in_every_way_to_ask(client: Client, tiny_server: LocalServer) -> None:
+def test_a_seed_gives_the_same_samples_in_every_method(client: Client, tiny_server: LocalServer) -> None:
     options: dict[str, Any] = {"sample": True, "temperature": 3.0, "num_hypotheses": 3}
     chosen = client.generate(SOURCE, **options)
     assert chosen.seed is not None
@@ -87,13 +181,13 @@ def test_a_seed_gives_its_samples_in_every_way_to_ask(client: Client, tiny_serve
     assert [line.split("\t")[2] for line in done.stdout.splitlines()] == texts(chosen)
 
 
-def test_the_smallest_choice_is_greedy(client: Client) -> None:
+def test_the_narrowest_sampling_is_greedy(client: Client) -> None:
     greedy = client.generate(SOURCE).text
     for rule in ({"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}, {"temperature": 0.001}):
         assert client.generate(SOURCE, sample=True, seed=1, **rule).text == greedy
 
 
-def test_a_beam_streams_its_progress_and_then_its_texts(client: Client) -> None:
+def test_beam_search_streams_its_progress_and_then_its_texts(client: Client) -> None:
     stream = client.generate_stream(SOURCE, beam_size=3, num_hypotheses=2)
     pieces = list(stream)
     streamed = ["", ""]
@@ -102,7 +196,7 @@ def test_a_beam_streams_its_progress_and_then_its_texts(client: Client) -> None:
     assert streamed == texts(stream.result())
     progress = [piece.progress for piece in pieces if piece.progress is not None]
     assert [each.tokens for each in progress] == sorted(each.tokens for each in progress)
-    assert progress  # what a slow reader has not read yet is told together, so it may be one
+    assert progress  # a slow reader gets several reports as one
     assert all(each.running + each.finished >= 2 for each in progress)
     assert progress[-1].finished >= 2
 
@@ -134,19 +228,19 @@ def test_an_answer_starts_with_its_prefix(client: Client) -> None:
     assert weak.tokens[0].log_probability is not None
 
 
-def test_a_stop_sequence_ends_the_text(client: Client) -> None:
-    whole = client.generate(SOURCE).text
-    stop = whole[3:7]
+def test_a_stop_sequence_ends_the_answer(client: Client) -> None:
+    text = client.generate(SOURCE).text
+    stop = text[3:7]
     before = client.generate(SOURCE, stop_sequences=["never", stop])
-    assert (before.text, before.finish_reason) == (whole[:3], FinishReason.STOP_SEQUENCE)
+    assert (before.text, before.finish_reason) == (text[:3], FinishReason.STOP_SEQUENCE)
     behind = client.generate(SOURCE, stop_sequences=[stop], include_stop_sequence=True)
-    assert behind.text == whole[:7]
-    for include, text in ((False, whole[:3]), (True, whole[:7])):
+    assert behind.text == text[:7]
+    for include, expected in ((False, text[:3]), (True, text[:7])):
         pieces = client.generate_stream(SOURCE, stop_sequences=[stop], include_stop_sequence=include)
-        assert "".join(piece.text for piece in pieces) == text
+        assert "".join(piece.text for piece in pieces) == expected
 
 
-def test_what_is_suppressed_does_not_come(client: Client) -> None:
+def test_suppressed_tokens_and_sequences_do_not_occur(client: Client) -> None:
     tokens = client.generate(SOURCE, tokens=True).tokens
     without = client.generate(SOURCE, tokens=True, suppressed_tokens=[tokens[0].id])
     assert tokens[0].id not in [token.id for token in without.tokens]
@@ -162,19 +256,19 @@ def test_nothing_is_repeated(client: Client) -> None:
     assert client.generate("777", repetition_penalty=100.0).text != client.generate("777").text
 
 
-def test_a_short_list_is_all_that_is_chosen_from(client: Client, tiny_server: LocalServer, tmp_path: Path) -> None:
-    whole = client.generate(SOURCE, tokens=True)
-    ids = sorted({token.id for token in whole.tokens})
-    assert client.generate(SOURCE, vocabulary=ids).text == whole.text
+def test_a_shortlist_restricts_the_tokens(client: Client, tiny_server: LocalServer, tmp_path: Path) -> None:
+    unrestricted = client.generate(SOURCE, tokens=True)
+    ids = sorted({token.id for token in unrestricted.tokens})
+    assert client.generate(SOURCE, vocabulary=ids).text == unrestricted.text
     few = client.generate(SOURCE, tokens=True, vocabulary=ids[:3], top_tokens=20)
     assert {token.id for token in few.tokens} <= set(ids[:3])
-    assert all(len(token.alternatives) <= 4 for token in few.tokens)  # those and the end token
+    assert all(len(token.alternatives) <= 4 for token in few.tokens)  # and the end token
     shortlist = tmp_path / "shortlist"
-    shortlist.write_text(command(tiny_server, "tokenize", "--side", "target", whole.text).stdout)
-    assert command(tiny_server, "generate", "--vocabulary", str(shortlist), SOURCE).stdout == whole.text + "\n"
+    shortlist.write_text(command(tiny_server, "tokenize", "--side", "target", unrestricted.text).stdout)
+    assert command(tiny_server, "generate", "--vocabulary", str(shortlist), SOURCE).stdout == unrestricted.text + "\n"
 
 
-def test_alternatives_begin_with_the_most_probable_tokens(client: Client) -> None:
+def test_alternatives_start_with_the_most_probable_tokens(client: Client) -> None:
     first = client.generate(SOURCE, top_tokens=4).tokens[0]
     assert first.alternatives[0].id == first.id
     for options in ({}, {"beam_size": 2}):
@@ -182,7 +276,7 @@ def test_alternatives_begin_with_the_most_probable_tokens(client: Client) -> Non
         assert [each.tokens[0].id for each in found.hypotheses] == [token.id for token in first.alternatives]
 
 
-def test_the_most_probable_tokens_of_each_place(client: Client) -> None:
+def test_top_tokens_are_the_most_probable_of_each_position(client: Client) -> None:
     for token in client.generate(SOURCE, top_tokens=3).tokens:
         assert len(token.alternatives) == 3
         assert Token(token.id, token.text, token.log_probability) == token.alternatives[0]
@@ -190,7 +284,7 @@ def test_the_most_probable_tokens_of_each_place(client: Client) -> None:
         assert log_probabilities == sorted(log_probabilities, key=lambda each: -(each or 0))
 
 
-def test_what_is_generated_scores_as_it_was_generated(client: Client) -> None:
+def test_a_generated_answer_has_the_same_score(client: Client) -> None:
     found = client.generate(SOURCE, log_probabilities=True, alignment=True, attention=True)
     ids = [token.id for token in found.tokens]
     by_ids, by_text, other = client.score(SOURCE, [ids, found.text, "zero"], alignment=True, attention=True).scores
@@ -207,7 +301,7 @@ def test_what_is_generated_scores_as_it_was_generated(client: Client) -> None:
     assert other.log_probability < by_ids.log_probability
 
 
-def test_attention_is_of_every_layer_and_head(client: Client) -> None:
+def test_attention_covers_every_layer_and_head(client: Client) -> None:
     model = client.model()
     found = client.generate(SOURCE, attention=True, alignment=True, beam_size=2, num_hypotheses=2)
     assert len(found.source) == found.source_tokens
@@ -241,7 +335,7 @@ def test_attention_is_of_every_layer_and_head(client: Client) -> None:
         ({"sample": True, "alternatives": True}, "alternatives"),
     ],
 )
-def test_what_makes_no_sense_is_named(client: Client, options: dict[str, Any], field: str) -> None:
+def test_contradictory_options_are_named(client: Client, options: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         client.generate(SOURCE, **options)
     (violation,) = caught.value.violations
@@ -250,7 +344,7 @@ def test_what_makes_no_sense_is_named(client: Client, options: dict[str, Any], f
         list(client.generate_many([SOURCE, SOURCE], **options))
 
 
-def test_the_limits_are_those_that_the_model_tells(client: Client) -> None:
+def test_the_limits_of_the_model_hold(client: Client) -> None:
     limits = client.model().limits
     assert client.generate(SOURCE, beam_size=limits.beam_size, num_hypotheses=limits.beam_size).hypotheses
     assert client.generate(SOURCE, top_tokens=limits.top_tokens)
@@ -270,17 +364,42 @@ def test_the_limits_are_those_that_the_model_tells(client: Client) -> None:
         client.score(SOURCE, ["one"] * (limits.score_targets + 1))
 
 
-def test_the_command_prints_what_the_client_gets(client: Client, tiny_server: LocalServer) -> None:
+def test_the_command_prints_what_the_client_returns(client: Client, tiny_server: LocalServer) -> None:
     found = client.generate(SOURCE, beam_size=3, num_hypotheses=3, log_probabilities=True, alignment=True)
     done = command(tiny_server, "generate", "--beam-size", "3", "-n", "3", SOURCE)
     expected = [f"{index}\t{each.score:.4f}\t{each.text}" for index, each in enumerate(found.hypotheses, 1)]
     assert done.stdout.splitlines() == expected
     done = command(tiny_server, "generate", "--beam-size", "3", "-n", "3", "--json", "--alignment", SOURCE)
-    told = json.loads(done.stdout)
-    assert [each["text"] for each in told["hypotheses"]] == texts(found)
-    assert [tuple(each["alignment"]) for each in told["hypotheses"]] == [each.alignment for each in found.hypotheses]
+    printed = json.loads(done.stdout)
+    assert [each["text"] for each in printed["hypotheses"]] == texts(found)
+    assert [tuple(each["alignment"]) for each in printed["hypotheses"]] == [each.alignment for each in found.hypotheses]
     scored = client.score(SOURCE, [found.text]).scores[0]
     done = command(tiny_server, "score", SOURCE, found.text)
     assert done.stdout == f"{scored.log_probability:.4f}\t{found.text}\n"
     done = command(tiny_server, "generate", "--top-k", "5", SOURCE)
     assert (done.returncode, done.stderr) == (1, "dragoman: options.top_k needs sample\n")
+
+
+def commands(block: str) -> list[tuple[str, str]]:
+    """Returns each command of a block with the output under it."""
+    return re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def shipped_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with LocalServer(log=tmp_path_factory.mktemp("server") / "server.log") as server:
+        yield server.address
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_commands_of_the_manual_print_what_it_shows(block: str, shipped_address: str, tmp_path: Path) -> None:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path, "DRAGOMAN_ADDRESS": shipped_address}
+    assert len(BLOCKS) >= 2
+    for line, output in commands(block):
+        done = subprocess.run(
+            ["bash", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, NUMBER.sub("N", done.stdout), done.stderr) == (0, NUMBER.sub("N", output), ""), line
+        printed, shown = (list(map(float, NUMBER.findall(text))) for text in (done.stdout, output))
+        assert printed == pytest.approx(shown, abs=1e-3), line  # another processor rounds otherwise

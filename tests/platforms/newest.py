@@ -15,15 +15,15 @@ from tests.platforms.bounds import ROOT, requirements, run
 
 OF_GRPC = ("googleapis", "grpcio", "protobuf")
 TESTS = (
-    "tests/unit/test_client_credentials.py",
-    "tests/unit/test_client_messages.py",
+    "tests/unit/test_client_channel.py",
+    "tests/unit/test_client_requests.py",
     "tests/unit/test_server_api_calls.py",
     "tests/unit/test_server_api_health.py",
     "tests/unit/test_server_api_streaming.py",
     "tests/unit/test_server_leaving_clients.py",
     "tests/unit/test_server_tls.py",
     "tests/integration/test_client_calls.py",
-    "tests/integration/test_client_command_streams.py",
+    "tests/integration/test_client_command.py",
     "tests/integration/test_proxies.py",
     "tests/integration/test_server_connections.py",
     "tests/integration/test_server_drain.py",

@@ -1,4 +1,4 @@
-"""What stands in front of servers where connections are balanced, not calls, as by a Service of Kubernetes."""
+"""A proxy that balances connections, not calls, like a Kubernetes Service."""
 
 import asyncio
 import urllib.error
@@ -13,13 +13,13 @@ PROBE_SECONDS = 0.1
 
 
 class ConnectionBalancer:
-    """Hands each new connection on to the next of the servers that say that they are ready; leaves the others alone.
+    """Forwards each new connection to the next ready server.
 
     Args:
-        servers: a list that may change.
+        servers: The servers; the list may change.
 
     Attributes:
-        address: for clients.
+        address: Address for clients.
     """
 
     def __init__(self, servers: list[LocalServer]) -> None:
@@ -29,20 +29,20 @@ class ConnectionBalancer:
         self.address = ""
 
     async def probe(self) -> None:
-        """Follows what is ready, for good."""
+        """Probes the servers until cancelled."""
         while True:
             servers = list(self._servers)
-            said = await asyncio.gather(*(asyncio.to_thread(_is_ready, server) for server in servers))
-            self._ready = [server.port for server, ready in zip(servers, said, strict=True) if ready]
+            ready = await asyncio.gather(*(asyncio.to_thread(_is_ready, server) for server in servers))
+            self._ready = [server.port for server, is_ready in zip(servers, ready, strict=True) if is_ready]
             await asyncio.sleep(PROBE_SECONDS)
 
     async def forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while not self._ready:  # noqa: ASYNC110  # looked at when probes are
+        while not self._ready:  # noqa: ASYNC110  # checked as often as probes run
             await asyncio.sleep(PROBE_SECONDS)
         with suppress(OSError):
             port = self._ready[next(self._turns) % len(self._ready)]
-            there, back = await asyncio.open_connection(LOOPBACK, port)
-            await asyncio.gather(_pump(reader, back), _pump(there, writer))
+            server_reader, server_writer = await asyncio.open_connection(LOOPBACK, port)
+            await asyncio.gather(_pump(reader, server_writer), _pump(server_reader, writer))
 
 
 @asynccontextmanager

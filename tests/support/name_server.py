@@ -1,4 +1,4 @@
-"""A name server of one's own, which stands for that of a cluster: it tells the addresses behind a headless Service."""
+"""A DNS server for one name, like that of a cluster for a headless Service."""
 
 import asyncio
 import struct
@@ -15,17 +15,17 @@ ANSWER, NO_SUCH_NAME = 0x8580, 0x8583  # flags of an answer that is authoritativ
 
 
 class NameServer(asyncio.DatagramProtocol):
-    """Answers for one name, with addresses that may change while clients ask.
+    """Resolves one name to addresses that may change.
 
     Attributes:
-        addresses: IPv4 addresses of the name; without any it does not exist, as a Service without a ready pod.
-        target: for gRPC, of the name at a port.
-        asked: how often somebody asked for its addresses.
+        addresses: IPv4 addresses of the name; without any, the name does not exist, like a Service without a ready pod.
+        target: gRPC target of the name and port.
+        queries: Number of queries for the addresses.
     """
 
     def __init__(self, name: str, port: int) -> None:
         self.addresses: list[str] = []
-        self.asked = 0
+        self.queries = 0
         self._name, self._port = name, port
         self.target = ""
 
@@ -39,7 +39,7 @@ class NameServer(asyncio.DatagramProtocol):
         end = data.index(b"\0", HEADER.size) + 1
         name, (kind, _) = _dotted(data[HEADER.size : end]), struct.unpack_from("!HH", data, end)
         found = self.addresses if name == self._name and kind == ADDRESS else []
-        self.asked += name == self._name and kind == ADDRESS
+        self.queries += name == self._name and kind == ADDRESS
         flags = ANSWER if name == self._name and self.addresses else NO_SUCH_NAME
         records = [RECORD.pack(NAME_OF_QUESTION, ADDRESS, INTERNET, 0, 4) + IPv4Address(each).packed for each in found]
         question = data[HEADER.size : end + 4]
@@ -50,7 +50,7 @@ class NameServer(asyncio.DatagramProtocol):
 
 @asynccontextmanager
 async def name_server(name: str, port: int) -> AsyncIterator[NameServer]:
-    """One for NAME:PORT, on a free port of the loopback interface."""
+    """Runs a name server for NAME:PORT on a free port of the loopback interface."""
     loop = asyncio.get_running_loop()
     transport, server = await loop.create_datagram_endpoint(lambda: NameServer(name, port), (LOOPBACK, 0))
     try:
@@ -60,7 +60,7 @@ async def name_server(name: str, port: int) -> AsyncIterator[NameServer]:
 
 
 def _dotted(labels: bytes) -> str:
-    """The name "dragoman.speech.svc" that stands as 8 dragoman 6 speech 3 svc 0."""
+    """Decodes a name such as "dragoman.speech.svc", encoded as 8 dragoman 6 speech 3 svc 0."""
     parts, at = [], 0
     while length := labels[at]:
         parts.append(labels[at + 1 : at + 1 + length].decode())

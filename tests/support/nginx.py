@@ -1,4 +1,4 @@
-"""nginx as a proxy that shares out calls among servers: a real one, on a port of the loopback interface."""
+"""nginx as a proxy that balances calls among servers, on a port of the loopback interface."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ import pytest
 from dragoman.local import LOOPBACK, free_port
 from tests.support.waiting import until
 
-# Of a server that is gone nginx takes no notice for a second, by default for ten.
+# fail_timeout: nginx tries a failed server again after a second; by default after ten.
 CONFIGURATION = """\
 daemon off;
 worker_processes 1;
@@ -42,7 +42,7 @@ http {{
 
 @contextmanager
 def nginx(servers: Sequence[str], folder: Path) -> Iterator[int]:
-    """The port of an nginx in front of servers, given by their addresses; `folder` must be empty."""
+    """Runs nginx in front of the servers and yields its port; `folder` must be empty."""
     program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
     if program is None:
         reason = "needs nginx: on Debian, apt-get install nginx"

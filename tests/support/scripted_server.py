@@ -1,4 +1,4 @@
-"""A gRPC server that does what a test tells it to: the other end of the client's tests."""
+"""A gRPC server that follows the script of a test."""
 
 import threading
 import time
@@ -25,7 +25,7 @@ END = "$"
 
 @dataclass(frozen=True)
 class Fail:
-    """Refuse the call; with `after`, break a stream once that many messages have been sent."""
+    """Fail the call; with `after`, break a stream once that many messages have been sent."""
 
     code: grpc.StatusCode
     message: str = "scripted"
@@ -69,7 +69,7 @@ def _tokens(text: str) -> list[pb.Token]:
 
 
 def _attention(targets: int, sources: int) -> pb.Attention:
-    """Of 2 layers with 3 heads. The h-th head looks at the h-th source token alone."""
+    """Returns attention of 2 layers and 3 heads; the h-th head attends to the h-th source token alone."""
     attention = pb.Attention(layers=2, heads=3, target_tokens=targets, source_tokens=sources)
     for head in [*range(3)] * 2:
         row = [float(place == head % sources) for place in range(sources)]
@@ -81,13 +81,22 @@ UNAVAILABLE = Fail(grpc.StatusCode.UNAVAILABLE, "the server is draining")
 
 
 class ScriptedServer(pb_grpc.GenerationServiceServicer):
-    """Answers a text with its capitals, one token for each character, after doing what `script` has next.
+    """Answers a text in capitals, one token per character, after the next action of `script`.
 
-    A text that starts with "bad" is refused; one that starts with "slow" takes 50 ms; the answer to one that
-    starts with "long" lacks its last character. Its n-th hypothesis beside the first has n exclamation marks more.
-    Where all its tokens are suppressed it is a dead end.
-    With `capacity`, calls beyond so many at once are refused with a retry delay. Of a batch, items that start with
-    "lost" end with UNAVAILABLE in so many calls as `losses` says.
+    A text that starts with "bad" is refused, "slow" takes 50 ms, and the answer to "long" lacks its last character. The
+    n-th further hypothesis has n exclamation marks. If all its tokens are suppressed, the answer is a dead end.
+
+    Attributes:
+        script: Actions for the next calls.
+        calls: Method and request of every call.
+        timeouts: Seconds left of every call.
+        capacity: Maximum number of concurrent Generate calls; others are refused with a retry delay.
+        losses: Number of batch calls in which items that start with "lost" fail with UNAVAILABLE.
+        finals: Whether streams end with the result.
+        busiest: Maximum number of concurrent Generate calls so far.
+        refused: Number of Generate calls refused for lack of capacity.
+        stream_ended: Set when a stream ends.
+        streamed: Number of pieces of all streams.
     """
 
     def __init__(self) -> None:
@@ -99,7 +108,7 @@ class ScriptedServer(pb_grpc.GenerationServiceServicer):
         self.finals = True
         self.busy = self.busiest = self.refused = 0
         self.stream_ended = threading.Event()
-        self.streamed = 0  # pieces, of all streams of one token after the other
+        self.streamed = 0
         self._lock = threading.Lock()
         self._grpc = grpc.server(ThreadPoolExecutor(THREADS))
         pb_grpc.add_GenerationServiceServicer_to_server(self, self._grpc)
@@ -237,7 +246,7 @@ class ScriptedServer(pb_grpc.GenerationServiceServicer):
         return response
 
     def _detail(self, hypothesis: pb.Hypothesis, prefix: int, sources: int, details: pb.Details) -> None:
-        """Adds what was asked for. Each token has the probability e^-0.5, and the alternatives are the next ones."""
+        """Adds the requested details: each token has the probability e^-0.5, alternatives are the next characters."""
         log_probabilities = details.log_probabilities or details.top_tokens
         if log_probabilities or details.tokens or details.alignment or details.attention:
             hypothesis.tokens.extend(_tokens(hypothesis.text))

@@ -1,4 +1,4 @@
-"""Constant load from several clients at once, and what became of every call."""
+"""Constant load of concurrent calls, and their outcomes."""
 
 import asyncio
 import random
@@ -17,10 +17,10 @@ PAUSE_SECONDS = 0.005
 
 
 def steady_ports(count: int) -> list[int]:
-    """Free ports that are not among those that the system gives out by itself.
+    """Returns free ports outside the range from which the system assigns ports.
 
-    A server that comes back to one finds it free, and no client that asks there meanwhile gets itself for an answer.
-    They are drawn at random, since other tests look for such ports at the same time.
+    A restarted server finds its port free, and no client connects to itself meanwhile. Ports are drawn at random,
+    since other tests search at the same time.
     """
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     found: list[int] = []
@@ -39,14 +39,14 @@ def steady_ports(count: int) -> list[int]:
 
 @asynccontextmanager
 async def constant_load(calls: Mapping[str, Call], at_once: int = 4) -> AsyncIterator[Counter[tuple[str, str]]]:
-    """Makes calls all the time.
+    """Makes calls until the block ends.
 
     Args:
-        calls: by a name.
-        at_once: of each.
+        calls: Functions that make one call, by name.
+        at_once: Number of concurrent calls of each.
 
     Yields:
-        how many ended how, by name and code with its details; complete at the end.
+        Number of calls by name and outcome ("OK", or the code with its details); complete after the block.
     """
     ended: Counter[tuple[str, str]] = Counter()
     over = asyncio.Event()

@@ -171,7 +171,7 @@ class Failure(grpc.RpcError):
     def details(self) -> str:
         return self._details
 
-    def trailing_metadata(self) -> tuple[tuple[str, str], ...]:
+    def trailing_metadata(self) -> Any:
         return tuple((key.replace("_", "-"), value) for key, value in self._trailing.items())
 
 
@@ -260,8 +260,10 @@ def unready_server(credentials: grpc.ServerCredentials | None = None) -> Iterato
         health_pb2_grpc.add_HealthServicer_to_server(servicer := UnreadyServer(), server)
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
         address = "127.0.0.1:0"
-        secure = credentials is not None
-        port = server.add_secure_port(address, credentials) if secure else server.add_insecure_port(address)
+        if credentials is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, credentials)
         server.start()
         try:
             yield port

@@ -23,7 +23,7 @@ from tests.support.waiting import until_async
 
 @pytest.fixture(autouse=True)
 def no_long_delays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "FIRST_DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(supervisor, "MIN_DELAY_SECONDS", 0.01)
 
 
 @asynccontextmanager

@@ -133,24 +133,42 @@ def test_overlong_pairs_are_skipped_and_listed(tmp_path: Path) -> None:
     assert "train.tsv:101: the source has 4 tokens" in refusal(refusing, tmp_path / "run")
 
 
+def prepare_with_and_without(bad: list[str], folder: Path, *overrides: str, kind: str) -> list[TrainingData]:
+    """Returns the data prepared from good lines alone, and from good and bad lines, all of which must be skipped."""
+    good = [f"{n}\tthe {n % 7} cats" for n in range(60)]
+    limits = "model.max_source_length=14", "model.max_target_length=24"
+    prepared_data = []
+    for name, lines in (("clean", good), ("mixed", bad[:2] + good + bad[2:])):
+        train = write_lines(folder / f"{name}.tsv", lines)
+        data, _ = prepared(skipping_recipe(train, *limits, *overrides, kind=kind), folder / name)
+        prepared_data.append(data)
+    assert (folder / "mixed" / "bad_lines.txt").read_text().count("model.max_") == len(bad)
+    return prepared_data
+
+
+def assert_same_data(one: TrainingData, two: TrainingData) -> None:
+    assert [pair[:2] for pair in one.dev_pairs] == [pair[:2] for pair in two.dev_pairs]
+    assert one.source_tokenizer.get_vocab().keys() == two.source_tokenizer.get_vocab().keys()
+    assert one.target_tokenizer.get_vocab().keys() == two.target_tokenizer.get_vocab().keys()
+    assert len(one.train) == len(two.train)
+
+
 @pytest.mark.parametrize("kind", ["characters", "symbols", "bpe", "unigram"])
 def test_skipped_lines_affect_nothing(kind: str, tmp_path: Path) -> None:
     rng = random.Random(1)
-    good = [f"{n}\tthe {n % 7} cats" for n in range(60)]
-    # Some far beyond the limits, and some that only trained tokenizers show to be too long.
     huge = "".join(rng.choice("αβγδεζηθικλμ ") for _ in range(200_000)) + " and"
     long = " ".join(rng.choice("άέήίόύώ") * 2 for _ in range(15))
     bad = [f"{huge}\tthe cat", f"1\t{huge}", f"{long}\tthe cat", f"2\t{long} {long}"]
-    limits = "model.max_source_length=14", "model.max_target_length=24"
-    clean, mixed = (
-        prepared(skipping_recipe(write_lines(tmp_path / f"{name}.tsv", lines), *limits, kind=kind), tmp_path / name)[0]
-        for name, lines in (("clean", good), ("mixed", bad[:2] + good + bad[2:]))
-    )
-    assert (tmp_path / "mixed" / "bad_lines.txt").read_text().count("model.max_") == len(bad)
-    assert [pair[:2] for pair in mixed.dev_pairs] == [pair[:2] for pair in clean.dev_pairs]
-    assert mixed.source_tokenizer.get_vocab().keys() == clean.source_tokenizer.get_vocab().keys()
-    assert mixed.target_tokenizer.get_vocab().keys() == clean.target_tokenizer.get_vocab().keys()
-    assert len(mixed.train) == len(clean.train)
+    assert_same_data(*prepare_with_and_without(bad, tmp_path, kind=kind))
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_pairs_too_long_for_trained_tokenizers_do_not_shape_them(kind: str, tmp_path: Path) -> None:
+    """The tokenizers are trained again without these pairs; their length is not known before."""
+    rng = random.Random(1)
+    alphabet = "άέήίόύώαβγδεζηθικλμνξοπρστυφχψωбвгджзийлмнптфцчшщ"
+    bad = [" ".join("".join(rng.choices(alphabet, k=14)) for _ in range(3)) + "\tthe cat" for _ in range(20)]
+    assert_same_data(*prepare_with_and_without(bad, tmp_path, "data.dev_held_out_sources=0", kind=kind))
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,17 @@
-"""What is seen in a repository of models, and what its repository.yaml may say."""
+"""Scans of a model repository, its repository.yaml, and the default model."""
 
 import json
 import re
 from pathlib import Path
 
+import grpc
 import pytest
 from pydantic import ValidationError
 from structlog.testing import capture_logs
 
 from dragoman_server.config import ServerConfig
+from dragoman_server.messages.api_error import ApiError
+from dragoman_server.models.manager import NotLoadedError
 from dragoman_server.models.repository import Repository, RepositoryError
 from dragoman_server.models.settings import (
     OPTIONS,
@@ -21,6 +24,7 @@ from dragoman_server.models.settings import (
     options_of,
     read_settings,
 )
+from tests.support.fake_models import World
 
 
 def bundle(folder: Path, content: bytes = b"12345") -> Path:
@@ -31,7 +35,7 @@ def bundle(folder: Path, content: bytes = b"12345") -> Path:
     return folder
 
 
-def test_models_and_versions_are_folders_and_hidden_ones_are_passed_over(tmp_path: Path) -> None:
+def test_models_and_versions_are_directories_and_hidden_ones_are_ignored(tmp_path: Path) -> None:
     for path in ("m/1", "m/candidate", "m/.copying", "..data/1", "n/2"):
         bundle(tmp_path / path)
     (tmp_path / "notes.txt").write_text("")
@@ -43,24 +47,24 @@ def test_models_and_versions_are_folders_and_hidden_ones_are_passed_over(tmp_pat
         "n": {"2"},
         "empty": set(),
     }
-    assert not any(each.problem for versions in found.values() for each in versions.values())
+    assert not any(files.problem for versions in found.values() for files in versions.values())
 
 
-def test_directories_that_can_have_no_such_name_are_told_once(tmp_path: Path) -> None:
+def test_directories_with_invalid_names_are_logged_once(tmp_path: Path) -> None:
     for path in ("m/1", "m/new version", "bad name/1", "lost+found/1", ".hidden/1"):
         bundle(tmp_path / path)
     (tmp_path / "read me").write_text("")
     repository = Repository(tmp_path, ServerConfig())
     with capture_logs() as entries:
         found = [repository.scan().models for _ in range(2)]
-    assert [{name: set(versions) for name, versions in each.items()} for each in found] == [{"m": {"1"}}] * 2
+    assert [{name: set(versions) for name, versions in models.items()} for models in found] == [{"m": {"1"}}] * 2
     assert [(entry["log_level"], entry["path"]) for entry in entries] == [
         ("warning", str(tmp_path / "bad name")),
         ("warning", str(tmp_path / "m" / "new version")),
     ]
 
 
-def test_a_copy_counts_when_all_of_it_is_there(tmp_path: Path) -> None:
+def test_a_copy_is_complete_when_all_its_files_are(tmp_path: Path) -> None:
     repository = Repository(tmp_path, ServerConfig())
     folder = tmp_path / "m" / "1"
 
@@ -80,7 +84,7 @@ def test_a_copy_counts_when_all_of_it_is_there(tmp_path: Path) -> None:
     assert problem() == ""
 
 
-def test_what_is_the_same_looks_the_same_and_what_was_written_does_not(tmp_path: Path) -> None:
+def test_the_stamp_changes_when_a_file_is_written(tmp_path: Path) -> None:
     repository = Repository(tmp_path, ServerConfig())
     folder = bundle(tmp_path / "m" / "1")
     first = repository.scan().models["m"]["1"]
@@ -92,8 +96,8 @@ def test_what_is_the_same_looks_the_same_and_what_was_written_does_not(tmp_path:
     assert second.stamp != first.stamp
 
 
-def test_a_mounted_volume_that_is_swapped_is_seen(tmp_path: Path) -> None:
-    """As Kubernetes does: everything is a link through ..data, which is replaced in one step."""
+def test_a_swapped_volume_is_noticed(tmp_path: Path) -> None:
+    """Kubernetes makes everything a link through ..data, which it replaces in one step."""
     bundle(tmp_path / "..one" / "1")
     bundle(tmp_path / "..two" / "1", b"other")
     (tmp_path / "..data").symlink_to("..one")
@@ -109,7 +113,7 @@ def test_a_mounted_volume_that_is_swapped_is_seen(tmp_path: Path) -> None:
     assert before["m"]["1"].stamp != after["m"]["1"].stamp
 
 
-def test_links_that_lead_nowhere_are_told(tmp_path: Path) -> None:
+def test_dangling_links_are_reported(tmp_path: Path) -> None:
     folder = bundle(tmp_path / "m" / "1")
     (folder / "weights.bin").unlink()
     (folder / "weights.bin").symlink_to("nothing")
@@ -159,7 +163,7 @@ def test_everything_that_settings_may_say(tmp_path: Path) -> None:
     )
 
 
-def test_the_example_in_the_manual_is_taken(tmp_path: Path) -> None:
+def test_the_example_in_the_documentation_is_valid(tmp_path: Path) -> None:
     manual = (Path(__file__).parents[2] / "docs" / "model-repository.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```yaml\n(.*?)```", manual, re.DOTALL)
     expected = ModelSettings(Latest(1), {"stable": "2"}, {"engines": 1, "max_rows": 16})
@@ -167,7 +171,7 @@ def test_the_example_in_the_manual_is_taken(tmp_path: Path) -> None:
     assert all(f"`{option}`" in manual for option in OPTIONS)
 
 
-def test_a_model_has_options_of_its_own(tmp_path: Path) -> None:
+def test_a_model_overrides_options(tmp_path: Path) -> None:
     config = ServerConfig(max_rows=32, queue_size=7)
     own = options_of(config, ModelSettings(options={"max_rows": 4, "engines": 1}))
     assert (own.max_rows, own.engines, own.queue_size) == (4, 1, 7)
@@ -175,7 +179,7 @@ def test_a_model_has_options_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "problem"),
     [
         ("a: [", "is not YAML"),
         ("[1]", "it must be a mapping"),
@@ -204,30 +208,11 @@ def test_a_model_has_options_of_its_own(tmp_path: Path) -> None:
         ("models: {m: {max_rows: 0}}", "models.m.max_rows is 0; expected a whole number of at least 1"),
         ("models: {m: {max_rows: yes}}", "models.m.max_rows is true; expected a whole number of at least 1"),
         ("models: {m: {device: gpu}}", "models.m.device is 'gpu': "),
-    ],
-)
-def test_settings_that_make_no_sense_are_told_in_one_sentence(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(SettingsError) as error:
-        settings(tmp_path, text)
-    assert str(error.value).startswith(str(tmp_path / "repository.yaml"))
-    assert said in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (
-            "models:\n  m: {}\n  n: {}\n  m: {}",
-            "yaml:4: models.m is set twice, first at {}/repository.yaml:2",
-        ),
+        ("models:\n  m: {}\n  n: {}\n  m: {}", "yaml:4: models.m is set twice, first at {}/repository.yaml:2"),
         ("default: m\ndefault: n", "yaml:2: default is set twice, first at {}/repository.yaml:1"),
         ("models: {m: {max_rows: 8, max_rows: 9}}", "yaml:1: models.m.max_rows is set twice, "),
         ("models: {m: {aliases: {a: 1, a: 2}}}", "yaml:1: models.m.aliases.a is set twice, "),
-        (
-            "models:\n  m:\n    versions: [9, 010]",
-            "yaml:3: models.m.versions is 010, which YAML reads as 8; write 8, ",
-        ),
+        ("models:\n  m:\n    versions: [9, 010]", "yaml:3: models.m.versions is 010, which YAML reads as 8; write 8, "),
         ("models: {m: {versions: [1_0]}}", 'is 1_0, which YAML reads as 10; write 10, or "1_0" for text'),
         ("models: {m: {versions: [1:30]}}", "models.m.versions is 1:30, which YAML reads as 90; "),
         ("models: {m: {aliases: {stable: 0b11}}}", "models.m.aliases.stable is 0b11, which YAML reads as 3; "),
@@ -236,54 +221,104 @@ def test_settings_that_make_no_sense_are_told_in_one_sentence(tmp_path: Path, te
         ("default: *gone", "yaml:1: this is not YAML: found undefined alias"),
     ],
 )
-def test_nothing_is_taken_for_something_else_in_silence(tmp_path: Path, text: str, said: str) -> None:
-    """As little as in server.yaml."""
+def test_invalid_settings_are_refused_in_one_sentence(tmp_path: Path, text: str, problem: str) -> None:
     (tmp_path / "repository.yaml").write_text(text, encoding="latin-1")
     with pytest.raises(SettingsError) as error:
         read_settings(tmp_path, ServerConfig())
-    assert said.format(tmp_path) in str(error.value)
+    assert str(error.value).startswith(str(tmp_path / "repository.yaml"))
+    assert problem.replace("{}", str(tmp_path)) in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_what_looks_like_a_number_may_be_quoted_and_long_ones_grouped(tmp_path: Path) -> None:
+def test_versions_may_be_quoted_and_long_numbers_grouped(tmp_path: Path) -> None:
     text = 'models: {m: {versions: ["010", 0, 12], queue_tokens: 262_144}}'
     expected = ModelSettings(Pinned(frozenset({"010", "0", "12"})), {}, {"queue_tokens": 262_144})
     assert settings(tmp_path, text).of("m") == expected
 
 
-def test_an_alias_of_yaml_is_no_key_that_stands_twice(tmp_path: Path) -> None:
+def test_a_yaml_alias_is_not_a_duplicate_key(tmp_path: Path) -> None:
     found = settings(tmp_path, "models: {m: &one {max_rows: 8}, n: *one, o: {<<: *one, engines: 1}}")
     assert [found.of(name).options.get("max_rows") for name in "mno"] == [8, 8, 8]
 
 
-def test_wrong_settings_leave_the_models_to_be_seen_and_say_what_is_wrong(tmp_path: Path) -> None:
+def test_invalid_settings_do_not_hide_the_models(tmp_path: Path) -> None:
     bundle(tmp_path / "m" / "1")
     (tmp_path / "repository.yaml").write_text("models: 3")
-    snapshot = Repository(tmp_path, ServerConfig()).scan()
-    assert snapshot.settings is None
-    assert "models must be a mapping" in snapshot.problem
-    assert snapshot.models.keys() == {"m"}
+    scan = Repository(tmp_path, ServerConfig()).scan()
+    assert scan.settings is None
+    assert "models must be a mapping" in scan.problem
+    assert scan.models.keys() == {"m"}
 
 
-def test_models_that_are_not_there_are_told_and_a_default_that_is_not_there_is_wrong(tmp_path: Path) -> None:
+def test_missing_models_are_reported_and_a_missing_default_is_an_error(tmp_path: Path) -> None:
     bundle(tmp_path / "m" / "1")
     repository = Repository(tmp_path, ServerConfig())
     models = "models: {o: {}, m: {versions: [1, 2], aliases: {stable: 1, next: 3}}}"
     (tmp_path / "repository.yaml").write_text(models)
-    snapshot = repository.scan()
-    assert snapshot.problem == f"repository.yaml names m@2, m@3, o, which {tmp_path} does not contain"
-    assert snapshot.settings is not None
+    scan = repository.scan()
+    assert scan.problem == f"repository.yaml names m@2, m@3, o, which {tmp_path} does not contain"
+    assert scan.settings is not None
     (tmp_path / "repository.yaml").write_text(f"default: n\n{models}")
-    snapshot = repository.scan()
-    assert snapshot.problem == f"repository.yaml names m@2, m@3, n, o, which {tmp_path} does not contain"
-    assert snapshot.settings is None
-    assert snapshot.models.keys() == {"m"}
+    scan = repository.scan()
+    assert scan.problem == f"repository.yaml names m@2, m@3, n, o, which {tmp_path} does not contain"
+    assert scan.settings is None
+    assert scan.models.keys() == {"m"}
     bundle(tmp_path / "n" / "1")
-    snapshot = repository.scan()
-    assert snapshot.settings is not None
-    assert snapshot.settings.default == "n"
+    scan = repository.scan()
+    assert scan.settings is not None
+    assert scan.settings.default == "n"
 
 
 def test_a_bundle_and_a_repository_exclude_each_other(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match=r"--bundle and --model-repository exclude each other"):
         ServerConfig(bundle=tmp_path, model_repository=tmp_path)
+
+
+def fake_bundles(folder: Path, *versions: str) -> Repository:
+    """Makes a repository with versions, NAME/VERSION, for FakeEngines."""
+    for version in versions:
+        (folder / version).mkdir(parents=True)
+        (folder / version / "manifest.json").write_text('{"files": {}}')
+    return Repository(folder, ServerConfig())
+
+
+async def test_a_missing_default_is_refused_and_the_previous_one_stays(tmp_path: Path) -> None:
+    settings = tmp_path / "repository.yaml"
+    world = World(fake_bundles(tmp_path, "m/1", "n/1"))
+    settings.write_text("default: zz")
+    with pytest.raises(RepositoryError, match=r"^repository.yaml names zz, which "):
+        await world.manager.start()
+    settings.write_text("default: n")
+    await world.manager.start()
+    settings.write_text("default: zz")
+    with pytest.raises(NotLoadedError, match=r"repository.yaml names zz"):
+        await world.manager.reload()
+    assert world.answers() == "n@1"
+    fake_bundles(tmp_path, "zz/1")
+    await world.manager.reload()
+    assert world.answers() == "zz@1"
+
+
+async def test_the_only_model_stays_the_default_if_the_named_one_is_missing(tmp_path: Path) -> None:
+    world = World(fake_bundles(tmp_path, "m/1"))
+    await world.manager.start()
+    (tmp_path / "repository.yaml").write_text("default: zz")
+    with pytest.raises(NotLoadedError, match=r"repository.yaml names zz"):
+        await world.manager.reload()
+    assert world.answers() == "m@1"
+
+
+async def test_a_removed_default_is_named_in_the_error_and_other_models_go_on(tmp_path: Path) -> None:
+    world = World(fake_bundles(tmp_path, "m/1", "n/1"))
+    (tmp_path / "repository.yaml").write_text("default: n")
+    await world.manager.start()
+    (tmp_path / "n").rename(tmp_path / ".n")
+    with pytest.raises(NotLoadedError, match=r"repository.yaml names n, which "):
+        await world.manager.reload()
+    assert world.answers("m") == "m@1"
+    with pytest.raises(ApiError, match=r"^the default model, n, does not exist now: name one of m$") as missed:
+        world.registry.find("")
+    assert missed.value.code is grpc.StatusCode.UNAVAILABLE
+    (tmp_path / ".n").rename(tmp_path / "n")
+    await world.manager.reload()
+    assert world.answers() == "n@1"

@@ -1,0 +1,189 @@
+"""Loading and unloading by hand, and loads that run out of memory."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail
+
+from dragoman_server.bundle.load import BundleError, load_bundle, shipped_bundle
+from dragoman_server.config import ServerConfig
+from dragoman_server.engine.engine_options import EngineOptions
+from dragoman_server.engine.host import LocalHost
+from dragoman_server.messages.api_error import ApiError
+from dragoman_server.models.loading import LoadError, load_version
+from dragoman_server.models.manager import NotLoadedError, UnknownModelError
+from dragoman_server.models.settings import ModelSettings, Pinned, RepositorySettings
+from dragoman_server.runtime.device import DeviceError
+from dragoman_server.runtime.runtime import Runtime
+from tests.support.fake_models import FakeSource, World, started
+from tests.support.waiting import until_async
+
+# The errors of ONNX Runtime, which has no exception of its own for this.
+OUT_OF_MEMORY = [
+    MemoryError(),
+    RuntimeError("BFCArena::AllocateRawInternal Failed to allocate memory for requested buffer of size 4096"),
+    Fail("CUDA failure 2: out of memory ; GPU=0 ; expr=cudaMalloc(&p, size)"),
+]
+
+
+def failing(error: Exception) -> Any:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=lambda error: type(error).__name__)
+def test_running_out_of_memory_in_the_first_run_is_not_blamed_on_the_bundle(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(Runtime, "warm_up", failing(error))
+    model = LocalHost().load(load_bundle(shipped_bundle()), EngineOptions(device="cpu", engines=1))
+    with pytest.raises(DeviceError) as refused:
+        model.runtime(0, 4)
+    start = "cpu ran out of memory at the first run of an engine with 4 cache rows; lower --max-rows, "
+    assert str(refused.value) == f"{start}or give it more memory"
+
+
+def test_another_error_in_the_first_run_is_blamed_on_the_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Runtime, "warm_up", failing(Fail("Got invalid dimensions for input: source_ids")))
+    model = LocalHost().load(load_bundle(shipped_bundle()), EngineOptions(device="cpu", engines=1))
+    with pytest.raises(BundleError, match="the graphs do not run as the manifest says: Fail: Got invalid dimensions"):
+        model.runtime(0, 4)
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(("rows", "remedy"), [(None, ""), (8, "lower --max-rows, or ")])
+async def test_running_out_of_memory_while_loading_names_a_remedy(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, rows: int | None, remedy: str
+) -> None:
+    monkeypatch.setattr("dragoman_server.models.loading.load_bundle", failing(error))
+    with pytest.raises(LoadError) as refused:
+        await load_version(Path("nowhere"), "a", "1", ServerConfig(max_rows=rows), lambda: None)
+    assert str(refused.value) == f"there is not enough memory to load it; {remedy}give it more memory"
+
+
+async def test_a_bug_in_loading_is_raised_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dragoman_server.models.loading.load_bundle", failing(RuntimeError("a bug")))
+    with pytest.raises(RuntimeError, match="a bug"):
+        await load_version(Path("nowhere"), "a", "1", ServerConfig(), lambda: None)
+
+
+async def test_a_failed_load_by_hand_counts_as_refused_only_if_the_settings_ask_for_it() -> None:
+    world, source = await started(m={"1": "a", "2": "broken"})
+    with pytest.raises(NotLoadedError, match="/models/m/2 is broken"):
+        await world.manager.load("m@2")
+    assert 'dragoman_model_refused{model="m"} 1.0' in world.page()
+    source.settings = RepositorySettings(models={"m": ModelSettings(Pinned(frozenset({"1"})))})
+    await world.manager.reload()
+    assert 'dragoman_model_refused{model="m"} 0.0' in world.page()
+    with pytest.raises(NotLoadedError, match="/models/m/2 is broken"):
+        await world.manager.load("m@2")
+    assert 'dragoman_model_refused{model="m"} 0.0' in world.page()
+    source.models["m"]["2"] = "mended"
+    await world.manager.reload()
+    assert world.answers("m@2") == "NOT_FOUND"  # no longer requested
+    await world.manager.load("m@2")
+    source.models["m"]["2"] = "broken"
+    await world.manager.reload()
+    assert (world.answers("m@2"), world.answers("m")) == ("m@2", "m@1")  # a successful load by hand stays in force
+    assert 'dragoman_model_refused{model="m"} 1.0' in world.page()
+
+
+async def test_a_removed_version_can_not_be_loaded() -> None:
+    world, source = await started(m={"1": "a"})
+    source.models["m"] = {"2": "broken"}
+    await world.manager.reload()
+    assert world.answers("m") == "m@1"
+    with pytest.raises(UnknownModelError, match="there is no version 1 of model m"):
+        await world.manager.load("m@1")
+    assert world.answers("m") == "m@1"
+    await world.manager.unload("m@1")
+    assert world.answers("m") == "UNAVAILABLE"
+
+
+async def test_models_are_unloaded_and_loaded_by_hand() -> None:
+    world, _ = await started(m={"1": "a", "2": "a"}, n={"1": "a"})
+    await world.manager.unload("m")
+    await world.manager.reload()
+    assert world.answers("m") == "NOT_FOUND"
+    assert world.answers("n") == "n@1"
+    assert world.health == {"n": True}
+    assert [report.held for report in world.manager.reports() if report.model == "m"] == [True, True]
+    await until_async(lambda: world.pools("m@2")[0].closed)
+    await world.manager.load("m")
+    assert world.answers("m") == "m@2"
+    await world.manager.unload("m@2")  # rolls back
+    assert world.answers("m") == "m@1"
+    await world.manager.load("m@2")
+    assert world.answers("m") == "m@2"
+    await world.manager.load("m@1")
+    assert (world.answers("m"), world.answers("m@1")) == ("m@2", "m@1")
+    for name in ("x", "m@7", "../m", "m@"):
+        with pytest.raises(UnknownModelError):
+            await world.manager.load(name)
+        with pytest.raises(UnknownModelError):
+            await world.manager.unload(name)
+
+
+async def test_a_load_by_hand_reports_why_it_failed_and_can_be_retried() -> None:
+    source = FakeSource(m={"1": "a", "2": "broken"}, n={"1": "broken"})
+    source.incomplete.add("m@3")
+    source.models["m"]["3"] = "a"
+    world = World(source)
+    await world.manager.start()
+    for name, problem in (
+        ("m", "/models/m/2 is broken"),
+        ("m@2", "version 2 of model m was not loaded: /models/m/2 is broken"),
+        ("m@3", "version 3 of model m was not loaded: weights.bin is missing"),
+        ("n", "/models/n/1 is broken"),
+    ):
+        with pytest.raises(NotLoadedError) as failed:
+            await world.manager.load(name)
+        assert str(failed.value) == problem
+    assert world.answers("m") == "m@1"
+    world.broken.clear()
+    await world.manager.load("n")
+    assert world.answers("n") == "n@1"
+
+
+async def test_loading_again_replaces_an_unchanged_version() -> None:
+    world, _ = await started(m={"1": "a"})
+    await world.manager.load("m")
+    assert world.loads == ["m@1"]
+    await world.manager.load("m", again=True)
+    assert world.loads == ["m@1", "m@1"]
+    await until_async(lambda: [pool.closed for pool in world.pools("m@1")] == [True, False])
+    world.broken.add("a")
+    with pytest.raises(NotLoadedError):
+        await world.manager.load("m@1", again=True)
+    assert world.answers("m") == "m@1"
+    assert not world.pools("m@1")[1].closed
+
+
+async def test_a_cancelled_caller_does_not_stop_the_load() -> None:
+    world, _ = await started(m={"1": "a"})
+    await world.manager.unload("m")
+    world.gate.clear()
+    loading = asyncio.create_task(world.manager.load("m"))
+    await until_async(lambda: world.loads == ["m@1", "m@1"])
+    loading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loading
+    world.gate.set()
+    await until_async(lambda: world.answers("m") == "m@1")
+
+
+async def test_changes_still_pending_at_shutdown_are_unavailable() -> None:
+    world, _ = await started(m={"1": "a"})
+    world.gate.clear()
+    changes = [asyncio.create_task(world.manager.load("m", again=True)), asyncio.create_task(world.manager.reload())]
+    await until_async(lambda: len(world.loads) == 2)
+    await world.manager.close()
+    for change in (*changes, world.manager.unload("m")):
+        with pytest.raises(ApiError, match="the server is shutting down") as refused:
+            await change
+        assert refused.value.code is grpc.StatusCode.UNAVAILABLE

@@ -66,7 +66,8 @@ def truncated(log_probabilities: Vector, options: SamplingOptions, margins: Marg
         order = [int(i) for i in np.argsort(distance, kind="stable")]
         kept = _crossing(order, left.probabilities, options.typical_p, margins)
         margins.cut((-distance[order]).tolist(), len(kept))
-        left = left.keep(kept)
+        furthest = distance[kept[-1]]
+        left = left.keep([i for i, d in enumerate(distance) if d <= furthest])
     return left
 
 

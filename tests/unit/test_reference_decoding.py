@@ -1,4 +1,4 @@
-"""The reference that the engine is held to, held to what can be counted out."""
+"""The reference decoder, checked against results that can be computed by hand."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,7 +32,7 @@ def text(ids: list[int]) -> str:
 
 
 def table(vocabulary: int, seed: int) -> Forward:
-    """A model whose logits are random numbers that depend on all that stands before."""
+    """Returns a model with random logits that depend on all tokens so far."""
 
     def run(rows: Sequence[Sequence[int]]) -> tuple[Matrix, Matrix]:
         draws = [np.random.default_rng([seed, *(i + 1 for i in ids)]) for ids in rows]
@@ -43,7 +43,7 @@ def table(vocabulary: int, seed: int) -> Forward:
 
 
 def script(probabilities: dict[str, dict[str, float]]) -> Forward:
-    """A model that says after each text what may follow; "." is the end."""
+    """Returns a model with these probabilities after each text; "." is the end token."""
 
     def run(rows: Sequence[Sequence[int]]) -> tuple[Matrix, Matrix]:
         logits = np.full((len(rows), len(LETTERS)), -np.inf)
@@ -63,7 +63,7 @@ def run(model: Forward, max_new_tokens: int, **more: Any) -> Decoded:
     return decode(model, SearchOptions(max_new_tokens, **more), END, text)
 
 
-def test_length_normalization_is_what_the_papers_say() -> None:
+def test_length_normalization() -> None:
     assert normalised(-6.0, 4, BeamOptions(1, LengthNormalization.LENGTH, 2.0)) == -6 / 16
     assert normalised(-6.0, 7, BeamOptions(1, LengthNormalization.GNMT, 2.0)) == -6 / 4
     assert normalised(-6.0, 7, BeamOptions(1, LengthNormalization.NONE, 2.0)) == -6
@@ -81,21 +81,21 @@ SHORT_FIRST = script(
 )
 
 
-def test_greedy_takes_the_end_where_it_is_the_most_probable() -> None:
+def test_greedy_search_takes_the_most_probable_token() -> None:
     [h] = run(SHORT_FIRST, 5).hypotheses
     assert not h.ids
     assert h.reason is FinishReason.EOS
     assert h.score == pytest.approx(log(0.4))
 
 
-def test_a_longer_hypothesis_may_win_after_a_short_one_finished() -> None:
+def test_a_longer_hypothesis_may_win_after_a_short_one_has_finished() -> None:
     beam = BeamOptions(2)
     assert texts(run(SHORT_FIRST, 5, num_hypotheses=2, beam=beam)) == ["abc", "bc"]
     assert texts(run(SHORT_FIRST, 5, beam=replace(beam, early_stopping=True, patience=0.5))) == [""]
     assert texts(run(SHORT_FIRST, 5, beam=replace(beam, length_penalty=0.0))) == [""]
 
 
-def test_groups_choose_unlike_each_other_and_keep_true_scores() -> None:
+def test_groups_choose_different_tokens_and_keep_true_scores() -> None:
     beam = BeamOptions(2, length_penalty=0.0, groups=2, diversity_penalty=5.0)
     constraints = Constraints(min_new_tokens=1)
     found = run(SHORT_FIRST, 5, num_hypotheses=2, beam=beam, constraints=constraints).hypotheses
@@ -103,14 +103,16 @@ def test_groups_choose_unlike_each_other_and_keep_true_scores() -> None:
     assert found[1].score == pytest.approx(log(0.25 / 0.6) + log(0.55))
 
 
-def test_limits_are_exact_to_the_token() -> None:
+def test_length_limits_are_exact() -> None:
     model = table(4, seed=3)
-    for least, most in ((0, 1), (2, 2), (3, 6)):
+    for minimum, maximum in ((0, 1), (2, 2), (3, 6)):
         for options in ({}, {"beam": BeamOptions(3)}, {"sampling": SamplingOptions(1)}):
-            [h] = run(model, most, constraints=Constraints(min_new_tokens=least, prefix=(A, A)), **options).hypotheses
+            [h] = run(
+                model, maximum, constraints=Constraints(min_new_tokens=minimum, prefix=(A, A)), **options
+            ).hypotheses
             assert h.ids[:2] == [A, A]
-            assert least <= len(h.ids) - 2 <= most
-            assert (h.reason is FinishReason.LENGTH) == (len(h.ids) - 2 == most)
+            assert minimum <= len(h.ids) - 2 <= maximum
+            assert (h.reason is FinishReason.LENGTH) == (len(h.ids) - 2 == maximum)
             assert len(h.log_probabilities) == len(h.ids) - 2 + (h.reason is FinishReason.EOS)
 
 
@@ -138,7 +140,7 @@ def test_constraints_change_the_distribution_before_it_is_normalised() -> None:
     assert probabilities([A, B], no_repeat_ngram_size=3) == of(*plain)
 
 
-def test_a_soft_prefix_gets_its_share_until_it_is_left() -> None:
+def test_a_soft_prefix_is_preferred_until_the_hypothesis_leaves_it() -> None:
     logits = np.log([0.1, 0.2, 0.3, 0.4])
     soft = Constraints(prefix=(A, B), prefix_bias=0.5)
 
@@ -165,12 +167,12 @@ def test_a_soft_prefix_gets_its_share_until_it_is_left() -> None:
         # Of the three that top_k leaves, 0.44 + 0.28 reach 0.7; of 0.62 and 0.38 the latter has 0.62 of the former.
         ({"top_k": 3, "top_p": 0.7, "min_p": 0.62}, {3: 0.4, 0: 0.25}),
         ({"top_k": 3, "top_p": 0.7, "min_p": 0.63}, {3: 0.4}),
-        # Entropy 1.35: 0.25 says 1.39, 0.4 says 0.92; then come 0.07 (2.66) and 0.03 (3.51).
+        # Entropy 1.35: the surprise of 0.25 is 1.39, that of 0.4 0.92; then come 0.07 (2.66) and 0.03 (3.51).
         ({"typical_p": 0.3}, {0: 0.25, 2: 0.25}),
         ({"typical_p": 0.6}, {3: 0.4, 0: 0.25, 2: 0.25}),
     ],
 )
-def test_truncation_keeps(rules: dict[str, Any], left: dict[int, float]) -> None:
+def test_tokens_left_by_truncation(rules: dict[str, Any], left: dict[int, float]) -> None:
     found = truncated(np.log([0.25, 0.03, 0.25, 0.4, 0.07]), SamplingOptions(0, **rules), Margins())
     total = sum(left.values())
     assert dict(zip(found.ids, found.probabilities, strict=True)) == pytest.approx(
@@ -186,7 +188,7 @@ def test_each_token_is_drawn_with_its_probability() -> None:
     np.testing.assert_allclose(np.bincount(drawn) / 2000, probabilities, atol=1e-3)
 
 
-def test_samples_have_streams_of_their_own() -> None:
+def test_each_sample_has_its_own_random_numbers() -> None:
     def numbers(seed: int, sample: int) -> list[float]:
         draws = RandomStream(seed, sample)
         return [draws.next() for _ in range(3)]
@@ -198,9 +200,9 @@ def test_samples_have_streams_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("beam", [None, BeamOptions(2, length_penalty=0.0)])
-def test_alternatives_are_the_best_first_tokens_completed(beam: BeamOptions | None) -> None:
+def test_alternatives_start_with_the_best_tokens(beam: BeamOptions | None) -> None:
     found = run(SHORT_FIRST, 5, num_hypotheses=4, beam=beam, alternatives=True)
-    assert texts(found) == ["", "abc", "bc"]  # there are no more first tokens
+    assert texts(found) == ["", "abc", "bc"]  # there are only three first tokens
 
 
 SPELLED = script({text[:i]: {"abcdabcd."[i]: 1.0} for text in ["abcdabcd"] for i in range(9)})
@@ -227,7 +229,7 @@ def test_stop_sequences_cut_across_tokens(
     assert ids[: h.characters] == kept
 
 
-def test_a_dead_end_is_named() -> None:
+def test_a_hypothesis_without_a_possible_token_is_a_dead_end() -> None:
     constraints = Constraints(vocabulary=(END, A, B), no_repeat_ngram_size=1, min_new_tokens=3)
     for options in ({}, {"beam": BeamOptions(2)}, {"sampling": SamplingOptions(1)}):
         [h] = run(table(4, seed=1), 6, constraints=constraints, **options).hypotheses
@@ -236,7 +238,7 @@ def test_a_dead_end_is_named() -> None:
         assert len(h.log_probabilities) == 2
 
 
-def test_close_decisions_are_told() -> None:
+def test_close_decisions_have_small_margins() -> None:
     close = script({"": {"a": 0.5 + 1e-6, "b": 0.5 - 1e-6}, "a": {".": 1.0}, "b": {".": 1.0}})
     assert run(close, 3).margin < 1e-5
     assert run(close, 3, beam=BeamOptions(1)).margin < 1e-5

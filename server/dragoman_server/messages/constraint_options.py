@@ -7,36 +7,36 @@ from dragoman_server.messages.option_reader import OptionReader
 from dragoman_server.messages.token_ids import TargetEncoder
 
 
-async def read_constraints(fields: OptionReader, target: TargetEncoder, limits: pb.Limits) -> Constraints:
+async def read_constraints(reader: OptionReader, target: TargetEncoder, limits: pb.Limits) -> Constraints:
     """Reads all constraints except min_new_tokens.
 
     Raises:
         ApiError: an option is invalid, or contradicts another one.
     """
-    options = fields.options
-    if not fields.has("prefix"):
-        fields.require("prefix", ("prefix_bias",))
-    bias = fields.number("prefix_bias", 0.0, 0, 1, above=True, below=True) or None
-    suppressed = _suppressed_tokens(fields, target, limits)
+    options = reader.options
+    if not reader.has("prefix"):
+        reader.require("prefix", ("prefix_bias",))
+    bias = reader.number("prefix_bias", 0.0, 0, 1, above=True, below=True) or None
+    suppressed = _suppressed_tokens(reader, target, limits)
     sequences = await _suppressed_sequences(options, target, limits)
     suppressed |= {sequence[0] for sequence in sequences if len(sequence) == 1}
     vocabulary = _vocabulary(options, target)
     if options.include_stop_sequence and not options.stop_sequences:
-        fields.refuse("include_stop_sequence", "needs stop_sequences")
+        reader.refuse("include_stop_sequence", "needs stop_sequences")
     constraints = Constraints(
         prefix=await _prefix(options, target),
         prefix_bias=bias,
         suppressed=tuple(sorted(suppressed)),
         suppressed_sequences=tuple(dict.fromkeys(sequence for sequence in sequences if len(sequence) > 1)),
-        repetition_penalty=fields.number("repetition_penalty", 1.0, 0.01, 100),
-        no_repeat_ngram_size=fields.integer("no_repeat_ngram_size", 0, 0),
+        repetition_penalty=reader.number("repetition_penalty", 1.0, 0.01, 100),
+        no_repeat_ngram_size=reader.integer("no_repeat_ngram_size", 0, 0),
         stop_sequences=_stop_sequences(options, limits),
         include_stop_sequence=options.include_stop_sequence,
         vocabulary=vocabulary,
     )
     if choosable_tokens(constraints, target) == 0:
         field = "suppressed_tokens" if options.suppressed_tokens else "suppressed_sequences"
-        fields.refuse(field, "leaves no token to choose except the end token")
+        reader.refuse(field, "leaves no token to choose except the end token")
     return constraints
 
 
@@ -60,16 +60,16 @@ async def _prefix(options: pb.GenerationOptions, target: TargetEncoder) -> tuple
     return prefix
 
 
-def _suppressed_tokens(fields: OptionReader, target: TargetEncoder, limits: pb.Limits) -> set[int]:
-    tokens = fields.options.suppressed_tokens
+def _suppressed_tokens(reader: OptionReader, target: TargetEncoder, limits: pb.Limits) -> set[int]:
+    tokens = reader.options.suppressed_tokens
     if len(tokens) > limits.suppressed_tokens:
         problem = f"has {len(tokens)} tokens, but at most {limits.suppressed_tokens} can be suppressed"
-        fields.refuse("suppressed_tokens", f"{problem}; use `vocabulary` to list the allowed tokens instead")
+        reader.refuse("suppressed_tokens", f"{problem}; use `vocabulary` to list the allowed tokens instead")
     for index, token in enumerate(tokens):
         target.check_id(token, f"options.suppressed_tokens[{index}]")
         if token == target.end:
             problem = f"is {token}, the end token, which can't be suppressed; use min_new_tokens to delay the end"
-            fields.refuse(f"suppressed_tokens[{index}]", problem)
+            reader.refuse(f"suppressed_tokens[{index}]", problem)
     return set(tokens)
 
 

@@ -83,37 +83,37 @@ async def read_options(
     Raises:
         ApiError: an option is out of range, has no effect together with the others, or contradicts them.
     """
-    fields = OptionReader(options)
-    if fields.present <= LENGTH_OPTIONS:  # as in most requests; saves the time to look for all others
-        max_new_tokens, constraints = _lengths(fields, UNCONSTRAINED, target.max_tokens)
+    reader = OptionReader(options)
+    if reader.present <= LENGTH_OPTIONS:  # as in most requests; saves the time to look for all others
+        max_new_tokens, constraints = _lengths(reader, UNCONSTRAINED, target.max_tokens)
         return SearchOptions(
             max_new_tokens,
             constraints=constraints,
             log_probabilities=details.log_probabilities,
             top_tokens=details.top_tokens,
         )
-    beam, sampling = _beam(fields, limits), _sampling(fields)
+    beam, sampling = _beam(reader, limits), _sampling(reader)
     if sampling and beam:
-        fields.refuse("beam_size", "can't be combined with sample")
+        reader.refuse("beam_size", "can't be combined with sample")
     if options.alternatives and sampling:
-        fields.refuse("alternatives", "can't be combined with sample")
-    if options.alternatives and fields.has("prefix_bias"):
-        fields.refuse(
+        reader.refuse("alternatives", "can't be combined with sample")
+    if options.alternatives and reader.has("prefix_bias"):
+        reader.refuse(
             "alternatives", "can't be combined with prefix_bias, because hypotheses need not contain the prefix"
         )
-    num_hypotheses = _num_hypotheses(fields, beam, sampling, limits)
-    constraints = await read_constraints(fields, target, limits)
-    max_new_tokens, constraints = _lengths(fields, constraints, target.max_tokens)
+    num_hypotheses = _num_hypotheses(reader, beam, sampling, limits)
+    constraints = await read_constraints(reader, target, limits)
+    max_new_tokens, constraints = _lengths(reader, constraints, target.max_tokens)
     if options.alternatives:
         choices = choosable_tokens(constraints, target) + (constraints.min_new_tokens == 0)
         if num_hypotheses > choices:
-            fields.refuse("num_hypotheses", f"is {num_hypotheses}, but there are only {choices} tokens to choose from")
+            reader.refuse("num_hypotheses", f"is {num_hypotheses}, but there are only {choices} tokens to choose from")
     if beam and beam.early_stopping:
         least = 1 if options.alternatives else num_hypotheses
         ends_at = beam.finished_quota(beam.beam_size)
         if ends_at < least:
             problem = f"is {beam.patience:g}, so the search would end with {ends_at} finished hypotheses, but {least}"
-            fields.refuse("patience", f"{problem} {'is' if least == 1 else 'are'} needed")
+            reader.refuse("patience", f"{problem} {'is' if least == 1 else 'are'} needed")
     return SearchOptions(
         max_new_tokens=max_new_tokens,
         num_hypotheses=num_hypotheses,
@@ -133,49 +133,49 @@ def reseeded(search: SearchOptions) -> SearchOptions:
     return replace(search, sampling=replace(search.sampling, seed=secrets.randbits(64)))
 
 
-def _beam(fields: OptionReader, limits: pb.Limits) -> BeamOptions | None:
-    options = fields.options
-    if not fields.has("beam_size"):
-        fields.require("beam_size", BEAM_OPTIONS)
+def _beam(reader: OptionReader, limits: pb.Limits) -> BeamOptions | None:
+    options = reader.options
+    if not reader.has("beam_size"):
+        reader.require("beam_size", BEAM_OPTIONS)
         return None
-    beam_size = fields.integer("beam_size", 1, 1, limits.beam_size, ", the server's limit")
+    beam_size = reader.integer("beam_size", 1, 1, limits.beam_size, ", the server's limit")
     normalization = NORMALIZATIONS.get(options.length_normalization)
     if normalization is None:
-        fields.refuse("length_normalization", f"is {options.length_normalization}, which is not a known value")
-    if normalization is LengthNormalization.NONE and fields.has("length_penalty"):
-        fields.refuse("length_penalty", "needs a length_normalization other than NONE")
+        reader.refuse("length_normalization", f"is {options.length_normalization}, which is not a known value")
+    if normalization is LengthNormalization.NONE and reader.has("length_penalty"):
+        reader.refuse("length_penalty", "needs a length_normalization other than NONE")
     if not options.early_stopping:
-        fields.require("early_stopping", ("patience",))
-    groups = fields.integer("beam_groups", 1, 1)
+        reader.require("early_stopping", ("patience",))
+    groups = reader.integer("beam_groups", 1, 1)
     if beam_size % groups:
-        fields.refuse("beam_groups", f"is {groups}, but must divide beam_size, which is {beam_size}")
+        reader.refuse("beam_groups", f"is {groups}, but must divide beam_size, which is {beam_size}")
     if groups == 1:
-        fields.require("beam_groups of 2 or more", ("diversity_penalty",))
+        reader.require("beam_groups of 2 or more", ("diversity_penalty",))
     return BeamOptions(
         beam_size=beam_size,
         length_normalization=normalization,
-        length_penalty=fields.number("length_penalty", 1.0, -10, 10),
-        coverage_penalty=fields.number("coverage_penalty", 0.0, 0, 100),
+        length_penalty=reader.number("length_penalty", 1.0, -10, 10),
+        coverage_penalty=reader.number("coverage_penalty", 0.0, 0, 100),
         early_stopping=options.early_stopping,
-        patience=fields.number("patience", 1.0, 0, 1000, above=True),
+        patience=reader.number("patience", 1.0, 0, 1000, above=True),
         groups=groups,
-        diversity_penalty=fields.number("diversity_penalty", 0.5, 0, 100, above=True),
+        diversity_penalty=reader.number("diversity_penalty", 0.5, 0, 100, above=True),
     )
 
 
-def _sampling(fields: OptionReader) -> SamplingOptions | None:
-    options = fields.options
+def _sampling(reader: OptionReader) -> SamplingOptions | None:
+    options = reader.options
     if not options.sample:
-        fields.require("sample", SAMPLING_OPTIONS)
+        reader.require("sample", SAMPLING_OPTIONS)
         return None
     # A rule that excludes no token becomes None.
     return SamplingOptions(
-        seed=options.seed if fields.has("seed") else secrets.randbits(64),
-        temperature=fields.number("temperature", 1.0, 0.001, 1000),
-        top_k=fields.integer("top_k", 0, 1) or None,
-        top_p=_rule(fields.number("top_p", 1.0, 0, 1, above=True), 1.0),
-        min_p=_rule(fields.number("min_p", 0.0, 0, 1), 0.0),
-        typical_p=_rule(fields.number("typical_p", 1.0, 0, 1, above=True), 1.0),
+        seed=options.seed if reader.has("seed") else secrets.randbits(64),
+        temperature=reader.number("temperature", 1.0, 0.001, 1000),
+        top_k=reader.integer("top_k", 0, 1) or None,
+        top_p=_rule(reader.number("top_p", 1.0, 0, 1, above=True), 1.0),
+        min_p=_rule(reader.number("min_p", 0.0, 0, 1), 0.0),
+        typical_p=_rule(reader.number("typical_p", 1.0, 0, 1, above=True), 1.0),
     )
 
 
@@ -184,9 +184,9 @@ def _rule(value: float, off: float) -> float | None:
 
 
 def _num_hypotheses(
-    fields: OptionReader, beam: BeamOptions | None, sampling: SamplingOptions | None, limits: pb.Limits
+    reader: OptionReader, beam: BeamOptions | None, sampling: SamplingOptions | None, limits: pb.Limits
 ) -> int:
-    if fields.options.alternatives or sampling:
+    if reader.options.alternatives or sampling:
         most, reason = limits.hypotheses, ", the server's limit"
         if beam:
             most, reason = (
@@ -197,15 +197,15 @@ def _num_hypotheses(
         most, reason = beam.beam_size, ", the beam_size"
     else:
         most, reason = 1, " without beam_size, sample or alternatives"
-    return fields.integer("num_hypotheses", 1, 1, most, reason)
+    return reader.integer("num_hypotheses", 1, 1, most, reason)
 
 
-def _lengths(fields: OptionReader, constraints: Constraints, limit: int) -> tuple[int, Constraints]:
+def _lengths(reader: OptionReader, constraints: Constraints, limit: int) -> tuple[int, Constraints]:
     """Returns max_new_tokens, and the constraints with min_new_tokens."""
     forced = len(constraints.prefix) if constraints.prefix_bias is None else 0
     reason = f", the model's limit less {forced} tokens of the prefix" if forced else ", the model's limit"
-    max_new_tokens = fields.integer("max_new_tokens", limit - forced, 1, limit - forced, reason)
-    min_new_tokens = fields.integer("min_new_tokens", 0, 0, max_new_tokens, ", the value of max_new_tokens")
+    max_new_tokens = reader.integer("max_new_tokens", limit - forced, 1, limit - forced, reason)
+    min_new_tokens = reader.integer("min_new_tokens", 0, 0, max_new_tokens, ", the value of max_new_tokens")
     return max_new_tokens, replace(constraints, min_new_tokens=min_new_tokens) if min_new_tokens else constraints
 
 

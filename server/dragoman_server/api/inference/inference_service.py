@@ -120,7 +120,7 @@ class InferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
         with translate_field_names(), _deadline(parameters.timeout):
             async with asyncio.timeout(parameters.timeout):
                 answers = await self._generation.answer_all(batch, context)
-        return await writer.whole(answers)
+        return await writer.response(answers)
 
     async def ModelStreamInfer(
         self, requests: AsyncIterator[oip.ModelInferRequest], context: Context
@@ -233,7 +233,7 @@ class InferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
                 with translate_field_names(), _deadline(parameters.timeout):
                     async with aclosing(self._generation.GenerateStream(generate_request, context)) as messages:
                         async for message in _within(messages, parameters.timeout):
-                            if response := await writer.piece(message):
+                            if response := await writer.message(message):
                                 yield oip.ModelStreamInferResponse(infer_response=response)
             except Exception as error:
                 api_error = from_exception(error, "request of a stream failed", request_id=record.id)

@@ -98,30 +98,30 @@ class OutputWriter:
         self._id = request.id
         self._raw = bool(request.raw_input_contents)
 
-    async def whole(self, answers: Sequence[pb.GenerateResponse]) -> oip.ModelInferResponse:
+    async def response(self, answers: Sequence[pb.GenerateResponse]) -> oip.ModelInferResponse:
         """Writes the response of a unary call.
 
         Args:
             answers: The response to each text.
         """
         size = sum(1 + self._size(hypothesis.tokens) for answer in answers for hypothesis in answer.hypotheses)
-        return await _write(size, lambda: self._whole(answers))
+        return await _write(size, lambda: self._write_response(answers))
 
-    async def piece(self, message: pb.GenerateStreamResponse) -> oip.ModelInferResponse | None:
+    async def message(self, message: pb.GenerateStreamResponse) -> oip.ModelInferResponse | None:
         """Converts a message of a stream. The last one includes the outputs that can't be sent in pieces."""
-        return await _write(self._size(message.tokens), lambda: self._piece(message))
+        return await _write(self._size(message.tokens), lambda: self._write_message(message))
 
     def _size(self, tokens: Sequence[pb.Token]) -> int:
         """Returns the number of tokens to write, including their alternatives."""
         return len(tokens) * self._tokens_per_position
 
-    def _whole(self, answers: Sequence[pb.GenerateResponse]) -> oip.ModelInferResponse:
-        response = self._response()
+    def _write_response(self, answers: Sequence[pb.GenerateResponse]) -> oip.ModelInferResponse:
+        response = self._empty_response()
         for name in self._names:
             self._write(response, name, [_row(name, answer) for answer in answers])
         return response
 
-    def _piece(self, message: pb.GenerateStreamResponse) -> oip.ModelInferResponse | None:
+    def _write_message(self, message: pb.GenerateStreamResponse) -> oip.ModelInferResponse | None:
         final = message.final if message.HasField("final") else None
         pieces = {"text": message.text.encode(), "tokens": _tokens(message.tokens)}
         rows: dict[str, list[Any]] = {}
@@ -134,13 +134,13 @@ class OutputWriter:
                 rows[name] = _row(name, final)
         if not rows:
             return None
-        response = self._response()
+        response = self._empty_response()
         response.parameters[FINAL].bool_param = final is not None
         for name, row in rows.items():
             self._write(response, name, [row])
         return response
 
-    def _response(self) -> oip.ModelInferResponse:
+    def _empty_response(self) -> oip.ModelInferResponse:
         return oip.ModelInferResponse(model_name=self._name, model_version=self._version, id=self._id)
 
     def _write(self, response: oip.ModelInferResponse, name: str, rows: list[list[Any]]) -> None:

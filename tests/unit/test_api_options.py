@@ -1,4 +1,4 @@
-"""Every option of the API: what it becomes, and what is refused of it and said then."""
+"""Every option of the API: the search that it becomes, and the refusals of invalid values."""
 
 import math
 from typing import Any, cast
@@ -34,16 +34,16 @@ PAD, UNKNOWN, BEGIN, END, A, B, C = range(7)
 NAN, INFINITY = math.nan, math.inf
 
 
-def text(given: str) -> pb.Input:
-    return pb.Input(text=given)
+def text(content: str) -> pb.Input:
+    return pb.Input(text=content)
 
 
-def ids(*given: int) -> pb.Input:
-    return pb.Input(token_ids=pb.TokenIds(ids=given))
+def ids(*tokens: int) -> pb.Input:
+    return pb.Input(token_ids=only(*tokens))
 
 
-def only(*given: int) -> pb.TokenIds:
-    return pb.TokenIds(ids=given)
+def only(*tokens: int) -> pb.TokenIds:
+    return pb.TokenIds(ids=tokens)
 
 
 async def search(options: dict[str, Any], limits: pb.Limits = LIMITS) -> SearchOptions:
@@ -54,7 +54,7 @@ BEAM = {"beam_size": 4}
 SAMPLE = {"sample": True}
 NONE = pb.LENGTH_NORMALIZATION_NONE
 
-# Options, the field that is named, and words of what is said of it.
+# Options, the invalid field, and words of the problem.
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"max_new_tokens": 0}, "max_new_tokens", "is 0, but must be from 1 to 12, the model's limit"),
     ({"max_new_tokens": 13}, "max_new_tokens", "is 13, but must be from 1 to 12, the model's limit"),
@@ -208,7 +208,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"alternatives": True, "prefix": text("a"), "prefix_bias": 0.5}, "alternatives", "combined with prefix_bias"),
 ]
 
-# Options, and what search they ask for.
+# Options and the search that they become.
 DEFAULT = SearchOptions(max_new_tokens=12)
 UNRESTRICTED = Constraints()
 
@@ -303,7 +303,7 @@ def described(options: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("options", "field", "words"), REFUSED, ids=lambda case: described(case) if isinstance(case, dict) else ""
 )
-async def test_what_makes_no_sense_is_refused_by_the_name_of_its_field(
+async def test_invalid_options_are_refused_by_the_name_of_their_field(
     options: dict[str, Any], field: str, words: str
 ) -> None:
     with pytest.raises(ApiError) as refused:
@@ -317,12 +317,11 @@ async def test_what_makes_no_sense_is_refused_by_the_name_of_its_field(
 @pytest.mark.parametrize(
     ("options", "expected"), READ, ids=lambda case: described(case) if isinstance(case, dict) else ""
 )
-async def test_what_makes_sense_becomes_a_search(options: dict[str, Any], expected: SearchOptions) -> None:
+async def test_valid_options_become_a_search(options: dict[str, Any], expected: SearchOptions) -> None:
     assert await search(options) == expected
 
 
-# The bounds that the API documents as belonging to the range, none of which 32 bits hold exactly unless it is a whole
-# number, and what the search is told.
+# The inclusive bounds that the API documents. 32 bits represent only the whole numbers among them exactly.
 BOUNDS: list[tuple[dict[str, Any], SearchOptions]] = [
     ({"repetition_penalty": 0.01}, constrained(repetition_penalty=0.01)),
     ({"repetition_penalty": 100}, constrained(repetition_penalty=100.0)),
@@ -351,8 +350,8 @@ DECIMALS: list[tuple[dict[str, Any], SearchOptions]] = [
 @pytest.mark.parametrize(
     ("options", "expected"), BOUNDS + DECIMALS, ids=lambda case: described(case) if isinstance(case, dict) else ""
 )
-async def test_numbers_are_those_that_the_client_wrote(options: dict[str, Any], expected: SearchOptions) -> None:
-    """Though their fields have 32 bits, which make 0.01 a little less, and 0.9 a little less or more."""
+async def test_numbers_are_read_as_the_client_wrote_them(options: dict[str, Any], expected: SearchOptions) -> None:
+    """Although their fields have 32 bits, in which 0.01 and 0.9 are slightly different numbers."""
     assert await search(options) == expected
 
 
@@ -364,28 +363,28 @@ def test_halves_are_rounded_up(patience: float, width: int, enough: int) -> None
     assert BeamOptions(64, early_stopping=True, patience=patience).finished_quota(width) == enough
 
 
-async def test_patience_and_bounds_hold_in_the_other_protocol_as_well() -> None:
+async def test_patience_and_bounds_are_the_same_in_the_open_inference_protocol() -> None:
     decimals = {"repetition_penalty": 0.01, "patience": 0.9}
-    given = {"beam_size": oip.InferParameter(int64_param=5), "early_stopping": oip.InferParameter(bool_param=True)}
-    given |= {name: oip.InferParameter(double_param=value) for name, value in decimals.items()}
-    found = await read_options(Parameters(given).options, ResponseDetails(), TARGET, LIMITS)
+    parameters = {"beam_size": oip.InferParameter(int64_param=5), "early_stopping": oip.InferParameter(bool_param=True)}
+    parameters |= {name: oip.InferParameter(double_param=value) for name, value in decimals.items()}
+    found = await read_options(Parameters(parameters).options, ResponseDetails(), TARGET, LIMITS)
     assert found.constraints.repetition_penalty == 0.01
     assert found.beam
     assert found.beam.finished_quota(5) == 5
 
 
-def test_no_option_is_left_out_here() -> None:
-    """A new option needs a refusal and a use in the tables above."""
-    of_calls = {"time_limit"}  # whose refusals stand in test_server_api_checks.py: the search does not know it
-    harmless = {"sample"}  # true or false, it makes sense; others do not make sense with or without it
+def test_the_tables_cover_all_options() -> None:
+    """A new option needs a refusal and a valid use in the tables above."""
+    of_calls = {"time_limit"}  # not part of the search; see test_api_requests.py
+    harmless = {"sample"}  # never refused itself
     refused = {field.split(".")[0].split("[")[0] for _, field, _ in REFUSED}
     assert refused == OPTIONS - of_calls - harmless
     assert {name for options, _ in READ for name in options} == OPTIONS - of_calls
 
 
-def test_every_field_of_a_search_can_be_asked_for() -> None:
-    """None of them keeps its default in all of the table above."""
-    changed = {"log_probabilities", "top_tokens"}  # these two by Details
+def test_the_tables_cover_all_fields_of_a_search() -> None:
+    """Every field has a value other than its default somewhere in the table above."""
+    changed = {"log_probabilities", "top_tokens"}  # set by Details
     for _, found in READ:
         for part in (found, found.constraints, found.beam, found.sampling):
             if part is not None:
@@ -398,20 +397,20 @@ def _default(part: Any, name: str) -> Any:
     return getattr(type(part)(*{BeamOptions: [0], SamplingOptions: [0], SearchOptions: [12]}.get(type(part), [])), name)
 
 
-async def test_seeds_are_drawn_where_there_is_none() -> None:
+async def test_a_seed_is_chosen_if_absent() -> None:
     drawn = [(await search(SAMPLE)).sampling for _ in range(4)]
     assert len({each.seed for each in drawn if each}) == 4
     assert all(each and 0 <= each.seed < 2**64 for each in drawn)
-    given = await search({"seed": 5, **SAMPLE})
-    again = reseeded(given)
-    assert given.sampling
+    seeded = await search({"seed": 5, **SAMPLE})
+    again = reseeded(seeded)
+    assert seeded.sampling
     assert again.sampling
-    assert given.sampling.seed == 5 != again.sampling.seed
+    assert seeded.sampling.seed == 5 != again.sampling.seed
     assert reseeded(DEFAULT) is DEFAULT
 
 
 @pytest.mark.parametrize(
-    ("details", "wanted"),
+    ("details", "expected"),
     [
         ({}, ResponseDetails()),
         ({"tokens": True}, ResponseDetails(tokens=True)),
@@ -422,15 +421,15 @@ async def test_seeds_are_drawn_where_there_is_none() -> None:
     ],
     ids=lambda case: "-".join(case) if isinstance(case, dict) else "",
 )
-async def test_details_imply_others(details: dict[str, Any], wanted: ResponseDetails) -> None:
-    assert read_details(pb.Details(**details), LIMITS) == wanted
-    found = await read_options(pb.GenerationOptions(), wanted, TARGET, LIMITS)
-    assert (found.log_probabilities, found.top_tokens) == (wanted.log_probabilities, wanted.top_tokens)
+async def test_details_imply_others(details: dict[str, Any], expected: ResponseDetails) -> None:
+    assert read_details(pb.Details(**details), LIMITS) == expected
+    found = await read_options(pb.GenerationOptions(), expected, TARGET, LIMITS)
+    assert (found.log_probabilities, found.top_tokens) == (expected.log_probabilities, expected.top_tokens)
     assert {field.name for field in pb.Details.DESCRIPTOR.fields} == set(ResponseDetails.__slots__)
 
 
 @pytest.mark.parametrize("count", [-1, 21])
-def test_too_many_or_too_few_top_tokens_are_refused(count: int) -> None:
+def test_top_tokens_out_of_range_are_refused(count: int) -> None:
     with pytest.raises(ApiError, match=rf"^details\.top_tokens is {count}, but must be from 0 to 20$"):
         read_details(pb.Details(top_tokens=count), LIMITS)
 
@@ -440,13 +439,15 @@ def test_limits_never_exceed_the_rows_of_an_engine() -> None:
     few = request_limits(ServerConfig(max_beam_size=16, max_hypotheses=32), 4, shape)
     assert (few.beam_size, few.hypotheses) == (4, 4)
     wide = request_limits(ServerConfig(max_beam_size=48, max_hypotheses=32), 64, shape)
-    assert (wide.beam_size, wide.hypotheses) == (48, 48)  # else one alternative by beam search would be too many
+    assert (wide.beam_size, wide.hypotheses) == (
+        48,
+        48,
+    )  # or one alternative completed by beam search would be too many
     tiny = request_limits(ServerConfig(), 64, shape.model_copy(update={"target_vocabulary": 9}))
     assert tiny.top_tokens == 9
 
 
-async def test_the_limits_are_those_that_are_told() -> None:
-    """What stands in Limits is allowed, one more is not."""
+async def test_values_at_the_limits_are_allowed_and_no_more() -> None:
     limits = pb.Limits(
         beam_size=3,
         hypotheses=5,
@@ -455,7 +456,7 @@ async def test_the_limits_are_those_that_are_told() -> None:
         suppressed_sequences=1,
         suppressed_tokens=2,
     )
-    for fine, more in (
+    for allowed, refused in (
         ({"beam_size": 3}, {"beam_size": 4}),
         ({"num_hypotheses": 5, **SAMPLE}, {"num_hypotheses": 6, **SAMPLE}),
         ({"stop_sequences": ["a", "b"]}, {"stop_sequences": ["a", "b", "c"]}),
@@ -463,12 +464,12 @@ async def test_the_limits_are_those_that_are_told() -> None:
         ({"suppressed_sequences": [text("ab")]}, {"suppressed_sequences": [text("ab"), text("ba")]}),
         ({"suppressed_tokens": [A, B]}, {"suppressed_tokens": [A, B, C]}),
     ):
-        await search(fine, limits)
+        await search(allowed, limits)
         with pytest.raises(ApiError):
-            await search(more, limits)
+            await search(refused, limits)
 
 
-async def test_a_request_without_options_gets_what_reading_none_gives() -> None:
+async def test_a_request_without_options_gets_the_defaults() -> None:
     scorer = Scorer(FakeScorerSession().load, BUNDLE.manifest.shape, 1, ModelMetrics())
     model = ServedModel(BUNDLE, cast(EnginePool, FakeEngines()), scorer, "cpu", LIMITS, lambda: None)
     read = await read_options(pb.GenerationOptions(), ResponseDetails(), model.target, LIMITS)

@@ -1,4 +1,4 @@
-"""Text without content is refused whatever a bundle's tokenizer makes of it, and errors point into the text as sent."""
+"""Blank text is refused by every kind of tokenizer, and errors give positions in the text as it was sent."""
 
 import asyncio
 import unicodedata
@@ -14,7 +14,7 @@ from dragoman_training.data.tokenizers import train_tokenizer
 from dragoman_training.recipe import TokenizerConfig
 
 TEXTS = [f"the {a} {b}s, café {b}ing" for a in ("cat", "dog") for b in ("walk", "sleep", "sing")]
-NOTHING = {
+BLANK = {
     " ": "U+0020 SPACE",
     "\n": "U+000A LINE FEED",
     "\u00a0\u00a0": "U+00A0 NO-BREAK SPACE",
@@ -28,7 +28,7 @@ NOTHING = {
 
 
 def encoder(kind: str, invisible: str = "keep", normalizer: normalizers.Normalizer | None = None) -> SourceEncoder:
-    """As a bundle has it whose tokenizer keeps all that nobody sees; those made before others were known do."""
+    """Returns the encoder of a bundle whose tokenizer keeps or drops invisible characters."""
     config = TokenizerConfig.model_validate({"kind": kind, "vocabulary": 400, "invisible": invisible})
     tokenizer = Tokenizer.from_str(train_tokenizer(config, TEXTS).to_str())
     if normalizer is not None:
@@ -46,14 +46,14 @@ def refusal(encoder: SourceEncoder, text: str) -> str:
 
 @pytest.mark.parametrize("kind", ["characters", "symbols", "bpe", "unigram"])
 @pytest.mark.parametrize("invisible", ["drop", "keep"])
-def test_nothing_to_read_is_refused_by_name(kind: str, invisible: str) -> None:
+def test_blank_text_is_refused_with_the_names_of_its_characters(kind: str, invisible: str) -> None:
     source = encoder(kind, invisible)
-    for text, names in NOTHING.items():
+    for text, names in BLANK.items():
         assert refusal(source, text) == f"text is blank: it contains only {names}"
 
 
 @pytest.mark.parametrize("kind", ["characters", "symbols", "bpe", "unigram"])
-def test_what_a_normalizer_takes_away_is_nothing(kind: str) -> None:
+def test_text_that_is_blank_after_normalization_is_refused(kind: str) -> None:
     marks = encoder(kind, normalizer=normalizers.Replace("\u0301", " "))
     assert refusal(marks, "\u0301") == (
         "text is blank after normalization: it contains only U+0301 COMBINING ACUTE ACCENT"
@@ -63,7 +63,7 @@ def test_what_a_normalizer_takes_away_is_nothing(kind: str) -> None:
         assert refusal(encoder(kind), "▁") == lower_block
 
 
-def test_a_position_counts_characters_of_the_text_that_was_sent() -> None:
+def test_positions_count_characters_of_the_original_text() -> None:
     source = encoder("characters", "drop")
     text = " \u200bthe\u00a0 \u00adcat ☃"
     assert f"'☃' (U+2603) at position {text.index('☃')}" in refusal(source, text)
@@ -71,7 +71,7 @@ def test_a_position_counts_characters_of_the_text_that_was_sent() -> None:
     assert f"'x\u0302' at position {text.index('x')}" in refusal(source, text)
 
 
-def test_all_that_can_be_seen_is_content() -> None:
+def test_visible_characters_are_not_blank() -> None:
     for text in ("a", " .", "\u0301", "\u0600", "☃", "\ue000", "\ufffd", "\u200b1"):
         assert not is_blank(text), ascii(text)
     assert is_blank("")
@@ -79,6 +79,6 @@ def test_all_that_can_be_seen_is_content() -> None:
     assert is_blank("".join(spaces))
 
 
-def test_names_are_bounded() -> None:
+def test_the_list_of_characters_is_bounded() -> None:
     every = "".join(c for c in map(chr, range(0x110000)) if unicodedata.category(c) == "Cf")
     assert len(describe_characters(every)) < 200

@@ -1,4 +1,4 @@
-"""Files of certificates: what is wrong with them is said in a sentence, and they are read anew as they change."""
+"""Certificate files: errors in invalid files, expiry, and reloading when they change."""
 
 import asyncio
 import socket
@@ -23,7 +23,7 @@ def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path, "ours")
 
 
-def test_files_that_can_not_be_used_are_told_in_a_sentence(authority: Authority, tmp_path: Path) -> None:
+def test_unusable_files_are_explained(authority: Authority, tmp_path: Path) -> None:
     pair, other = authority.sign("server"), authority.sign("other")
     nothing, text = tmp_path / "nothing", tmp_path / "text"
     text.write_text("canary")
@@ -48,15 +48,15 @@ def test_files_that_can_not_be_used_are_told_in_a_sentence(authority: Authority,
         assert str(error.value) == sentence
 
 
-def test_remarks_around_certificates_do_no_harm(authority: Authority) -> None:
-    """As bundles of authorities have them, in any script."""
+def test_comments_between_certificates_are_ignored(authority: Authority) -> None:
+    """Bundles of authorities have them, in any script."""
     pair = authority.sign("server")
     for file in (pair.cert, pair.key, authority.ca):
         file.write_bytes("Türktrust, Łódź\n".encode() + file.read_bytes() + "Ж\n".encode())
     Tls(pair.cert, pair.key, authority.ca)
 
 
-def test_a_key_with_a_password_is_refused_without_asking_for_it(authority: Authority, tmp_path: Path) -> None:
+def test_a_key_with_a_password_is_refused_without_a_prompt(authority: Authority, tmp_path: Path) -> None:
     pair = authority.sign("server")
     key = serialization.load_pem_private_key(pair.key.read_bytes(), None)
     locked = tmp_path / "locked.pem"
@@ -71,13 +71,13 @@ def test_a_key_with_a_password_is_refused_without_asking_for_it(authority: Autho
         Tls(pair.cert, locked, None)
 
 
-def test_new_files_make_a_new_value_and_only_they(authority: Authority, tmp_path: Path) -> None:
+def test_changed_files_are_reloaded_once_they_match(authority: Authority, tmp_path: Path) -> None:
     pair = authority.sign("server")
     tls = Tls(pair.cert, pair.key, None)
     first = tls.files.value
     assert not tls.files.refresh()
     new = authority.sign("server")
-    # As a careless hand does it: for a moment the key is not that of the certificate.
+    # For a moment the key does not match the certificate.
     new.cert.replace(pair.cert)
     with capture_logs() as logs:
         assert not tls.files.refresh()
@@ -86,12 +86,12 @@ def test_new_files_make_a_new_value_and_only_they(authority: Authority, tmp_path
         new.key.replace(pair.key)
         assert tls.files.refresh()
     assert tls.files.value is not first
-    assert [each["log_level"] for each in logs] == ["error", "info"]
+    assert [entry["log_level"] for entry in logs] == ["error", "info"]
     assert "does not match the certificate" in logs[0]["why"]
 
 
-def test_the_end_of_the_certificate_is_known(authority: Authority) -> None:
-    # Beyond 2049 the time is written in another way.
+def test_the_expiry_is_read_from_the_certificate(authority: Authority) -> None:
+    # After 2049 the time has another format.
     for days in (1, 365, 40 * 365):
         pair = authority.sign("server", days=days)
         certificate = x509.load_pem_x509_certificate(pair.cert.read_bytes())
@@ -99,18 +99,18 @@ def test_the_end_of_the_certificate_is_known(authority: Authority) -> None:
     with capture_logs() as logs:
         old = authority.sign("server", days=-1)
         assert Tls(old.cert, old.key, None).expires is not None
-    assert [each["event"] for each in logs] == ["the certificate has expired; clients will refuse it"]
+    assert [entry["event"] for entry in logs] == ["the certificate has expired; clients will refuse it"]
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x30\x00", b"\x30\x03\x30\x01\x30", bytes(100), b"\x30\x84\xff\xff\xff\xff"])
-def test_what_is_no_certificate_has_no_end(damage: bytes) -> None:
+def test_the_expiry_of_a_damaged_certificate_is_an_error(damage: bytes) -> None:
     with pytest.raises(ValueError):
         expiry_of(ssl.DER_cert_to_PEM_cert(damage))
     with pytest.raises(ValueError):
         expiry_of(damage.decode("latin-1"))
 
 
-def test_metrics_tell_of_what_can_not_be_used(authority: Authority) -> None:
+def test_metrics_report_unusable_files_and_the_expiry(authority: Authority) -> None:
     pair, other = authority.sign("server"), authority.sign("other")
     registry = CollectorRegistry()
     registry.register(Access(tls := Tls(pair.cert, pair.key, None)))
@@ -129,8 +129,8 @@ def test_metrics_tell_of_what_can_not_be_used(authority: Authority) -> None:
     assert unusable() == 0
 
 
-def test_a_swapped_directory_behind_links_is_noticed(authority: Authority, tmp_path: Path) -> None:
-    """As Kubernetes renews a secret: tls.crt -> ..data/tls.crt, and ..data is led elsewhere."""
+def test_a_swapped_directory_behind_a_symbolic_link_is_noticed(authority: Authority, tmp_path: Path) -> None:
+    """Kubernetes renews a secret this way: tls.crt -> ..data/tls.crt, and ..data gets another target."""
     mount = Mount(tmp_path / "secret")
     mount.put(authority.sign("first"))
     tls = Tls(mount.cert, mount.key, None)
@@ -140,7 +140,7 @@ def test_a_swapped_directory_behind_links_is_noticed(authority: Authority, tmp_p
 
 
 def presented(port: int, authority: Authority) -> str:
-    """The common name of the certificate that a server shows."""
+    """Returns the common name of the certificate that a server presents."""
     context = ssl.create_default_context(cafile=authority.ca)
     with (
         socket.create_connection(("127.0.0.1", port)) as plain,
@@ -152,7 +152,7 @@ def presented(port: int, authority: Authority) -> str:
     return subject["commonName"]
 
 
-async def test_each_handshake_gets_what_the_files_held_last(authority: Authority, tmp_path: Path) -> None:
+async def test_each_handshake_uses_the_current_files(authority: Authority, tmp_path: Path) -> None:
     pair, new = authority.sign("first"), authority.sign("second")
     tls = Tls(pair.cert, pair.key, None)
     server = grpc.aio.server()

@@ -136,6 +136,7 @@ def test_a_sparkline_has_gaps_and_the_newest_value_at_its_end() -> None:
     assert dashboard.sparkline([0, None, 4, 8], 6) == "  ▁ ▅█"
     assert dashboard.sparkline([0.0, 0.0], 2) == "▁▁"
     assert dashboard.sparkline([1, 9, 2, 3, None, None], 3, 9) == "█▃ "
+    assert dashboard.sparkline([1, 9, 2, 3, 4], 3, 9) == "▁█▄"
     assert dashboard.sparkline([None], 3) == "   "
 
 

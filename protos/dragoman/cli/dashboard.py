@@ -187,7 +187,7 @@ def _cache_use(point: Point) -> float | None:
 
 
 def digits(value: float) -> str:
-    """Formats a number with three significant digits and the whole integer part: 0.12, 1.23, 12.3, 123, 1,234."""
+    """Formats a number with up to two decimals, fewer the larger it is: 0.12, 1.23, 12.3, 123, 1,234."""
     if value == 0 or abs(value) >= 99.95:
         return f"{value:,.0f}"
     return f"{value:.{1 if abs(value) >= 9.995 else 2}f}"

@@ -1,16 +1,20 @@
-"""Logs are structured, and never hold what a client sent."""
+"""Logs: structure, privacy, and lines written in order by a thread that nobody waits for."""
 
+import io
 import json
 import logging
+import os
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import structlog
 
 from dragoman_server.config.options import LogFormat
-from dragoman_server.telemetry.logs import configure_logs
+from dragoman_server.telemetry.log_lines import LineWriter
+from dragoman_server.telemetry.logs import configure_logs, line_renderer
 
 
 @pytest.fixture(autouse=True)
@@ -19,6 +23,7 @@ def defaults() -> Iterator[None]:
     yield
     structlog.reset_defaults()
     threading.excepthook, sys.unraisablehook = hooks
+    logging.basicConfig(force=True)
 
 
 @pytest.mark.parametrize("style", ["json", "console"])
@@ -35,7 +40,7 @@ def test_a_traceback_shows_no_variables(capsys: pytest.CaptureFixture[str], styl
     assert text not in output
 
 
-def test_json_is_an_object_a_line_and_the_format_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_an_object_per_line_and_the_format_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logs("auto", "warning")
     log = structlog.get_logger()
     log.info("not wanted")
@@ -47,7 +52,7 @@ def test_json_is_an_object_a_line_and_the_format_where_nobody_looks(capsys: pyte
 
 
 def fail(words: str) -> None:
-    """With a chain and a group of exceptions, whose words must not be in this file's source lines."""
+    """Raises a chain and a group of exceptions; their message must not occur in the source lines of this file."""
     try:
         raise KeyError(words)
     except KeyError as error:
@@ -62,7 +67,7 @@ def fail(words: str) -> None:
 
 @pytest.mark.parametrize("style", ["json", "console"])
 @pytest.mark.parametrize("text", [False, True])
-def test_what_exceptions_say_is_logged_on_demand_alone(
+def test_messages_of_exceptions_are_logged_on_demand_only(
     capsys: pytest.CaptureFixture[str], style: LogFormat, text: bool
 ) -> None:
     configure_logs(style, "info", text)
@@ -87,10 +92,10 @@ def test_what_exceptions_say_is_logged_on_demand_alone(
 
 
 class ExecuteBatchError(Exception):
-    """Named as gRPC's own, which is not public."""
+    """Has the name of gRPC's own error, which is not public."""
 
 
-def test_what_grpc_says_of_clients_is_not_logged(capsys: pytest.CaptureFixture[str]) -> None:
+def test_grpc_errors_about_clients_are_not_logged(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logs("json", "info")
     for library, error in (
         ("grpc._cython.cygrpc", ExecuteBatchError()),
@@ -107,3 +112,118 @@ def test_what_grpc_says_of_clients_is_not_logged(capsys: pytest.CaptureFixture[s
     assert "ExecuteBatchError" not in output
     assert output.count("UnicodeDecodeError") == output.count("ValueError") == 1
     assert output.count("ERROR:grpc") == 2
+
+
+SECONDS = 20
+
+
+class Stuck(io.StringIO):
+    """A pipe that nobody reads until `read` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = threading.Event()  # type: ignore[assignment]
+        self.writing = threading.Event()
+
+    def write(self, text: str) -> int:
+        self.writing.set()
+        assert self.read.wait(SECONDS)  # type: ignore[attr-defined]
+        return super().write(text)
+
+
+def test_lines_of_many_threads_stay_in_order() -> None:
+    stream = io.StringIO()
+    lines = LineWriter(stream)
+
+    def put(thread: int) -> None:
+        for number in range(200):
+            lines.put(f"{thread} {number}\n" if number % 2 else partial("{} {}\n".format, thread, number))
+
+    threads = [threading.Thread(target=put, args=[number]) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert lines.drain(SECONDS)
+    output = [line.split() for line in stream.getvalue().splitlines()]
+    assert len(output) == 800
+    for thread_name in "0123":
+        assert [int(number) for name, number in output if name == thread_name] == list(range(200))
+    assert lines.dropped == 0
+
+
+def test_logging_never_waits_for_a_reader_and_dropped_lines_are_counted() -> None:
+    stream = Stuck()
+    lines = LineWriter(stream, max_waiting=10)
+    lines.put("first\n")
+    assert stream.writing.wait(SECONDS)
+    for number in range(25):
+        lines.put(f"{number}\n")
+    assert lines.dropped == 15
+    assert not lines.drain(0.01)
+    stream.read.set()  # type: ignore[attr-defined]
+    assert lines.drain(SECONDS)
+    lines.put("last\n")
+    assert lines.drain(SECONDS)
+    output = stream.getvalue().splitlines()
+    assert output == ["first", *map(str, range(10)), "15 log lines were dropped", "last"]
+    [family] = lines.collect()
+    assert [(sample.name, sample.value) for sample in family.samples if sample.name.endswith("total")] == [
+        ("dragoman_log_lines_dropped_total", 15)
+    ]
+
+
+def test_failing_lines_and_a_closed_stream_are_counted() -> None:
+    stream = io.StringIO()
+    lines = LineWriter(stream)
+    lines.put(lambda: str(1 // 0))
+    lines.put("still here\n")
+    assert lines.drain(SECONDS)
+    assert "still here\n" in stream.getvalue()
+    assert lines.dropped == 1
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as pipe:  # noqa: PTH123  # a descriptor
+        lines = LineWriter(pipe)
+        for _ in range(2):
+            lines.put("to nobody\n")
+            assert lines.drain(SECONDS)
+        assert lines.dropped >= 2
+        os.dup2(os.open(os.devnull, os.O_WRONLY), writer)  # for what is in the file's buffer when it is closed
+
+
+@pytest.mark.parametrize("style", ["json", "console"])
+def test_the_server_and_its_libraries_log_to_the_same_stream(style: str) -> None:
+    stream = Stuck()
+    lines = LineWriter(stream, max_waiting=3)
+    configure_logs(style, "info", False, lines)  # type: ignore[arg-type]
+    log = structlog.get_logger()
+    log.info("one", number=1)
+    assert stream.writing.wait(SECONDS)
+    logging.getLogger("library").warning("two")
+    for word in ("three", "four", "five"):
+        log.warning(word)
+    stream.read.set()  # type: ignore[attr-defined]
+    assert lines.drain(SECONDS)
+    output = stream.getvalue()
+    assert [word for word in ("one", "two", "three", "four", "five") if word in output] == [
+        "one",
+        "two",
+        "three",
+        "four",
+    ]
+    assert "log lines were dropped: standard error was too slow" in output
+    assert lines.dropped == 1
+
+
+def test_lines_of_calls_have_the_usual_format(capsys: pytest.CaptureFixture[str]) -> None:
+    fields = {"event": "request", "level": "info", "timestamp": 1.5, "code": "OK", "total_ms": 0.25}
+    entry = json.loads(line_renderer("json")(fields))
+    assert entry == {**fields, "timestamp": "1970-01-01T00:00:01.500000Z"}
+    odd = {"event": 'a "b" \\ é\n', "timestamp": 1.9999996, "key": "ü", "flag": True, "none": None, "list": [1, "x"]}
+    line = line_renderer("json")(odd)
+    assert line == json.dumps({**odd, "timestamp": "1970-01-01T00:00:02.000000Z"}) + "\n"
+    line = line_renderer("console")(fields)
+    assert line.startswith("1970-01-01T00:00:01.500000Z [info")
+    assert "request" in line
+    assert line.endswith("code=OK total_ms=0.25\n")

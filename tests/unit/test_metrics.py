@@ -1,17 +1,23 @@
-"""What Prometheus reads."""
+"""The metrics page: calls, engines, GPUs, worker processes and memory."""
 
+import os
 import re
+import subprocess
+import sys
 import threading
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 from grpc_health.v1 import health_pb2
-from prometheus_client import generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.core.engine_metrics import EngineMetrics
 from dragoman_server.core.errors import EngineUnavailableError
 from dragoman_server.core.requests import FinishReason
+from dragoman_server.machine import free_memory
 from dragoman_server.metrics import (
     REQUEST_SECONDS,
     STEP_SECONDS,
@@ -21,7 +27,9 @@ from dragoman_server.metrics import (
     ServerMetrics,
     geometric,
 )
+from dragoman_server.metrics.machine import GpuMetrics
 from tests.support.fake_engines import FakeEngines, serve_fake
+from tests.support.metrics_table import documented, told
 from tests.support.waiting import until_async
 
 
@@ -35,7 +43,7 @@ def test_buckets_suit_steps_and_requests() -> None:
     assert (REQUEST_SECONDS[0], REQUEST_SECONDS[-1], len(REQUEST_SECONDS)) == (0.001, 60, 20)
 
 
-def test_histogram_counts_many_equal_values_at_once_and_bounds_are_inclusive() -> None:
+def test_a_histogram_counts_equal_values_at_once_and_includes_its_bounds() -> None:
     histogram = Histogram([1.0, 2.0])
     histogram.observe(1.0, 3)
     histogram.observe(1.5)
@@ -90,7 +98,7 @@ def test_engine_reports_are_exposed() -> None:
     assert value(metrics, "dragoman_device_fallback") == 0
 
 
-def test_what_was_said_of_a_version_goes_with_it() -> None:
+def test_metrics_of_a_version_disappear_with_it() -> None:
     metrics = ServerMetrics()
     first, second = ModelMetrics(), ModelMetrics()
     for version, reports in (("1", first), ("2", second)):
@@ -115,7 +123,7 @@ def test_what_was_said_of_a_version_goes_with_it() -> None:
     assert 'model="m"' not in generate_latest(metrics.registry).decode()
 
 
-def test_workers_are_told_of_with_a_zero_for_every_reason() -> None:
+def test_worker_restarts_start_at_zero_for_every_reason() -> None:
     metrics = ServerMetrics()
 
     def of(name: str, **labels: str) -> float | None:
@@ -129,7 +137,7 @@ def test_workers_are_told_of_with_a_zero_for_every_reason() -> None:
     assert [of("dragoman_worker_restarts_total", reason=reason) for reason in ("died", "hung", "errors")] == [1, 0, 0]
 
 
-def test_reports_of_several_engines_at_once_all_count() -> None:
+def test_concurrent_reports_of_engines_are_all_counted() -> None:
     metrics = ServerMetrics()
     engine = metrics.model("m")
 
@@ -160,7 +168,7 @@ async def test_calls_are_counted_by_method_and_code() -> None:
         assert server.metric("dragoman_requests_total", method="grpc.health.v1.Health/Check", code="OK") == 1
 
 
-async def test_errors_are_counted_from_zero_so_that_the_first_is_seen_as_one() -> None:
+async def test_error_counters_start_at_zero() -> None:
     generate = "dragoman.v1.GenerationService/Generate"
     async with serve_fake(FakeEngines(automatic=False)) as server:
         call = server.stub.Generate(pb.GenerateRequest(input=pb.Input(text="a")))
@@ -178,7 +186,7 @@ async def test_errors_are_counted_from_zero_so_that_the_first_is_seen_as_one() -
         await until_async(lambda: server.metric("dragoman_requests_total", method=generate, code="UNAVAILABLE") == 1)
 
 
-async def test_the_page_parses_and_keeps_to_the_rules() -> None:
+async def test_the_page_parses_and_follows_the_naming_rules() -> None:
     async with serve_fake() as server:
         server.metrics.model("m").state(0, 0, 1)
         request = pb.GenerateRequest(model="no such model", input=pb.Input(text="a"))
@@ -199,3 +207,91 @@ async def test_the_page_parses_and_keeps_to_the_rules() -> None:
             assert {label for sample in family.samples for label in sample.labels} <= allowed, family.name
         if family.type == "histogram":
             assert re.search(r"_(seconds|rows|tokens)$", family.name), family.name
+
+
+class DriverError(Exception):
+    pass
+
+
+def driver(**answers: Any) -> Any:
+    """Returns a `pynvml` with two GPUs; the second, a MIG slice, does not support all queries."""
+
+    def only_first(value: float) -> Any:
+        def query(gpu: int, *_: Any) -> float:
+            if gpu:
+                raise DriverError("Not Supported")
+            return value
+
+        return query
+
+    module: Any = ModuleType("pynvml")
+    module.NVMLError, module.NVML_TEMPERATURE_GPU = DriverError, 0
+    module.nvmlInit = lambda: None
+    module.nvmlSystemGetDriverVersion = lambda: "580.1"
+    module.nvmlDeviceGetCount = lambda: 2
+    module.nvmlDeviceGetHandleByIndex = lambda index: index
+    module.nvmlDeviceGetUUID = lambda gpu: f"GPU-{gpu}"
+    module.nvmlDeviceGetName = lambda gpu: b"NVIDIA H100"
+    module.nvmlDeviceGetMemoryInfo = lambda gpu: SimpleNamespace(total=80 << 30, used=(1 + gpu) << 30)
+    module.nvmlDeviceGetUtilizationRates = lambda gpu: SimpleNamespace(gpu=only_first(75)(gpu))
+    module.nvmlDeviceGetTemperature = only_first(41)
+    module.nvmlDeviceGetPowerUsage = only_first(350_500)
+    for name, answer in answers.items():
+        setattr(module, name, answer)
+    return module
+
+
+def gpus(monkeypatch: pytest.MonkeyPatch, module: ModuleType | None) -> CollectorRegistry:
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    registry = CollectorRegistry()
+    registry.register(GpuMetrics())
+    return registry
+
+
+def test_gpus_have_the_documented_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = gpus(monkeypatch, driver())
+    table = {name: row for name, row in documented().items() if name.startswith("dragoman_gpu_")}
+    assert told(generate_latest(registry).decode()) == table
+    named = {"gpu": "1", "uuid": "GPU-1", "name": "NVIDIA H100", "driver": "580.1"}
+    assert registry.get_sample_value("dragoman_gpu_info", named) == 1
+    names = ("memory_bytes", "memory_used_bytes", "utilization_ratio", "temperature_celsius", "power_watts")
+    values = [[registry.get_sample_value(f"dragoman_gpu_{name}", {"gpu": gpu}) for name in names] for gpu in "01"]
+    assert values == [[80 << 30, 1 << 30, 0.75, 41, 350.5], [80 << 30, 2 << 30, None, None, None]]
+
+
+def refuse() -> None:
+    raise DriverError("Driver Not Loaded")
+
+
+@pytest.mark.parametrize(
+    "module", [None, driver(nvmlInit=refuse), driver(nvmlDeviceGetCount=refuse)], ids=["library", "driver", "answer"]
+)
+def test_without_gpus_there_are_no_gpu_metrics(monkeypatch: pytest.MonkeyPatch, module: ModuleType | None) -> None:
+    registry = gpus(monkeypatch, module)
+    assert told(generate_latest(registry).decode()) == {}
+
+
+def test_workers_have_the_documented_metrics() -> None:
+    metrics = ServerMetrics()
+    with subprocess.Popen(["sleep", "60"]) as process:
+        metrics.worker_up("0", True, process.pid)
+        metrics.worker_up("1", True, os.getpid())
+        page = generate_latest(metrics.registry).decode()
+        process.kill()
+    table = {name: row for name, row in documented().items() if name.startswith("dragoman_worker_")}
+    assert {name: row for name, row in told(page).items() if name.startswith("dragoman_worker_")} == table
+
+    def of(name: str, worker: str) -> float | None:
+        return metrics.registry.get_sample_value(name, {"worker": worker})
+
+    resident, cpu = "dragoman_worker_resident_memory_bytes", "dragoman_worker_cpu_seconds_total"
+    assert (of(resident, "1") or 0) > 20 << 20
+    assert (of(cpu, "1") or 0) > 0.1
+    assert (of("dragoman_worker_up", "0"), of(resident, "0"), of(cpu, "0")) == (1, None, None), "it has ended"
+    metrics.worker_up("1", False)
+    assert (of("dragoman_worker_up", "1"), of(resident, "1")) == (0, None)
+
+
+def test_available_memory_is_exposed() -> None:
+    value = ServerMetrics().registry.get_sample_value("dragoman_memory_available_bytes")
+    assert value == pytest.approx(free_memory()[0], rel=0.2)

@@ -1,6 +1,6 @@
-"""Whatever is sent to whichever method: an answer or a reason, never a failure of the server's own.
+"""Fuzzed requests to every method get a response or a refusal, never an internal error.
 
-FUZZ_EXAMPLES=5000 tries so many requests of each method, other ones each time.
+With FUZZ_EXAMPLES=5000 each method gets that many requests, different ones in every run.
 """
 
 import os
@@ -27,9 +27,9 @@ from dragoman_server.bundle.load import shipped_bundle
 from tests.soak.verdict import wrong_lines
 from tests.support.fuzzing import payloads
 
-MORE = os.environ.get("FUZZ_EXAMPLES")
+FUZZ_EXAMPLES = os.environ.get("FUZZ_EXAMPLES")
 PATIENCE = 60.0  # seconds
-WATCHED = 0.02  # seconds for which a call that never ends is listened to
+WATCH_SECONDS = 0.02  # duration of a call that never ends
 FAULTS = {"INTERNAL", "UNKNOWN", "UNAVAILABLE", "DATA_LOSS", "CANCELLED"}
 FAULTY_ITEMS = {grpc.StatusCode.INTERNAL.value[0], grpc.StatusCode.UNKNOWN.value[0]}
 INFERENCE = oip.DESCRIPTOR.services_by_name["GRPCInferenceService"]
@@ -72,12 +72,14 @@ INFER_REQUESTS: list[Message] = [
     infer_request(raw=True, sample=True, seed=5, timeout=5_000_000, priority="batch", stop_sequences='["AE"]'),
     infer_request(max_new_tokens=4, tokens=True, top_tokens=2, suppressed_tokens="[5]", time_limit=2.5),
 ]
-# Of other methods an empty request is sound enough to begin with.
-SOUND: dict[str, list[Message]] = {
+# Valid requests to start from; for other methods an empty one.
+VALID: dict[str, list[Message]] = {
     "dragoman.v1.GenerateRequest": [
-        pb.GenerateRequest(input=WORD, options=each, details=ALL_DETAILS) for each in OPTIONS
+        pb.GenerateRequest(input=WORD, options=options, details=ALL_DETAILS) for options in OPTIONS
     ],
-    "dragoman.v1.GenerateBatchRequest": [pb.GenerateBatchRequest(inputs=[WORD, IDS], options=each) for each in OPTIONS],
+    "dragoman.v1.GenerateBatchRequest": [
+        pb.GenerateBatchRequest(inputs=[WORD, IDS], options=options) for options in OPTIONS
+    ],
     "dragoman.v1.ScoreRequest": [
         pb.ScoreRequest(input=WORD, targets=[pb.Input(text="D R AE G"), IDS], alignment=True, attention=True)
     ],
@@ -98,11 +100,11 @@ SOUND: dict[str, list[Message]] = {
         ),
     ],
 }
-# Tried more often than methods that look at one name or none.
+# Methods that get more requests than those that read at most a name.
 DEEP = {"Generate": 12, "GenerateStream": 8, "GenerateBatch": 6, "Score": 6, "ModelInfer": 10, "ModelStreamInfer": 8}
 SHALLOW_EXAMPLES = 15
-MOST_REQUESTS = 4  # of a stream
-NOT_HERE = {"SystemSharedMemoryRegister", "CudaSharedMemoryRegister", "TraceSetting", "LogSettings"}
+MAX_REQUESTS = 4  # of a stream
+UNIMPLEMENTED = {"SystemSharedMemoryRegister", "CudaSharedMemoryRegister", "TraceSetting", "LogSettings"}
 
 
 def methods(*services: ServiceDescriptor) -> list[Any]:
@@ -110,10 +112,10 @@ def methods(*services: ServiceDescriptor) -> list[Any]:
 
 
 def examples(method: MethodDescriptor) -> settings:
-    count = int(MORE) if MORE else SHALLOW_EXAMPLES * DEEP.get(method.name, 1)
+    count = int(FUZZ_EXAMPLES) if FUZZ_EXAMPLES else SHALLOW_EXAMPLES * DEEP.get(method.name, 1)
     return settings(
         max_examples=count,
-        derandomize=MORE is None,
+        derandomize=FUZZ_EXAMPLES is None,
         deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
@@ -121,36 +123,36 @@ def examples(method: MethodDescriptor) -> settings:
 
 
 class Target:
-    """A server, and a channel to it that sends bytes as they are."""
+    """A server, and a channel to it that sends raw bytes."""
 
     def __init__(self, server: LocalServer) -> None:
         self.server = server
         self.channel = grpc.insecure_channel(server.address, [("grpc.max_receive_message_length", -1)])
-        self._read = 0  # bytes of the log
+        self._read = 0  # bytes of the log that were read
 
     def send(self, method: MethodDescriptor, requests: list[bytes]) -> tuple[str, list[bytes]]:
-        """The name of the status, and the answers."""
+        """Calls a method. Returns the name of the status and the responses."""
         path = f"/{method.containing_service.full_name}/{method.name}"
-        answers: list[bytes] = []
+        responses: list[bytes] = []
         endless = method.name == "Watch"
         kind: Any = {
             (False, False): self.channel.unary_unary,
             (False, True): self.channel.unary_stream,
             (True, True): self.channel.stream_stream,
         }[method.client_streaming, method.server_streaming]
-        asked = iter(requests) if method.client_streaming else requests[0]
+        request = iter(requests) if method.client_streaming else requests[0]
         try:
-            answer = kind(path)(asked, timeout=WATCHED if endless else PATIENCE)
+            response = kind(path)(request, timeout=WATCH_SECONDS if endless else PATIENCE)
             if not method.server_streaming:
-                return "OK", [answer]
-            answers.extend(answer)
+                return "OK", [response]
+            responses.extend(response)
         except grpc.RpcError as error:
             code = str(error.code().name)
-            return "OK" if endless and code == "DEADLINE_EXCEEDED" else code, answers
-        return "OK", answers
+            return "OK" if endless and code == "DEADLINE_EXCEEDED" else code, responses
+        return "OK", responses
 
-    def said(self) -> str:
-        """What is new in the log."""
+    def new_log(self) -> str:
+        """Returns what was logged since the last call."""
         with self.server.log.open("rb") as log:
             log.seek(self._read)
             new = log.read()
@@ -159,36 +161,36 @@ class Target:
 
 
 def check(target: Target, method: MethodDescriptor, requests: list[bytes]) -> str:
-    code, answers = target.send(method, requests)
+    code, responses = target.send(method, requests)
     assert code not in FAULTS
-    response = GetMessageClass(method.output_type)
-    for answer in map(response.FromString, answers):
-        if isinstance(answer, pb.GenerateBatchResponse):
-            assert not {item.error.code for item in answer.items} & FAULTY_ITEMS
-        elif isinstance(answer, oip.ModelStreamInferResponse):
-            assert answer.error_message.partition(":")[0] not in FAULTS
+    parse = GetMessageClass(method.output_type).FromString
+    for response in map(parse, responses):
+        if isinstance(response, pb.GenerateBatchResponse):
+            assert not {item.error.code for item in response.items} & FAULTY_ITEMS
+        elif isinstance(response, oip.ModelStreamInferResponse):
+            assert response.error_message.partition(":")[0] not in FAULTS
     return code
 
 
 def fuzz(target: Target, method: MethodDescriptor) -> None:
-    sound = SOUND.get(method.input_type.full_name) or [GetMessageClass(method.input_type)()]
-    codes = {check(target, method, [sound[0].SerializeToString()])}
-    assert ("UNIMPLEMENTED" in codes) is (method.name in NOT_HERE)
+    valid = VALID.get(method.input_type.full_name) or [GetMessageClass(method.input_type)()]
+    codes = {check(target, method, [valid[0].SerializeToString()])}
+    assert ("UNIMPLEMENTED" in codes) is (method.name in UNIMPLEMENTED)
 
     @examples(method)
-    @given(st.lists(payloads(sound), min_size=1, max_size=MOST_REQUESTS if method.client_streaming else 1))
-    def try_them(requests: list[bytes]) -> None:
+    @given(st.lists(payloads(valid), min_size=1, max_size=MAX_REQUESTS if method.client_streaming else 1))
+    def send_all(requests: list[bytes]) -> None:
         codes.add(check(target, method, requests))
 
-    try_them()
+    send_all()
     if method.name in DEEP:
         assert {"OK", "INVALID_ARGUMENT"} <= codes
-    assert wrong_lines(target.said()) == []
+    assert wrong_lines(target.new_log()) == []
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    """Without administration, so that the model stays."""
+    """A server without administration, so that the model stays loaded."""
     with LocalServer("--no-admin", log=tmp_path_factory.mktemp("fuzzed") / "server.log") as server:
         target = Target(server)
         yield target
@@ -197,7 +199,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 
 
 @pytest.mark.parametrize("method", methods(GENERATION, INFERENCE, HEALTH, REFLECTION))
-def test_any_request_is_answered_or_refused(target: Target, method: MethodDescriptor) -> None:
+def test_any_request_gets_a_response_or_a_refusal(target: Target, method: MethodDescriptor) -> None:
     fuzz(target, method)
     with Client(target.server.address) as client:
         assert client.generate("dragoman").text == "D R AE G OW M AH N"
@@ -205,7 +207,7 @@ def test_any_request_is_answered_or_refused(target: Target, method: MethodDescri
 
 @pytest.fixture(scope="module")
 def administered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    """Of a repository of one model in two versions, which may be loaded and unloaded."""
+    """A server of a repository with two versions of a model, which may be loaded and unloaded."""
     repository = tmp_path_factory.mktemp("repository")
     for version in ("1", "2"):
         folder = repository / "g2p" / version
@@ -223,10 +225,10 @@ def administered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     "method",
     [
         *methods(ADMINISTRATION),
-        *(each for each in methods(INFERENCE) if each.values[0].name.startswith("Repository")),
+        *(method for method in methods(INFERENCE) if method.values[0].name.startswith("Repository")),
     ],
 )
-def test_models_come_and_go_by_whatever_names(administered: Target, method: MethodDescriptor) -> None:
+def test_models_are_loaded_and_unloaded_by_any_name(administered: Target, method: MethodDescriptor) -> None:
     fuzz(administered, method)
     with Client(administered.server.address) as client:
         client.load_model("g2p")

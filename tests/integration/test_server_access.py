@@ -1,4 +1,4 @@
-"""Who is let in: TLS, mutual TLS and API keys of real servers, seen by real clients."""
+"""TLS, mutual TLS and API keys of real servers, as seen by real clients."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def theirs(tmp_path: Path) -> Authority:
     return Authority(tmp_path, "theirs")
 
 
-def ask(server: LocalServer, tls: Tls | bool = False, **arguments: Any) -> str:
+def generate(server: LocalServer, tls: Tls | bool = False, **arguments: Any) -> str:
     with Client(server.address, tls=tls, retry=ONCE, timeout=20, **arguments) as client:
         return client.generate(WORD).text
 
@@ -80,56 +80,54 @@ def refusal(*arguments: str | Path) -> str:
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
-    # Beside the sentence there may be lines of log.
+    # Leaves out lines of the log.
     return "\n".join(line for line in done.stderr.splitlines() if not line.startswith("{"))
 
 
-def served(pair: Pair, ca: Path | None = None) -> list[str]:
+def tls_options(pair: Pair, ca: Path | None = None) -> list[str]:
     words = ["--tls-cert", str(pair.cert), "--tls-key", str(pair.key)]
     return [*words, "--tls-client-ca", str(ca)] if ca is not None else words
 
 
-async def test_tls_is_for_those_who_trust_the_certificate(
+async def test_clients_that_trust_the_certificate_connect(
     start_server: StartServer, ours: Authority, theirs: Authority
 ) -> None:
-    server = start_server(*served(ours.sign("server")))
-    assert ask(server, Tls(ca=ours.ca)) == SOUND
+    server = start_server(*tls_options(ours.sign("server")))
+    assert generate(server, Tls(ca=ours.ca)) == SOUND
     async with AsyncClient(server.address, tls=Tls(ca=str(ours.ca))) as client:
         assert (await client.generate(WORD)).text == SOUND
         assert [piece.text async for piece in client.generate_stream(WORD)]
-        assert [each async for each in client.generate_many([WORD] * 3)]
+        assert [result async for result in client.generate_many([WORD] * 3)]
         assert await client.health() is HealthStatus.SERVING
     for wrong in (Tls(ca=theirs.ca), True):
         with pytest.raises(UnavailableError, match=r"is not signed by a trusted authority"):
-            ask(server, wrong)
+            generate(server, wrong)
     with pytest.raises(UnavailableError):
-        ask(server, False)
-    # The kubelet and Prometheus have no certificates.
+        generate(server, False)
+    # The metrics port has no TLS: the kubelet and Prometheus have no certificates.
     assert page(server, "/readyz") == "ok\n"
     assert "dragoman_build_info" in page(server, "/metrics")
 
 
-def test_a_certificate_for_another_name_is_refused_unless_it_is_the_name_that_is_meant(
-    start_server: StartServer, ours: Authority
-) -> None:
-    server = start_server(*served(ours.sign("server", host="dragoman.example")))
+def test_a_certificate_for_another_name_needs_the_server_name(start_server: StartServer, ours: Authority) -> None:
+    server = start_server(*tls_options(ours.sign("server", host="dragoman.example")))
     with pytest.raises(UnavailableError, match="the server's certificate is for another name"):
-        ask(server, Tls(ca=ours.ca))
-    assert ask(server, Tls(ca=ours.ca, server_name="dragoman.example")) == SOUND
+        generate(server, Tls(ca=ours.ca))
+    assert generate(server, Tls(ca=ours.ca, server_name="dragoman.example")) == SOUND
     named = ("--server-name", "dragoman.example")
-    assert "if that is the server meant, give its name (--server-name)" in command(server, "--ca", ours.ca).stderr
+    assert "if it is the right server, pass that name (--server-name)" in command(server, "--ca", ours.ca).stderr
     assert command(server, "--ca", ours.ca, *named).stdout == SOUND + "\n"
-    # Which is TLS by itself.
+    # The option implies TLS.
     assert "is not signed by a trusted authority" in command(server, *named).stderr
 
 
-def test_a_client_that_wants_tls_is_told_where_there_is_none(start_server: StartServer) -> None:
+def test_a_client_with_tls_is_told_that_the_server_has_none(start_server: StartServer) -> None:
     with pytest.raises(UnavailableError, match="it does not speak TLS"):
-        ask(start_server(), True)
+        generate(start_server(), True)
 
 
-def test_calls_go_round_several_servers_with_tls(start_server: StartServer, ours: Authority) -> None:
-    servers = [start_server(*served(ours.sign("server"))) for _ in range(2)]
+def test_calls_are_balanced_over_several_servers_with_tls(start_server: StartServer, ours: Authority) -> None:
+    servers = [start_server(*tls_options(ours.sign("server"))) for _ in range(2)]
     tls = Tls(ca=ours.ca, server_name="localhost")
     with Client([server.address for server in servers], tls=tls) as client:
         answers = list(client.generate_many([WORD] * 20))
@@ -139,21 +137,21 @@ def test_calls_go_round_several_servers_with_tls(start_server: StartServer, ours
     assert all(counts)
 
 
-def test_mutual_tls_is_for_those_whom_we_have_signed(
+def test_mutual_tls_requires_a_signed_client_certificate(
     start_server: StartServer, ours: Authority, theirs: Authority
 ) -> None:
-    server = start_server(*served(ours.sign("server"), theirs.ca))
+    server = start_server(*tls_options(ours.sign("server"), theirs.ca))
     good = theirs.sign("client")
-    assert ask(server, Tls(ours.ca, good.cert, good.key)) == SOUND
+    assert generate(server, Tls(ours.ca, good.cert, good.key)) == SOUND
     stranger, expired = ours.sign("stranger"), theirs.sign("client", days=-1)
     for wrong in (Tls(ours.ca), Tls(ours.ca, stranger.cert, stranger.key), Tls(ours.ca, expired.cert, expired.key)):
-        with pytest.raises(UnavailableError, match="wants a client's certificate, or has"):
-            ask(server, wrong)
+        with pytest.raises(UnavailableError, match="requires TLS or a client certificate, or has"):
+            generate(server, wrong)
     assert page(server, "/livez") == "ok\n"
 
 
-def test_the_command_talks_tls(start_server: StartServer, ours: Authority, theirs: Authority) -> None:
-    server = start_server(*served(ours.sign("server"), theirs.ca))
+def test_the_command_line_uses_tls(start_server: StartServer, ours: Authority, theirs: Authority) -> None:
+    server = start_server(*tls_options(ours.sign("server"), theirs.ca))
     good = theirs.sign("client")
     done = command(server, "--ca", ours.ca, "--cert", good.cert, "--key", good.key)
     assert (done.stdout, done.stderr) == (SOUND + "\n", "")
@@ -171,7 +169,7 @@ def test_the_command_talks_tls(start_server: StartServer, ours: Authority, their
         assert len(done.stderr.splitlines()) == 1
 
 
-def test_certificates_are_renewed_under_open_connections(
+def test_certificates_are_renewed_while_connections_are_open(
     start_server: StartServer, ours: Authority, theirs: Authority, tmp_path: Path
 ) -> None:
     mount = Mount(tmp_path / "secret")
@@ -181,34 +179,34 @@ def test_certificates_are_renewed_under_open_connections(
         assert before.generate(WORD).text == SOUND
         mount.put(theirs.sign("new"))
         until(lambda: any(event["event"] == "files reloaded" for event in events(server)))
-        assert ask(server, Tls(ca=theirs.ca)) == SOUND
+        assert generate(server, Tls(ca=theirs.ca)) == SOUND
         with pytest.raises(UnavailableError):
-            ask(server, Tls(ca=ours.ca))
-        assert before.generate(WORD).text == SOUND  # what is open stays open
-        # A renewal that went wrong changes nothing.
+            generate(server, Tls(ca=ours.ca))
+        assert before.generate(WORD).text == SOUND  # open connections stay
+        # An invalid renewal changes nothing.
         mount.put(Pair(ours.sign("one").cert, ours.sign("another").key))
         until(lambda: server.metrics()['dragoman_files_unusable{files="TLS certificates"}'] == 1)
         assert any(event["level"] == "error" for event in events(server))
-        assert ask(server, Tls(ca=theirs.ca)) == SOUND
+        assert generate(server, Tls(ca=theirs.ca)) == SOUND
 
 
-def test_clients_of_an_authority_that_is_no_longer_trusted_stay_out(
+def test_clients_of_a_removed_authority_are_refused(
     start_server: StartServer, ours: Authority, theirs: Authority, tmp_path: Path
 ) -> None:
     trusted = tmp_path / "trusted.pem"
     trusted.write_bytes(ours.ca.read_bytes() + theirs.ca.read_bytes())
-    server = start_server(*served(ours.sign("server"), trusted))
+    server = start_server(*tls_options(ours.sign("server"), trusted))
     ally, rival = ours.sign("client"), theirs.sign("client")
     for pair in (ally, rival):
-        assert ask(server, Tls(ours.ca, pair.cert, pair.key)) == SOUND
+        assert generate(server, Tls(ours.ca, pair.cert, pair.key)) == SOUND
     trusted.write_bytes(ours.ca.read_bytes())
     until(lambda: any(event["event"] == "files reloaded" for event in events(server)))
-    assert ask(server, Tls(ours.ca, ally.cert, ally.key)) == SOUND
+    assert generate(server, Tls(ours.ca, ally.cert, ally.key)) == SOUND
     with pytest.raises(UnavailableError):
-        ask(server, Tls(ours.ca, rival.cert, rival.key))
+        generate(server, Tls(ours.ca, rival.cert, rival.key))
 
 
-def test_files_that_can_not_be_used_end_the_start(ours: Authority, tmp_path: Path) -> None:
+def test_unusable_files_prevent_the_start(ours: Authority, tmp_path: Path) -> None:
     pair, other = ours.sign("server"), ours.sign("other")
     mismatch = f"the key in {other.key} does not match the certificate in {pair.cert}"
     said = refusal("--tls-cert", pair.cert, "--tls-key", other.key)
@@ -223,15 +221,15 @@ def test_files_that_can_not_be_used_end_the_start(ours: Authority, tmp_path: Pat
     assert refusal("--api-keys", keys).startswith(f"dragoman-serve: line 1 of {keys} must have sha256:")
 
 
-def test_only_those_with_a_key_are_let_in(start_server: StartServer, tmp_path: Path) -> None:
+def test_calls_need_a_known_key(start_server: StartServer, tmp_path: Path) -> None:
     file = tmp_path / "keys.txt"
     key, other = add(file, "speech"), add(tmp_path / "other.txt", "speech")
     server = start_server("--api-keys", str(file))
-    assert ask(server, api_key=key) == SOUND
+    assert generate(server, api_key=key) == SOUND
     with pytest.raises(UnauthenticatedError, match=r"^this server requires an API key; send a key as metadata"):
-        ask(server)
+        generate(server)
     with pytest.raises(UnauthenticatedError, match=r"^unknown API key") as error:
-        ask(server, api_key=other)
+        generate(server, api_key=other)
     assert other not in str(error.value)
     done = command(server, DRAGOMAN_API_KEY=key)
     assert (done.stdout, done.stderr) == (SOUND + "\n", "")
@@ -244,7 +242,7 @@ def test_only_those_with_a_key_are_let_in(start_server: StartServer, tmp_path: P
     assert all(secret not in server.log.read_text() + page(server, "/metrics") for secret in (key, other))
 
 
-def test_health_needs_no_key_and_all_else_does(start_server: StartServer, tmp_path: Path) -> None:
+def test_every_method_but_health_needs_a_key(start_server: StartServer, tmp_path: Path) -> None:
     file = tmp_path / "keys.txt"
     key = add(file, "speech")
     server = start_server("--api-keys", str(file))
@@ -264,11 +262,11 @@ def test_health_needs_no_key_and_all_else_does(start_server: StartServer, tmp_pa
             ProtoReflectionDescriptorDatabase(channel).get_services()
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
         reflect: Any = channel.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
-        ask_services = b"\x3a\x00"  # list_services
-        assert SERVICE.encode() in next(reflect(iter([ask_services]), metadata=[("authorization", f"bearer {key}")]))
+        list_services = b"\x3a\x00"  # list_services in ServerReflectionRequest
+        assert SERVICE.encode() in next(reflect(iter([list_services]), metadata=[("authorization", f"bearer {key}")]))
 
 
-def test_keys_come_and_go_while_the_server_runs(start_server: StartServer, tmp_path: Path) -> None:
+def test_keys_are_added_and_revoked_while_the_server_runs(start_server: StartServer, tmp_path: Path) -> None:
     file = tmp_path / "keys.txt"
     first = add(file, "first")
     server = start_server("--api-keys", str(file))
@@ -277,23 +275,23 @@ def test_keys_come_and_go_while_the_server_runs(start_server: StartServer, tmp_p
         file.unlink()
         second = add(file, "second")
         until(lambda: any(event["event"] == "files reloaded" for event in events(server)))
-        assert ask(server, api_key=second) == SOUND
-        with pytest.raises(UnauthenticatedError):  # also on a connection that is open
+        assert generate(server, api_key=second) == SOUND
+        with pytest.raises(UnauthenticatedError):  # even on an open connection
             client.generate(WORD)
         file.write_text("what is this\n")
         until(lambda: any(event["level"] == "error" for event in events(server)))
-        assert ask(server, api_key=second) == SOUND
+        assert generate(server, api_key=second) == SOUND
 
 
-def test_a_key_s_limits_hold_and_say_when_to_come_again(start_server: StartServer, tmp_path: Path) -> None:
+def test_limits_of_a_key_are_enforced_with_a_retry_delay(start_server: StartServer, tmp_path: Path) -> None:
     file = tmp_path / "keys.txt"
     slow, narrow, free = add(file, "slow", per_second="0.01"), add(file, "narrow", at_once="1"), add(file, "free")
     server = start_server("--api-keys", str(file), "--engines", "1", "--max-rows", "2")
-    assert ask(server, api_key=slow) == SOUND
+    assert generate(server, api_key=slow) == SOUND
     with pytest.raises(ResourceExhaustedError, match=r"0\.01 requests per second; retry in") as refused:
-        ask(server, api_key=slow)
+        generate(server, api_key=slow)
     assert refused.value.retry_after == pytest.approx(100, abs=50)
-    assert ask(server, api_key=free) == SOUND
+    assert generate(server, api_key=free) == SOUND
     with grpc.insecure_channel(server.address) as channel:
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
         metadata = (("authorization", f"Bearer {narrow}"),)
@@ -308,7 +306,7 @@ def test_a_key_s_limits_hold_and_say_when_to_come_again(start_server: StartServe
         retry = error_details_pb2.RetryInfo()
         assert status.details[0].Unpack(retry)
         assert retry.retry_delay.ToNanoseconds() > 0
-        assert ask(server, api_key=free) == SOUND
+        assert generate(server, api_key=free) == SOUND
         running.cancel()
 
         def let_in() -> bool:
@@ -327,7 +325,7 @@ def test_reflection_can_be_switched_off(start_server: StartServer) -> None:
         with pytest.raises(grpc.RpcError) as refused:
             ProtoReflectionDescriptorDatabase(channel).get_services()
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert ask(server) == SOUND
+    assert generate(server) == SOUND
 
 
 def status_of(call: Callable[..., Any], *arguments: Any, **options: Any) -> str:
@@ -338,9 +336,7 @@ def status_of(call: Callable[..., Any], *arguments: Any, **options: Any) -> str:
     return "OK"
 
 
-def test_administration_is_for_administrators_and_can_be_switched_off(
-    start_server: StartServer, tmp_path: Path
-) -> None:
+def test_administration_needs_an_admin_key_and_can_be_switched_off(start_server: StartServer, tmp_path: Path) -> None:
     file = tmp_path / "keys.txt"
     plain, admin = add(file, "plain"), add(file, "admin", admin=True)
     status = admin_pb2.GetStatusRequest()
@@ -362,4 +358,4 @@ def test_administration_is_for_administrators_and_can_be_switched_off(
         assert status_of(ours.GetStatus, status) == "UNIMPLEMENTED"
         assert status_of(kserve.RepositoryModelLoad, load) == "FAILED_PRECONDITION"
         assert status_of(kserve.RepositoryModelUnload, unload) == "FAILED_PRECONDITION"
-    assert ask(closed) == SOUND
+    assert generate(closed) == SOUND

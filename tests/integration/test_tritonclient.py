@@ -1,4 +1,4 @@
-"""The second face of a real server, seen with NVIDIA's own client."""
+"""The Open Inference Protocol of a real server, called with NVIDIA's tritonclient."""
 
 import json
 import queue
@@ -32,7 +32,7 @@ WORDS = ["court", "between", "two", "dragoman", "serendipity", "transformer", "a
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    """Of the bundle that ships."""
+    """A server of the shipped bundle."""
     with LocalServer(log=tmp_path_factory.mktemp("server") / "server.log") as server:
         yield server
         assert server.stop() == 0, server.log_tail()
@@ -61,17 +61,17 @@ def strings(result: Any, name: str) -> list[list[str]]:
 
 
 class Listener:
-    """Hears what comes on a client's stream."""
+    """Collects the results of a client's stream."""
 
     def __init__(self, client: Any, headers: dict[str, str] | None = None) -> None:
-        self._heard: queue.Queue[tuple[Any, Any]] = queue.Queue()
-        client.start_stream(lambda result, error: self._heard.put((result, error)), headers=headers)
+        self._results: queue.Queue[tuple[Any, Any]] = queue.Queue()
+        client.start_stream(lambda result, error: self._results.put((result, error)), headers=headers)
 
     def until_final(self, count: int = 1) -> dict[str, list[Any]]:
-        """Results by the id of their request, until so many requests have had their last."""
+        """Returns the results by the id of their request, once `count` requests have their final result."""
         results: dict[str, list[Any]] = {}
         while count:
-            result, error = self._heard.get(timeout=30)
+            result, error = self._results.get(timeout=30)
             assert error is None, error
             response = result.get_response()
             results.setdefault(response.id, []).append(result)
@@ -79,7 +79,7 @@ class Listener:
         return results
 
     def error(self) -> Any:
-        result, error = self._heard.get(timeout=30)
+        result, error = self._results.get(timeout=30)
         assert result is None
         return error
 
@@ -107,7 +107,7 @@ def test_the_server_and_its_model_are_described(client: Any) -> None:
     assert [tensor["data_type"] for tensor in (*config["input"], *config["output"])] == ["TYPE_STRING"] * 3
 
 
-def test_texts_are_answered_as_by_our_own_client(client: Any, own: Client) -> None:
+def test_texts_get_the_same_responses_as_from_our_client(client: Any, own: Client) -> None:
     result = client.infer(MODEL, texts(*WORDS), request_id="some")
     assert strings(result, "text") == [[own.generate(word).text] for word in WORDS]
     assert strings(result, "finish_reason") == [["EOS"]] * len(WORDS)
@@ -117,21 +117,21 @@ def test_texts_are_answered_as_by_our_own_client(client: Any, own: Client) -> No
 
 def test_options_and_outputs(client: Any, own: Client) -> None:
     options: dict[str, Any] = {"beam_size": 4, "num_hypotheses": 3, "length_penalty": 0.5}
-    wanted = ["text", "score", "log_probability", "tokens"]
-    outputs = [triton.InferRequestedOutput(name) for name in wanted]
+    names = ["text", "score", "log_probability", "tokens"]
+    outputs = [triton.InferRequestedOutput(name) for name in names]
     result = client.infer(MODEL, texts("read", "court"), outputs=outputs, parameters=options)
-    assert [output.name for output in result.get_response().outputs] == wanted
+    assert [output.name for output in result.get_response().outputs] == names
     for row, word in enumerate(["read", "court"]):
         hypotheses = own.generate(word, **options, log_probabilities=True).hypotheses
         assert strings(result, "text")[row] == [hypothesis.text for hypothesis in hypotheses]
         assert result.as_numpy("score")[row].tolist() == [hypothesis.score for hypothesis in hypotheses]
-        told = result.as_numpy("log_probability")[row].tolist()
-        assert told == [hypothesis.log_probability for hypothesis in hypotheses]
+        log_probabilities = result.as_numpy("log_probability")[row].tolist()
+        assert log_probabilities == [hypothesis.log_probability for hypothesis in hypotheses]
         for tokens, hypothesis in zip(strings(result, "tokens")[row], hypotheses, strict=True):
             assert [token["text"] for token in json.loads(tokens)] == [token.text for token in hypothesis.tokens]
 
 
-def test_samples_come_again_with_their_seed(client: Any) -> None:
+def test_samples_are_reproducible_with_their_seed(client: Any) -> None:
     options = {"sample": True, "temperature": 1.5, "num_hypotheses": 4}
     first = client.infer(MODEL, texts("dragoman"), parameters=options)
     seed = int(first.as_numpy("seed")[0, 0])
@@ -141,7 +141,7 @@ def test_samples_come_again_with_their_seed(client: Any) -> None:
     assert len(set(strings(first, "text")[0])) > 1
 
 
-def test_constraints_come_as_json(client: Any) -> None:
+def test_constraints_are_sent_as_json(client: Any) -> None:
     options = {"prefix": "R", "stop_sequences": '["D"]', "include_stop_sequence": True}
     result = client.infer(MODEL, texts("read"), parameters=options)
     [[text]] = strings(result, "text")
@@ -151,30 +151,30 @@ def test_constraints_come_as_json(client: Any) -> None:
 
 
 def test_asynchronous_calls(client: Any, own: Client) -> None:
-    heard: queue.Queue[tuple[Any, Any]] = queue.Queue()
+    results: queue.Queue[tuple[Any, Any]] = queue.Queue()
     for word in WORDS:
-        client.async_infer(MODEL, texts(word), lambda result, error: heard.put((result, error)), request_id=word)
+        client.async_infer(MODEL, texts(word), lambda result, error: results.put((result, error)), request_id=word)
     for _ in WORDS:
-        result, error = heard.get(timeout=30)
+        result, error = results.get(timeout=30)
         assert error is None
         assert strings(result, "text") == [[own.generate(result.get_response().id).text]]
 
 
-def test_pieces_of_a_stream_join_to_the_whole(client: Any, own: Client) -> None:
+def test_pieces_of_a_stream_add_up_to_the_text(client: Any, own: Client) -> None:
     listener = Listener(client)
     for word in WORDS:
         client.async_stream_infer(MODEL, texts(word), request_id=word, enable_empty_final_response=True)
-    heard = listener.until_final(len(WORDS))
+    streams = listener.until_final(len(WORDS))
     client.stop_stream()
-    assert heard.keys() == set(WORDS)
-    assert any(len(results) > 1 for results in heard.values())  # how many, is for the reader's speed to say
-    for word, results in heard.items():
+    assert streams.keys() == set(WORDS)
+    assert any(len(results) > 1 for results in streams.values())  # the number depends on the speed of the reader
+    for word, results in streams.items():
         answer = own.generate(word)
         assert joined(results) == answer.text
         assert strings(results[-1], "finish_reason") == [["EOS"]]
 
 
-def test_a_stream_outlives_requests_that_fail(client: Any, own: Client) -> None:
+def test_a_stream_continues_after_failed_requests(client: Any, own: Client) -> None:
     listener = Listener(client)
     client.async_stream_infer(MODEL, texts(""))
     assert listener.error().message() == "INVALID_ARGUMENT: text[0] is empty"
@@ -188,7 +188,7 @@ def test_a_stream_outlives_requests_that_fail(client: Any, own: Client) -> None:
     client.stop_stream()
 
 
-def test_errors_have_their_codes_and_name_what_is_wrong(client: Any) -> None:
+def test_errors_have_their_codes_and_name_the_field(client: Any) -> None:
     for inputs, options, code, message in [
         (texts("court", ""), {}, "INVALID_ARGUMENT", "text[1] is empty"),
         (texts("court"), {"beam_size": 0}, "INVALID_ARGUMENT", "parameters.beam_size is 0"),
@@ -207,12 +207,12 @@ def test_errors_have_their_codes_and_name_what_is_wrong(client: Any) -> None:
     assert refused.value.status() == "StatusCode.DEADLINE_EXCEEDED"
 
 
-def test_statistics_count_requests_of_either_protocol(client: Any, own: Client) -> None:
+def test_statistics_count_requests_of_both_protocols(client: Any, own: Client) -> None:
     def count() -> int:
         [stats] = client.get_inference_statistics(MODEL).model_stats
         inference = stats.inference_stats
         assert inference.success.count == inference.compute_infer.count == stats.inference_count
-        assert inference.queue.count >= inference.success.count  # more, where one was ended while it ran
+        assert inference.queue.count >= inference.success.count  # more if a request ended while it ran
         assert inference.success.ns >= inference.compute_infer.ns
         assert (inference.compute_infer.ns > 0) == (stats.inference_count > 0)
         return int(stats.inference_count)
@@ -258,7 +258,7 @@ def test_models_are_loaded_and_unloaded(tmp_path: Path, start_server: StartServe
         assert refused.value.status() == "StatusCode.NOT_FOUND"
 
 
-def test_a_server_without_administration_has_an_index_alone(start_server: StartServer) -> None:
+def test_without_administration_only_the_index_is_available(start_server: StartServer) -> None:
     with triton.InferenceServerClient(start_server("--no-admin").address) as client:
         [entry] = client.get_model_repository_index().models
         assert (entry.name, entry.version, entry.state) == (MODEL, "1", "READY")
@@ -268,15 +268,15 @@ def test_a_server_without_administration_has_an_index_alone(start_server: StartS
             assert refused.value.status() == "StatusCode.FAILED_PRECONDITION"
 
 
-def test_what_perf_analyzer_asks_for_is_answered(client: Any) -> None:
-    """Its calls, in its order and its form; it stops at the first that fails."""
+def test_the_calls_of_perf_analyzer_succeed(client: Any) -> None:
+    """In its order and its form; it stops at the first call that fails."""
     metadata = client.get_model_metadata(MODEL)
     config = json.loads(MessageToJson(client.get_model_config(MODEL).config, preserving_proto_field_name=True))
     assert "ensemble_scheduling" not in config
     assert "sequence_batching" not in config
     assert not config["model_transaction_policy"].get("decoupled", False)
     assert config["max_batch_size"] > 0
-    # It makes its inputs by the shape that is left behind the first dimension, so that must be fixed.
+    # It generates inputs by the shape after the first dimension, which must be fixed.
     assert [list(tensor.shape[1:]) for tensor in metadata.inputs] == [[1]]
     assert "statistics" in client.get_server_metadata().extensions
     client.unregister_system_shared_memory()
@@ -295,7 +295,7 @@ def test_what_perf_analyzer_asks_for_is_answered(client: Any) -> None:
 
 
 def test_generated_stubs_and_typed_contents(server: LocalServer, own: Client) -> None:
-    """Beside NVIDIA's stubs, in the same process."""
+    """They work together with NVIDIA's stubs in one process."""
     contents = oip.InferTensorContents(bytes_contents=[word.encode() for word in WORDS])
     tensor = oip.ModelInferRequest.InferInputTensor(
         name="text", datatype="BYTES", shape=[len(WORDS)], contents=contents
@@ -316,7 +316,7 @@ def test_generated_stubs_and_typed_contents(server: LocalServer, own: Client) ->
         assert [piece.parameters["triton_final_response"].bool_param for piece in pieces].index(True) == len(pieces) - 1
 
 
-def test_reflection_describes_both_faces(server: LocalServer) -> None:
+def test_reflection_describes_both_protocols(server: LocalServer) -> None:
     with grpc.insecure_channel(server.address) as channel:
         database = ProtoReflectionDescriptorDatabase(channel)
         services = set(database.get_services())
@@ -339,7 +339,7 @@ def test_tls_and_api_keys(tmp_path: Path, start_server: StartServer) -> None:
             client.infer(MODEL, texts("court"))
         assert refused.value.status() == "StatusCode.UNAUTHENTICATED"
         assert strings(client.infer(MODEL, texts("court"), headers=headers), "text") == [["K AO R T"]]
-        with pytest.raises(InferenceServerException) as refused:  # the key is no administrator's
+        with pytest.raises(InferenceServerException) as refused:  # not an administrator's key
             client.unload_model(MODEL, headers=headers)
         assert refused.value.status() == "StatusCode.PERMISSION_DENIED"
         listener = Listener(client, headers)
@@ -348,7 +348,7 @@ def test_tls_and_api_keys(tmp_path: Path, start_server: StartServer) -> None:
         client.stop_stream()
 
 
-def test_an_idle_stream_does_not_hold_up_a_server_that_stops(tmp_path: Path, start_server: StartServer) -> None:
+def test_an_idle_stream_does_not_delay_the_shutdown(tmp_path: Path, start_server: StartServer) -> None:
     server = start_server("--drain-seconds", "60")
     with triton.InferenceServerClient(server.address) as client:
         listener = Listener(client)

@@ -1,4 +1,4 @@
-"""Strategies for messages that nobody means to send: sound ones with nasty values in them, and bytes that are none."""
+"""Strategies for unusual requests: valid messages with awkward values, damaged messages, and random bytes."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -11,21 +11,21 @@ from hypothesis import strategies as st
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.messages.protobuf_encoding import varint
 
-MOST_CHANGES = 4  # of one message
+MAX_CHANGES = 4  # of one message
 DEPTH = 4
-CROWD = 2000  # copies that an element of a list may get
+MAX_COPIES = 2000  # of an element of a list
 
 TEXTS = [
     "",
     " ",
     "\0",
     "dragoman\0dragoman",
-    "\u202edragoman\u202c",  # from right to left, and back
+    "\u202edragoman\u202c",  # right to left, and back
     "\u2067שלום\u2069 مرحبا",
-    "e" + "\u0301" * 400,  # one character, for a reader
+    "e" + "\u0301" * 400,  # displayed as one character
     "\N{WOMAN}\u200d\N{PERSONAL COMPUTER}\N{EMOJI MODIFIER FITZPATRICK TYPE-5}",
-    "\ufdfa" * 300,  # eighteen characters each, once normalised
-    "\u0130ß\u1e9eﬀ",  # other lengths in other cases
+    "\ufdfa" * 300,  # eighteen characters each after normalization
+    "\u0130ß\u1e9eﬀ",  # the length depends on the case
     "\ufeff\ufffe\uffff\U0010ffff",
     "\U0001f600" * 1000,
     "\ue000\U000f0000\u2028\u2029\x85\x7f\x1b[31m",
@@ -56,7 +56,7 @@ JSON = [
     "-0",
     "9" * 5000,
     "[" * 100_000,
-    '["\\ud800"]',  # half of a character
+    '["\\ud800"]',  # half of a surrogate pair
     '["a", 5, null]',
     "[true]",
     "[1e3]",
@@ -69,7 +69,7 @@ JSON = [
     "0.5",
     "12",
 ]
-# What the entries of maps are named.
+# Keys of map entries.
 KEYS = [
     *(field.name for field in pb.GenerationOptions.DESCRIPTOR.fields),
     *(field.name for field in pb.Details.DESCRIPTOR.fields),
@@ -87,7 +87,7 @@ def texts() -> st.SearchStrategy[str]:
 
 
 def scalars(field: FieldDescriptor) -> st.SearchStrategy[Any]:
-    """Values of a field that holds no message: any at all, but the awkward ones more often."""
+    """Returns a strategy for the values of a scalar field, with a preference for awkward ones."""
     kind = field.cpp_type
     if field.type == FieldDescriptor.TYPE_BYTES:
         lengths = st.integers(0, 2**32 - 1).map(lambda length: length.to_bytes(4, "little") + b"dragoman")
@@ -105,24 +105,20 @@ def scalars(field: FieldDescriptor) -> st.SearchStrategy[Any]:
 
 
 @st.composite
-def messages(draw: st.DrawFn, sound: Sequence[Message]) -> Message:
-    """One of the sound messages, some of its fields changed.
-
-    Args:
-        sound: of the same kind.
-    """
-    message: Message = type(sound[0])()
-    message.CopyFrom(draw(st.sampled_from(sound)))
+def messages(draw: st.DrawFn, valid: Sequence[Message]) -> Message:
+    """Draws one of the valid messages, all of one type, and changes some of its fields."""
+    message: Message = type(valid[0])()
+    message.CopyFrom(draw(st.sampled_from(valid)))
     if _fields(message):
-        for _ in range(draw(st.integers(0, MOST_CHANGES))):
+        for _ in range(draw(st.integers(0, MAX_CHANGES))):
             _change(draw, message, DEPTH)
     return message
 
 
-def payloads(sound: Sequence[Message]) -> st.SearchStrategy[bytes]:
-    """What may arrive as a request: most often a message, else the ruins of one."""
-    wire = messages(sound).map(lambda message: message.SerializeToString())
-    return st.one_of(wire, wire, wire, _ruins(wire), _strange(_fields(sound[0])), st.binary(max_size=60))
+def payloads(valid: Sequence[Message]) -> st.SearchStrategy[bytes]:
+    """Returns a strategy for request bytes: usually a message, else a damaged one or random bytes."""
+    wire = messages(valid).map(lambda message: message.SerializeToString())
+    return st.one_of(wire, wire, wire, _damaged(wire), _malformed_fields(_fields(valid[0])), st.binary(max_size=60))
 
 
 def _fields(message: Message) -> list[FieldDescriptor]:
@@ -138,7 +134,7 @@ def _change(draw: st.DrawFn, message: Message, depth: int) -> None:
         _put_entry(draw, value, field.message_type, depth)
     elif field.is_repeated:
         if len(value) and draw(st.booleans()):
-            _crowd(draw, value)
+            _repeat(draw, value)
         elif field.message_type is None:
             value.extend(draw(st.lists(scalars(field), min_size=1, max_size=4)))
         else:
@@ -167,39 +163,39 @@ def _put_entry(draw: st.DrawFn, entries: Any, entry: Descriptor, depth: int) -> 
         _descend(draw, entries[key], min(depth, 1))
 
 
-def _crowd(draw: st.DrawFn, values: Any) -> None:
-    """More of the same, as long as the whole stays well below what a message may have."""
+def _repeat(draw: st.DrawFn, values: Any) -> None:
+    """Repeats an element, within the maximum size of a message."""
     value = values[0]
     size = value.ByteSize() if isinstance(value, Message) else len(value) if isinstance(value, str | bytes) else 10
-    values.extend([value] * draw(st.sampled_from([1, 70, min(CROWD, 1_000_000 // (size + 10))])))
+    values.extend([value] * draw(st.sampled_from([1, 70, min(MAX_COPIES, 1_000_000 // (size + 10))])))
 
 
-def _ruins(wire: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
-    """Messages that are cut off, or with some bytes changed, or said twice."""
+def _damaged(wire: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
+    """Returns a strategy for messages that are truncated, overwritten in places, or concatenated."""
     places = st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=4)
     return st.one_of(
-        st.tuples(wire, st.integers(0, 10_000)).map(lambda given: given[0][: given[1] % (len(given[0]) + 1)]),
-        st.tuples(wire, places).map(lambda given: _scratched(*given)),
+        st.tuples(wire, st.integers(0, 10_000)).map(lambda pair: pair[0][: pair[1] % (len(pair[0]) + 1)]),
+        st.tuples(wire, places).map(lambda pair: _overwritten(*pair)),
         st.tuples(wire, wire).map(b"".join),
     )
 
 
-def _scratched(wire: bytes, places: list[tuple[int, int]]) -> bytes:
-    scratched = bytearray(wire or b"\0")
+def _overwritten(wire: bytes, places: list[tuple[int, int]]) -> bytes:
+    overwritten = bytearray(wire or b"\0")
     for place, byte in places:
-        scratched[place % len(scratched)] = byte
-    return bytes(scratched)
+        overwritten[place % len(overwritten)] = byte
+    return bytes(overwritten)
 
 
-def _strange(fields: list[FieldDescriptor]) -> st.SearchStrategy[bytes]:
-    """Fields that there are not, or of another type than they should be, in every wire type, and deep nests of them."""
+def _malformed_fields(fields: list[FieldDescriptor]) -> st.SearchStrategy[bytes]:
+    """Returns a strategy for fields with unknown numbers or wrong types, in every wire type, and deeply nested."""
     numbers = st.sampled_from([*(field.number for field in fields), 99, 19_000, 2**29 - 1])
     makers: list[Callable[[int], bytes]] = [
         lambda number: varint(number << 3) + varint(2**64 - 1),
-        lambda number: varint(number << 3) + b"\xff" * 11,  # a number that does not end
+        lambda number: varint(number << 3) + b"\xff" * 11,  # an endless varint
         lambda number: varint(number << 3 | 1) + b"\xff" * 8,
         lambda number: varint(number << 3 | 2) + varint(2**31 - 1) + b"short",
-        lambda number: varint(number << 3 | 2) + varint(3) + b"\xed\xa0\x80",  # half of a character
+        lambda number: varint(number << 3 | 2) + varint(3) + b"\xed\xa0\x80",  # half of a surrogate pair
         lambda number: varint(number << 3 | 2) + varint(0),
         lambda number: varint(number << 3 | 3) + varint(number << 3 | 4),  # a group
         lambda number: varint(number << 3 | 3) * 5000,
@@ -208,12 +204,12 @@ def _strange(fields: list[FieldDescriptor]) -> st.SearchStrategy[bytes]:
         lambda number: varint(number << 3 | 7),
         lambda number: nest(number, 200),
     ]
-    parts = st.tuples(st.sampled_from(makers), numbers).map(lambda given: given[0](given[1]))
+    parts = st.tuples(st.sampled_from(makers), numbers).map(lambda pair: pair[0](pair[1]))
     return st.lists(parts, min_size=1, max_size=3).map(b"".join)
 
 
 def nest(number: int, depth: int) -> bytes:
-    """A message in a message in a message, always in the same field."""
+    """Returns a message that is nested in itself, in the same field, `depth` times."""
     wire = b""
     for _ in range(depth):
         wire = varint(number << 3 | 2) + varint(len(wire)) + wire

@@ -1,7 +1,7 @@
-"""Renews what is made from something else in this folder; `--check` only tells what is out of date.
+"""Writes the generated files of this folder; `--check` only reports which are out of date.
 
-From the server's options: `config` in the chart's values.schema.json. From values.yaml: the table in the chart's
-README.md. From the chart: the Kustomize base.
+The server's options give `config` in the chart's values.schema.json, values.yaml gives the table in the chart's
+README.md, and the chart gives the Kustomize base.
 """
 
 import argparse
@@ -21,16 +21,16 @@ DEPLOY = Path(__file__).parent
 CHART = DEPLOY / "helm" / "dragoman"
 BASE = DEPLOY / "kustomize" / "base"
 BEGIN, END = "<!-- values -->", "<!-- /values -->"
-# Of an object that Helm made: what Kustomize has no use for.
+# Labels of Helm's objects that Kustomize does not need.
 HELM_LABELS = ("app.kubernetes.io/managed-by", "helm.sh/chart")
 Files = dict[Path, str]
 
 
 def schema_of_options() -> dict[str, Any]:
-    """JSON schemas of the server's options by name; each may be null, which stands for the default."""
-    made = ServerConfig.model_json_schema(mode="validation")["properties"]
+    """Returns JSON schemas of the server's options by name; null, allowed for each, means the default."""
+    generated = ServerConfig.model_json_schema(mode="validation")["properties"]
     options = {}
-    for name, schema in made.items():
+    for name, schema in generated.items():
         schema = {key: value for key, value in schema.items() if key not in ("title", "default", "format")}
         description = schema.pop("description")
         if {"type": "null"} not in schema.get("anyOf", ()):
@@ -46,28 +46,28 @@ def values_schema() -> str:
 
 
 def values(text: str) -> Iterator[tuple[str, str, str]]:
-    """The values in values.yaml: path, default as YAML has it in one line, and the comment above."""
+    """Yields the values in values.yaml: path, default as YAML in one line, and the comment above."""
     lines = text.splitlines()
 
     def comment(line: int) -> str:
         first = line
         while first and lines[first - 1].lstrip().startswith("#"):
             first -= 1
-        return " ".join(each.strip().removeprefix("#").strip() for each in lines[first:line])
+        return " ".join(text.strip().removeprefix("#").strip() for text in lines[first:line])
 
     def walk(node: yaml.Node | None, path: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
         assert isinstance(node, yaml.MappingNode)
         for key, value in node.value:
-            name, told = (*path, key.value), comment(key.start_mark.line)
-            if isinstance(value, yaml.MappingNode) and value.value and not value.flow_style and not told:
+            name, description = (*path, key.value), comment(key.start_mark.line)
+            if isinstance(value, yaml.MappingNode) and value.value and not value.flow_style and not description:
                 yield from walk(value, name)
             elif name == ("config",):
-                yield ".".join(name), "", told
+                yield ".".join(name), "", description
                 yield from walk(value, name)
             else:
                 default = yaml.safe_load(yaml.serialize(value))
                 shown = yaml.safe_dump(default, default_flow_style=True, width=10**6, sort_keys=False)
-                yield ".".join(name), shown.removesuffix("\n").removesuffix("\n..."), told
+                yield ".".join(name), shown.removesuffix("\n").removesuffix("\n..."), description
 
     yield from walk(yaml.compose(text), ())
 
@@ -78,15 +78,15 @@ def chart_readme() -> str:
     _, _, after = rest.partition(END)
     cell = "| `{}` | {} | {} |"
     rows = [
-        cell.format(path, f"`{default}`" if default else "", told.replace("|", "\\|"))
-        for path, default, told in values((CHART / "values.yaml").read_text(encoding="utf-8"))
+        cell.format(path, f"`{default}`" if default else "", description.replace("|", "\\|"))
+        for path, default, description in values((CHART / "values.yaml").read_text(encoding="utf-8"))
     ]
     table = "\n".join(["| value | default | |", "|---|---|---|", *rows])
     return f"{before}{BEGIN}\n{table}\n{END}{after}"
 
 
 def render(helm: Path, *arguments: str) -> list[dict[str, Any]]:
-    """The objects that `helm template` makes of the chart."""
+    """Returns the objects that `helm template` renders from the chart."""
     command = [str(helm), "template", "dragoman", str(CHART), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -95,7 +95,7 @@ def render(helm: Path, *arguments: str) -> list[dict[str, Any]]:
 
 
 def without_helm(document: Mapping[str, Any]) -> dict[str, Any]:
-    """An object as it is without Helm: with no namespace, and no trace of the chart."""
+    """Returns an object without its namespace and without traces of the chart."""
     bare: dict[str, Any] = json.loads(json.dumps(document))
     bare["metadata"].pop("namespace", None)
     for label in HELM_LABELS:
@@ -109,8 +109,8 @@ def without_helm(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def kustomize_base(helm: Path) -> Files:
-    """The objects of the chart as it is by default, one file for each kind, and the server's options beside them."""
-    head = "# Made from the Helm chart by `make chart`; change it there, or in an overlay.\n"
+    """Returns the objects of the chart with its default values, one file per kind, and the server's options."""
+    head = "# Generated from the Helm chart by `make chart`; change it there, or in an overlay.\n"
     kinds: dict[str, list[dict[str, Any]]] = {}
     files: Files = {}
     for document in map(without_helm, render(helm)):
@@ -120,7 +120,7 @@ def kustomize_base(helm: Path) -> Files:
             kinds.setdefault(document["kind"].lower(), []).append(document)
     for kind, documents in kinds.items():
         files[BASE / f"{kind}.yaml"] = head + yaml.safe_dump_all(documents, sort_keys=False, width=110)
-    # A change of the options gives the ConfigMap another name, and by that makes new pods.
+    # Changed options rename the ConfigMap, which replaces the pods.
     kustomization = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
@@ -131,13 +131,13 @@ def kustomize_base(helm: Path) -> Files:
     return files
 
 
-def wanted(helm: Path) -> Files:
-    made = {CHART / "values.schema.json": values_schema(), CHART / "README.md": chart_readme()}
-    return {**made, **kustomize_base(helm)}
+def expected_files(helm: Path) -> Files:
+    files = {CHART / "values.schema.json": values_schema(), CHART / "README.md": chart_readme()}
+    return {**files, **kustomize_base(helm)}
 
 
 def left_over(files: Files) -> list[Path]:
-    """Files of the Kustomize base that nothing makes any more."""
+    """Returns files of the Kustomize base that are no longer generated."""
     return sorted(path for path in BASE.glob("*") if path not in files)
 
 
@@ -148,7 +148,7 @@ def outdated(files: Files) -> list[Path]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where something is out of date")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if something is out of date")
     check = parser.parse_args().check
     try:
         helm, _ = kubernetes_tools()
@@ -157,7 +157,7 @@ def main() -> None:
     if not check:
         schema = CHART / "values.schema.json"
         schema.write_text(values_schema(), encoding="utf-8")  # first, since helm reads it
-    files = wanted(helm)
+    files = expected_files(helm)
     if check:
         if stale := outdated(files):
             sys.exit(

@@ -43,14 +43,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"monitoring": {"rules": {"runbookUrl": "git.example.com"}}}, "/monitoring/rules/runbookUrl"),
     ({"tls": {"secretName": None}}, "'secretName'"),
 ]
-# By the templates: how values go together.
+# Rejected by the templates.
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
-    ({"config": {"port": 1}}, "config.port is for the chart to set: set service.port"),
-    ({"config": {"bundle": "/models"}}, "config.bundle is for the chart to set: set models.source"),
-    ({"config": {"device": "cuda"}}, "config.device is for the chart to set: set gpus"),
-    ({"config": {"api_keys": "/k"}}, "config.api_keys is for the chart to set: set apiKeys.secretName"),
+    ({"config": {"port": 1}}, "config.port is set by the chart; set service.port"),
+    ({"config": {"bundle": "/models"}}, "config.bundle is set by the chart; set models.source"),
+    ({"config": {"device": "cuda"}}, "config.device is set by the chart; set gpus"),
+    ({"config": {"api_keys": "/k"}}, "config.api_keys is set by the chart; set apiKeys.secretName"),
     *(
-        ({"image": {"repository": name}}, f'image.repository is "{name}", which is no name of an image')
+        ({"image": {"repository": name}}, f'image.repository is "{name}", which is not an image name')
         for name in (
             "r.example/dragoman:0.1.0",
             "https://r.example/dragoman",
@@ -58,22 +58,25 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
             "dragoman@sha256:0a",
         )
     ),
-    ({"env": [{"name": "DRAGOMAN_MAX_ROWS", "value": "8"}]}, "env: DRAGOMAN_MAX_ROWS would go before"),
-    ({"podLabels": {"app.kubernetes.io/name": "mine"}}, "podLabels: app.kubernetes.io/name is for the chart to set"),
-    ({"podAnnotations": {"checksum/config": "1"}}, "podAnnotations: checksum/config is for the chart to set"),
+    ({"env": [{"name": "DRAGOMAN_MAX_ROWS", "value": "8"}]}, "env: DRAGOMAN_MAX_ROWS would override"),
+    ({"podLabels": {"app.kubernetes.io/name": "mine"}}, "podLabels: app.kubernetes.io/name is set by the chart"),
+    ({"podAnnotations": {"checksum/config": "1"}}, "podAnnotations: checksum/config is set by the chart"),
     *(
         (
             {"monitoring": {what: {"enabled": True, "labels": {"app.kubernetes.io/name": "mine"}}}},
-            f"monitoring.{what}.labels: app.kubernetes.io/name is for the chart to set",
+            f"monitoring.{what}.labels: app.kubernetes.io/name is set by the chart",
         )
         for what in ("podMonitor", "rules", "dashboards")
     ),
-    ({"gpus": 1, "gpuResource": "amd.com/gpu"}, "gpuResource is amd.com/gpu, but the server computes on NVIDIA's"),
-    ({"gpus": 2, "gpuResource": "nvidia.com/mig-1g.10gb"}, "gpus is 2, but a pod can use one slice of a GPU (nvidia"),
-    ({"gpus": 1}, "gpus is 1, but the model that is in the image (models.source: shipped) is in int8"),
-    ({"resources": {"limits": {"nvidia.com/gpu": 1}}}, "resources.limits: nvidia.com/gpu is for the chart to set"),
-    ({"resources": {"requests": {"amd.com/gpu": 1}}}, "resources.requests: amd.com/gpu is for the chart to set"),
-    ({"config": {"host": "localhost"}}, "config.host is localhost, where neither clients nor probes reach a pod"),
+    ({"gpus": 1, "gpuResource": "amd.com/gpu"}, "gpuResource is amd.com/gpu, but the server supports only NVIDIA GPUs"),
+    (
+        {"gpus": 2, "gpuResource": "nvidia.com/mig-1g.10gb"},
+        "gpus is 2, but a pod can use only one slice of a GPU (nvidia",
+    ),
+    ({"gpus": 1}, "gpus is 1, but the model in the image (models.source: shipped) is in int8"),
+    ({"resources": {"limits": {"nvidia.com/gpu": 1}}}, "resources.limits: nvidia.com/gpu is set by the chart"),
+    ({"resources": {"requests": {"amd.com/gpu": 1}}}, "resources.requests: amd.com/gpu is set by the chart"),
+    ({"config": {"host": "localhost"}}, "config.host is localhost, where neither clients nor probes can reach a pod"),
     ({"config": {"host": "127.0.0.1"}}, "config.host is 127.0.0.1, where neither"),
     (
         {"strategy": {"rollingUpdate": {"maxSurge": 0}}},
@@ -88,20 +91,20 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
         "resources.requests.cpu is 3, more than resources.limits.cpu, which is 2",
     ),
     ({"resources": {"limits": {"cpu": "1500m"}}}, "resources.requests.cpu is 2, more than"),
-    ({"enabled": False}, "enabled is for the condition of a parent chart; a release of this chart alone"),
+    ({"enabled": False}, "enabled is only for the condition of a parent chart; remove it"),
     ({"fullnameOverride": "1g2p"}, 'the objects would be called "1g2p", but'),
     ({"service": {"port": 9090}}, "service.port and metrics.port are both 9090"),
-    ({"models": {"repository": True}}, "models.repository is true, but the model that is in the image"),
+    ({"models": {"repository": True}}, "models.repository is true, but the model in the image"),
     ({"models": {"source": "claim"}}, "models.claim.name is empty"),
     ({"models": {"source": "artifact"}}, "models.artifact.reference is empty"),
     ({"models": {"source": "initContainer"}}, "models.initContainer.image is empty"),
     (
         {"models": {"source": "initContainer", "initContainer": {"image": "fetch:1"}}},
-        "networkPolicy.egress is empty, so that models.initContainer could fetch nothing",
+        "networkPolicy.egress is empty, so models.initContainer could not download anything",
     ),
-    ({"config": {"tracing": True}}, "networkPolicy.egress is empty, so that no traces could be sent"),
+    ({"config": {"tracing": True}}, "networkPolicy.egress is empty, so no traces could be sent"),
     ({"tls": {"clientAuthoritySecretName": "ca"}}, "tls.clientAuthoritySecretName needs tls.secretName"),
-    ({"probes": {"port": 9090}}, "probes.port is 9090, as is service.port or metrics.port"),
+    ({"probes": {"port": 9090}}, "probes.port is 9090, the same as service.port or metrics.port"),
     ({"autoscaling": {"by": "hpa", "minReplicas": 9}}, "autoscaling.maxReplicas is 4, less than"),
     ({"autoscaling": {"by": "keda"}}, "autoscaling.keda.serverAddress is empty"),
     (
@@ -122,24 +125,24 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("values", "named"), WRONG, ids=[named for _, named in WRONG])
-def test_a_wrong_value_is_named(refusal: Refusal, values: dict[str, Any], named: str) -> None:
+def test_invalid_values_are_named(refusal: Refusal, values: dict[str, Any], named: str) -> None:
     assert named in refusal(values)
 
 
 @pytest.mark.parametrize(("values", "sentence"), CONTRADICTIONS, ids=[sentence for _, sentence in CONTRADICTIONS])
-def test_a_contradiction_is_told_in_a_sentence(refusal: Refusal, values: dict[str, Any], sentence: str) -> None:
+def test_contradictions_are_explained(refusal: Refusal, values: dict[str, Any], sentence: str) -> None:
     assert sentence in refusal(values)
 
 
 @pytest.mark.parametrize("release", ["123", "g2p.v1"])
-def test_a_release_whose_name_no_service_may_have_is_refused(refusal: Refusal, release: str) -> None:
+def test_release_names_that_are_no_service_names_are_rejected(refusal: Refusal, release: str) -> None:
     assert f'the objects would be called "{release}-dragoman", but' in refusal({}, release=release)
 
 
-def test_an_artifact_needs_a_kubernetes_that_mounts_images(refusal: Refusal) -> None:
+def test_artifacts_need_image_volumes(refusal: Refusal) -> None:
     values = {"models": {"source": "artifact", "artifact": {"reference": "r.example/m:1"}}}
     assert "models.source is artifact, but Kubernetes v1.32" in refusal(values, "--kube-version", "v1.32.4")
 
 
-def test_a_kubernetes_that_is_too_old_is_refused(refusal: Refusal) -> None:
+def test_old_kubernetes_is_rejected(refusal: Refusal) -> None:
     assert ">=1.30" in refusal({}, "--kube-version", "v1.29.0")

@@ -129,12 +129,18 @@ def test_the_secrets_are_those_that_the_chart_mounts(tools: tuple[Path, Path], t
     assert made == dict(zip(values.values(), wanted, strict=True))
 
 
+def notes_of(helm: Path, values: dict[str, Any]) -> str:
+    command = [str(helm), "install", "g2p", str(CHART), "--namespace", "speech", "--dry-run=client", "--values", "-"]
+    done = subprocess.run(command, input=yaml.safe_dump(values), capture_output=True, text=True, check=True)
+    return done.stdout.partition("NOTES:")[2]
+
+
 EVERYONE, NARROWED = "everyone, without a key, from anywhere in the cluster", "that networkPolicy.clients names"
-PLAIN, PLAIN_KEYS = "whoever sees the network can read it:", "whoever sees the network can read it, keys too:"
+PLAIN, PLAIN_KEYS = "anyone on the network can read it:", "anyone on the network can read it, including keys:"
 ALL_ADMINISTRATE, NOBODY, SOME = (
     "All of them may load and unload",
     "Nobody may load and unload",
-    "key is one of an admin",
+    "Only clients with an admin key",
 )
 CLIENTS: list[dict[str, Any]] = [{"podSelector": {}}]
 
@@ -152,17 +158,9 @@ CLIENTS: list[dict[str, Any]] = [{"podSelector": {}}]
     ids=lambda value: "",
 )
 def test_the_notes_tell_who_may_call_what(tools: tuple[Path, Path], values: dict[str, Any], told: set[str]) -> None:
-    command = [str(tools[0]), "install", "g2p", str(CHART), "--dry-run=client", "--values", "-"]
-    done = subprocess.run(command, input=yaml.safe_dump(values), capture_output=True, text=True, check=True)
-    notes = done.stdout.partition("NOTES:")[2]
+    notes = notes_of(tools[0], values)
     sentences = {EVERYONE, NARROWED, PLAIN, PLAIN_KEYS, ALL_ADMINISTRATE, NOBODY, SOME}
     assert {sentence for sentence in sentences if sentence in notes} == told
-
-
-def notes_of(helm: Path, values: dict[str, Any]) -> str:
-    command = [str(helm), "install", "g2p", str(CHART), "--namespace", "speech", "--dry-run=client", "--values", "-"]
-    done = subprocess.run(command, input=yaml.safe_dump(values), capture_output=True, text=True, check=True)
-    return done.stdout.partition("NOTES:")[2]
 
 
 TLS, MUTUAL = {"secretName": "t"}, {"secretName": "t", "clientAuthoritySecretName": "a"}
@@ -196,16 +194,16 @@ def test_the_notes_have_the_options_that_clients_need(
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({}, "replicas: 2 bears that"),
+        ({}, "To avoid this, set replicas: 2."),
         ({"replicas": 2}, None),
-        ({"autoscaling": {"by": "hpa"}}, "autoscaling.minReplicas: 2 bears that"),
+        ({"autoscaling": {"by": "hpa"}}, "To avoid this, set autoscaling.minReplicas: 2."),
         ({"replicas": 1, "autoscaling": {"by": "hpa", "minReplicas": 2}}, None),
     ],
     ids=lambda value: "",
 )
 def test_the_notes_tell_of_a_single_pod(tools: tuple[Path, Path], values: dict[str, Any], told: str | None) -> None:
     notes = notes_of(tools[0], values)
-    assert ("A node that is drained" in notes) == (told is not None)
+    assert ("Draining its node stops it" in notes) == (told is not None)
     assert told is None or told in notes
 
 
@@ -237,7 +235,7 @@ def test_the_notes_tell_how_to_build_the_image_that_is_in_no_registry(
 def test_the_notes_tell_which_models_are_not_for_gpus(tools: tuple[Path, Path]) -> None:
     *some, last = INTEGERS
     assert f"one in {', '.join(some)} or {last} is for CPUs" in notes_of(tools[0], ON_A_GPU)
-    assert "On GPUs" not in notes_of(tools[0], {})
+    assert "GPUs need" not in notes_of(tools[0], {})
 
 
 def test_the_chart_knows_that_the_model_of_the_image_is_not_for_gpus(refusal: Callable[..., str]) -> None:

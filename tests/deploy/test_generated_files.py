@@ -5,13 +5,13 @@ from pathlib import Path
 
 import yaml
 
-from deploy.generate import CHART, DEPLOY, outdated, values, wanted
+from deploy.generate import CHART, DEPLOY, expected_files, outdated, values
 from tests.conftest import ROOT
 
 
 def test_everything_is_up_to_date(tools: tuple[Path, Path]) -> None:
     """`make chart` renews it."""
-    assert [str(path.relative_to(DEPLOY)) for path in outdated(wanted(tools[0]))] == []
+    assert [str(path.relative_to(DEPLOY)) for path in outdated(expected_files(tools[0]))] == []
 
 
 def test_every_value_is_explained() -> None:

@@ -1,4 +1,4 @@
-"""What the engines do: steps, batches, padding, cache, and where the time goes."""
+"""The Engine dashboard: steps, batches, padding, cache, and phases."""
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
@@ -39,19 +39,21 @@ def engine() -> Dashboard:
 
 def _glance() -> list[Panel]:
     return [
-        figure("Steps", "Decode steps a second, of all engines.", "short", rate("dragoman_step_seconds_count")),
-        figure("Step time", "Mean of a decode step.", "s", mean("dragoman_step_seconds")),
-        figure("Rows per step", "Mean: how well requests share steps.", "short", mean("dragoman_step_rows")),
+        figure("Steps", "Decode steps per second of all engines.", "short", rate("dragoman_step_seconds_count")),
+        figure("Step time", "Mean time of a decode step.", "s", mean("dragoman_step_seconds")),
+        figure(
+            "Rows per step", "Mean rows per step: how well requests share steps.", "short", mean("dragoman_step_rows")
+        ),
         figure(
             "Padding",
-            "Share of what the encoder is given that is padding.",
+            "Share of the encoder's input that is padding.",
             "percentunit",
             _padding(),
             amber=0.4,
             red=0.6,
         ),
-        figure("Rows in use", "Of the cache, all engines together.", "short", total("dragoman_rows_running")),
-        figure("At work", "Share of the time in which engines compute.", "percentunit", busy(), amber=0.9, red=0.97),
+        figure("Rows in use", "Cache rows in use, of all engines.", "short", total("dragoman_rows_running")),
+        figure("At work", "Share of time in which engines compute.", "percentunit", busy(), amber=0.9, red=0.97),
     ]
 
 
@@ -62,38 +64,36 @@ def _padding(by: str = "") -> str:
 
 def _steps() -> list[Panel]:
     return [
-        percentiles(
-            "Step time", "One decode step of an engine, for all the rows that it has.", "dragoman_step_seconds"
-        ),
+        percentiles("Step time", "Time of one decode step of an engine, for all its rows.", "dragoman_step_seconds"),
         graph(
             "Rows per step",
-            "Mean number of rows that share a step, by server. More rows: more tokens a second, and longer steps.",
+            "Mean rows per step, by server. More rows give more tokens per second and longer steps.",
             "short",
             Query(mean("dragoman_step_rows", "instance"), "{{instance}}"),
         ),
         graph(
             "Steps per second",
-            "Of all engines, by model.",
+            "Decode steps of all engines, by model.",
             "short",
             Query(rate("dragoman_step_seconds_count", "model"), "{{model}}"),
         ),
-        cells("Step times", "How many steps took how long.", "s", rate("dragoman_step_seconds_bucket", "le")),
-        cells("Batch sizes", "How many steps had how many rows.", "short", rate("dragoman_step_rows_bucket", "le")),
+        cells("Step times", "Distribution of step times.", "s", rate("dragoman_step_seconds_bucket", "le")),
+        cells("Batch sizes", "Distribution of rows per step.", "short", rate("dragoman_step_rows_bucket", "le")),
     ]
 
 
 def _encoder() -> list[Panel]:
     return [
-        percentiles("Encoder run", "One run of the encoder, for all the requests in it.", "dragoman_encode_seconds"),
+        percentiles("Encoder run", "Time of one encoder run, for all its requests.", "dragoman_encode_seconds"),
         graph(
             "Requests per run",
-            "Mean: newcomers are gathered while decoding goes on, and encoded together.",
+            "Mean. Requests that arrive during a step are encoded together.",
             "short",
             Query(mean("dragoman_encode_rows", "model"), "{{model}}"),
         ),
         graph(
             "Padding",
-            "Share of the encoder's input that is padding. Requests of like length are put together to keep it low.",
+            "Share of the encoder's input that is padding. Requests of similar length run together to keep it low.",
             "percentunit",
             Query(_padding("model"), "{{model}}"),
         ),
@@ -101,7 +101,7 @@ def _encoder() -> list[Panel]:
 
 
 def _behind(later: str, earlier: str) -> str:
-    """Seconds between two means; not below 0, though a window may hold the earlier ends of other requests."""
+    """Returns the difference of two means in seconds, at least 0, since their windows cover different requests."""
     return f"clamp_min({later} - {earlier}, 0)"
 
 
@@ -110,7 +110,7 @@ def _phases() -> list[Panel]:
     return [
         graph(
             "Engine time",
-            "What engines spend their time on; what is left to 100 % is idle, or the server's own work between steps.",
+            "Share of time per activity; the rest is idle, or the server's own work between steps.",
             "percentunit",
             Query(f"{rate('dragoman_encode_seconds_sum')} / {engines}", "encoding"),
             Query(f"{rate('dragoman_step_seconds_sum')} / {engines}", "decode steps"),
@@ -119,7 +119,7 @@ def _phases() -> list[Panel]:
         ),
         graph(
             "A request's time",
-            "Mean time that a request spends in the queue, from there to its first token, and on to its answer.",
+            "Mean time of a request in the queue, from there to its first token, and from there to its answer.",
             "s",
             Query(mean("dragoman_queue_seconds"), "queue"),
             Query(_behind(mean("dragoman_first_token_seconds"), mean("dragoman_queue_seconds")), "first token"),
@@ -130,7 +130,7 @@ def _phases() -> list[Panel]:
         ),
         graph(
             "Rows copied",
-            "Cache rows copied a second where beams or samples branch.",
+            "Cache rows copied per second when beams or samples branch.",
             "short",
             Query(rate("dragoman_branch_rows_total", "model"), "{{model}}"),
         ),
@@ -141,19 +141,19 @@ def _cache() -> list[Panel]:
     return [
         graph(
             "Rows in use",
-            "Of each engine's cache.",
+            "Cache rows in use, by engine.",
             "short",
             Query(total("dragoman_rows_running", "instance, model, engine"), "{{model}} {{instance}} #{{engine}}"),
         ),
         graph(
-            "Rows there are",
-            "What --max-rows or the memory allows.",
+            "Row limit",
+            "Cache rows that --max-rows or the memory allows.",
             "short",
             Query(total("dragoman_rows", "instance, model, engine"), "{{model}} {{instance}} #{{engine}}"),
         ),
         graph(
             "Memory of the caches",
-            "Allocated once, when a model is loaded.",
+            "Memory of the caches, allocated when a model is loaded.",
             "bytes",
             Query(total("dragoman_cache_bytes", "instance, model"), "{{model}} {{instance}}"),
             stacked=True,
@@ -165,13 +165,13 @@ def _requests() -> list[Panel]:
     return [
         cells(
             "Source lengths",
-            "Tokens of the inputs of answered requests.",
+            "Distribution of source tokens of answered requests.",
             "short",
             rate("dragoman_source_length_tokens_bucket", "le"),
         ),
         cells(
             "Target lengths",
-            "Tokens of the answers.",
+            "Distribution of target tokens.",
             "short",
             rate("dragoman_target_length_tokens_bucket", "le"),
         ),
@@ -180,15 +180,27 @@ def _requests() -> list[Panel]:
 
 def _scorer() -> list[Panel]:
     return [
-        percentiles("Scorer run", "One teacher-forced run, beside the engines.", "dragoman_score_seconds"),
+        percentiles(
+            "Scorer run", "Time of one teacher-forced run, in parallel with the engines.", "dragoman_score_seconds"
+        ),
         graph(
             "Scorer at work",
-            "Share of the time in which the scorer computes, of each server.",
+            "Share of time in which the scorer computes, by server.",
             "percentunit",
             Query(rate("dragoman_score_seconds_sum", "instance, model"), "{{model}} {{instance}}"),
         ),
-        graph("Targets per run", "Mean.", "short", Query(mean("dragoman_score_rows", "model"), "{{model}}")),
-        graph("Scored tokens", "A second.", "short", Query(rate("dragoman_scored_tokens_total", "model"), "{{model}}")),
+        graph(
+            "Targets per run",
+            "Mean targets per run of the scorer.",
+            "short",
+            Query(mean("dragoman_score_rows", "model"), "{{model}}"),
+        ),
+        graph(
+            "Scored tokens",
+            "Scored target tokens per second.",
+            "short",
+            Query(rate("dragoman_scored_tokens_total", "model"), "{{model}}"),
+        ),
     ]
 
 
@@ -196,32 +208,32 @@ def _models() -> list[Panel]:
     return [
         labels(
             "Where models run",
-            "Device and precision of each version that is served.",
+            "Device and precision of each served version.",
             f"dragoman_device_info{{{MODEL}}}",
             ["instance", "model", "version", "device", "precision"],
         ),
         graph(
             "Time to load",
-            "From the start of loading to ready, of the versions that are served.",
+            "Time from the start of loading until ready, of the served versions.",
             "s",
             Query(f"dragoman_model_load_seconds{{{MODEL}}}", "{{model}} {{version}} {{instance}}"),
             span=HALF,
         ),
         graph(
             "Versions that could not be loaded",
-            "Counted since the server's start.",
+            "Failed loads since the server's start.",
             "short",
             Query(f"dragoman_model_load_failures_total{{{MODEL}}}", "{{model}} {{instance}}"),
         ),
         graph(
-            "Fall-back to the CPU",
-            "1 where a GPU was found and does not work, so that the model runs on the CPU.",
+            "Fallback to the CPU",
+            "1 if a GPU was found but does not work, so the model runs on the CPU.",
             "short",
             Query(f"dragoman_device_fallback{{{MODEL}}}", "{{model}} {{version}} {{instance}}"),
         ),
         graph(
-            "Failures of the device",
-            "Runs of a graph that failed.",
+            "Device errors",
+            "Failed runs of a graph per second.",
             "reqps",
             Query(rate("dragoman_device_errors_total", "kind"), "{{kind}}"),
         ),

@@ -1,4 +1,4 @@
-"""The kinds of panels that our dashboards have, in one style, and how they become a dashboard."""
+"""The panel types of the dashboards in one style, and the assembly of a dashboard."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,11 +26,11 @@ Variable = Builder[models.VariableModel]
 
 @dataclass(frozen=True)
 class Query:
-    """Of one panel.
+    """A query of a panel.
 
     Attributes:
-        expr: PromQL.
-        legend: names each series; "{{code}}" stands for the value of its label.
+        expr: PromQL expression.
+        legend: Name of each series; "{{code}}" is replaced by the value of that label.
     """
 
     expr: str
@@ -38,12 +38,12 @@ class Query:
 
 
 def graph(title: str, text: str, unit: str, *queries: Query, stacked: bool = False, span: int = THIRD) -> Panel:
-    """Lines over time, from zero up.
+    """Builds a panel of lines over time, starting at zero.
 
     Args:
-        text: what it shows, and what to think of it; behind the panel's "i".
-        unit: one of Grafana's ids, such as "s" or "percentunit"; shares are from 0 to 1.
-        stacked: one upon the other, where the sum means something.
+        text: Description of the panel, shown behind its "i".
+        unit: Grafana's id of the unit, such as "s" or "percentunit"; shares are from 0 to 1.
+        stacked: Whether the lines are stacked; for values whose sum has a meaning.
     """
     panel = (
         timeseries.Panel()
@@ -79,7 +79,7 @@ def graph(title: str, text: str, unit: str, *queries: Query, stacked: bool = Fal
 
 
 def percentiles(title: str, text: str, histogram: str, span: int = THIRD) -> Panel:
-    """p50, p95 and p99 of a histogram of seconds."""
+    """Builds a panel of p50, p95 and p99 of a histogram in seconds."""
     return graph(
         title, text, "s", *(Query(quantile(p, histogram), f"p{round(100 * p)}") for p in PERCENTILES), span=span
     )
@@ -88,10 +88,10 @@ def percentiles(title: str, text: str, histogram: str, span: int = THIRD) -> Pan
 def figure(
     title: str, text: str, unit: str, expr: str, *, amber: float | None = None, red: float | None = None
 ) -> Panel:
-    """One number as it is now, with its course behind it.
+    """Builds a panel of one current number, with its history in the background.
 
     Args:
-        amber, red: from where on it has that colour.
+        amber, red: Values from which on the number has that colour.
     """
     steps = [models.Threshold(None, "green")]
     steps += [
@@ -114,10 +114,10 @@ def figure(
 
 
 def cells(title: str, text: str, unit: str, expr: str, span: int = HALF) -> Panel:
-    """A heat map of a histogram.
+    """Builds a heat map of a histogram.
 
     Args:
-        expr: the rate of its buckets, by `le`.
+        expr: Rate of its buckets, by `le`.
     """
     query = _query(Query(expr, "{{le}}")).format(PromQueryFormat.HEATMAP)
     return (
@@ -135,7 +135,7 @@ def cells(title: str, text: str, unit: str, expr: str, span: int = HALF) -> Pane
 
 
 def bars(title: str, text: str, unit: str, *queries: Query, span: int = THIRD) -> Panel:
-    """A bar for each series, as it is now."""
+    """Builds a panel with a bar for the current value of each series."""
     panel = (
         bargauge.Panel()
         .title(title)
@@ -157,10 +157,10 @@ def bars(title: str, text: str, unit: str, *queries: Query, span: int = THIRD) -
 
 
 def labels(title: str, text: str, expr: str, names: Sequence[str], span: int = HALF) -> Panel:
-    """A table of the labels of a metric whose value says nothing.
+    """Builds a table of the labels of an info metric.
 
     Args:
-        names: of the columns that are shown, in their order.
+        names: Columns in their order.
     """
     query = _query(Query(expr)).format(PromQueryFormat.TABLE).instant().ref_id("A")
     order = {name: place for place, name in enumerate(names)}
@@ -180,11 +180,11 @@ def labels(title: str, text: str, expr: str, names: Sequence[str], span: int = H
 
 
 def chosen(name: str, label: str, query: str, all_value: str | None = ".*") -> Variable:
-    """A choice of one or more values, all of them at first.
+    """Builds a variable that selects one or more values, by default all of them.
 
     Args:
-        query: of Grafana's kind, such as "label_values(up, job)".
-        all_value: the regular expression that stands for all; None for the values that there are.
+        query: Grafana query, such as "label_values(up, job)".
+        all_value: Regular expression for "all"; None for the list of existing values.
     """
     variable = (
         builders.QueryVariable(name)
@@ -203,7 +203,7 @@ def chosen(name: str, label: str, query: str, all_value: str | None = ".*") -> V
 
 def servers() -> list[Variable]:
     return [
-        # Not ".*": `up` and `process_...` are of everything that Prometheus scrapes.
+        # Not ".*": `up` and `process_...` exist for everything that Prometheus scrapes.
         chosen("job", "Job", "label_values(dragoman_build_info, job)", all_value=None),
         chosen("instance", "Server", 'label_values(dragoman_build_info{job=~"$job"}, instance)'),
     ]
@@ -216,7 +216,7 @@ def models_served() -> Variable:
 def assemble(
     title: str, uid: str, text: str, variables: Sequence[Variable], rows: Mapping[str, Sequence[Panel]]
 ) -> models.Dashboard:
-    """A dashboard of titled rows of panels, with links to its sisters."""
+    """Builds a dashboard of titled rows of panels, with links to the other dashboards."""
     board = (
         builders.Dashboard(title)
         .uid(uid)

@@ -1,4 +1,4 @@
-"""PromQL that the dashboards' queries are put together from.
+"""Building blocks of the dashboards' PromQL queries.
 
 $job, $instance and $model are variables of the dashboards; $__rate_interval is Grafana's: four scrapes or more.
 """
@@ -6,25 +6,25 @@ $job, $instance and $model are variables of the dashboards; $__rate_interval is 
 SERVER = 'job=~"$job", instance=~"$instance"'
 MODEL = f'{SERVER}, model=~"$model"'
 
-# The methods that compute: health checks and the like would thin out every ratio.
+# The methods that compute. Health checks and the like would dilute every ratio.
 WORK = 'method=~".+/(Generate|GenerateStream|GenerateBatch|Score|ModelInfer|ModelStreamInfer)"'
-# What is not the caller's doing. RESOURCE_EXHAUSTED is, where a key is over its own limit: those are counted apart.
+# Codes that are not the caller's fault. RESOURCE_EXHAUSTED is, if a key exceeds its limit: those are subtracted.
 FAULTS = 'code=~"UNKNOWN|INTERNAL|UNAVAILABLE|DEADLINE_EXCEEDED"'
 EXHAUSTED = 'code="RESOURCE_EXHAUSTED"'
 
 
 def rate(metric: str, by: str = "", where: str = MODEL) -> str:
-    """What a counter gains a second, summed over all but some labels."""
+    """Returns the rate of a counter, summed over all labels except `by`."""
     return _sum(f"rate({metric}{{{where}}}[$__rate_interval])", by)
 
 
 def total(metric: str, by: str = "", where: str = MODEL) -> str:
-    """A gauge, summed over all but some labels."""
+    """Returns a gauge, summed over all labels except `by`."""
     return _sum(f"{metric}{{{where}}}", by)
 
 
 def quantile(share: float, histogram: str, by: str = "", where: str = MODEL) -> str:
-    """Of a histogram, over the last moments."""
+    """Returns a quantile of a histogram over the rate interval."""
     labels = f"le, {by}" if by else "le"
     return f"histogram_quantile({share}, {rate(f'{histogram}_bucket', labels, where)})"
 
@@ -34,7 +34,7 @@ def mean(histogram: str, by: str = "", where: str = MODEL) -> str:
 
 
 def error_ratio(by: str = "") -> str:
-    """Share of the calls that failed through no fault of the caller."""
+    """Returns the share of calls that failed through no fault of the caller."""
     calls = rate("dragoman_requests_total", by, f"{SERVER}, {WORK}")
 
     def of(codes: str) -> str:
@@ -45,7 +45,7 @@ def error_ratio(by: str = "") -> str:
 
 
 def busy(by: str = "", where: str = MODEL) -> str:
-    """Share of the time in which engines compute, 0 to 1: they encode, step and copy rows one after the other."""
+    """Returns the share of time in which engines encode, step or copy rows, 0 to 1; they do one at a time."""
     parts = "dragoman_encode_seconds_sum", "dragoman_step_seconds_sum", "dragoman_branch_seconds_total"
     labels = f" by ({by})" if by else ""
     engines = f"count{labels} (dragoman_rows{{{where}}})"
@@ -53,7 +53,7 @@ def busy(by: str = "", where: str = MODEL) -> str:
 
 
 def cores(by: str) -> str:
-    """CPU time a second, of servers and of the workers of those that have some."""
+    """Returns the CPU time per second of servers and their workers."""
     own = rate("process_cpu_seconds_total", by, SERVER)
     return f"{own} + ({rate('dragoman_worker_cpu_seconds_total', by, SERVER)} or 0 * {own})"
 

@@ -1,7 +1,7 @@
-"""The recording rules: burn rates of two objectives over seven windows, and the figures that alerts compare.
+"""The recording rules: burn rates of two objectives over seven windows, and the values that alerts compare.
 
 An objective's error budget is the share of calls that may fail, or first tokens that may be late, in 30 days. Its burn
-rate is the share that does, divided by the budget: at 1 the budget lasts just the 30 days (The Site Reliability
+rate is the actual share divided by the budget: at 1 the budget lasts exactly 30 days (The Site Reliability
 Workbook, "Alerting on SLOs").
 """
 
@@ -11,7 +11,7 @@ from deploy.monitoring.build.promql import EXHAUSTED, FAULTS, WORK
 
 CALL_ERROR_BUDGET = 0.001
 SLOW_BUDGET = 0.01
-# One of the bounds of dragoman_first_token_seconds; older servers of Prometheus keep "1.0" as it is told, newer too.
+# A bucket bound of dragoman_first_token_seconds, spelled as servers report it.
 SLOW_SECONDS = "1.0"
 
 FAST, SLOW = ("5m", "30m", "1h"), ("2h", "6h", "1d", "3d")
@@ -25,7 +25,7 @@ groups:
 
 
 def recording() -> str:
-    """The rule file."""
+    """Returns the rule file."""
     budgets = [
         _rule("dragoman:call_error_budget:ratio", f"vector({CALL_ERROR_BUDGET})"),
         _rule("dragoman:slow_first_token_budget:ratio", f"vector({SLOW_BUDGET})"),
@@ -66,8 +66,8 @@ def _saturation() -> list[str]:
     def rate(metric: str) -> str:
         return f"sum by ({MODEL}) (rate({metric}[5m]))"
 
-    # Engines at work are told without dragoman_score_seconds: the scorer is no engine, but computes beside them, in a
-    # thread and a session of its own. With it the ratio would pass 1, and a busy scorer would look like busy engines.
+    # The engines' busy time excludes dragoman_score_seconds: the scorer computes in parallel, with a thread and a
+    # session of its own. Otherwise the ratio could exceed 1, and a busy scorer would look like busy engines.
     return [
         _rule(
             "job_model:dragoman_queue_seconds:p95_5m",
@@ -78,7 +78,7 @@ def _saturation() -> list[str]:
             f"(\n  {rate('dragoman_encode_seconds_sum')}\n  + {rate('dragoman_step_seconds_sum')}\n"
             f"  + {rate('dragoman_branch_seconds_total')}\n) / count by ({MODEL}) (dragoman_rows)",
         ),
-        # A model's version has one in each server: that of the busiest, which the idle ones of others can't hide.
+        # Each server has one scorer per version: the busiest counts, which idle ones of other servers must not hide.
         _rule(
             "job_model:dragoman_scorer_busy:max_rate5m",
             f"max by ({MODEL}) (\n  sum by ({MODEL}, instance, version) (rate(dragoman_score_seconds_sum[5m]))\n)",

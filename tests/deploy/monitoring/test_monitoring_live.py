@@ -45,8 +45,8 @@ FACES = ("dragoman.v1", "inference")  # watches of clients' health may stay
 # Titles of panels, and legends, of what does not happen here, but may: they show zero.
 QUIET = {
     "first token, 1 h, {{model}}, {{job}}",
-    "Failures of the device",
-    "Fall-back to the CPU",
+    "Device errors",
+    "Fallback to the CPU",
     "Files that can't be used",
     "Last error (Xid)",
     "Log lines lost",
@@ -54,7 +54,7 @@ QUIET = {
     "Restarts",
     "Restarts of containers",
     "Servers down",
-    "Workers started anew",
+    "Worker restarts",
 }
 # What Grafana puts in place of its variables: its own, then all values of those of the dashboards.
 VARIABLES = {

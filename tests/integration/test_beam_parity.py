@@ -1,9 +1,9 @@
 """The same weights give the same beams here, in Hugging Face transformers and in CTranslate2, on 300 English words.
 
-Two rules of when to stop. The exact one is ours by default, and early_stopping="never" there. With the other the search
-ends when as many hypotheses are finished as it is wide: early_stopping=True here and in transformers, and what
-CTranslate2 does unless all penalties are 0, where a negligible coverage penalty keeps it to that rule. Of width 1 the
-others make greedy search, which is early_stopping here.
+There are two stopping rules. The exact one is our default, and early_stopping="never" in transformers. With the other,
+the search ends when as many hypotheses have finished as the beam is wide: early_stopping=True here and in transformers,
+and in CTranslate2 unless all penalties are 0, where a negligible coverage penalty makes it follow that rule. With
+width 1 the others decode greedily, which is early_stopping here.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +32,7 @@ EARLY, EXACT = True, False
 AT_ONCE = 4  # batches in flight
 
 Setting = tuple[int, float, bool]
-"""Width, length penalty, whether to stop early."""
+"""Width, length penalty, early stopping."""
 
 widths = pytest.mark.parametrize("width", WIDTHS)
 penalties = pytest.mark.parametrize("penalty", PENALTIES)
@@ -40,7 +40,7 @@ penalties = pytest.mark.parametrize("penalty", PENALTIES)
 
 @pytest.fixture(scope="module")
 def ours(shipped_client: Client) -> dict[Setting, Answers]:
-    """Our answers: all words, every setting. Beams of several widths and rules share the server's steps."""
+    """Our answers to all words with every setting. Beams of several widths and rules share the server's steps."""
 
     def ask(setting: Setting) -> Answers:
         width, penalty, early = setting
@@ -60,7 +60,7 @@ def ours(shipped_client: Client) -> dict[Setting, Answers]:
 
 
 def assert_same(shipped: Shipped, setting: Setting, words: list[str], ours: Answers, theirs: Answers) -> None:
-    """But for words where a decision is so close that rounding may turn it."""
+    """Words may differ where a decision is so close that rounding may turn it."""
     width, penalty, early = setting
     beam = BeamOptions(width, length_penalty=penalty, early_stopping=early)
     options = SearchOptions(MAX_NEW_TOKENS, num_hypotheses=width, beam=beam)
@@ -83,7 +83,7 @@ def test_hugging_face_finds_the_same(
 
 @pytest.mark.parametrize("width", WIDTHS[1:])
 @penalties
-def test_hugging_face_finds_the_same_where_it_stops_early(
+def test_hugging_face_finds_the_same_with_early_stopping(
     shipped: Shipped, ours: dict[Setting, Answers], width: int, penalty: float
 ) -> None:
     theirs = from_hugging_face(
@@ -116,8 +116,8 @@ def test_ctranslate2_finds_the_same(
     assert_same(shipped, setting, WORDS, ours[setting], theirs)
 
 
-def test_the_settings_matter(ours: dict[Setting, Answers]) -> None:
-    """Else agreement would prove little."""
+def test_the_settings_have_an_effect(ours: dict[Setting, Answers]) -> None:
+    """Otherwise agreement would prove little."""
     assert len(WORDS) == 300
     for width in WIDTHS[1:]:
         for penalty in PENALTIES[1:]:

@@ -1,6 +1,6 @@
-"""CTranslate2 with our weights: where it decodes as we do, and where it means something else.
+"""CTranslate2 with our weights: which options mean the same there, and which do not.
 
-Beams of every width and penalty: test_beam_parity.py. What the differences are is told in protos/decoding.md.
+Beams of every width and penalty are in test_beam_parity.py. protos/decoding.md describes the differences.
 """
 
 from typing import Any
@@ -24,11 +24,11 @@ from tests.support.parity import (
 Options = dict[str, Any]
 BEAM: Options = {"beam_size": 4, "num_hypotheses": 4}
 EARLY: Options = {**BEAM, "early_stopping": True}
-PREFIX = [6, 26]  # AH N, which few of the words begin with
+PREFIX = [6, 26]  # AH N, which few of the words start with
 
 
 class Both:
-    """Asks both for the same words."""
+    """Decodes the same words with both."""
 
     def __init__(self, shipped: Shipped, client: Client, translator: ctranslate2.Translator) -> None:
         self.shipped, self.client, self.translator = shipped, client, translator
@@ -40,7 +40,7 @@ class Both:
         return from_ctranslate2(self.shipped, self.translator, FEWER_WORDS, **options)
 
     def prefix(self) -> Options:
-        """Of every target, for `theirs`."""
+        """Returns the options of `theirs` that force the prefix on every target."""
         names = self.shipped.names(PREFIX)
         return {"target_prefix": [names] * len(FEWER_WORDS), "max_decoding_length": MAX_NEW_TOKENS + len(PREFIX)}
 
@@ -69,7 +69,9 @@ SAME: dict[str, tuple[Options, Options]] = {
 
 @pytest.mark.parametrize(
     ("case", "width"),
-    [(case, width) for case in SAME for width in (1, 4) if width > 1 or "patience" not in case],  # greedy has none
+    [
+        (case, width) for case in SAME for width in (1, 4) if width > 1 or "patience" not in case
+    ],  # greedy search has none
 )
 def test_options_that_mean_the_same(both: Both, case: str, width: int) -> None:
     ours, theirs = SAME[case]
@@ -78,7 +80,7 @@ def test_options_that_mean_the_same(both: Both, case: str, width: int) -> None:
     hypotheses = {"beam_size": width, "num_hypotheses": width}
     expected = both.theirs(**hypotheses | theirs)
     assert differing(both.ours(**hypotheses | {"early_stopping": True} | ours), expected) == []
-    assert differing(both.ours(**hypotheses, early_stopping=True), expected) != []  # it has an effect
+    assert differing(both.ours(**hypotheses, early_stopping=True), expected) != []  # the option has an effect
 
 
 def test_suppressed_sequences(both: Both) -> None:
@@ -88,8 +90,8 @@ def test_suppressed_sequences(both: Both) -> None:
     assert differing(both.ours(**EARLY), theirs) != []
 
 
-def test_without_penalties_its_search_ends_when_the_best_continuation_is_an_end(both: Both) -> None:
-    """Which is exact for the best answer alone, but for no more; a negligible penalty has it go on as else."""
+def test_without_penalties_its_search_ends_when_the_best_continuation_is_the_end_token(both: Both) -> None:
+    """That is exact for one answer, but not for more; with a negligible penalty its search goes on."""
     penalty = {"length_penalty": 0.0}
     best = {"beam_size": 4, "num_hypotheses": 1, **penalty}
     assert differing(both.ours(**best), both.theirs(**best)) == []
@@ -101,8 +103,8 @@ def test_without_penalties_its_search_ends_when_the_best_continuation_is_an_end(
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0])
-def test_coverage_is_the_same_for_one_input_alone(both: Both, length_penalty: float) -> None:
-    """In a batch CTranslate2 takes the attention of the first step from another input, on the CPU."""
+def test_coverage_is_the_same_for_batches_of_one(both: Both, length_penalty: float) -> None:
+    """In a larger batch CTranslate2 takes the attention of the first step from another input, on the CPU."""
     penalties = {"length_penalty": length_penalty, "coverage_penalty": 0.3}
     ours = both.ours(**EARLY, **penalties)
     assert differing(ours, both.theirs(**BEAM, **penalties, max_batch_size=1)) == []
@@ -110,8 +112,8 @@ def test_coverage_is_the_same_for_one_input_alone(both: Both, length_penalty: fl
     assert differing(both.ours(**EARLY, length_penalty=length_penalty), ours) != []
 
 
-def test_a_forced_prefix_is_part_of_the_length_there(both: Both) -> None:
-    """|Y| counts it, so that the same answers have other scores, and beams may find others; so do limits."""
+def test_its_length_includes_a_forced_prefix(both: Both) -> None:
+    """So the same answers have other scores, beams may find other answers, and limits count the prefix."""
     greedy = {"beam_size": 1, "length_penalty": 1.0}
     ours, theirs = both.ours(**greedy, prefix=PREFIX, early_stopping=True), both.theirs(**greedy, **both.prefix())
     for (one,), (other,) in zip(ours, theirs, strict=True):
@@ -121,8 +123,8 @@ def test_a_forced_prefix_is_part_of_the_length_there(both: Both) -> None:
     assert differing(both.ours(**EARLY, prefix=PREFIX), both.theirs(**BEAM, **both.prefix())) != []
 
 
-def test_behind_a_forced_prefix_only_the_best_may_be_the_end_there(both: Both) -> None:
-    """Without penalties the rest is the same."""
+def test_after_a_forced_prefix_it_ends_only_with_the_best_token(both: Both) -> None:
+    """Without penalties everything else is the same."""
     sums = {"length_penalty": 0.0}
     ours = both.ours(**EARLY, **sums, prefix=PREFIX)
     theirs = both.theirs(**BEAM, **sums, **both.prefix(), coverage_penalty=NEGLIGIBLE)
@@ -135,8 +137,8 @@ def test_behind_a_forced_prefix_only_the_best_may_be_the_end_there(both: Both) -
 
 @pytest.mark.parametrize("width", [1, 4])
 @pytest.mark.parametrize("prefixed", [False, True], ids=["free", "prefixed"])
-def test_alternatives_are_the_same_but_for_an_end_at_once(both: Both, width: int, prefixed: bool) -> None:
-    """The first token is never the end there. Scores are sums here where there is no length penalty."""
+def test_alternatives_are_the_same_but_for_an_immediate_end_token(both: Both, width: int, prefixed: bool) -> None:
+    """Its first token is never the end token. Without length penalty our scores are sums."""
     ours: Options = {"alternatives": True, "num_hypotheses": 3, "min_new_tokens": 1}
     if width > 1:
         ours |= {"beam_size": width, "length_penalty": 0.0}
@@ -147,8 +149,8 @@ def test_alternatives_are_the_same_but_for_an_end_at_once(both: Both, width: int
     assert differing(both.ours(**ours), both.theirs(**theirs)) == []
 
 
-def test_scores_of_alternatives_are_of_two_parts_there(both: Both) -> None:
-    """log p(first token) + sum over the rest / |rest|^A, where ours divides the sum of all."""
+def test_its_scores_of_alternatives_have_two_parts(both: Both) -> None:
+    """They are log p(first token) + sum over the rest / |rest|^A; ours divide the sum of all."""
     alternatives = {"num_hypotheses": 3, "beam_size": 1}
     sums = both.theirs(**alternatives, length_penalty=0.0, return_alternatives=True)
     theirs = both.theirs(**alternatives, length_penalty=1.0, return_alternatives=True)

@@ -1,4 +1,4 @@
-"""The benchmark compares like with like: CTranslate2 runs our weights and gives our greedy tokens."""
+"""CTranslate2 decodes the benchmark's weights to the same greedy tokens, so the benchmark compares like with like."""
 
 from pathlib import Path
 from typing import Any
@@ -43,12 +43,12 @@ def name(choice: dict[str, str]) -> str:
 
 
 def vocabularies(config: ModelConfig) -> tuple[int, int]:
-    """Sizes of source and target."""
+    """Returns the sizes of source and target vocabulary."""
     return (40, 40) if config.share_embeddings == "all" else (40, 50)
 
 
 def random_model(config: ModelConfig) -> Transformer:
-    """A model in which every parameter counts, biases and norms too."""
+    """Returns a model in which every parameter has an effect, biases and norms too."""
     torch.manual_seed(5)
     model = Transformer(config, *vocabularies(config), pad=0).eval()
     with torch.no_grad():
@@ -59,13 +59,13 @@ def random_model(config: ModelConfig) -> Transformer:
 
 
 def random_sources(vocabulary: int) -> list[list[int]]:
-    """Token ids of every length up to the limit; CTranslate2 gives an end token alone the empty answer, unasked."""
+    """Returns token ids of every length up to the limit, but 1: CTranslate2 answers a lone end token by itself."""
     torch.manual_seed(6)
     return [[*torch.randint(4, vocabulary, (1 + i % (SOURCE_TOKENS - 1),)).tolist(), 3] for i in range(ROWS)]
 
 
 def onnx_shape(config: ModelConfig) -> Shape:
-    """As a manifest says it."""
+    """Returns the shape as in a manifest."""
     source, target = vocabularies(config)
     return Shape(
         d_model=config.d_model,
@@ -81,7 +81,7 @@ def onnx_shape(config: ModelConfig) -> Shape:
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=name)
-def test_gives_the_same_greedy_tokens(choice: dict[str, str], tmp_path: Path) -> None:
+def test_greedy_tokens_are_the_same(choice: dict[str, str], tmp_path: Path) -> None:
     model = random_model(ModelConfig.model_validate(SHAPE | choice))
     source, target = map(symbol_tokenizer, vocabularies(model.config))
     convert(model, source, target, tmp_path)
@@ -95,7 +95,7 @@ def test_gives_the_same_greedy_tokens(choice: dict[str, str], tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("choice", CHOICES[::2], ids=name)
-def test_reads_the_weights_back_out_of_the_graphs(choice: dict[str, str]) -> None:
+def test_weights_can_be_read_from_the_graphs(choice: dict[str, str]) -> None:
     config = ModelConfig.model_validate(SHAPE | choice)
     model = random_model(config)
     exported, shape = fold_model(model), onnx_shape(config)
@@ -107,12 +107,12 @@ def test_reads_the_weights_back_out_of_the_graphs(choice: dict[str, str]) -> Non
     torch.testing.assert_close(read.state_dict(), model.state_dict())
 
 
-def test_reads_what_integers_stand_for() -> None:
-    """The bundle that ships beside the same model in fp32: nearly all integers, of 7 bits, are off by half a step."""
+def test_quantised_weights_can_be_read() -> None:
+    """Nearly all 7-bit weights of the shipped bundle are within half a step of the same model in fp32."""
     integers, full = (load_model(load_bundle(path)).state_dict() for path in (shipped_bundle(), SHIPPED_FP32))
     assert integers.keys() == full.keys()
-    for what, values in full.items():
+    for name_, values in full.items():
         step = float(values.abs().max()) / 63
-        error = (integers[what] - values).abs()
-        assert float((error <= 0.51 * step).float().mean()) > 0.995, what  # the others are cut off at the largest one
-        assert float(error.norm()) < 0.02 * float(values.norm()), what
+        error = (integers[name_] - values).abs()
+        assert float((error <= 0.51 * step).float().mean()) > 0.995, name_  # the others are clipped
+        assert float(error.norm()) < 0.02 * float(values.norm()), name_

@@ -1,4 +1,4 @@
-"""What each option makes of a word, with the model that ships with the package, in fp32: how its letters are spoken."""
+"""One example for each option, with the shipped model in fp32, which writes the pronunciation of a word."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ import pytest
 
 from dragoman import Client
 
-# Option: word, options, texts of all hypotheses. No decision on the way there is so close that rounding could turn it.
-# Tokens are named, here, where the API wants ids.
+# Option: word, options, texts of all hypotheses. No decision is so close that rounding could turn it. Tokens are given
+# by name; the API takes ids.
 EXAMPLES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "greedy": ("tomato", {}, ["T AH M AA T OW"]),
     "max_new_tokens": ("tomato", {"max_new_tokens": 3}, ["T AH M"]),
@@ -82,7 +82,7 @@ EXAMPLES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_option_gives(name: str, shipped_client: Client) -> None:
+def test_example(name: str, shipped_client: Client) -> None:
     word, options, expected = EXAMPLES[name]
     for field in ("suppressed_tokens", "vocabulary"):
         if field in options:

@@ -1,4 +1,4 @@
-"""Requests of every kind at random moments, some cancelled: each answer is the one that the request gets alone."""
+"""Requests of every kind at random times, some cancelled: each gets the answer that it gets alone."""
 
 import asyncio
 import random
@@ -19,26 +19,26 @@ from tests.support.waiting import until
 
 DISTINCT, TIMES = 200, 10
 SECONDS = 3.0  # over which they arrive
-IN_FLIGHT = 800  # at most; gRPC itself refuses calls where a server has a thousand that it has not looked at yet
-CANCELLED = 0.15  # share of the calls that their clients give up
+IN_FLIGHT = 800  # gRPC refuses calls when a server has a thousand that it has not accepted yet
+CANCELLED = 0.15  # share of calls that their clients cancel
 WORDS = ["one", "two", "five", "seven", "twenty", "hundred", "thousand", "forty"]
 
 
 @dataclass(frozen=True)
-class Ask:
-    """A request, and whether its answer is to be streamed."""
+class RequestCase:
+    """A request, and whether to stream its answer."""
 
     request: pb.GenerateRequest
     streams: bool
 
 
-def asks(count: int) -> list[Ask]:
+def random_cases(count: int) -> list[RequestCase]:
     draw = random.Random(7)
-    return [Ask(random_request(draw), draw.random() < 0.4) for _ in range(count)]
+    return [RequestCase(random_request(draw), draw.random() < 0.4) for _ in range(count)]
 
 
 def random_request(draw: random.Random) -> pb.GenerateRequest:
-    """Greedy, beam or sampled, short or long, with some of the constraints."""
+    """Returns a greedy, beam search or sampling request, short or long, with some constraints."""
     options = pb.GenerationOptions()
     kind = draw.choice(["greedy", "greedy", "beam", "groups", "sample", "samples", "alternatives", "beam alternatives"])
     if kind == "beam":
@@ -99,11 +99,11 @@ def constrain(draw: random.Random, options: pb.GenerationOptions, softly: bool) 
         options.vocabulary.ids.extend(draw.sample(range(4, 31), 14))
 
 
-async def answer(stub: Any, ask: Ask, cancel_after: float | None = None) -> pb.GenerateResponse | None:
-    """The answer; None where it was cancelled first, so many seconds after a stream's first message or the call."""
-    if ask.streams:
-        return await streamed(stub.GenerateStream(ask.request), cancel_after)
-    call = stub.Generate(ask.request)
+async def answer(stub: Any, case: RequestCase, cancel_after: float | None = None) -> pb.GenerateResponse | None:
+    """Returns the answer; None if it is cancelled first, `cancel_after` seconds after the call or its first message."""
+    if case.streams:
+        return await streamed(stub.GenerateStream(case.request), cancel_after)
+    call = stub.Generate(case.request)
     if cancel_after is not None:
         asyncio.get_running_loop().call_later(cancel_after, call.cancel)
     try:
@@ -116,7 +116,7 @@ async def answer(stub: Any, ask: Ask, cancel_after: float | None = None) -> pb.G
 
 
 async def streamed(call: Any, cancel_after: float | None) -> pb.GenerateResponse | None:
-    """The whole answer that a stream ends with; its pieces, joined, are the texts of that."""
+    """Returns the final answer of a stream, whose texts are the joined pieces."""
     texts: dict[int, str] = {}
     final: pb.GenerateResponse | None = None
     try:
@@ -136,25 +136,25 @@ async def streamed(call: Any, cancel_after: float | None) -> pb.GenerateResponse
     return final
 
 
-async def alone(server: LocalServer, distinct: Sequence[Ask]) -> list[pb.GenerateResponse]:
-    """The answers, one request after the other, none of them streamed."""
+async def alone(server: LocalServer, distinct: Sequence[RequestCase]) -> list[pb.GenerateResponse]:
+    """Returns the answers to requests one by one, not streamed."""
     async with grpc.aio.insecure_channel(server.address) as channel:
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
-        return [await stub.Generate(ask.request) for ask in distinct]
+        return [await stub.Generate(case.request) for case in distinct]
 
 
-async def at_random_moments(
-    server: LocalServer, distinct: Sequence[Ask], times: int, seconds: float, cancelled: float
+async def at_random_times(
+    server: LocalServer, distinct: Sequence[RequestCase], times: int, seconds: float, cancelled: float
 ) -> list[list[pb.GenerateResponse | None]]:
-    """For each request, its answers."""
+    """Returns the answers to each request."""
     draw = random.Random(8)
     room = asyncio.Semaphore(IN_FLIGHT)
 
-    async def one(stub: Any, ask: Ask) -> pb.GenerateResponse | None:
-        given_up = draw.uniform(0, 0.02) if draw.random() < cancelled else None
+    async def one(stub: Any, case: RequestCase) -> pb.GenerateResponse | None:
+        cancel_after = draw.uniform(0, 0.02) if draw.random() < cancelled else None
         await asyncio.sleep(draw.uniform(0, seconds))
         async with room:
-            return await answer(stub, ask, given_up)
+            return await answer(stub, case, cancel_after)
 
     async with grpc.aio.insecure_channel(server.address) as channel:
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
@@ -168,7 +168,7 @@ async def at_random_moments(
 
 
 def until_at_rest(server: LocalServer) -> None:
-    """Waits until no row is in use and nothing waits or runs."""
+    """Waits until no row is in use and no request waits or runs."""
     names = ("dragoman_rows_running", "dragoman_requests_waiting", "dragoman_requests_in_flight")
 
     def left() -> dict[str, float]:
@@ -178,13 +178,13 @@ def until_at_rest(server: LocalServer) -> None:
 
 
 def dropped(server: LocalServer) -> float:
-    """Requests that were cancelled while they waited or ran."""
+    """Returns the number of requests cancelled while they waited or ran."""
     return sum_of(server, "dragoman_drops_total", "cancelled")
 
 
 @pytest.fixture(scope="module", params=["fp32", "int8"])
 def bundle(request: pytest.FixtureRequest, tiny_run: Path, tiny_bundle: Path, tmp_path_factory: Any) -> Path:
-    """In fp32, or with integers in products and caches."""
+    """A bundle in fp32, or with int8 products and caches."""
     if request.param == "fp32":
         return tiny_bundle
     narrow: Path = tmp_path_factory.mktemp("int8") / "bundle"
@@ -192,16 +192,14 @@ def bundle(request: pytest.FixtureRequest, tiny_run: Path, tiny_bundle: Path, tm
     return narrow
 
 
-async def test_each_answer_under_load_is_the_one_that_the_request_gets_alone(
-    start_server: StartServer, bundle: Path
-) -> None:
+async def test_answers_under_load_are_those_of_requests_alone(start_server: StartServer, bundle: Path) -> None:
     layout = ["--engines", "2", "--threads-per-engine", "1", "--max-rows", "24", "--queue-size", "4000"]
     server = start_server("--bundle", str(bundle), *layout)
-    distinct = asks(DISTINCT)
+    distinct = random_cases(DISTINCT)
     expected = await alone(server, distinct)
-    found = await at_random_moments(server, distinct, TIMES, SECONDS, CANCELLED)
-    for ask, right, answers in zip(distinct, expected, found, strict=True):
-        assert all(response in (None, right) for response in answers), ask
+    found = await at_random_times(server, distinct, TIMES, SECONDS, CANCELLED)
+    for case, right, answers in zip(distinct, expected, found, strict=True):
+        assert all(response in (None, right) for response in answers), case
     lost = sum(response is None for answers in found for response in answers)
     assert 0 < lost < 2 * CANCELLED * DISTINCT * TIMES
     until_at_rest(server)
@@ -209,16 +207,16 @@ async def test_each_answer_under_load_is_the_one_that_the_request_gets_alone(
     assert await alone(server, distinct[:20]) == expected[:20]
 
 
-async def test_a_seed_gives_the_same_answer_after_a_restart_and_in_other_rows(
+async def test_a_seed_means_the_same_after_a_restart_and_in_other_rows(
     start_server: StartServer, tiny_bundle: Path
 ) -> None:
-    sampled = [ask for ask in asks(DISTINCT) if ask.request.options.sample]
+    sampled = [case for case in random_cases(DISTINCT) if case.request.options.sample]
     assert len(sampled) > 30
     first = start_server("--bundle", str(tiny_bundle), "--engines", "1", "--max-rows", "64")
     expected = await alone(first, sampled)
-    assert [response.seed for response in expected] == [ask.request.options.seed for ask in sampled]
+    assert [response.seed for response in expected] == [case.request.options.seed for case in sampled]
     assert first.stop() == 0
     second = start_server("--bundle", str(tiny_bundle), "--engines", "2", "--max-rows", "9")
-    found = await at_random_moments(second, sampled, 3, 0.3, 0.0)
+    found = await at_random_times(second, sampled, 3, 0.3, 0.0)
     assert found == [[right] * 3 for right in expected]
     assert len({response.hypotheses[0].text for response in expected}) > len(expected) / 2

@@ -1,6 +1,6 @@
-"""Hugging Face transformers with our weights: where it decodes as we do, and where it means something else.
+"""Hugging Face transformers with our weights: which options mean the same there, and which do not.
 
-Beams of every width and penalty: test_beam_parity.py. What the differences are is told in protos/decoding.md.
+Beams of every width and penalty are in test_beam_parity.py. protos/decoding.md describes the differences.
 """
 
 from typing import Any
@@ -37,11 +37,11 @@ from tests.support.parity import (
 SAME_LOGITS = 1e-5
 BEAM: dict[str, Any] = {"beam_size": 4, "num_hypotheses": 4}
 THEIR_BEAM: dict[str, Any] = {"num_beams": 4, "num_return_sequences": 4, "early_stopping": "never"}
-PREFIX = [6, 26]  # AH N, which few of the words begin with
+PREFIX = [6, 26]  # AH N, which few of the words start with
 
 
 def compare(shipped: Shipped, client: Client, ours: dict[str, Any], theirs: dict[str, Any]) -> list[int]:
-    """Words that come out differently from beams of width 4."""
+    """Returns the words for which beams of width 4 differ."""
     return differing(
         from_server(client, FEWER_WORDS, **BEAM | ours),
         from_hugging_face(shipped, FEWER_WORDS, **THEIR_BEAM | theirs),
@@ -53,7 +53,7 @@ def largest_difference(ours: Any, theirs: Any, source: Tensor, target: Tensor) -
     with one_thread():
         other = theirs(input_ids=source, attention_mask=(source != 0).long(), decoder_input_ids=target).logits
         mine = ours(source, target)
-        assert torch.equal(mine.isinf(), other.isinf()), "what is never written is so in both"
+        assert torch.equal(mine.isinf(), other.isinf()), "forbidden tokens are the same"
         return float((mine - other)[mine.isfinite()].abs().max())
 
 
@@ -76,13 +76,15 @@ def test_other_shapes_have_the_same_logits_there(shipped: Shipped, choice: dict[
     assert largest_difference(model, transformers_model.convert(model, shipped.tokens), source, target) < SAME_LOGITS
 
 
-def test_swiglu_has_no_shape_there(shipped: Shipped) -> None:
+def test_swiglu_cannot_be_converted(shipped: Shipped) -> None:
     with pytest.raises(ValueError, match="SwiGLU"):
         transformers_model.convert(random_model(ModelConfig.model_validate(SHAPE | CHOICES[2])), shipped.tokens)
 
 
-def test_a_maximum_is_the_same_although_it_counts_the_end_token_there(shipped: Shipped, shipped_client: Client) -> None:
-    """An answer that is cut at N tokens has no end token, so that N means the same."""
+def test_max_new_tokens_means_the_same_although_transformers_counts_the_end_token(
+    shipped: Shipped, shipped_client: Client
+) -> None:
+    """An answer that is cut at N tokens has no end token, so N means the same."""
     limit = {"max_new_tokens": 5}
     assert compare(shipped, shipped_client, limit, limit) == []
     lengths = {
@@ -91,8 +93,8 @@ def test_a_maximum_is_the_same_although_it_counts_the_end_token_there(shipped: S
     assert {4, 5} <= lengths <= set(range(6))
 
 
-def test_fewer_answers_are_the_first_of_more(shipped: Shipped, shipped_client: Client) -> None:
-    """Although transformers waits for `num_beams` finished ones, and our search only for those wanted."""
+def test_fewer_hypotheses_are_the_first_of_more(shipped: Shipped, shipped_client: Client) -> None:
+    """Although transformers waits for `num_beams` finished hypotheses, and our search only for num_hypotheses."""
     assert compare(shipped, shipped_client, {"num_hypotheses": 1}, {"num_return_sequences": 1}) == []
 
 
@@ -102,7 +104,7 @@ def test_a_negative_length_penalty(shipped: Shipped, shipped_client: Client) -> 
 
 @pytest.mark.parametrize("penalty", [0.0, 1.0])
 def test_a_forced_prefix(shipped: Shipped, shipped_client: Client, penalty: float) -> None:
-    """Neither its scores nor its length count."""
+    """Neither its scores nor its length count, here and there."""
     ours = {"prefix": PREFIX, "length_penalty": penalty}
     assert compare(shipped, shipped_client, ours, {"prefix": PREFIX, "length_penalty": penalty}) == []
 
@@ -123,7 +125,7 @@ EDITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("ours", "theirs"), EDITS.values(), ids=EDITS)
-def test_what_forbids_tokens_is_renormalised_there_only_on_request(
+def test_forbidden_tokens_are_renormalised_there_only_on_request(
     shipped: Shipped, shipped_client: Client, ours: dict[str, Any], theirs: dict[str, Any]
 ) -> None:
     assert compare(shipped, shipped_client, ours, theirs | {"renormalize_logits": True}) == []
@@ -131,8 +133,8 @@ def test_what_forbids_tokens_is_renormalised_there_only_on_request(
 
 
 def test_repetition_penalties_are_the_same_in_greedy_search_only(shipped: Shipped, shipped_client: Client) -> None:
-    """There the begin token is penalised as well, which does nothing to what is never written; and beams multiply
-    log-probabilities, where greedy search divides or multiplies logits, as all searches do here.
+    """Transformers also penalises the begin token, without effect. Its beam search multiplies log-probabilities; its
+    greedy search divides or multiplies logits, as all searches do here.
     """
     penalty = {"repetition_penalty": 1.5}
     ours = from_server(shipped_client, FEWER_WORDS, **penalty)
@@ -147,8 +149,8 @@ def test_repetition_penalties_are_the_same_in_greedy_search_only(shipped: Shippe
         assert len(compare(shipped, shipped_client, penalty, theirs_options)) > len(FEWER_WORDS) / 2
 
 
-def test_its_own_rule_of_stopping_stops_too_early(shipped: Shipped, shipped_client: Client) -> None:
-    """early_stopping=False, the default, takes the length so far for the final one, which is exact without penalty."""
+def test_its_default_stopping_rule_stops_too_early(shipped: Shipped, shipped_client: Client) -> None:
+    """early_stopping=False assumes that hypotheses end at the current length, which is exact without length penalty."""
     for penalty, exact in ((0.0, True), (2.0, False)):
         length_penalty = {"length_penalty": penalty}
         ours = from_server(shipped_client, FEWER_WORDS, **BEAM, **length_penalty)
@@ -160,7 +162,7 @@ def test_its_own_rule_of_stopping_stops_too_early(shipped: Shipped, shipped_clie
 
 
 def test_width_1_is_greedy_search_there_and_here_where_it_stops_early(shipped_client: Client) -> None:
-    """The exact rule goes on with the second best token where more tokens may be worth it: a higher score."""
+    """The exact rule goes on with the second best token where a longer hypothesis may get a higher score."""
     beam = {"beam_size": 1, "length_penalty": 2.0, "max_new_tokens": 24}
     ((greedy,),) = from_server(shipped_client, ["of"], **beam, early_stopping=True)
     ((exact,),) = from_server(shipped_client, ["of"], **beam)
@@ -177,8 +179,8 @@ def test_targets_have_the_same_log_probabilities_and_attention(shipped: Shipped,
         for ids, ours in zip(targets, scored, strict=True):
             log_probabilities, attention = teacher_forced(shipped, word, ids)
             expected = log_probabilities.gather(1, torch.tensor([*ids, end])[:, None])[:, 0]  # [target]
-            told = [token.log_probability for token in ours.tokens]
-            torch.testing.assert_close(torch.tensor(told), expected, atol=TOLERANCE, rtol=0)
+            actual = [token.log_probability for token in ours.tokens]
+            torch.testing.assert_close(torch.tensor(actual), expected, atol=TOLERANCE, rtol=0)
             assert ours.log_probability == pytest.approx(expected.sum().item(), abs=TOLERANCE)
             assert ours.attention is not None
             torch.testing.assert_close(torch.tensor(ours.attention.tolist()), attention, atol=TOLERANCE, rtol=0)
@@ -186,9 +188,9 @@ def test_targets_have_the_same_log_probabilities_and_attention(shipped: Shipped,
 
 @torch.no_grad()
 def teacher_forced(shipped: Shipped, word: str, ids: list[int]) -> tuple[Tensor, Tensor]:
-    """Log-probabilities [target, vocabulary], and cross-attention [layers, heads, target, source]."""
+    """Returns log-probabilities [target, vocabulary], and cross-attention [layers, heads, target, source]."""
     model = shipped.hugging_face
-    model.set_attn_implementation("eager")  # the only one that tells its attention
+    model.set_attn_implementation("eager")  # the only implementation that returns attention
     try:
         with one_thread():
             made = model(
@@ -213,7 +215,7 @@ RULES = [
 
 
 def warpers(temperature: float, rule: dict[str, Any]) -> LogitsProcessorList:
-    """What `generate` makes of the options, in its order."""
+    """Returns the logits processors that `generate` creates for the options, in its order."""
     kinds = {"top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper, "min_p": MinPLogitsWarper}
     kinds["typical_p"] = TypicalLogitsWarper
     return LogitsProcessorList(
@@ -223,7 +225,7 @@ def warpers(temperature: float, rule: dict[str, Any]) -> LogitsProcessorList:
 
 @torch.no_grad()
 def first_steps(shipped: Shipped) -> Tensor:
-    """Logits of real words' first tokens, [words, vocabulary]."""
+    """Returns the logits of the first tokens of real words, [words, vocabulary]."""
     source = pad(shipped.source(FEWER_WORDS), shipped.tokens.pad)
     with one_thread():
         logits: Tensor = shipped.model(source, torch.full((len(source), 1), shipped.tokens.begin))
@@ -233,21 +235,21 @@ def first_steps(shipped: Shipped) -> Tensor:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: "-".join(rule))
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
 def test_truncation_leaves_the_same_distribution(shipped: Shipped, temperature: float, rule: dict[str, Any]) -> None:
-    """The token drawn by a number in the middle of each token's share, from no more candidates than it takes."""
+    """Draws with a number in the middle of each token's share, from as few candidates as suffice."""
     wide = torch.randn(20, 500, generator=torch.Generator().manual_seed(2)) * 3
     for logits in [*first_steps(shipped).double(), *wide.double()]:
         log_probabilities, order = (logits / temperature).log_softmax(-1).sort(descending=True, stable=True)
         left = warpers(temperature, rule)(torch.zeros(1, 1, dtype=torch.long), logits[None])[0].softmax(-1)[order]
         sampler = Sampler(SamplingOptions(seed=0, temperature=temperature, **rule), len(logits))
         below = 0.0
-        for place, share in enumerate(left.tolist()):
+        for rank, share in enumerate(left.tolist()):
             if share > 1e-9:
-                assert place_of(sampler, log_probabilities.tolist(), below + share / 2) == place
+                assert rank_of(sampler, log_probabilities.tolist(), below + share / 2) == rank
             below += share
 
 
-def place_of(sampler: Sampler, log_probabilities: list[float], number: float) -> int:
-    """Of the token drawn; as the engine does it, with more candidates where the first do not suffice."""
+def rank_of(sampler: Sampler, log_probabilities: list[float], number: float) -> int:
+    """Returns the rank of the token drawn, with more candidates where the first do not suffice, as in an engine."""
     candidates = sampler.candidates
     while (drawn := sampler.draw(log_probabilities[:candidates], number)) is None:
         assert candidates < len(log_probabilities)

@@ -1,4 +1,4 @@
-"""Requests of every kind, for property-based tests: valid, and such that their options make a difference."""
+"""Hypothesis strategies for requests of every kind: valid, with options that make a difference."""
 
 import math
 from typing import Any
@@ -16,7 +16,7 @@ from dragoman_server.core.search_options import (
 )
 from tests.reference.subject import Subject
 
-MOST_ROWS = 12  # of one request
+MAX_ROWS = 12  # of one request
 KINDS = ["greedy", "beam", "beam", "groups", "sample", "sample", "alternatives", "beam alternatives"]
 CONSTRAINTS = [
     "minimum",
@@ -44,7 +44,7 @@ TRAITS = [
 
 
 def traits(search: SearchOptions) -> list[str]:
-    """Which of TRAITS a request has."""
+    """Returns the TRAITS that a request has."""
     beam, constraints = search.beam, search.constraints
     found = {
         "greedy": not (beam or search.sampling),
@@ -69,14 +69,14 @@ def traits(search: SearchOptions) -> list[str]:
 
 
 def sources(subject: Subject) -> SearchStrategy[list[int]]:
-    """Source ids, the end token last."""
+    """Returns source ids with the end token."""
     tokens = st.integers(subject.end + 1, subject.source_vocabulary - 1)
     return st.lists(tokens, max_size=subject.max_source - 1).map(lambda ids: [*ids, subject.end])
 
 
 @st.composite
 def requests(draw: DrawFn, subject: Subject) -> GenerationRequest:
-    """One request; its constraints are taken from what the model says without them."""
+    """Returns a request, with constraints that affect the greedy answer."""
     source = draw(sources(subject))
     kind = draw(st.sampled_from(KINDS))
     names = draw(st.sets(st.sampled_from(CONSTRAINTS), max_size=3))
@@ -86,9 +86,9 @@ def requests(draw: DrawFn, subject: Subject) -> GenerationRequest:
         names -= {"prefix"}
     prefix, bias = _prefix(draw, subject, source, names)
     room = subject.max_target - (0 if bias else len(prefix))
-    most = draw(st.integers(1, room))
+    max_new_tokens = draw(st.integers(1, room))
     constraints = Constraints(
-        min_new_tokens=draw(st.integers(1, most)) if "minimum" in names else 0,
+        min_new_tokens=draw(st.integers(1, max_new_tokens)) if "minimum" in names else 0,
         prefix=tuple(prefix),
         prefix_bias=bias,
         **_token_constraints(draw, subject, source, names),
@@ -105,10 +105,10 @@ def requests(draw: DrawFn, subject: Subject) -> GenerationRequest:
         count = draw(st.integers(1, 5))
     elif kind == "beam alternatives":
         beam = draw(beams(grouped=False))
-        count = draw(st.integers(1, MOST_ROWS // beam.beam_size))
+        count = draw(st.integers(1, MAX_ROWS // beam.beam_size))
     top_tokens = draw(st.sampled_from([0, 0, 1, 3]))
     search = SearchOptions(
-        max_new_tokens=most,
+        max_new_tokens=max_new_tokens,
         num_hypotheses=count,
         beam=beam,
         sampling=sampling,
@@ -139,21 +139,21 @@ def beams(draw: DrawFn, grouped: bool) -> BeamOptions:
 
 @st.composite
 def samplings(draw: DrawFn) -> SamplingOptions:
-    def perhaps(values: list[Any]) -> Any:
+    def optional(values: list[Any]) -> Any:
         return draw(st.sampled_from([None, None, *values]))
 
     return SamplingOptions(
         seed=draw(st.integers(0, 2**64 - 1)),
         temperature=draw(st.sampled_from([1.0, 0.5, 0.8, 1.5, 3.0])),
-        top_k=perhaps([1, 3, 20, 1000]),
-        top_p=perhaps([0.3, 0.9, 0.99, 1.0]),
-        min_p=perhaps([0.0, 0.02, 0.3]),
-        typical_p=perhaps([0.4, 0.9, 1.0]),
+        top_k=optional([1, 3, 20, 1000]),
+        top_p=optional([0.3, 0.9, 0.99, 1.0]),
+        min_p=optional([0.0, 0.02, 0.3]),
+        typical_p=optional([0.4, 0.9, 1.0]),
     )
 
 
 def _prefix(draw: DrawFn, subject: Subject, source: list[int], names: set[str]) -> tuple[list[int], float | None]:
-    """Ids and bias: what the model would say anyway, or something else."""
+    """Returns ids and bias: a part of the greedy answer, or other tokens."""
     if not names & {"prefix", "soft prefix"}:
         return [], None
     other = st.lists(_tokens(subject), min_size=1, max_size=4)
@@ -165,7 +165,7 @@ def _prefix(draw: DrawFn, subject: Subject, source: list[int], names: set[str]) 
 
 
 def _token_constraints(draw: DrawFn, subject: Subject, source: list[int], names: set[str]) -> dict[str, Any]:
-    """Those that concern tokens and text."""
+    """Returns constraints on tokens and text."""
     usual = subject.usual(source)
     likely = st.sampled_from(usual) | _tokens(subject) if usual else _tokens(subject)
     found: dict[str, Any] = {}
@@ -196,7 +196,7 @@ def _tokens(subject: Subject) -> SearchStrategy[int]:
 
 
 def _slices(usual: list[int], likely: SearchStrategy[int]) -> SearchStrategy[list[int]]:
-    """Two or three tokens that the model says one after the other, or just any."""
+    """Returns two or three consecutive tokens of the greedy answer, or any tokens."""
     others = st.lists(likely, min_size=2, max_size=3)
     if len(usual) < 3:
         return others

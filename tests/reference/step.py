@@ -110,6 +110,8 @@ def ranked(log_probabilities: Vector) -> list[int]:
 
 def choices(log_probabilities: Vector, count: int) -> list[TokenChoice]:
     """Returns the `count` most probable tokens of a position."""
+    if not count:
+        return []
     return [TokenChoice(token, float(log_probabilities[token])) for token in ranked(log_probabilities)[:count]]
 
 

@@ -1,4 +1,4 @@
-"""Worker processes: the answers are the same, and what becomes of requests where a worker dies, hangs or leaves."""
+"""Worker processes: same results as in-process, and the fate of requests when a worker dies, hangs or fails."""
 
 import os
 import resource
@@ -27,7 +27,8 @@ from tests.support.samples import sum_of
 from tests.support.waiting import PATIENCE, until
 
 ROWS = 16
-TOKENS = 30_000  # that take tens of seconds to decode
+TOKENS = 30_000  # decoding them takes tens of seconds
+TOKEN_OPTIONS = ("suppressed_tokens", "vocabulary")  # options of EXAMPLES that name tokens
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
@@ -38,7 +39,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pair(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    """Two workers."""
+    """A server with two workers."""
     log = tmp_path_factory.mktemp("server") / "server.log"
     arguments = ["--bundle", str(bundle), "--workers", "2", "--engines", "1", "--max-rows", str(ROWS)]
     with LocalServer(*arguments, "--hang-seconds", "1", log=log) as started:
@@ -54,7 +55,7 @@ def stub(pair: LocalServer) -> Iterator[Any]:
     until(lambda: sum_of(pair, "dragoman_rows_running") == 0)
 
 
-def up(server: LocalServer) -> float:
+def workers_up(server: LocalServer) -> float:
     return sum_of(server, "dragoman_worker_up")
 
 
@@ -84,27 +85,26 @@ def readiness(server: LocalServer) -> str:
         return error.read().decode()
 
 
-def test_answers_are_those_of_a_server_that_computes_by_itself(pair: LocalServer) -> None:
+def test_results_equal_those_of_an_in_process_server(pair: LocalServer) -> None:
     with Client(pair.address) as client:
         ids = {token.text: token.id for token in client.tokenize("AA AH EY T M OW D", side="target")}
 
         def texts(name: str) -> list[str]:
             word, options, _ = EXAMPLES[name]
-            named = {key: [ids[each] for each in options[key]] for key in options if options[key] and key in NAMED}
-            return [hypothesis.text for hypothesis in client.generate(word, **options | named).hypotheses]
+            token_ids = {
+                key: [ids[token] for token in options[key]] for key in options if options[key] and key in TOKEN_OPTIONS
+            }
+            return [hypothesis.text for hypothesis in client.generate(word, **options | token_ids).hypotheses]
 
-        with ThreadPoolExecutor(16) as together:
-            found = dict(zip(EXAMPLES, together.map(texts, EXAMPLES), strict=True))
+        with ThreadPoolExecutor(16) as executor:
+            results = dict(zip(EXAMPLES, executor.map(texts, EXAMPLES), strict=True))
         [scored] = client.score("dragoman", ["D R AE G OW M AH N"], attention=True).scores
-    assert found == {name: expected for name, (_, _, expected) in EXAMPLES.items()}
+    assert results == {name: expected for name, (_, _, expected) in EXAMPLES.items()}
     assert scored.attention is not None
     assert scored.log_probability < 0
 
 
-NAMED = ("suppressed_tokens", "vocabulary")
-
-
-def test_requests_go_where_there_is_the_least_to_do(pair: LocalServer, stub: Any) -> None:
+def test_requests_go_to_the_worker_with_the_most_free_rows(pair: LocalServer, stub: Any) -> None:
     calls = [stub.Generate.future(long_request()) for _ in range(6)]
     until(lambda: sum_of(pair, "dragoman_rows_running") == 6)
     assert sorted(value for key, value in pair.metrics().items() if "dragoman_rows_running{" in key) == [3, 3]
@@ -112,30 +112,30 @@ def test_requests_go_where_there_is_the_least_to_do(pair: LocalServer, stub: Any
         call.cancel()
 
 
-def test_a_worker_that_dies_takes_only_its_own_requests_with_it(pair: LocalServer, stub: Any) -> None:
+def test_a_dead_worker_fails_only_its_own_requests(pair: LocalServer, stub: Any) -> None:
     before = restarts(pair, "died")
     calls = [stub.Generate.future(long_request()) for _ in range(4)]
     until(lambda: sum_of(pair, "dragoman_rows_running") == 4)
     workers(pair)[0].kill()
     until(lambda: sum(call.done() for call in calls) == 2)
-    assert readiness(pair) == "ok\n", "the other goes on"
+    assert readiness(pair) == "ok\n", "the other worker serves"
     assert [stub.Generate(short_request()).hypotheses[0].text for _ in range(3)] == ["HH EH L OW"] * 3
     failed = [call for call in calls if call.done()]
     assert {call.code() for call in failed} == {grpc.StatusCode.UNAVAILABLE}
     assert "worker process" in failed[0].details()
     until(lambda: sum_of(pair, "dragoman_rows") == 2 * ROWS)
-    assert (up(pair), restarts(pair, "died")) == (2, before + 1)
+    assert (workers_up(pair), restarts(pair, "died")) == (2, before + 1)
     more = [stub.Generate.future(long_request()) for _ in range(4)]
     until(lambda: sorted(value for key, value in pair.metrics().items() if "_rows_running{" in key) == [3, 3])
-    assert not any(call.done() for call in calls if call not in failed), "those of the other were not touched"
+    assert not any(call.done() for call in calls if call not in failed), "requests of the other worker continue"
     for call in [*calls, *more]:
         call.cancel()
 
 
-def test_a_batch_of_the_client_has_all_answers_though_a_worker_dies(pair: LocalServer, stub: Any) -> None:
+def test_a_client_batch_survives_a_dead_worker(pair: LocalServer, stub: Any) -> None:
     before = restarts(pair, "died")
-    with Client(pair.address) as client, ThreadPoolExecutor(1) as aside:
-        batch = aside.submit(client.generate_batch, ["hello"] * 8, min_new_tokens=1000, max_new_tokens=1000)
+    with Client(pair.address) as client, ThreadPoolExecutor(1) as background:
+        batch = background.submit(client.generate_batch, ["hello"] * 8, min_new_tokens=1000, max_new_tokens=1000)
         until(lambda: sum_of(pair, "dragoman_rows_running") == 8)
         workers(pair)[0].kill()
         answers = batch.result(PATIENCE)
@@ -144,7 +144,7 @@ def test_a_batch_of_the_client_has_all_answers_though_a_worker_dies(pair: LocalS
     until(lambda: restarts(pair, "died") == before + 1)
 
 
-def test_a_worker_that_hangs_is_noticed_and_replaced(pair: LocalServer, stub: Any) -> None:
+def test_a_hanging_worker_is_replaced(pair: LocalServer, stub: Any) -> None:
     before = restarts(pair, "hung")
     calls = [stub.Generate.future(long_request()) for _ in range(2)]
     until(lambda: sum_of(pair, "dragoman_rows_running") == 2)
@@ -152,20 +152,20 @@ def test_a_worker_that_hangs_is_noticed_and_replaced(pair: LocalServer, stub: An
     until(lambda: sum(call.done() for call in calls) == 1)
     [failed] = [call for call in calls if call.done()]
     assert failed.code() is grpc.StatusCode.UNAVAILABLE
-    until(lambda: up(pair) == 2 and restarts(pair, "hung") == before + 1)
+    until(lambda: workers_up(pair) == 2 and restarts(pair, "hung") == before + 1)
     for call in calls:
         call.cancel()
 
 
-def test_a_worker_that_hangs_with_nothing_to_do_is_noticed_too(pair: LocalServer, stub: Any) -> None:
+def test_an_idle_hanging_worker_is_replaced(pair: LocalServer, stub: Any) -> None:
     before = restarts(pair, "hung")
     workers(pair)[1].suspend()
     until(lambda: restarts(pair, "hung") == before + 1)
-    until(lambda: up(pair) == 2)
+    until(lambda: workers_up(pair) == 2)
     assert stub.Generate(short_request()).hypotheses[0].text == "HH EH L OW"
 
 
-def test_scoring_goes_on_after_the_worker_that_scored_has_died(pair: LocalServer, stub: Any) -> None:
+def test_scoring_continues_after_its_worker_died(pair: LocalServer, stub: Any) -> None:
     request = pb.ScoreRequest(input=pb.Input(text="hello"), targets=[pb.Input(text="HH AH L OW")])
     for worker in workers(pair):
         first = stub.Score(request)
@@ -182,9 +182,7 @@ def test_scoring_goes_on_after_the_worker_that_scored_has_died(pair: LocalServer
         assert codes <= {grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE}
 
 
-def test_without_any_worker_the_server_is_not_ready_until_there_is_one_again(
-    start_server: StartServer, tiny_bundle: Path
-) -> None:
+def test_the_server_is_not_ready_while_no_worker_runs(start_server: StartServer, tiny_bundle: Path) -> None:
     server = start_server("--bundle", str(tiny_bundle), "--workers", "1")
     with grpc.insecure_channel(server.address) as channel:
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
@@ -195,8 +193,8 @@ def test_without_any_worker_the_server_is_not_ready_until_there_is_one_again(
         os.kill(workers(server)[0].pid, signal.SIGKILL)
         assert next(statuses).status == NOT_SERVING
         codes = set()
-        while (said := readiness(server)) != "ok\n":
-            assert said == "no model can answer at the moment\n"
+        while (answer := readiness(server)) != "ok\n":
+            assert answer == "no model can answer at the moment\n"
             try:
                 stub.Generate(request)
             except grpc.RpcError as error:
@@ -207,17 +205,17 @@ def test_without_any_worker_the_server_is_not_ready_until_there_is_one_again(
         statuses.cancel()
 
 
-def test_workers_end_with_the_server_however_it_ends(start_server: StartServer, tiny_bundle: Path) -> None:
-    for end in (lambda server: server.stop(), lambda server: server.kill()):
+def test_workers_end_when_the_server_stops_or_is_killed(start_server: StartServer, tiny_bundle: Path) -> None:
+    for end_server in (lambda server: server.stop(), lambda server: server.kill()):
         server = start_server("--bundle", str(tiny_bundle), "--workers", "2")
-        there = workers(server)
-        assert len(there) == 2
-        end(server)  # type: ignore[no-untyped-call]
-        gone, alive = psutil.wait_procs(there, timeout=PATIENCE)
+        processes = workers(server)
+        assert len(processes) == 2
+        end_server(server)  # type: ignore[no-untyped-call]
+        gone, alive = psutil.wait_procs(processes, timeout=PATIENCE)
         assert (len(gone), alive) == (2, [])
 
 
-def test_workers_end_with_a_server_that_is_told_to_end_at_any_moment_of_its_start(tiny_bundle: Path) -> None:
+def test_workers_end_when_the_server_stops_during_its_start(tiny_bundle: Path) -> None:
     command = [serve_command(), "--bundle", str(tiny_bundle), "--workers", "2", "--port", "0", "--metrics-port", "0"]
     for event in ("listening", "worker runs", "engines"):
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
@@ -226,55 +224,52 @@ def test_workers_end_with_a_server_that_is_told_to_end_at_any_moment_of_its_star
             while f'"event": "{event}"' not in "".join(lines[-1:]):
                 lines.append(server.stderr.readline())
                 assert lines[-1], lines
-            there = psutil.Process(server.pid).children()
+            processes = psutil.Process(server.pid).children()
             server.terminate()
             lines += server.stderr.readlines()
             assert server.wait(PATIENCE) == 0
         assert all(line.startswith("{") for line in lines), lines
-        assert psutil.wait_procs(there, timeout=PATIENCE)[1] == []
+        assert psutil.wait_procs(processes, timeout=PATIENCE)[1] == []
 
 
-def test_a_worker_that_is_stopped_ends_with_a_server_that_is_killed(
-    start_server: StartServer, tiny_bundle: Path
-) -> None:
+def test_a_suspended_worker_ends_when_the_server_is_killed(start_server: StartServer, tiny_bundle: Path) -> None:
     server = start_server("--bundle", str(tiny_bundle), "--workers", "1")
-    there = workers(server)
-    there[0].suspend()
+    processes = workers(server)
+    processes[0].suspend()
     server.kill()
-    assert psutil.wait_procs(there, timeout=PATIENCE)[1] == []
+    assert psutil.wait_procs(processes, timeout=PATIENCE)[1] == []
 
 
-def test_a_server_leaves_in_time_though_a_worker_hangs(start_server: StartServer, bundle: Path) -> None:
+def test_a_hanging_worker_does_not_delay_the_drain(start_server: StartServer, bundle: Path) -> None:
     few = ["--engines", "1", "--max-rows", "4"]
     server = start_server("--bundle", str(bundle), "--workers", "1", "--drain-seconds", "0.2", *few)
     with grpc.insecure_channel(server.address) as channel:
         call = generation_pb2_grpc.GenerationServiceStub(channel).Generate.future(long_request())
         until(lambda: sum_of(server, "dragoman_rows_running") == 1)
         workers(server)[0].suspend()
-        assert server.stop(wait_seconds=30) == 0, "and not after the minute that hang_seconds is"
+        assert server.stop(wait_seconds=30) == 0, "does not wait hang_seconds, a minute"
         assert call.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_a_worker_that_can_not_start_stops_the_start(tmp_path: Path, tiny_bundle: Path) -> None:
-    """As where the machine allows no more processes."""
+def test_the_start_fails_if_a_worker_lacks_its_device(tmp_path: Path, tiny_bundle: Path) -> None:
     with pytest.raises(ServerStartError) as refused:
         LocalServer("--bundle", str(tiny_bundle), "--workers", "2", "--device", "cuda:0,cuda:1", log=tmp_path / "log")
     assert "exited with 1" in str(refused.value)
     assert "device cuda:0" in str(refused.value) or "device cuda:1" in str(refused.value)
 
 
-def test_errors_of_the_device_end_their_requests_and_several_in_a_row_the_server(
+def test_device_errors_fail_their_requests_and_a_series_ends_the_server(
     start_server: StartServer, tmp_path: Path
 ) -> None:
     server = start_server("--bundle", str(failing(tmp_path / "bundle")), "--engines", "1")
     with grpc.insecure_channel(server.address) as channel:
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
 
-        def ask(word: str) -> str:
+        def generate(word: str) -> str:
             call = stub.Generate.future(pb.GenerateRequest(input=pb.Input(text=word)))
             return str(call.result().hypotheses[0].text if call.code() is grpc.StatusCode.OK else call.code().name)
 
-        assert [ask(word) for word in ("hello", "jazz", "zoo", "hello")] == [
+        assert [generate(word) for word in ("hello", "jazz", "zoo", "hello")] == [
             "HH EH L OW",
             "UNAVAILABLE",
             "UNAVAILABLE",
@@ -282,11 +277,11 @@ def test_errors_of_the_device_end_their_requests_and_several_in_a_row_the_server
         ]
         assert sum_of(server, "dragoman_device_errors_total") == 2
         assert readiness(server) == "ok\n"
-        assert [ask("zoo") for _ in range(3)] == ["UNAVAILABLE"] * 3
+        assert [generate("zoo") for _ in range(3)] == ["UNAVAILABLE"] * 3
         assert server.process.wait(PATIENCE) == 1
 
 
-def test_workers_that_make_nothing_but_errors_are_started_anew(start_server: StartServer, tmp_path: Path) -> None:
+def test_a_worker_restarts_after_a_series_of_device_errors(start_server: StartServer, tmp_path: Path) -> None:
     server = start_server(
         "--bundle", str(failing(tmp_path / "bundle")), "--workers", "1", "--engines", "1", "--max-device-errors", "2"
     )
@@ -302,29 +297,29 @@ def test_workers_that_make_nothing_but_errors_are_started_anew(start_server: Sta
         assert restarts(server, "errors") == 2
 
 
-@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs prlimit, which Linux alone has")
-def test_a_lack_of_memory_fails_no_more_requests_than_it_must(start_server: StartServer) -> None:
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs prlimit, which only Linux has")
+def test_running_out_of_memory_fails_as_few_requests_as_possible(start_server: StartServer) -> None:
     server = start_server("--workers", "1", "--engines", "1")
     [worker] = workers(server)
     [data] = [line for line in Path(f"/proc/{worker.pid}/status").read_text().splitlines() if line.startswith("VmData")]
-    size = int(data.split()[1]) * 1024 + 2**23  # what all of the requests together take to encode is more
-    _, most = resource.prlimit(worker.pid, resource.RLIMIT_DATA)
+    size = int(data.split()[1]) * 1024 + 2**23  # less than encoding all requests at once takes
+    _, hard_limit = resource.prlimit(worker.pid, resource.RLIMIT_DATA)
     with grpc.insecure_channel(server.address) as channel:
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
-        resource.prlimit(worker.pid, resource.RLIMIT_DATA, (size, most))
+        resource.prlimit(worker.pid, resource.RLIMIT_DATA, (size, hard_limit))
         calls = [stub.Generate.future(pb.GenerateRequest(input=pb.Input(text="abcdefghi" * 6))) for _ in range(128)]
         codes = [call.code() for call in calls]
         assert set(codes) <= {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}
         assert codes.count(grpc.StatusCode.OK) > 1
         assert sum_of(server, "dragoman_device_errors_total", "out_of_memory") > 0
-        resource.prlimit(worker.pid, resource.RLIMIT_DATA, (most, most))
+        resource.prlimit(worker.pid, resource.RLIMIT_DATA, (hard_limit, hard_limit))
         assert stub.Generate(short_request()).hypotheses[0].text == "HH EH L OW"
     assert restarts(server) == 0
     assert sum_of(server, "dragoman_rows_running") == 0
 
 
-def test_a_step_that_takes_too_long_ends_its_requests_and_the_server(start_server: StartServer) -> None:
-    """A step of a thousand rows stands for one that hangs, since so little time is given to it."""
+def test_a_hanging_step_fails_its_requests_and_ends_the_server(start_server: StartServer) -> None:
+    """With so little time, a step of a thousand rows counts as hanging."""
     server = start_server("--max-rows", "1024", "--engines", "1", "--hang-seconds", "0.04")
     request = pb.GenerateRequest(
         input=pb.Input(text="abcdefgh" * 7), options=pb.GenerationOptions(beam_size=16, min_new_tokens=40)

@@ -1,12 +1,12 @@
-"""`python -m tests.platforms`: the same answers on processors that this machine is not.
+"""`python -m tests.platforms`: checks that emulated processors give the same answers as this machine.
 
-Serves the model that ships, and a small one in each precision for CPUs, on this machine and on emulated processors,
-and holds the answers against each other. The exit status is 0 where they are the same: on x86 all of them, but for ties
-in blockwise precisions where there is no AVX2; on ARM64 99 of 100, and the others ties.
+Serves the shipped model, and a small model in each CPU precision, on this machine and on emulated processors, and
+compares the answers. The exit status is 0 if they are the same: on x86 all of them, except for ties in blockwise
+precisions on processors without AVX2; on ARM64 99 of 100, where the others must be ties.
 
-    python -m tests.platforms                       the x86 processors that CI tries
-    python -m tests.platforms --processor EPYC      any that `qemu-x86_64 -cpu help` lists
-    python -m tests.platforms --arm64               ARM64, in a Debian that is put together in build/arm64
+    python -m tests.platforms                       the x86 processors that CI tests
+    python -m tests.platforms --processor EPYC      any processor that `qemu-x86_64 -cpu help` lists
+    python -m tests.platforms --arm64               ARM64, in a Debian that is built in build/arm64
 """
 
 import subprocess
@@ -32,59 +32,64 @@ ARM64 = arm64.ROOT / "build" / "arm64"
 
 def main(
     processor: Annotated[
-        list[str] | None, typer.Option(metavar="CPU", help="One that QEMU knows; repeatable.", show_default="CI's")
+        list[str] | None,
+        typer.Option(metavar="CPU", help="A processor that QEMU knows; repeatable.", show_default="CI's"),
     ] = None,
     on_arm64: Annotated[bool, typer.Option("--arm64", help="Emulate ARM64 processors instead.")] = False,
     run: Annotated[
         Path | None, typer.Option(help="A finished run of the recipe tiny.", show_default="a new one")
     ] = None,
 ) -> None:
-    """Compares the answers of emulated processors with those of this one."""
+    """Compares the answers of emulated processors with those of this machine."""
     if reason := arm64.missing() if on_arm64 else missing() or unknown(processor or []):
         print(f"error: {reason}", file=sys.stderr)
         raise typer.Exit(2)
     with tempfile.TemporaryDirectory() as scratch:
         try:
-            repository = make_repository(run or _train(Path(scratch) / "run"), Path(scratch) / "models", _say)
+            repository = make_repository(run or _train(Path(scratch) / "run"), Path(scratch) / "models", _print)
             with serving(repository) as server:
-                here = _ask_all(server, "this machine")
-            found = _on_arm64(repository, here, processor) if on_arm64 else _on_x86(repository, here, processor)
-            held = [result.holds for result in found]
+                expected = _ask_all(server, "this machine")
+            comparisons = (
+                _on_arm64(repository, expected, processor) if on_arm64 else _on_x86(repository, expected, processor)
+            )
+            passed = [comparison.passed for comparison in comparisons]
         except (ExportError, ServerStartError, DragomanError, arm64.NoMachineError) as error:
             print(f"error: {error}", file=sys.stderr)
             raise typer.Exit(1) from None
-    raise typer.Exit(0 if all(held) else 1)
+    raise typer.Exit(0 if all(passed) else 1)
 
 
-def _on_x86(repository: Path, here: list[Answers], processors: list[str] | None) -> Iterator[Comparison]:
+def _on_x86(repository: Path, expected: list[Answers], processors: list[str] | None) -> Iterator[Comparison]:
     for name in processors or PROCESSORS:
         with serving(repository, command(name)) as server:
-            there = _ask_all(server, name)
-        yield from _told(here, there, lambda model: not model.blockwise)
+            actual = _ask_all(server, name)
+        yield from _compare_all(expected, actual, lambda model: not model.blockwise)
 
 
-def _on_arm64(repository: Path, here: list[Answers], processors: list[str] | None) -> Iterator[Comparison]:
-    _say(f"preparing an ARM64 machine in {ARM64}")
+def _on_arm64(repository: Path, expected: list[Answers], processors: list[str] | None) -> Iterator[Comparison]:
+    _print(f"preparing an ARM64 machine in {ARM64}")
     machine = arm64.prepare(ARM64)
     for name in processors or arm64.PROCESSORS:
         with serving(repository, machine.command(name), machine.environment()) as server:
-            there = _ask_all(server, name)
-        yield from _told(here, there, lambda _: False)
+            actual = _ask_all(server, name)
+        yield from _compare_all(expected, actual, lambda _: False)
 
 
-def _told(here: list[Answers], there: list[Answers], exact: Callable[[Model], bool]) -> Iterator[Comparison]:
-    for model, a, b in zip(MODELS, here, there, strict=True):
+def _compare_all(
+    expected: list[Answers], actual: list[Answers], exact: Callable[[Model], bool]
+) -> Iterator[Comparison]:
+    for model, a, b in zip(MODELS, expected, actual, strict=True):
         result = compare(model, a, b, exact=exact(model))
-        _say(f"  {result}")
+        _print(f"  {result}")
         yield result
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, flush=True)
 
 
 def _train(run: Path) -> Path:
-    _say("training tiny")
+    _print("training tiny")
     program = Path(sys.executable).with_name("dragoman-train")
     subprocess.run([program, "tiny", "--out", run, "--device", "cpu"], check=True, stdout=subprocess.DEVNULL)
     return run
@@ -95,7 +100,7 @@ def _ask_all(server: LocalServer, name: str) -> list[Answers]:
     with Client(server.address) as client:
         answers = [ask(client, model) for model in MODELS]
     seconds = time.monotonic() - started
-    _say(f"{name}: ready after {server.start_seconds:.0f} s, all answers after {seconds:.0f} s more")
+    _print(f"{name}: ready after {server.start_seconds:.0f} s, all answers after {seconds:.0f} s more")
     return answers
 
 

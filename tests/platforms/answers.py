@@ -1,4 +1,4 @@
-"""What a server answers, in enough detail to tell one platform from another."""
+"""Answers of a server, in enough detail to compare platforms."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,137 +6,142 @@ from dataclasses import dataclass
 from dragoman import Client, Result
 from tests.platforms.models import Model
 
-ALONE = 12  # inputs that are asked once more, each in a call of its own
+LONE_INPUTS = 12  # inputs that are also sent one per call
 BEAM_INPUTS = 16
-SECONDS = 300.0  # for a batch; emulated processors take their time
-TIE = 0.05  # nats between two tokens that rounding of activations may swap
-TIES = 0.01  # of the answers, at most
+SECONDS = 300.0  # timeout of a batch; emulated processors are slow
+TIE = 0.05  # nats between two tokens that rounding of activations can swap
+MAX_TIES = 0.01  # share of the answers
 
 
 @dataclass(frozen=True)
-class Place:
-    """One place of an answer: the token, and the log-probabilities of the two most probable ones by id."""
+class Position:
+    """A position of an answer: its token, and the log-probabilities of the two most probable tokens, by id."""
 
     token: int
-    likely: Mapping[int, float]
+    top: Mapping[int, float]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer; its places are those of `text`, without the end token."""
+    """An answer, with the positions of its tokens, without the end token."""
 
     text: str
-    places: tuple[Place, ...]
+    positions: tuple[Position, ...]
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What one model answers on one platform.
+    """The answers of one model on one platform.
 
     Attributes:
-        greedy: of all inputs, asked in one batch.
-        beams: of the first of them, the best of a beam of 4; none of blockwise models.
-        lone: whether the first inputs get, alone, the answers that they got in the batch, to the last bit of a score.
+        greedy: Greedy answers to all inputs, from one batch.
+        beams: Best answers of a beam of 4 to the first inputs; empty for blockwise models.
+        batch_invariant: Whether the first inputs, each sent alone, get the same answers as in the batch, to the last
+            bit of a score.
     """
 
     greedy: list[Answer]
     beams: list[Answer]
-    lone: bool
+    batch_invariant: bool
 
 
 def ask(client: Client, model: Model) -> Answers:
-    """Asks a model for all its inputs.
+    """Requests answers to all inputs of a model.
 
     Raises:
-        DragomanError: the server does not answer, or refuses an input.
+        DragomanError: The server is unavailable or refuses an input.
     """
     batch = client.generate_batch(model.inputs, model=model.name, top_tokens=2, timeout=SECONDS)
     greedy = [_answer(result) for result in batch]
-    alone = [
-        _answer(client.generate(text, model=model.name, top_tokens=2, timeout=SECONDS)) for text in model.inputs[:ALONE]
+    lone = [
+        _answer(client.generate(text, model=model.name, top_tokens=2, timeout=SECONDS))
+        for text in model.inputs[:LONE_INPUTS]
     ]
-    wide = [] if model.blockwise else model.inputs[:BEAM_INPUTS]
-    beams = client.generate_batch(wide, model=model.name, beam_size=4, top_tokens=2, timeout=SECONDS) if wide else []
-    return Answers(greedy, [_answer(result) for result in beams], alone == greedy[:ALONE])
+    beam_inputs = [] if model.blockwise else model.inputs[:BEAM_INPUTS]
+    beams = (
+        client.generate_batch(beam_inputs, model=model.name, beam_size=4, top_tokens=2, timeout=SECONDS)
+        if beam_inputs
+        else []
+    )
+    return Answers(greedy, [_answer(result) for result in beams], lone == greedy[:LONE_INPUTS])
 
 
 def _answer(result: Result | Exception) -> Answer:
     if isinstance(result, Exception):
         raise result
-    places = []
+    positions = []
     for token in result.tokens:
-        likely = {token.id: token.log_probability} | {other.id: other.log_probability for other in token.alternatives}
-        places.append(Place(token.id, {key: value for key, value in likely.items() if value is not None}))
-    return Answer(result.text, tuple(places))
+        top = {token.id: token.log_probability} | {other.id: other.log_probability for other in token.alternatives}
+        positions.append(Position(token.id, {key: value for key, value in top.items() if value is not None}))
+    return Answer(result.text, tuple(positions))
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Answers of one model on two platforms.
+    """The comparison of one model's answers on two platforms.
 
     Attributes:
-        model: which.
-        asked: how many answers were compared.
-        ties: inputs with other answers, from a place on where two tokens are as good as equally likely on both.
-        different: inputs with other answers for no such reason.
-        largest: difference of two log-probabilities of the same token, among answers that are equal.
-        lone: whether answers do not depend on the batch, on the second platform.
-        exact: whether both platforms compute the same but for the order of float sums, which settles no tie.
+        count: Number of answers compared.
+        ties: Inputs whose answers differ from a position on where two tokens are about equally likely on both.
+        different: Inputs whose answers differ for another reason.
+        max_difference: Largest difference of a token's log-probabilities, among equal answers.
+        batch_invariant: `Answers.batch_invariant` of the second platform.
+        exact: Whether the platforms differ only in the order of float sums, which changes no tie.
     """
 
     model: Model
-    asked: int
+    count: int
     ties: list[str]
     different: list[str]
-    largest: float
-    lone: bool
+    max_difference: float
+    batch_invariant: bool
     exact: bool
 
     @property
-    def holds(self) -> bool:
-        few = len(self.ties) <= (0 if self.exact else TIES * self.asked)
-        return few and not self.different and self.lone
+    def passed(self) -> bool:
+        few_ties = len(self.ties) <= (0 if self.exact else MAX_TIES * self.count)
+        return few_ties and not self.different and self.batch_invariant
 
     def __str__(self) -> str:
-        same = self.asked - len(self.different) - len(self.ties)
-        text = f"{self.model.name}: {same} of {self.asked} answers equal, scores within {self.largest:.1e}"
-        for what, inputs in (("equally likely answers", self.ties), ("other answers", self.different)):
+        same = self.count - len(self.different) - len(self.ties)
+        text = f"{self.model.name}: {same} of {self.count} answers equal, scores within {self.max_difference:.1e}"
+        for kind, inputs in (("equally likely answers", self.ties), ("other answers", self.different)):
             if inputs:
-                text += f"; {what} to {', '.join(map(repr, inputs[:5]))}"
-        return text if self.lone else f"{text}; other scores alone than in a batch"
+                text += f"; {kind} to {', '.join(map(repr, inputs[:5]))}"
+        return text if self.batch_invariant else f"{text}; other scores alone than in a batch"
 
 
-def compare(model: Model, here: Answers, there: Answers, *, exact: bool) -> Comparison:
-    """Holds the answers of two platforms against each other.
+def compare(model: Model, expected: Answers, actual: Answers, *, exact: bool) -> Comparison:
+    """Compares the answers of two platforms.
 
     Args:
-        exact: see `Comparison`.
+        exact: See `Comparison`.
     """
-    inputs = [*model.inputs, *model.inputs[: len(here.beams)]]
-    ties, different, largest = [], [], 0.0
-    for text, a, b in zip(inputs, [*here.greedy, *here.beams], [*there.greedy, *there.beams], strict=True):
+    inputs = [*model.inputs, *model.inputs[: len(expected.beams)]]
+    ties, different, max_difference = [], [], 0.0
+    for text, a, b in zip(inputs, [*expected.greedy, *expected.beams], [*actual.greedy, *actual.beams], strict=True):
         if a.text.encode() == b.text.encode() and _ids(a) == _ids(b):
-            pairs = zip(a.places, b.places, strict=True)
-            largest = max([largest, *(abs(x.likely[x.token] - y.likely[y.token]) for x, y in pairs)])
+            pairs = zip(a.positions, b.positions, strict=True)
+            max_difference = max([max_difference, *(abs(x.top[x.token] - y.top[y.token]) for x, y in pairs)])
         elif _is_tie(a, b):
             ties.append(text)
         else:
             different.append(text)
-    return Comparison(model, len(inputs), ties, different, largest, there.lone, exact)
+    return Comparison(model, len(inputs), ties, different, max_difference, actual.batch_invariant, exact)
 
 
 def _ids(answer: Answer) -> list[int]:
-    return [place.token for place in answer.places]
+    return [position.token for position in answer.positions]
 
 
 def _is_tie(a: Answer, b: Answer) -> bool:
-    """Whether both tokens of the first place that differs are about equally likely on both platforms."""
-    for x, y in zip(a.places, b.places, strict=False):
+    """Returns whether the tokens of the first differing position are about equally likely on both platforms."""
+    for x, y in zip(a.positions, b.positions, strict=False):
         if x.token != y.token:
             return all(
-                x.token in place.likely
-                and y.token in place.likely
-                and abs(place.likely[x.token] - place.likely[y.token]) < TIE
-                for place in (x, y)
+                x.token in position.top
+                and y.token in position.top
+                and abs(position.top[x.token] - position.top[y.token]) < TIE
+                for position in (x, y)
             )
     return False

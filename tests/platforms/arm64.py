@@ -1,6 +1,6 @@
-"""An ARM64 machine, emulated: a small Debian of that architecture, its Python, the server's wheels, and QEMU.
+"""An emulated ARM64 machine: a small Debian of that architecture, its Python, the server's wheels, and QEMU.
 
-Prepared once in a folder, from Debian's mirror and pip's index; every server started then is that of the checkout.
+It is prepared once in a folder, from a Debian mirror and pip's index. Servers run the code of the checkout.
 
     machine = prepare(ROOT / "build" / "arm64")
     LocalServer(command=machine.command(), environment=machine.environment())
@@ -18,43 +18,43 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# NOTE: the emulator is that of this Debian, too, and not of the machine. That of Debian 12 shows programs the host's
-# /proc/cpuinfo; ONNX Runtime finds no ARM processor in there, and follows a null pointer.
+# NOTE: the emulator is also from this Debian, not from the host. The one of Debian 12 shows programs the host's
+# /proc/cpuinfo; ONNX Runtime finds no ARM processor in it and dereferences a null pointer.
 DEBIAN, PYTHON = "trixie", "3.13"
 EMULATOR = "qemu-aarch64"
 PACKAGES = ("base-files", "libstdc++6", f"python{PYTHON}", "qemu-user:amd64")
 WHEELS_FOR = ("manylinux_2_28_aarch64", "manylinux_2_27_aarch64", "manylinux_2_17_aarch64", "manylinux2014_aarch64")
-# By what ONNX Runtime multiplies integers with: plain NEON, its products of four bytes, and matrices of them (I8MM).
+# By the instructions with which ONNX Runtime multiplies integers: NEON, dot products of four bytes, and I8MM.
 PROCESSORS = ("cortex-a72", "neoverse-n1", "neoverse-v1")
 IMPORTS = "import dragoman_server.process.app, dragoman_server.process.cli, onnxruntime"
 
 
 class NoMachineError(Exception):
-    """ARM64 can't be emulated here; the message says why."""
+    """ARM64 can't be emulated on this machine; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What `prepare` left in a folder, and the checkout that it is to serve from.
+    """A folder made by `prepare`, and the checkout to serve from.
 
-    It runs one process: nothing that is started by it would be emulated, so workers of the server can't be.
+    Only single processes are emulated. Child processes are not, so servers can't have workers.
     """
 
     folder: Path
     checkout: Path = ROOT
 
     def python(self, processor: str = "neoverse-n1") -> list[str]:
-        """The command that runs Python on a processor, one of `qemu-aarch64 -cpu help`."""
+        """Returns the command that runs Python on a processor of `qemu-aarch64 -cpu help`."""
         root = self.folder / "root"
         emulator, python = root / "usr" / "bin" / EMULATOR, root / "usr" / "bin" / f"python{PYTHON}"
         return [str(emulator), "-cpu", processor, "-L", str(root), str(python)]
 
     def command(self, processor: str = "neoverse-n1") -> list[str]:
-        """The command that serves the checkout's bundle, to be followed by options of `dragoman-serve`."""
+        """Returns the command that serves the checkout's bundle, without options of `dragoman-serve`."""
         return [*self.python(processor), "-m", "dragoman_server"]
 
     def environment(self) -> dict[str, str]:
-        """The environment of both. Bytecode is kept in the folder, since an emulated Python compiles for seconds."""
+        """Returns the environment of both commands. It caches bytecode, which takes seconds to compile."""
         paths = [self.checkout / "server", self.checkout / "protos", self.folder / "libraries"]
         return {
             **{name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "QEMU_"))},
@@ -66,35 +66,35 @@ class Machine:
 
 
 def missing() -> str | None:
-    """Why ARM64 can't be emulated here, as far as one sees at once; None where nothing is missing."""
+    """Returns an obvious reason why ARM64 can't be emulated on this machine; None if there is none."""
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         return "the emulated ARM64 needs Linux on x86-64"
     if shutil.which("mmdebstrap") is None:
         return "the emulated ARM64 needs mmdebstrap: on Debian, apt-get install mmdebstrap"
-    return None if os.geteuid() == 0 else "the emulated ARM64 needs root, to put a Debian together"
+    return None if os.geteuid() == 0 else "the emulated ARM64 needs root to build a Debian"
 
 
 def prepare(folder: Path, checkout: Path = ROOT) -> Machine:
-    """Makes what an emulated server needs, or takes what an earlier call has made there.
+    """Prepares a machine, or reuses what an earlier call has left in the folder.
 
     Args:
-        folder: for a few hundred megabytes; need not exist.
-        checkout: whose constraints are taken and whose code is served.
+        folder: Folder for a few hundred megabytes; need not exist.
+        checkout: Checkout with the constraints to apply and the code to serve.
 
     Raises:
-        NoMachineError: something is missing, the mirror or the index can't be reached, or the emulator fails.
+        NoMachineError: A program is missing, the mirror or the index is unreachable, or the emulator fails.
     """
     folder.mkdir(parents=True, exist_ok=True)
     machine = Machine(folder.resolve(), checkout.resolve())
     _make(machine.folder / "root", " ".join((DEBIAN, *PACKAGES)), _make_root)
-    wanted = [(machine.checkout / name).read_bytes() for name in ("pyproject.toml", "constraints.txt")]
-    recipe = f"{machine.checkout} {PYTHON} {hashlib.sha256(b''.join(wanted)).hexdigest()}"
+    pins = [(machine.checkout / name).read_bytes() for name in ("pyproject.toml", "constraints.txt")]
+    recipe = f"{machine.checkout} {PYTHON} {hashlib.sha256(b''.join(pins)).hexdigest()}"
     _make(machine.folder / "libraries", recipe, lambda path: _install(path, machine.checkout), lambda: _try(machine))
     return machine
 
 
 def _make(path: Path, recipe: str, make: Callable[[Path], None], check: Callable[[], None] = lambda: None) -> None:
-    """Makes a folder in one step and checks it, unless it is there, made by the same recipe and found good."""
+    """Makes a folder atomically and checks it, unless a checked one of the same recipe exists."""
     label = path.with_name(f"{path.name}.txt")
     if path.is_dir() and label.is_file() and label.read_text(encoding="utf-8") == recipe:
         return
@@ -110,7 +110,7 @@ def _make(path: Path, recipe: str, make: Callable[[Path], None], check: Callable
 
 
 def _make_root(path: Path) -> None:
-    """Unpacks the Debian, none of whose scripts need to run, and drops QEMU's other processors, which are large."""
+    """Unpacks the Debian without running its scripts, and deletes QEMU's large emulators of other processors."""
     command = ["mmdebstrap", "--variant=extract", "--architectures=arm64,amd64"]
     command += [f"--include={','.join(PACKAGES)}", DEBIAN, str(path), *_mirrors()]
     _run(command, f"mmdebstrap can't make an ARM64 Debian {DEBIAN}")
@@ -120,7 +120,7 @@ def _make_root(path: Path) -> None:
 
 
 def _mirrors() -> list[str]:
-    """Debian's mirrors that apt knows on this machine; none on another distribution, where mmdebstrap knows one."""
+    """Returns the Debian mirrors that apt knows; none on other distributions, where mmdebstrap has a default."""
     debian = ["Identifier: Packages", "Origin: Debian", "Label: Debian"]
     command = ["apt-get", "indextargets", "--format", "$(REPO_URI)", *debian]
     try:
@@ -131,7 +131,7 @@ def _mirrors() -> list[str]:
 
 
 def _install(path: Path, checkout: Path) -> None:
-    """Installs what the extra `server` names, for ARM64, and of the checkout no more than what says its version."""
+    """Installs the requirements of the extra `server` for ARM64, and only the metadata of the checkout."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
     command += [part for name in WHEELS_FOR for part in ("--platform", name)]
     command += ["--python-version", PYTHON, "--only-binary", ":all:", "--no-build-isolation", "--target", str(path)]
@@ -140,13 +140,13 @@ def _install(path: Path, checkout: Path) -> None:
 
 
 def _try(machine: Machine) -> None:
-    """Imports what the server does, which also leaves its bytecode to the first start."""
+    """Imports the server's modules, which also caches their bytecode for the first start."""
     failure = "the emulated ARM64 can't run the server's libraries"
     _run([*machine.python(), "-c", IMPORTS], failure, machine.environment())
 
 
 def _run(command: Sequence[str], failure: str, environment: dict[str, str] | None = None) -> None:
-    """Runs a program; where it fails, what it names as its first error is passed on, or else its last line."""
+    """Runs a program; on failure raises NoMachineError with its first error message, or else its last line."""
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]

@@ -1,8 +1,8 @@
-"""Serves the model that ships, asks it for all that the API has, and prints the answers as JSON.
+"""Serves the shipped model, uses every feature of the API, and prints the answers as JSON.
 
     python -I tests/platforms/asking.py WORD...
 
-Not imported but run, by `tests.platforms.bounds`, with Pythons beside which there is the package and nothing of tests.
+`tests.platforms.bounds` runs this as a script, with Pythons that have the package installed but not the tests.
 """
 
 import json
@@ -18,17 +18,17 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from dragoman import Client, ItemError, Result
 from dragoman.local import LocalServer
 
-FEW = 50  # words for what takes longer
+FEW = 50  # words for the slower features
 SERVICE = "dragoman.v1.GenerationService"
 
 
 def texts(answers: Iterable[Result | ItemError]) -> list[list[str]]:
-    """The hypotheses of each answer, or why there is none."""
-    return [[str(each)] if isinstance(each, ItemError) else [h.text for h in each.hypotheses] for each in answers]
+    """Returns the hypotheses of each answer, or its error."""
+    return [[str(item)] if isinstance(item, ItemError) else [h.text for h in item.hypotheses] for item in answers]
 
 
 def ask(client: Client, words: list[str]) -> dict[str, Any]:
-    """What the client gets for each word, by kind of call."""
+    """Returns the answers to all words, by kind of call."""
     few = words[:FEW]
     plain = [client.generate(word) for word in words]
     starts = [answer.text.split(" ")[0] for answer in plain]
@@ -45,8 +45,8 @@ def ask(client: Client, words: list[str]) -> dict[str, Any]:
         "beam search": texts(client.generate(word, beam_size=4, num_hypotheses=3) for word in few),
         "samples": texts(client.generate(word, sample=True, top_p=0.9, seed=7) for word in few),
         "prefixes": texts(client.generate(word, prefix=start) for word, start in zip(few, starts, strict=False)),
-        "short lists": texts(client.generate(word, vocabulary=ids) for word in few),
-        # To three places: what is scored beside a target may change the seventh.
+        "shortlists": texts(client.generate(word, vocabulary=ids) for word in few),
+        # Three decimals: the seventh may depend on the other targets of a batch.
         "scores": [
             [f"{score.log_probability:.3f}" for score in client.score(word, [answer.text]).scores]
             for word, answer in zip(few, plain, strict=False)
@@ -56,7 +56,7 @@ def ask(client: Client, words: list[str]) -> dict[str, Any]:
 
 
 def reflected(address: str) -> list[list[str]]:
-    """The methods of the service, as reflection tells them."""
+    """Returns the methods of the service that reflection lists."""
     with grpc.insecure_channel(address) as channel:
         database = ProtoReflectionDescriptorDatabase(channel)
         file = database.FindFileContainingSymbol(SERVICE)
@@ -64,24 +64,24 @@ def reflected(address: str) -> list[list[str]]:
 
 
 def commands(server: LocalServer, words: list[str]) -> list[list[str]]:
-    """What the command says, where that is the same for all releases of what draws it."""
-    said = []
-    at = ["--address", server.address]
-    for show, arguments in (
+    """Returns the output of client commands, if it does not depend on the release of the terminal libraries."""
+    outputs = []
+    address = ["--address", server.address]
+    for compared, arguments in (
         (False, ["--help"]),
-        (True, ["generate", *at, "-n", "2", "--beam-size", "2", *words[:3]]),
-        (True, ["score", *at, words[0], "AH", "AE"]),
-        (True, ["health", *at]),
+        (True, ["generate", *address, "-n", "2", "--beam-size", "2", *words[:3]]),
+        (True, ["score", *address, words[0], "AH", "AE"]),
+        (True, ["health", *address]),
         (False, ["top", "--once", f"{server.host}:{server.metrics_port}"]),
     ):
         command = [str(Path(sys.executable).with_name("dragoman")), *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        said.append([arguments[0], str(done.returncode), done.stdout if show else "", done.stderr[-500:]])
-    return said
+        outputs.append([arguments[0], str(done.returncode), done.stdout if compared else "", done.stderr[-500:]])
+    return outputs
 
 
 def main() -> None:
-    """Serves, asks, prints."""
+    """Prints all answers."""
     words = sys.argv[1:]
     with LocalServer() as server:
         with Client(server.address) as client:

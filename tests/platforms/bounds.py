@@ -1,16 +1,16 @@
-"""What the bounds in pyproject.toml are worth: the oldest and the newest that they allow, installed and asked.
+"""Tests the version bounds in pyproject.toml with the oldest and the newest releases that they allow.
 
-Builds the wheel and installs it with its extra `server` into environments of their own, from packages that are built:
+Builds the wheel and installs it with its extra `server` into fresh environments, from binary packages:
 
-- `floors`: of each requirement the lowest release that its bound names,
-- `protobuf 6`: of each the newest that goes with protobuf 6, which many programs still hold on to,
-- `newest`: of each the newest.
+- `floors`: the lowest release of each requirement,
+- `protobuf 6`: the newest releases that are compatible with protobuf 6, which many programs still require,
+- `newest`: the newest releases.
 
-In each of them the model that ships is served and asked for the same words in every way the API has
-(`tests.platforms.asking`). All answers have to be, byte by byte, those of the environment that runs this. It says a
-line for each environment; the exit status is 1 where an answer differs, or an environment does not come about.
+In each environment the shipped model is served and used through every feature of the API (`tests.platforms.asking`).
+All answers must equal those of the environment that runs this, byte by byte. Prints a line per environment; the exit
+status is 1 if an answer differs or an environment can't be installed.
 
-    python -m tests.platforms.bounds                  takes some minutes, and downloads what pip does not keep
+    python -m tests.platforms.bounds                  takes some minutes, and downloads what pip has not cached
     python -m tests.platforms.bounds --folder DIR     keeps the environments, which a later run makes anew
 """
 
@@ -35,17 +35,16 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 EXTRA = "server"
 WORDS = 300
-SECONDS = 600  # for pip, or for all questions together
+SECONDS = 600  # timeout of a command
 Answers = dict[str, list[list[str]]]
 
 
 @dataclass(frozen=True)
 class Environment:
-    """Releases to install.
+    """A set of releases to install.
 
     Attributes:
-        name: in words.
-        requirements: for pip, beside those of the wheel.
+        requirements: Requirements for pip in addition to the wheel's.
     """
 
     name: str
@@ -53,11 +52,11 @@ class Environment:
 
 
 class FailedError(Exception):
-    """A program failed; the message is the end of what it said."""
+    """A program failed; the message is the end of its error output."""
 
 
 def run(*command: str | Path) -> str:
-    """Standard output of a command."""
+    """Runs a command and returns its standard output."""
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=SECONDS, check=False)
     if done.returncode != 0:
         raise FailedError(done.stderr.strip()[-1500:] or f"exit status {done.returncode}")
@@ -65,14 +64,14 @@ def run(*command: str | Path) -> str:
 
 
 def requirements(extra: str) -> Iterator[Requirement]:
-    """What pyproject.toml wants for an extra, those it is made of included, and for every installation."""
+    """Yields the requirements of the package and of an extra, nested extras included."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
     def of(texts: list[str]) -> Iterator[Requirement]:
         for requirement in map(Requirement, texts):
             if requirement.name == project["name"]:
-                for each in requirement.extras:
-                    yield from of(project["optional-dependencies"][each])
+                for nested in requirement.extras:
+                    yield from of(project["optional-dependencies"][nested])
             else:
                 yield requirement
 
@@ -80,21 +79,21 @@ def requirements(extra: str) -> Iterator[Requirement]:
 
 
 def floors(extra: str) -> list[str]:
-    """Each requirement held to the release that its lower bound names."""
-    held = []
+    """Returns the requirements, pinned to their lower bounds."""
+    pinned = []
     for requirement in requirements(extra):
         lower = [bound.version for bound in requirement.specifier if bound.operator in (">=", "==", "~=")]
         if len(lower) != 1:
             raise FailedError(f"pyproject.toml gives {requirement.name} {len(lower)} lower bounds; one is expected")
-        held.append(f"{requirement.name}=={lower[0]}")
-    return held
+        pinned.append(f"{requirement.name}=={lower[0]}")
+    return pinned
 
 
 def words() -> list[str]:
-    """Words of our own documentation, from all of the alphabet."""
+    """Returns words of the documentation, spread over the alphabet."""
     texts = [path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))]
-    found = sorted({word for text in texts for word in re.findall(r"\b[a-z]{3,}\b", text)})
-    return [found[i * len(found) // WORDS] for i in range(WORDS)]
+    vocabulary = sorted({word for text in texts for word in re.findall(r"\b[a-z]{3,}\b", text)})
+    return [vocabulary[i * len(vocabulary) // WORDS] for i in range(WORDS)]
 
 
 def build_wheel(folder: Path) -> Path:
@@ -106,45 +105,45 @@ def build_wheel(folder: Path) -> Path:
 
 
 def answers(python: Path) -> Answers:
-    """What the model that ships answers, served and asked by this Python."""
+    """Returns the answers of the shipped model, served and requested by this Python."""
     found: Answers = json.loads(run(python, "-I", Path(__file__).with_name("asking.py"), *words()))
     return found
 
 
 def make(environment: Environment, wheel: Path, folder: Path) -> Path:
-    """Makes an environment, and gives the path of its Python."""
+    """Makes an environment and returns the path of its Python."""
     venv.create(folder, clear=True, with_pip=True)
     python = folder / "bin" / "python"
-    wanted = [f"{wheel}[{EXTRA}]", *environment.requirements]
-    run(python, "-m", "pip", "install", "--quiet", "--only-binary=:all:", *wanted)
+    packages = [f"{wheel}[{EXTRA}]", *environment.requirements]
+    run(python, "-m", "pip", "install", "--quiet", "--only-binary=:all:", *packages)
     run(python, "-m", "pip", "check")
     return python
 
 
 def releases(folder: Path) -> str:
-    """The releases there of what pyproject.toml names."""
+    """Returns the installed releases of the direct requirements."""
     names = {canonicalize_name(requirement.name) for requirement in requirements(EXTRA)}
-    there = {
+    installed = {
         canonicalize_name(d.name): d.version
         for d in distributions(path=[*map(str, folder.glob("lib/*/site-packages"))])
     }
-    return ", ".join(f"{name} {there[name]}" for name in sorted(names & there.keys()))
+    return ", ".join(f"{name} {installed[name]}" for name in sorted(names & installed.keys()))
 
 
-def differences(found: Answers, expected: Answers) -> list[str]:
-    """A sentence for each answer that is another."""
+def differences(actual: Answers, expected: Answers) -> list[str]:
+    """Describes every answer that differs."""
     return [
-        f"{kind}, number {i + 1}: {one}, not {other}"
+        f"{kind}, number {i + 1}: {answer}, not {other}"
         for kind in expected
-        for i, (one, other) in enumerate(zip_longest(found.get(kind, []), expected[kind]))
-        if one != other
+        for i, (answer, other) in enumerate(zip_longest(actual.get(kind, []), expected[kind]))
+        if answer != other
     ]
 
 
 def main(
-    folder: Annotated[Path | None, typer.Option(help="Where to make the environments, and keep them.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="Folder in which to make and keep the environments.")] = None,
 ) -> None:
-    """Installs the oldest and the newest that the bounds allow, and compares what is answered there."""
+    """Installs the oldest and the newest allowed releases and compares their answers."""
     failed = False
     with tempfile.TemporaryDirectory() as scratch:
         wheel = build_wheel(Path(scratch))
@@ -154,14 +153,14 @@ def main(
             Environment("protobuf 6", ["protobuf<7"]),
             Environment("newest", []),
         ):
-            place = (folder or Path(scratch)) / environment.name.replace(" ", "-")
+            path = (folder or Path(scratch)) / environment.name.replace(" ", "-")
             try:
-                others = differences(answers(make(environment, wheel, place)), expected)
-                told = f"{len(others)} answers differ; {others[0]}" if others else "the same answers"
+                others = differences(answers(make(environment, wheel, path)), expected)
+                summary = f"{len(others)} answers differ; {others[0]}" if others else "the same answers"
             except (FailedError, subprocess.TimeoutExpired) as error:
-                others, told = [str(error)], f"failed: {error}"
+                others, summary = [str(error)], f"failed: {error}"
             failed |= bool(others)
-            print(f"{environment.name}: {told} ({releases(place)})", flush=True)
+            print(f"{environment.name}: {summary} ({releases(path)})", flush=True)
     raise typer.Exit(code=failed)
 
 

@@ -1,4 +1,4 @@
-"""The models that every platform is asked: the one that ships, and a small one in each precision for CPUs."""
+"""The models to compare on every platform: the shipped one, and a small one in each CPU precision."""
 
 import shutil
 from collections.abc import Callable
@@ -10,8 +10,8 @@ from dragoman_server.bundle.load import shipped_bundle
 from tests.support.parity import WORDS
 
 INPUTS = 200
-NUMBERS = [str(number) for number in range(7, 10_000, 9_999 // INPUTS)][:INPUTS]  # what `tiny` reads out
-ANY_LOSS = 100.0  # points: what a precision costs is not the question here
+NUMBERS = [str(number) for number in range(7, 10_000, 9_999 // INPUTS)][:INPUTS]  # inputs of the recipe `tiny`
+ANY_LOSS = 100.0  # points; the quality of a precision is tested elsewhere
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,9 @@ class Model:
     """A model of the repository.
 
     Attributes:
-        name: of its directory there.
-        blockwise: its products turn activations into integers block by block, where the processor has kernels for that.
-            Others (x86 without AVX2) multiply the activations as they are, so scores differ, and ties may be settled
-            otherwise.
+        name: Name of its directory.
+        blockwise: Whether its products quantize activations block by block, if the processor has kernels for that.
+            Others (x86 without AVX2) multiply unquantized activations, so scores and the order of ties differ.
     """
 
     name: str
@@ -42,11 +41,11 @@ MODELS = [SHIPPED, *(Model(name, NUMBERS, name in ("int8-weights", "int4")) for 
 
 
 def make_repository(run: Path, folder: Path, say: Callable[[str], None] = lambda _: None) -> Path:
-    """Writes a model repository that holds all of `MODELS`.
+    """Writes a model repository with all `MODELS`.
 
     Args:
-        run: a finished run of the recipe `tiny`.
-        folder: a directory that does not exist yet.
+        run: A finished run of the recipe `tiny`.
+        folder: A directory that does not exist yet.
     """
     shutil.copytree(shipped_bundle(), folder / SHIPPED.name / "1")
     for name, options in FRESH.items():

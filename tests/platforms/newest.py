@@ -1,9 +1,9 @@
-"""Tests of the client and the server, run on the newest gRPC that the bounds in pyproject.toml allow.
+"""Runs tests of client and server with the newest gRPC packages that pyproject.toml allows.
 
-`pip install .` may bring newer ones than constraints.txt holds this environment to. They are installed into a folder
-that goes before it for these tests: those that call, stream, cancel and watch.
+`pip install .` may install newer ones than constraints.txt pins here. They go into a folder that precedes this
+environment on the path, for the tests that call, stream, cancel and watch.
 
-    python -m tests.platforms.newest [ARGUMENT OF PYTEST ...]     half a minute, beside the download
+    python -m tests.platforms.newest [ARGUMENT OF PYTEST ...]     half a minute, plus the download
 """
 
 import os
@@ -13,7 +13,7 @@ import tempfile
 
 from tests.platforms.bounds import ROOT, requirements, run
 
-OF_GRPC = ("googleapis", "grpcio", "protobuf")
+GRPC_PACKAGES = ("googleapis", "grpcio", "protobuf")
 TESTS = (
     "tests/unit/test_client_channel.py",
     "tests/unit/test_client_requests.py",
@@ -31,11 +31,11 @@ TESTS = (
 
 
 def main() -> int:
-    """Installs, says what, and runs the tests; pytest's exit status."""
+    """Installs the packages, prints their releases, runs the tests, and returns pytest's exit status."""
     with tempfile.TemporaryDirectory() as folder:
-        wanted = [str(each) for each in requirements("server") if each.name.startswith(OF_GRPC)]
+        packages = [str(package) for package in requirements("server") if package.name.startswith(GRPC_PACKAGES)]
         pip = (sys.executable, "-m", "pip")
-        run(*pip, "install", "--quiet", "--only-binary=:all:", "--target", folder, *wanted, "grpcio-status")
+        run(*pip, "install", "--quiet", "--only-binary=:all:", "--target", folder, *packages, "grpcio-status")
         print(run(*pip, "list", "--path", folder, "--format", "freeze"), flush=True)
         pytest = (sys.executable, "-m", "pytest", "--numprocesses", "2", "--dist", "loadfile")
         environment = os.environ | {"PYTHONPATH": folder}

@@ -1,4 +1,4 @@
-"""x86 processors that this machine is not, by the user-mode emulator of QEMU."""
+"""Other x86 processors, emulated by QEMU's user mode."""
 
 import platform
 import shutil
@@ -11,15 +11,15 @@ from pathlib import Path
 from dragoman.local import LocalServer
 
 EMULATOR = "qemu-x86_64"
-# AVX2 without VNNI, as all of AMD up to Zen 3; SSE4.2 alone, little more than x86-64-v2.
+# AVX2 without VNNI, like AMD up to Zen 3; SSE4.2 only, little more than x86-64-v2.
 PROCESSORS = ("Haswell", "Nehalem")
-# Few rows and one thread: a batch of 200 fills them, and an emulator is slow.
+# Few rows and one thread, because emulators are slow; a batch of 200 still fills the rows.
 SETTINGS = ("--engines", "1", "--threads-per-engine", "1", "--max-rows", "16", "--log-requests", "none")
-START_SECONDS = 300.0  # of an emulated server that loads all models
+START_SECONDS = 300.0  # for an emulated server to load all models
 
 
 def missing() -> str | None:
-    """Why no processor can be emulated here; None where one can."""
+    """Returns why processors can't be emulated on this machine; None if they can."""
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         return "emulating other x86 processors needs Linux on x86-64"
     if shutil.which(EMULATOR) is None:
@@ -28,17 +28,21 @@ def missing() -> str | None:
 
 
 def unknown(processors: Sequence[str]) -> str | None:
-    """Which of some processors the emulator does not know, in a sentence; None where it knows all."""
+    """Returns a message that names the processors that the emulator does not know; None if it knows all."""
     listed = subprocess.run(
         [EMULATOR, "-cpu", "help"], capture_output=True, text=True, check=False
     ).stdout  # exits with 1
     known = {line.split()[1] for line in listed.splitlines() if line.startswith("x86 ")}
-    strange = [name for name in processors if name.partition(",")[0] not in known]
-    return f"{EMULATOR} knows no {', '.join(strange)}; `{EMULATOR} -cpu help` lists what it knows" if strange else None
+    unknown_names = [name for name in processors if name.partition(",")[0] not in known]
+    return (
+        f"{EMULATOR} knows no {', '.join(unknown_names)}; `{EMULATOR} -cpu help` lists what it knows"
+        if unknown_names
+        else None
+    )
 
 
 def command(processor: str) -> list[str]:
-    """What runs a server on a processor, one of `qemu-x86_64 -cpu help`."""
+    """Returns the command that runs a server on a processor of `qemu-x86_64 -cpu help`."""
     return [EMULATOR, "-cpu", processor, sys.executable, "-m", "dragoman_server"]
 
 
@@ -46,7 +50,7 @@ def command(processor: str) -> list[str]:
 def serving(
     repository: Path, command: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> Iterator[LocalServer]:
-    """A server of a model repository, on this machine or by a command that emulates another one."""
+    """Serves a model repository on this machine, or with a command that emulates another one."""
     arguments = ("--model-repository", str(repository), *SETTINGS)
     with LocalServer(*arguments, command=command, environment=environment, wait_seconds=START_SECONDS) as server:
         yield server

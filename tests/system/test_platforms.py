@@ -8,7 +8,7 @@ import pytest
 
 from dragoman import Client
 from tests.platforms import arm64
-from tests.platforms.answers import Answer, Answers, Place, ask, compare
+from tests.platforms.answers import Answer, Answers, Position, ask, compare
 from tests.platforms.models import MODELS, SHIPPED, Model, make_repository
 from tests.platforms.processors import PROCESSORS, command, missing, serving, unknown
 
@@ -38,7 +38,7 @@ def here(repository: Path) -> Platform:
 
 
 def test_answers_do_not_depend_on_the_batch_here(here: Platform) -> None:
-    assert [name for name, answers in here.items() if not answers.lone] == []
+    assert [name for name, answers in here.items() if not answers.batch_invariant] == []
 
 
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))
@@ -48,7 +48,7 @@ def test_answers_do_not_depend_on_the_batch_here(here: Platform) -> None:
 def test_answers_are_the_same_on_another_processor(processor: str, repository: Path, here: Platform) -> None:
     there = answers_of(repository, command(processor))
     results = [compare(model, here[model.name], there[0][model.name], exact=not model.blockwise) for model in MODELS]
-    assert not [str(result) for result in results if not result.holds]
+    assert not [str(result) for result in results if not result.passed]
     assert all(again[SHIPPED.name] == there[0][SHIPPED.name] for again in there)
 
 
@@ -64,7 +64,7 @@ def test_answers_are_those_of_arm64_but_for_ties(repository: Path, here: Platfor
         pytest.skip(str(error))
     there = answers_of(repository, machine.command(GRAVITON), machine.environment())
     results = [compare(model, here[model.name], there[0][model.name], exact=False) for model in MODELS]
-    assert not [str(result) for result in results if not result.holds]
+    assert not [str(result) for result in results if not result.passed]
     assert all(again[SHIPPED.name] == there[0][SHIPPED.name] for again in there), "to the last bit of a score"
 
 
@@ -74,26 +74,30 @@ def test_processors_that_the_emulator_does_not_know_are_told() -> None:
     assert str(unknown(["Haswell", "Hasbeen"])).startswith("qemu-x86_64 knows no Hasbeen; ")
 
 
-def greedy(*places: Place) -> Answers:
-    return Answers([Answer(" ".join(str(place.token) for place in places), places)] * 100, [], lone=True)
+def greedy(*positions: Position) -> Answers:
+    return Answers(
+        [Answer(" ".join(str(position.token) for position in positions), positions)] * 100, [], batch_invariant=True
+    )
 
 
 def test_a_tie_is_told_from_another_answer() -> None:
-    first = Place(7, {7: -0.1, 8: -3.0})
+    first = Position(7, {7: -0.1, 8: -3.0})
     model = Model("some", ["x"] * 100)
-    here, there = greedy(first, Place(4, {4: -0.70, 5: -0.71})), greedy(first, Place(5, {5: -0.69, 4: -0.71}))
-    one = Answers([*there.greedy[:1], *here.greedy[1:]], [], lone=True)
+    here, there = greedy(first, Position(4, {4: -0.70, 5: -0.71})), greedy(first, Position(5, {5: -0.69, 4: -0.71}))
+    one = Answers([*there.greedy[:1], *here.greedy[1:]], [], batch_invariant=True)
     tied = compare(model, here, one, exact=False)
-    assert (tied.ties, tied.different, tied.holds) == (["x"], [], True)
+    assert (tied.ties, tied.different, tied.passed) == (["x"], [], True)
     assert str(tied) == "some: 99 of 100 answers equal, scores within 0.0e+00; equally likely answers to 'x'"
-    assert not compare(model, here, one, exact=True).holds, "where only sums are ordered otherwise nothing is settled"
-    assert not compare(model, here, there, exact=False).holds, "too many for chance"
-    other = Answers([*greedy(first, Place(5, {5: -0.2, 4: -1.9})).greedy[:1], *here.greedy[1:]], [], lone=True)
+    assert not compare(model, here, one, exact=True).passed, "where only sums are ordered otherwise nothing is settled"
+    assert not compare(model, here, there, exact=False).passed, "too many for chance"
+    other = Answers(
+        [*greedy(first, Position(5, {5: -0.2, 4: -1.9})).greedy[:1], *here.greedy[1:]], [], batch_invariant=True
+    )
     told = compare(model, here, other, exact=False)
-    assert (told.ties, told.different, told.holds) == ([], ["x"], False)
-    ended = Answers([*greedy(first).greedy[:1], *here.greedy[1:]], [], lone=True)
-    assert not compare(model, here, ended, exact=False).holds, "an answer that ends early"
-    same = compare(model, here, greedy(Place(7, {7: -0.125}), Place(4, {4: -0.70})), exact=True)
-    assert same.holds
-    assert same.largest == pytest.approx(0.025)
-    assert not compare(model, here, Answers(here.greedy, [], lone=False), exact=False).holds
+    assert (told.ties, told.different, told.passed) == ([], ["x"], False)
+    ended = Answers([*greedy(first).greedy[:1], *here.greedy[1:]], [], batch_invariant=True)
+    assert not compare(model, here, ended, exact=False).passed, "an answer that ends early"
+    same = compare(model, here, greedy(Position(7, {7: -0.125}), Position(4, {4: -0.70})), exact=True)
+    assert same.passed
+    assert same.max_difference == pytest.approx(0.025)
+    assert not compare(model, here, Answers(here.greedy, [], batch_invariant=False), exact=False).passed

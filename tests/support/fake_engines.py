@@ -196,7 +196,6 @@ class FakeEngines:
         automatic: answer by themselves, in the next turn of the event loop.
         room: requests that may be open; one more finds the queue full, unless its batch call has been accepted.
         batch_window: see EnginePool.
-        calls: batch calls that are open.
         accepted: every request that was.
         running: those that are not answered.
         most: that were ever open at the same time.
@@ -218,14 +217,10 @@ class FakeEngines:
         self.most = 0
         self.stopped = False
         self.batch_window = 8
-        self.calls: list[CallQueue] = []
 
     @contextmanager
     def open_call(self) -> Iterator[CallQueue]:
-        call = CallQueue()
-        self.calls.append(call)
-        yield call
-        self.calls.remove(call)
+        yield CallQueue()
 
     def submit(self, request: GenerationRequest, call: CallQueue | None = None) -> FakeGeneration:
         if self.stopped:

@@ -78,7 +78,7 @@ async def test_cancelled_running_request_frees_its_row_at_the_next_step() -> Non
         await until_async(lambda: at_rest(pool))
 
 
-async def test_cancelling_the_task_that_waits_is_not_enough_but_cancel_afterwards_is() -> None:
+async def test_cancel_works_after_the_waiting_task_was_cancelled() -> None:
     runtime = CountingRuntime(1)
     runtime.gate.clear()
     async with pool_of(runtime) as pool:
@@ -200,7 +200,7 @@ async def test_an_error_ends_what_runs_and_the_engine_goes_on() -> None:
     assert metrics.errors == ["other"]
 
 
-async def test_so_many_errors_in_a_row_end_the_engine_and_others_are_refused() -> None:
+async def test_too_many_errors_in_a_row_end_the_engine() -> None:
     runtime = CountingRuntime(1)
     async with pool_of(runtime, max_errors=3) as pool:
         runtime.errors = [RuntimeError("device lost")] * 2
@@ -222,7 +222,7 @@ async def test_so_many_errors_in_a_row_end_the_engine_and_others_are_refused() -
 
 
 @pytest.mark.parametrize("message", ["Failed to allocate memory for requested buffer of size 4096", "std::bad_alloc"])
-def test_what_onnx_runtime_says_of_memory_is_understood(message: str) -> None:
+def test_out_of_memory_errors_of_onnx_runtime_are_recognized(message: str) -> None:
     assert is_out_of_memory(Fail(message))
     assert is_out_of_memory(RuntimeError(f"Error in execution: Non-zero status code returned: {message}"))
     assert is_out_of_memory(MemoryError())
@@ -299,7 +299,7 @@ async def test_close_ends_what_is_unanswered() -> None:
             await generation.result()
 
 
-def test_whoever_has_an_answer_gets_it_where_the_runtime_fails_the_others() -> None:
+def test_a_finished_request_gets_its_result_though_the_runtime_fails_the_others() -> None:
     """Both are taken from the queue in the same turn, in which the runtime fails."""
     queue, metrics, runtime = SharedQueue(Scheduler(1, eager())), Metrics(), CountingRuntime(2)
     tokens = letters_bundle().manifest.tokens
@@ -323,7 +323,7 @@ def test_whoever_has_an_answer_gets_it_where_the_runtime_fails_the_others() -> N
     assert len(failures) == 1
 
 
-def test_engine_thread_ends_when_asked_while_idle() -> None:
+def test_an_idle_engine_ends_when_the_queue_stops() -> None:
     queue = SharedQueue(Scheduler(1, eager()))
     engine = Engine(0, CountingRuntime(1), queue, Metrics(), lambda events: None, lambda error: None)
     engine.start()

@@ -14,7 +14,7 @@ from tests.support.fake_engines import letters_bundle
 MIB = 2**20
 
 
-def test_the_sum_is_told_in_words() -> None:
+def test_the_plan_explains_its_sum() -> None:
     plan = plan_rows(Memory(2000 * MIB, "machine", 200 * MIB, 600 * MIB), 100 * MIB, 5 * MIB, 2, None)
     assert plan.rows == 30
     assert plan.explanation == (
@@ -35,7 +35,7 @@ def test_without_a_budget_a_tenth_of_what_is_free_stays_free() -> None:
         plan_rows(Memory(1000 * MIB, "container", 200 * MIB), 100 * MIB, 1 * MIB, 1, 801)
 
 
-def test_a_budget_of_more_than_there_is_gives_no_more_than_there_is() -> None:
+def test_a_budget_beyond_the_free_memory_adds_nothing() -> None:
     plan = plan_rows(Memory(100 * MIB, "GPU", 50 * MIB, 10_000 * MIB), 10 * MIB, 1 * MIB, 1, 80)
     assert plan.explanation.startswith("the GPU has less than the budget of 9.8 GiB; of 100 MiB that the GPU has free ")
     with pytest.raises(DeviceError):
@@ -69,7 +69,7 @@ def test_rows_that_do_not_fit_are_refused_with_the_sum_and_a_remedy() -> None:
     engines=st.integers(1, 8),
     asked=st.none() | st.integers(1, 200),
 )
-def test_no_more_is_ever_given_out_than_there_is(
+def test_a_plan_never_exceeds_the_memory(
     free: int, used: int, budget: int | None, working: int, row: int, engines: int, asked: int | None
 ) -> None:
     try:

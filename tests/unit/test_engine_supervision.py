@@ -55,7 +55,7 @@ async def answer(pool: EnginePool, *ids: int) -> list[int]:
     return (await pool.submit(request(*ids)).result()).hypotheses[0].ids
 
 
-async def test_what_a_lost_worker_computed_fails_and_the_other_answers_all_else() -> None:
+async def test_requests_of_a_lost_worker_fail_and_the_other_worker_serves_the_rest() -> None:
     changes: list[bool] = []
     lost, other = host(), host()
     async with pool_on(lost, other, on_change=lambda: changes.append(pool.available)) as pool:
@@ -86,7 +86,7 @@ async def test_what_a_lost_worker_computed_fails_and_the_other_answers_all_else(
     assert not pool.failed.is_set()
 
 
-async def test_an_idle_worker_that_is_lost_is_noticed_and_loaded_anew() -> None:
+async def test_an_idle_worker_that_is_lost_is_restarted() -> None:
     here = host(runtimes=2)
     changes: list[bool] = []
     async with pool_on(here, on_change=lambda: changes.append(pool.available)) as pool:
@@ -96,7 +96,7 @@ async def test_an_idle_worker_that_is_lost_is_noticed_and_loaded_anew() -> None:
     assert False in changes, "nobody was there meanwhile"
 
 
-async def test_without_any_engine_requests_are_refused_and_those_that_wait_end() -> None:
+async def test_without_engines_waiting_requests_end_and_new_ones_are_refused() -> None:
     blocked = threading.Event()
 
     def fresh() -> CountingRuntime:
@@ -123,7 +123,7 @@ async def test_without_any_engine_requests_are_refused_and_those_that_wait_end()
         assert await answer(pool, 7) == [7]
 
 
-async def test_a_worker_that_makes_nothing_but_errors_is_started_anew() -> None:
+async def test_a_worker_that_only_raises_errors_is_restarted() -> None:
     here = host(runtimes=2)
     async with pool_on(here, max_errors=2) as pool:
         here.runtimes[0].errors = [RuntimeError("no kernel image")] * 2
@@ -142,7 +142,7 @@ async def test_a_worker_that_makes_nothing_but_errors_is_started_anew() -> None:
         assert not pool.failed.is_set()
 
 
-async def test_there_is_no_hope_where_a_model_can_not_be_loaded_anew() -> None:
+async def test_the_pool_fails_if_the_model_can_not_be_loaded_again() -> None:
     def fresh() -> CountingRuntime:
         raise OSError("the bundle is gone")
 
@@ -155,7 +155,7 @@ async def test_there_is_no_hope_where_a_model_can_not_be_loaded_anew() -> None:
             pool.submit(request(5))
 
 
-async def test_as_long_as_another_worker_answers_it_is_tried_on_and_on() -> None:
+async def test_loading_is_retried_as_long_as_another_worker_runs() -> None:
     tries = 0
 
     def fresh() -> CountingRuntime:
@@ -174,7 +174,7 @@ async def test_as_long_as_another_worker_answers_it_is_tried_on_and_on() -> None
         assert not pool.failed.is_set()
 
 
-async def test_an_engine_of_this_process_that_hangs_ends_its_requests_and_all_hope() -> None:
+async def test_an_engine_of_this_process_that_hangs_ends_its_requests_and_fails_the_pool() -> None:
     runtime = CountingRuntime(1)
     here = CountingHost(runtime)
     started = time.monotonic()
@@ -193,7 +193,7 @@ async def test_an_engine_of_this_process_that_hangs_ends_its_requests_and_all_ho
         assert time.monotonic() - started < 8, "nobody waits for the thread, which the gate holds for ten seconds"
 
 
-async def test_leaving_does_not_wait_for_ever_for_a_step_that_hangs() -> None:
+async def test_closing_does_not_wait_for_a_step_that_hangs() -> None:
     runtime = CountingRuntime(1)
     here = CountingHost(runtime)
     async with pool_on(here, hang_seconds=60) as pool:
@@ -209,7 +209,7 @@ async def test_leaving_does_not_wait_for_ever_for_a_step_that_hangs() -> None:
         assert pool.failed.is_set(), "the process is not to end in order: the step may come to its end meanwhile"
 
 
-async def test_a_step_that_hangs_is_noticed_while_its_model_is_unloaded() -> None:
+async def test_a_step_that_hangs_is_noticed_while_the_pool_closes() -> None:
     runtime = CountingRuntime(1)
     here = CountingHost(runtime)
     async with pool_on(here, hang_seconds=0.1) as pool:
@@ -223,7 +223,7 @@ async def test_a_step_that_hangs_is_noticed_while_its_model_is_unloaded() -> Non
             await running.result()
 
 
-async def test_a_worker_that_ends_while_a_model_is_loaded_is_not_the_fault_of_the_model(
+async def test_loading_is_retried_if_a_worker_ends_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(loading, "RETRY_SECONDS", 0.01)
@@ -237,7 +237,7 @@ async def test_a_worker_that_ends_while_a_model_is_loaded_is_not_the_fault_of_th
         await loading._start(letters_bundle(), EngineOptions(), [here], lambda: None)
 
 
-async def test_a_model_that_is_unloaded_while_it_is_loaded_anew_is_let_go() -> None:
+async def test_the_pool_can_close_while_a_model_is_loaded_again() -> None:
     here = host(fresh=lambda: CountingRuntime(4))
     async with pool_on(here) as pool:
         here.lost()
@@ -245,7 +245,7 @@ async def test_a_model_that_is_unloaded_while_it_is_loaded_anew_is_let_go() -> N
         await pool.close()
 
 
-def test_whoever_is_at_the_same_thing_at_too_many_looks_hangs() -> None:
+def test_work_that_stays_the_same_for_too_many_checks_hangs() -> None:
     watchdog: Watchdog[str] = Watchdog(3)
     assert watchdog.hanging({"a": 1, "b": 1}) == []
     assert watchdog.hanging({"a": 1, "b": 2}) == []

@@ -77,7 +77,7 @@ class EndingRuntime(CountingRuntime):
         return TopKResult(ids, np.tile(np.array([-0.5, -1.5], np.float32), (len(own), 1)))
 
 
-async def test_rows_that_a_search_needs_no_more_are_free_for_others_at_once() -> None:
+async def test_rows_that_a_search_no_longer_needs_are_free_at_once() -> None:
     """Of two alternatives the first ends with the first step, and the other goes on alone in its row."""
     runtime = EndingRuntime(2)
     runtime.gate.clear()
@@ -96,7 +96,7 @@ async def test_rows_that_a_search_needs_no_more_are_free_for_others_at_once() ->
         await until_async(lambda: at_rest(pool))
 
 
-async def test_requests_that_leave_while_others_of_their_turn_are_encoded_go_at_the_next_step() -> None:
+async def test_requests_cancelled_during_encoding_are_evicted_before_the_next_step() -> None:
     runtime, metrics = CountingRuntime(4), Metrics()
     runtime.hold_encoding()
     async with pool_of(runtime, metrics=metrics) as pool:
@@ -110,7 +110,7 @@ async def test_requests_that_leave_while_others_of_their_turn_are_encoded_go_at_
     assert runtime.steps <= 4
 
 
-async def test_a_slow_reader_holds_up_nobody_and_finds_all_of_it_in_few_events() -> None:
+async def test_a_slow_reader_delays_nobody_and_gets_everything_in_few_events() -> None:
     runtime = CountingRuntime(2)
     async with pool_of(runtime) as pool:
         generation = pool.submit(request(*MANY, streaming=True))
@@ -127,7 +127,7 @@ async def test_a_slow_reader_holds_up_nobody_and_finds_all_of_it_in_few_events()
     assert isinstance(rest[-1], GenerationResult)
 
 
-async def test_what_a_slow_reader_has_not_taken_is_merged_by_hypothesis() -> None:
+async def test_unread_progress_is_merged_by_hypothesis() -> None:
     runtime = CountingRuntime(1)
     runtime.gate.clear()
     choice = TokenChoice(1, -0.5)
@@ -182,7 +182,7 @@ async def test_a_queue_full_of_tokens_refuses_and_each_priority_has_its_own() ->
         await until_async(lambda: at_rest(pool))
 
 
-async def test_a_request_whose_time_is_over_is_told_so_even_where_the_queue_is_full() -> None:
+async def test_an_overdue_request_ends_as_overdue_even_if_the_queue_is_full() -> None:
     runtime = CountingRuntime(1)
     runtime.gate.clear()
     async with pool_of(runtime, queue_size=1) as pool:
@@ -200,7 +200,7 @@ async def test_a_request_whose_time_is_over_is_told_so_even_where_the_queue_is_f
         await until_async(lambda: at_rest(pool))
 
 
-async def test_newcomers_of_very_different_lengths_are_encoded_apart_and_answered_alike() -> None:
+async def test_new_jobs_of_very_different_lengths_are_encoded_in_several_runs() -> None:
     runtime = CountingRuntime(12)
     runtime.gate.clear()
     async with pool_of(runtime) as pool:

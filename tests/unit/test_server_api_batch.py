@@ -129,7 +129,7 @@ async def test_more_batches_than_start_items_in_time_are_refused() -> None:
             pass
 
 
-async def test_batches_have_time_and_all_else_has_not_unless_the_client_says_so() -> None:
+async def test_batches_have_batch_priority_and_other_calls_interactive_by_default() -> None:
     engines = FakeEngines()
     async with serve_fake(engines) as server:
         for priority in (pb.PRIORITY_UNSPECIFIED, pb.PRIORITY_BATCH, pb.PRIORITY_INTERACTIVE):
@@ -164,7 +164,7 @@ async def test_a_priority_that_does_not_exist_is_refused(method: str) -> None:
         ),
     ],
 )
-def test_a_refusal_names_the_bound_for_people_and_for_programs(bound: Any, reason: str, words: str) -> None:
+def test_a_refusal_names_the_bound_in_message_and_details(bound: Any, reason: str, words: str) -> None:
     error = from_engine(QueueFullError(0.25, bound))
     assert (error.code, error.message) == (grpc.StatusCode.RESOURCE_EXHAUSTED, words)
     status = status_pb2.Status.FromString(error.status().SerializeToString())
@@ -207,7 +207,7 @@ async def turns_of_others(work: Any) -> tuple[Any, float, float]:
 
 @pytest.mark.usefixtures("_no_garbage_collection")
 @pytest.mark.parametrize("request_", [TEXTS, IDS, WORDS], ids=["texts", "ids", "words"])
-async def test_a_large_batch_never_has_the_event_loop_for_long(request_: pb.GenerateBatchRequest) -> None:
+async def test_a_large_batch_does_not_block_the_event_loop(request_: pb.GenerateBatchRequest) -> None:
     async with serve_fake() as server:
         context: Any = Unhurried()
         encoded, spent, longest = await turns_of_others(server.service.GenerateBatch(request_, context))
@@ -218,7 +218,7 @@ async def test_a_large_batch_never_has_the_event_loop_for_long(request_: pb.Gene
 
 
 @pytest.mark.usefixtures("_no_garbage_collection")
-async def test_a_batch_of_the_other_face_neither() -> None:
+async def test_a_batch_of_the_open_inference_protocol_does_not_block_the_event_loop() -> None:
     request = oip.ModelInferRequest(model_name=MODEL)
     request.inputs.add(name="text", datatype="BYTES", shape=[COUNT]).contents.bytes_contents.extend([b"a"] * COUNT)
     async with serve_fake() as server:
@@ -230,7 +230,7 @@ async def test_a_batch_of_the_other_face_neither() -> None:
 
 @pytest.mark.usefixtures("_no_garbage_collection")
 @pytest.mark.parametrize("request_", [TEXTS, IDS], ids=["texts", "ids"])
-async def test_what_was_refused_is_not_held_until_garbage_is_collected(request_: pb.GenerateBatchRequest) -> None:
+async def test_errors_of_items_are_freed_without_garbage_collection(request_: pb.GenerateBatchRequest) -> None:
     async with serve_fake() as server:
         await server.stub.GenerateBatch(pb.GenerateBatchRequest(inputs=request_.inputs[:10]))
         await asyncio.sleep(0)
@@ -239,7 +239,7 @@ async def test_what_was_refused_is_not_held_until_garbage_is_collected(request_:
 
 @pytest.mark.usefixtures("_no_garbage_collection")
 @pytest.mark.parametrize("inputs", [0, COUNT + 1])
-async def test_a_refused_request_is_not_held_either(inputs: int) -> None:
+async def test_refused_requests_are_freed_without_garbage_collection(inputs: int) -> None:
     data = pb.GenerateBatchRequest(inputs=[pb.Input()] * inputs).SerializeToString()
 
     def batches() -> list[pb.GenerateBatchRequest]:

@@ -104,6 +104,20 @@ async def test_a_run_is_no_larger_than_its_bound_but_takes_one_in_any_case() -> 
     await bench.scorer.close()
 
 
+async def test_targets_that_may_wait_are_never_refused_and_take_turns_with_others() -> None:
+    bench = Bench(queue_size=2)
+    task = await bench.busy()
+    waiting = [asyncio.create_task(bench.scorer.score(targets(1), None, may_wait=True)) for _ in range(4)]
+    single = asyncio.create_task(bench.scorer.score(targets(2, 2), None))
+    await until_async(lambda: bench.scorer.backlog()[0] == 6)
+    with pytest.raises(QueueFullError):
+        await bench.scorer.score(targets(3), None)
+    bench.scoring.gate.set()
+    await asyncio.gather(task, single, *waiting)
+    assert bench.lengths() == [[(2, 0)], [(3, 1), (3, 2), (3, 1), (3, 2), (3, 1), (3, 1)]]
+    await bench.scorer.close()
+
+
 async def test_those_who_leave_or_come_too_late_are_not_scored(bench: Bench) -> None:
     task = await bench.busy()
     left = asyncio.create_task(bench.scorer.score(targets(1, 1), None))

@@ -17,7 +17,7 @@ _target: Any = None
 
 
 class ActorError(Exception):
-    """The object failed in its process, or the process is gone."""
+    """The object raised an exception in its process, or the process has ended."""
 
 
 class Actor:

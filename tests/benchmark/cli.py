@@ -1,4 +1,4 @@
-"""`python -m tests.benchmark`: the server beside its own step loop and CTranslate2, and what the loop itself costs."""
+"""`python -m tests.benchmark`: compares the server with its raw step loop and CTranslate2, and times its loop."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -28,21 +28,21 @@ BASE_TEXTS, BASE_SOURCE_TOKENS, BASE_TARGET_TOKENS = 64, 16, 32
 
 
 class Model(StrEnum):
-    """The model that ships, on real words, or the base shape with random weights."""
+    """The shipped model on real words, or the base shape with random weights."""
 
     small = "g2p-en"
     base = "base"
 
 
 class Arithmetic(StrEnum):
-    """Of both sides: the bundle's, and CTranslate2's."""
+    """Compared precisions: the bundle's, and CTranslate2's."""
 
     int8 = "int8"
     fp32 = "fp32"
 
 
 def bundle_of(model: Model, precision: Arithmetic) -> Bundle:
-    """Exported where it is not there."""
+    """Returns the bundle, exported if it does not exist yet."""
     if model is Model.base:
         return random_bundle("base", BASE, VOCABULARY, precision.value)
     return load_bundle(SHIPPED_FP32 if precision is Arithmetic.fp32 else shipped_bundle())

@@ -1,5 +1,5 @@
-"""`python -m tests.benchmark.growth`: how the time of a decode step and of the encoder grows with rows, lengths and
-vocabulary, on one thread, with random weights of both shapes in int8."""
+"""`python -m tests.benchmark.growth`: how the time of decode steps and encoding grows with rows, lengths and
+vocabulary, on one thread, with random int8 weights of both shapes."""
 
 import time
 from collections.abc import Callable
@@ -24,15 +24,15 @@ from tests.benchmark.random_bundle import BASE, random_bundle
 ROWS = tuple(2**power for power in range(9))  # 1 to 256
 LENGTHS = tuple(8 << power for power in range(6))  # 8 to 256
 VOCABULARIES = (1_000, 4_000, 16_000, 64_000)
-TYPICAL_ROWS, SOURCE, POSITION = 8, 16, 16  # where they do not grow
-FEW_TOKENS = 1024  # of the vocabulary where lengths grow, so that the output layer does not hide it
+TYPICAL_ROWS, SOURCE, POSITION = 8, 16, 16  # the fixed values in the other curves
+FEW_TOKENS = 1024  # vocabulary of the length curves, so that the output layer does not dominate
 
 Task = tuple[int, Callable[[], object], Callable[[], object]]
-"""A size, what prepares it and is not timed, and one unit of work."""
+"""A size, its untimed preparation, and one unit of work."""
 
 
 class Model:
-    """A runtime on one thread whose rows can be put into any state."""
+    """A single-threaded runtime whose rows can be put into any state."""
 
     def __init__(self, bundle: Bundle, max_rows: int) -> None:
         self.runtime = Runtime(Sessions(bundle, CPU, 1), max_rows)
@@ -43,17 +43,17 @@ class Model:
         self.runtime.encode(self._sources[:rows, :length].tolist(), 0)
 
     def ready(self, rows: int, length: int = SOURCE, position: int = POSITION) -> None:
-        """Puts rows at a position; what their caches hold does not matter to the time of a step."""
+        """Moves rows to a position; the contents of their caches do not affect the time of a step."""
         self.encode(rows, length)
         self.runtime.positions[:rows] = position
 
     def step(self, rows: int) -> None:
-        """One greedy step, which can be repeated."""
+        """Runs one greedy step, which can be repeated."""
         self.runtime.top(rows, 1)
 
 
 def curves(shape: ModelConfig, rounds: int, seconds: float) -> list[dict[str, Any]]:
-    """Of models of that shape, for longer texts; {"work", "over", "sizes", "ms"} each."""
+    """Returns the curves of a model shape, each with "work", "over", "sizes" and "ms"."""
 
     def bundle(vocabulary: int, **changed: int) -> Bundle:
         config = shape.model_copy(update={"norm": "pre", **changed})
@@ -78,7 +78,7 @@ def curves(shape: ModelConfig, rounds: int, seconds: float) -> list[dict[str, An
 
 
 def _time(tasks: list[Task], rounds: int, seconds: float) -> list[float]:
-    """Median milliseconds of a unit of each, all in turn; every other round goes backwards."""
+    """Returns median milliseconds per unit of each task, measured in turn; every other round runs backwards."""
     turns: list[tuple[Task, int, list[float]]] = []
     for task in tasks:
         _seconds(task, 1)  # warm-up

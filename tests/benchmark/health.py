@@ -1,4 +1,4 @@
-"""`python -m tests.benchmark.health`: how long a busy server takes to say how it is."""
+"""`python -m tests.benchmark.health`: times the health checks of a busy server."""
 
 import socket
 import threading
@@ -119,7 +119,7 @@ def _asks(server: LocalServer, health_port: int, echo_port: int) -> Iterator[dic
 
 
 def _ask_all(asks: dict[str, Ask], seconds: float) -> dict[str, list[float]]:
-    """Asks all of them for so long, side by side, and gives the seconds that the answers took."""
+    """Sends checks of all kinds concurrently for some time; returns the seconds that the answers took."""
 
     def repeat(ask: Ask) -> list[float]:
         taken: list[float] = []

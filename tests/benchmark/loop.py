@@ -1,4 +1,4 @@
-"""What an engine's loop costs around the graphs: the scheduler, the searches, rows that move, metrics."""
+"""The cost of an engine's loop outside the graphs: scheduler, searches, row moves, metrics."""
 
 import time
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ from dragoman_server.runtime.runtime import Runtime
 from dragoman_server.runtime.sessions import Sessions
 
 ROWS = (1, 8, 32, 64)
-LEAST_TURNS = 30  # in which no request begins or ends, for a median of them
+MIN_QUIET_TURNS = 30  # turns without a start or end of a request that a median needs
 
 
 class TimedSession:
-    """A session that takes the time of its runs: `seconds` so far."""
+    """A session that sums up the time of its runs in `seconds`."""
 
     def __init__(self, session: ort.InferenceSession) -> None:
         self._session = session
@@ -52,9 +52,9 @@ class Turn(NamedTuple):
     """One round of an engine's loop, in seconds.
 
     Attributes:
-        decoder, encoder: in the graphs.
-        rest: outside them.
-        changed: requests that began or ended in it.
+        decoder, encoder: Time in the graphs.
+        rest: Time outside the graphs.
+        changed: Number of requests that started or ended.
     """
 
     decoder: float
@@ -63,28 +63,29 @@ class Turn(NamedTuple):
     changed: int
 
 
-def summed_up(rows: int, turns: Sequence[Turn]) -> dict[str, Any]:
-    """Mean seconds of a turn by part; the share of all time outside the graphs; and the median seconds outside them in
-    a turn in which no request begins or ends (None where there was hardly one)."""
+def summarize(rows: int, turns: Sequence[Turn]) -> dict[str, Any]:
+    """Returns mean seconds per turn by part, the share of time outside the graphs, and the median of `rest` over turns
+    in which no request starts or ends (None if there are too few)."""
     mean = {part: sum(getattr(turn, part) for turn in turns) / len(turns) for part in Turn._fields[:3]}
     quiet = [turn.rest for turn in turns if not turn.changed]
-    steady = median(quiet) if len(quiet) >= LEAST_TURNS else None
+    steady = median(quiet) if len(quiet) >= MIN_QUIET_TURNS else None
     return {"rows": rows, **mean, "share": mean["rest"] / sum(mean.values()), "steady": steady}
 
 
 def measure_loop(bundle: Bundle, sources: Sequence[list[int]], limit: int, seconds: float) -> dict[str, Any]:
-    """An engine of one thread, turned by hand, with ROWS rows, for so many seconds each.
+    """Measures a single-threaded engine with each of ROWS rows.
 
     Args:
-        sources: token ids of inputs, taken over and over.
-        limit: tokens of an answer at most.
+        sources: Token ids of the inputs, repeated as needed.
+        limit: The most tokens of an answer.
+        seconds: Length of each measurement.
     """
     loop = Loop(bundle, sources, limit)
-    return {"turns": [summed_up(rows, loop.measure(rows, seconds)) for rows in ROWS]}
+    return {"turns": [summarize(rows, loop.measure(rows, seconds)) for rows in ROWS]}
 
 
 class Loop:
-    """See measure_loop."""
+    """An engine that is driven turn by turn."""
 
     def __init__(self, bundle: Bundle, sources: Sequence[list[int]], limit: int) -> None:
         self._manifest = bundle.manifest
@@ -97,7 +98,7 @@ class Loop:
         self._taken = 0
 
     def measure(self, rows: int, seconds: float) -> list[Turn]:
-        """Turns for about so long, with requests waiting all the time."""
+        """Returns the turns of about `seconds`, with requests always waiting."""
         runtime = Runtime(self._sessions, rows)
         runtime.warm_up()
         events: SimpleQueue[list[tuple[Job, Event]]] = SimpleQueue()
@@ -116,7 +117,7 @@ class Loop:
             answered = sum(len(events.get()) for _ in range(events.qsize()))
             begun = waited - queue.scheduler.waiting
             if deadline is None:
-                if answered:  # rows are no more in step with each other
+                if answered:  # rows are out of step by now
                     deadline = time.perf_counter() + seconds
                 continue
             decoder, encoder = self._decoder.seconds - before[0], self._encoder.seconds - before[1]

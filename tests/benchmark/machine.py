@@ -1,4 +1,4 @@
-"""What the numbers were measured on, and when."""
+"""The machine, versions and date of a measurement."""
 
 import platform
 import subprocess
@@ -59,7 +59,7 @@ def _cpu_name() -> str:
 
 
 def _commit() -> str:
-    """The commit measured, with "+" where the working tree differs from it."""
+    """Returns the commit, with "+" if the working tree differs from it."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()

@@ -1,4 +1,4 @@
-"""The serving marks: what is wanted of the server, most of it as ratios within one run, and what came."""
+"""The serving marks: the goals for the server, mostly ratios within one run, and the measured values."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ class Measured:
 
 
 Values = Callable[[Measured, str], list[float]]
-"""Of a label: several must all reach a mark; empty where nothing was measured."""
+"""Measured values of a mark, which must all reach it; empty if nothing was measured."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Mark:
     unit: str = "×"
 
     def reached(self, measured: Measured, label: str) -> bool | None:
-        """None where nothing is wanted or nothing was measured."""
+        """Whether the mark is reached; None without a goal or a measurement."""
         values, goal = self.values(measured, label), self.wanted.get(label)
         if goal is None or not values:
             return None
@@ -67,7 +67,7 @@ class Mark:
         return "–".join(ends) + self.unit + {None: "", True: " ✓", False: " ✗"}[self.reached(measured, label)]
 
     def goal(self) -> str:
-        """What is wanted; where that differs, of which models."""
+        """The goal as text, by model if models differ."""
         goals: dict[float, list[str]] = {}
         for label, value in self.wanted.items():
             goals.setdefault(value, []).append(label)
@@ -82,7 +82,7 @@ class Mark:
 
 
 def of_served(value: Callable[[Any], float]) -> Values:
-    """Read from a Served; nothing where a part of it was not measured."""
+    """Reads a value from a Served; returns nothing if a part of it was not measured."""
 
     def values(measured: Measured, label: str) -> list[float]:
         served = measured.served.get(label)
@@ -95,7 +95,7 @@ def of_served(value: Callable[[Any], float]) -> Values:
 
 
 def over(system: str, load: int, other: str, other_load: int | None, *, beam: bool = False) -> Values:
-    """Tokens a second over another system's, round by round."""
+    """Returns the ratio of tokens per second to another system's, per round."""
 
     def value(served: Served) -> float:
         one, two = served.at(system, load, beam=beam), served.at(other, other_load, beam=beam)
@@ -107,7 +107,7 @@ def over(system: str, load: int, other: str, other_load: int | None, *, beam: bo
 
 
 def beams(measured: Measured, label: str) -> list[float]:
-    """The batches of 2, 8 and 32 inputs."""
+    """Returns the values for batches of 2, 8 and 32 inputs."""
     loads = [over("batch", load, "ctranslate2", load, beam=True) for load in (2, 8, 32)]
     return [value for each in loads for value in each(measured, label)]
 
@@ -118,7 +118,7 @@ def loop_share(measured: Measured, label: str) -> list[float]:
 
 
 def tail_over(other: str) -> Values:
-    """p99 over another server's, with as many calls a second."""
+    """Returns the ratio of p99 latency to another server's at the same call rate."""
 
     def values(measured: Measured, label: str) -> list[float]:
         systems = measured.servers.get(label, {}).get("systems", {})

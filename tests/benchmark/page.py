@@ -1,4 +1,4 @@
-"""`python -m tests.benchmark.page`: all that was measured, as one page with its pictures, from the JSON files."""
+"""`python -m tests.benchmark.page`: writes all results as one page with pictures, from the JSON files."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ NAMES = {
     "batch": "served, one `GenerateBatch` of {}",
     "ctranslate2": "CTranslate2, inputs: {}",
 }
-"""Of systems, for so many inputs at a time."""
+"""Column titles of systems by batch size."""
 
 HEAD = """# What was measured
 
@@ -108,7 +108,7 @@ def _serving(document: dict[str, Any], measured: Measured) -> Iterator[str]:
 
 
 def marks_table(measured: Measured) -> str:
-    """All marks of the server."""
+    """Returns the table of all serving marks."""
     rows = [[mark.name, mark.goal(), *(mark.cell(measured, label) for label in LABELS)] for mark in MARKS]
     return table(["", "wanted", *LABELS], rows)
 
@@ -205,7 +205,7 @@ def _training(document: dict[str, Any], _: Measured) -> Iterator[str]:
 
 
 def gpu_section(document: dict[str, Any], _: Measured | None = None) -> Iterator[str]:
-    """Its part of the page."""
+    """Returns the section on GPUs."""
     yield GPU.format(document["device"], document["precision"], document["bandwidth"] / 1e9)
     rows = []
     for step in document["steps"]:
@@ -222,7 +222,7 @@ def gpu_section(document: dict[str, Any], _: Measured | None = None) -> Iterator
 
 
 def _machines(document: Mapping[str, Any]) -> list[str]:
-    """What each part was measured on; parts of one run together."""
+    """Returns the machine of each section, grouped by run."""
     labels: dict[str, list[str]] = {}
     for label, found in document.items():
         labels.setdefault(measured_on(found["machine"]), []).append(label)

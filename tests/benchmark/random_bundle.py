@@ -74,7 +74,7 @@ def random_bundle(
 
 
 def _unchecked(run: Path, scratch: Path, name: str, precision: Precision, cache: CacheChoice) -> Path:
-    """Exports a run; the bundle's directory within `scratch`."""
+    """Exports a run; returns the bundle's directory within `scratch`."""
     loaded = load_run(run)
     place = scratch / "traced"
     place.mkdir()
@@ -91,7 +91,7 @@ def _unchecked(run: Path, scratch: Path, name: str, precision: Precision, cache:
 
 
 def _fingerprint() -> str:
-    """Of the code that makes bundles."""
+    """Returns a hash of the code that makes bundles."""
     digest = hashlib.sha256()
     for name in CODE:
         path = ROOT / name

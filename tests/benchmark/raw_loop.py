@@ -1,7 +1,7 @@
-"""The ceiling: the bundle's graphs stepped as fast as the machine can, with nobody to serve.
+"""The upper bound of throughput: the bundle's graphs stepped as fast as the machine can, without a server.
 
-Every row is always busy, every step decodes all rows, sources are tokenized beforehand, no text comes out: what is left
-is the encoder, the decoder and the cache pool, through the same runtime that the server uses.
+All rows are always busy, every step decodes all rows, sources are tokenized beforehand, and no text is produced. What
+remains is the encoder, the decoder and the cache pool, in the runtime that the server uses.
 """
 
 import threading
@@ -17,14 +17,14 @@ from tests.support.load import Sample
 
 
 class RawLoop:
-    """One or several engines, each with its rows and its thread.
+    """One or several engines, each with its own rows and thread.
 
     Args:
-        bundle: its directory.
-        sources: token ids of each input.
-        engines: how many; rows are shared out among them.
-        threads: that compute one operator together, in each engine.
-        rows: in all, at most.
+        bundle: Directory of the bundle.
+        sources: Token ids of each input.
+        engines: Number of engines, among which the rows are divided.
+        threads: Threads of an operator, per engine.
+        rows: The most rows of all engines together.
     """
 
     def __init__(self, bundle: Path, sources: Sequence[Sequence[int]], engines: int, threads: int, rows: int) -> None:
@@ -35,10 +35,10 @@ class RawLoop:
         self._batch_seconds: dict[int, float] = {}
 
     def measure(self, seconds: float, rows: int, steps: int) -> Sample:
-        """Encodes full batches and steps each `steps` times, for about `seconds`. Every row-step counts as a token.
+        """Encodes full batches and runs `steps` steps of each, for about `seconds`. Every row of a step is a token.
 
         Args:
-            rows: in all; where they are fewer than the engines, some engines rest.
+            rows: Rows of all engines together; if there are fewer than engines, some engines are idle.
         """
         if rows not in self._batch_seconds:
             self._run(1, rows, steps)  # warm-up
@@ -52,7 +52,7 @@ class RawLoop:
         return Sample(wall, sequences * steps, sequences, [wall / batches], cpu_seconds=cpu_seconds)
 
     def _run(self, batches: int, rows: int, steps: int) -> float:
-        """The same work in every engine at the same time; seconds until all are done."""
+        """Runs the same work in all engines concurrently; returns the seconds until all are done."""
         runtimes = self.runtimes[:rows]
         shares = [rows // len(runtimes) + (i < rows % len(runtimes)) for i in range(len(runtimes))]
         starting = threading.Barrier(len(runtimes) + 1)

@@ -1,4 +1,4 @@
-"""`python -m tests.benchmark.readme`: the main numbers of what `make bench` measured, into README.md and the like."""
+"""`python -m tests.benchmark.readme`: writes the main results of `make bench` into README.md and other pages."""
 
 import math
 import re
@@ -19,11 +19,11 @@ LACKING = "–"
 INT8, FP32 = "int8", "fp32"
 
 Found = Mapping[str, Served]
-"""Of one model, by precision."""
+"""Results of one model, by precision."""
 
 
 class Line(NamedTuple):
-    """Of the table: its name in English and in Chinese, and what it says of a model."""
+    """A row of the table: its title in English and Chinese, and the cell of a model."""
 
     english: str
     chinese: str
@@ -31,30 +31,30 @@ class Line(NamedTuple):
 
 
 def rate(system: str, load: int | None) -> Callable[[Found], str]:
-    """Tokens/s in int8."""
+    """Returns tokens/s in int8."""
     return lambda found: _rate(found, INT8, system, load)
 
 
 def beside(system: str, load: int, precision: str, *, beam: bool = False) -> Callable[[Found], str]:
-    """Tokens/s beside those of CTranslate2 at the same load."""
+    """Returns tokens/s and CTranslate2's at the same load."""
     return lambda found: " / ".join(_rate(found, precision, each, load, beam=beam) for each in (system, "ctranslate2"))
 
 
 def alone(found: Found) -> str:
-    """Median latency of one call at a time, beside that of CTranslate2."""
+    """Returns the median latency of one call at a time, and CTranslate2's."""
     rows = [INT8 in found and found[INT8].at(system, 1) for system in ("unary", "ctranslate2")]
     return " / ".join(_milliseconds(row.p50) if row and row.p50 else LACKING for row in rows)
 
 
 def arrivals(found: Found) -> str:
-    """Calls a second, median and p99 of calls at random moments."""
+    """Returns rate, median and p99 of calls with random arrivals."""
     if INT8 not in found or not (calls := found[INT8].arrivals):
         return LACKING
     return f"{_rounded(calls.calls_per_second)}/s: {' / '.join(map(_milliseconds, (calls.p50, calls.p99)))}"
 
 
 def memory(found: Found) -> str:
-    """The most that the server held, and CTranslate2."""
+    """Returns the peak memory of the server and of CTranslate2."""
     peaks = found[INT8].peak_mb if INT8 in found else {}
     return " / ".join(f"{peaks[name]:.0f} MB" if name in peaks else LACKING for name in ("server", "CTranslate2"))
 
@@ -96,7 +96,7 @@ def main(
     results: Annotated[Path, typer.Option(help="Folder of serving.json.")] = RESULTS,
     folder: Annotated[Path, typer.Option(help="Where README.md, README.zh-CN.md and deploy/README.md are.")] = ROOT,
 ) -> None:
-    """Puts the main numbers into the pages that show them."""
+    """Writes the main results into the pages that show them."""
     served = serving(results)
     if f"{MODELS[0]} {INT8}" not in served:
         typer.echo(f"readme: {results / 'serving.json'} has no {MODELS[0]} in {INT8}: run make bench", err=True)
@@ -120,7 +120,7 @@ def lines(served: Mapping[str, Served], chinese: bool) -> Iterator[str]:
 
 
 def calls(served: Mapping[str, Served]) -> str:
-    """What a server answers of single calls, as a table."""
+    """Returns the table of servers under single calls."""
     header = ["model", "calls in flight", "tokens per second", "tokens of an answer", "calls per second"]
     rows = []
     for model in MODELS:
@@ -152,7 +152,7 @@ def _rate(found: Found, precision: str, system: str, load: int | None, *, beam: 
 
 
 def _rounded(value: float) -> str:
-    """To three digits."""
+    """Rounds to three digits."""
     places = max(0, math.floor(math.log10(value)) - 2) if value > 0 else 0
     return f"{round(value, -places):,.0f}"
 

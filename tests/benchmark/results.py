@@ -37,7 +37,7 @@ class Row(BaseModel):
 
 
 class Arrivals(BaseModel):
-    """Calls at random moments: so many a second, and seconds of a call."""
+    """Calls with random arrivals: their rate per second, and seconds per call."""
 
     calls_per_second: float
     p50: float
@@ -88,14 +88,14 @@ class Served(BaseModel):
 
 
 def read(name: str, folder: Path = RESULTS) -> dict[str, Any]:
-    """What the benchmark of that name wrote; nothing where it was never run."""
+    """Reads the results of a benchmark; empty if it has never run."""
     path = folder / f"{name}.json"
     document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return document
 
 
 def serving(folder: Path = RESULTS) -> dict[str, Served]:
-    """By model and precision, such as "g2p-en int8"."""
+    """Returns results by model and precision, such as "g2p-en int8"."""
     try:
         return {label: Served.model_validate(each) for label, each in read("serving", folder).items()}
     except ValidationError:
@@ -105,7 +105,7 @@ def serving(folder: Path = RESULTS) -> dict[str, Served]:
 
 
 def write(name: str, document: dict[str, Any], folder: Path = RESULTS) -> None:
-    """Numbers are kept to five digits, a row of a table on a line."""
+    """Writes results as JSON, numbers rounded to five digits, with one table row per line."""
     folder.mkdir(parents=True, exist_ok=True)
     text = ROW.sub(lambda row: re.sub(r"\n\s*", " ", row[0]), json.dumps(_rounded(document), indent=1))
     (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")

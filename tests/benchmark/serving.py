@@ -1,4 +1,4 @@
-"""The server beside its own raw step loop and CTranslate2, on the same inputs, in turn."""
+"""Measures the server, its raw step loop and CTranslate2 in turn, on the same inputs."""
 
 import threading
 from contextlib import ExitStack, closing
@@ -90,7 +90,7 @@ def measure(
 
 
 def describe_model(bundle: Bundle) -> str:
-    """Name, shape and precision."""
+    """Describes name, shape and precision."""
     manifest = bundle.manifest
     shape = manifest.shape
     return (
@@ -100,7 +100,7 @@ def describe_model(bundle: Bundle) -> str:
 
 
 def served_answers(server: LocalServer, workload: Workload) -> list[list[int]]:
-    """Token ids of each input's greedy answer; none where a call failed."""
+    """Returns the token ids of each input's greedy answer; none if a call failed."""
     address, requests = (LOOPBACK, server.port), workload.unary(tokens=True)
     with closing(Actor(LoadGenerator, address, server.process.pid, "Generate", requests)) as generator:
         replies: list[bytes | None] = generator.call("answers", max(LOADS))
@@ -141,7 +141,7 @@ def _generator(stack: ExitStack, server: LocalServer, method: str, requests: lis
 
 
 def _closed(generator: Actor, calls: int, seconds: float) -> Sample:
-    """So many callers, each of whom waits for the answer."""
+    """Runs concurrent callers, each of which waits for its answer."""
     sample: Sample = generator.call("closed", calls, seconds)
     return sample
 
@@ -153,7 +153,7 @@ def _served_contenders(stack: ExitStack, server: LocalServer, workload: Workload
 
 
 def _batch(stack: ExitStack, server: LocalServer, workload: Workload, size: int, beam: int = 1) -> Contender:
-    """One call of GenerateBatch at a time, of `size` inputs."""
+    """Runs one GenerateBatch call of `size` inputs at a time."""
     generator = _generator(stack, server, "GenerateBatch", workload.batches(size, beam))
     return Contender("batch", size, f"1 call of {size}", partial(_closed, generator, 1))
 
@@ -165,7 +165,7 @@ def _arrivals(stack: ExitStack, server: LocalServer, workload: Workload, rate: f
 
 
 def _beside_bulk(stack: ExitStack, server: LocalServer, workload: Workload, alone: Row) -> Bulk:
-    """Single calls beside batches of all inputs, whose tokens are counted while there are calls."""
+    """Runs single calls beside batches of all inputs; counts the batches' tokens during the calls."""
     batches = _generator(stack, server, "GenerateBatch", workload.batches(len(workload.texts)))
     calls = _generator(stack, server, "Generate", workload.unary())
     undisturbed = _closed(batches, BULK_CALLS, 1.0)

@@ -1,4 +1,4 @@
-"""Tables in Markdown, and the line that says what they were measured on."""
+"""Markdown tables, and the line that describes the machine."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from tests.benchmark.machine import QUIET_CORES
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table that is as readable as text: columns of even width."""
+    """Returns a Markdown table with columns of even width."""
     lines = [list(header), *map(list, rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     lines.insert(1, ["-" * width for width in widths])
@@ -16,7 +16,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def measured_on(machine: Mapping[str, Any]) -> str:
-    """When and on what, of which commit, by which command; with a warning where others used the machine."""
+    """Returns date, machine, commit and command of a measurement, with a warning if the machine was busy."""
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
     line = (
         f"Measured {machine['date']}: {machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB; Python "

@@ -1,4 +1,4 @@
-"""CTranslate2 in this process, at its best: sources tokenized beforehand, text not joined, nobody to serve."""
+"""CTranslate2 in this process, at its best: pre-tokenized sources, no detokenization, no server."""
 
 import time
 from collections.abc import Sequence
@@ -65,7 +65,7 @@ class CTranslate2:
         return Sample(now - started, tokens, sequences, latencies, cpu_seconds={"own": time.process_time() - cpu})
 
     def answers(self) -> list[list[str]]:
-        """Tokens of every source's greedy answer, without the end token."""
+        """Returns the tokens of every source's greedy answer, without the end token."""
         return self._translate(self.sources, LARGEST_BATCH)
 
     def _translate(self, sources: list[list[str]], batch: int, beam: int = 1) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""CTranslate2 as a contender, with the kernels and in the thread settings that may be its best."""
+"""CTranslate2 as a contender, with its fastest kernels and its best thread settings."""
 
 from collections.abc import Iterable
 from contextlib import ExitStack, closing
@@ -24,7 +24,7 @@ TRIED_LOAD = 64
 
 
 def thread_settings(cores: int) -> list[tuple[int, int]]:
-    """(workers, threads of each): one with all cores, and one for each core."""
+    """Thread settings (workers, threads per worker): one worker on all cores, and one per core."""
     return sorted({(1, cores), (cores, 1)})
 
 
@@ -78,7 +78,7 @@ class Translators:
         ]
 
     def answers(self) -> list[list[int]]:
-        """Token ids of every input's greedy answer, without the end token."""
+        """Returns the token ids of every input's greedy answer, without the end token."""
         answers: list[list[str]] = next(iter(self._actors.values())).call("answers")
         return [[self._ids[token] for token in answer] for answer in answers]
 

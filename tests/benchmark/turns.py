@@ -1,4 +1,4 @@
-"""Contenders that are measured in turn, round after round, and what is kept of it."""
+"""Measures contenders in turn, round by round, and keeps the best setting of each."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -8,12 +8,12 @@ from tests.benchmark.results import Row
 from tests.support.load import Sample, percentile
 
 Notify = Callable[[str], None]
-"""Told what is going on, before each measurement."""
+"""Called with a description before each measurement."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured: so many rounds, in each of which a sample of everybody takes about so many seconds."""
+    """Size of a measurement: rounds, and approximate seconds of each contender's sample per round."""
 
     rounds: int
     seconds: float

@@ -1,4 +1,4 @@
-"""What is asked of all contenders: the same texts, the same limits."""
+"""The workload of all contenders: the same texts with the same limits."""
 
 import random
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class Workload:
         ]
 
     def batches(self, size: int, beam: int = 1) -> list[bytes]:
-        """Serialised GenerateBatchRequests of `size` texts each."""
+        """Returns serialized GenerateBatchRequests of `size` texts each."""
         options = self._options(beam)
         whole = len(self.texts) - len(self.texts) % size
         return [
@@ -54,7 +54,7 @@ class Workload:
         ]
 
     def _options(self, beam: int) -> pb.GenerationOptions:
-        """With CTranslate2's rule of when a beam search ends, which is our early stopping."""
+        """Returns options with CTranslate2's end of a beam search, which is our early stopping."""
         if beam == 1:
             return pb.GenerationOptions(max_new_tokens=self.max_new_tokens)
         return pb.GenerationOptions(
@@ -63,7 +63,7 @@ class Workload:
 
 
 def real_words(bundle: Bundle, count: int) -> Workload:
-    """Words of the CMU dictionary's test set where that is at hand, else the bundle's examples over and over."""
+    """Returns words of the CMU dictionary's test set if it is available, else the bundle's examples, repeated."""
     limit = bundle.manifest.limits.max_target_tokens
     if TEST_WORDS.exists():
         lines = TEST_WORDS.read_text(encoding="utf-8").splitlines()
@@ -80,7 +80,7 @@ def real_words(bundle: Bundle, count: int) -> Workload:
 
 
 def random_symbols(bundle: Bundle, count: int, source_tokens: int, target_tokens: int) -> Workload:
-    """Texts of exactly `source_tokens` tokens (the end token counted), answered by exactly `target_tokens`."""
+    """Returns texts of exactly `source_tokens` tokens, end token included, with answers of exactly `target_tokens`."""
     draw = random.Random(SEED)
     texts = [random_text(bundle, source_tokens - 1, draw) for _ in range(count)]
     title = f"random symbols, {source_tokens} source and {target_tokens} target tokens each"

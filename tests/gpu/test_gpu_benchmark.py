@@ -1,4 +1,4 @@
-"""The benchmark of GPUs, on the CPU: what it says is what it measured."""
+"""The GPU benchmark, run on the CPU."""
 
 from pathlib import Path
 

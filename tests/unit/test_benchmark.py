@@ -9,7 +9,7 @@ import typer
 
 from dragoman_server.bundle.load import load_bundle, shipped_bundle
 from tests.benchmark import page, readme, results
-from tests.benchmark.loop import LEAST_TURNS, Loop, Turn, summed_up
+from tests.benchmark.loop import MIN_QUIET_TURNS, Loop, Turn, summarize
 from tests.benchmark.machine import busy_cores
 from tests.benchmark.marks import MARKS, Mark, Measured
 from tests.benchmark.raw_loop import RawLoop
@@ -186,11 +186,11 @@ def test_all_take_turns_and_the_best_setting_counts() -> None:
 
 
 def test_the_share_outside_the_graphs() -> None:
-    quiet, busy = [Turn(9.0, 0.0, 1.0, 0)] * LEAST_TURNS, [Turn(9.0, 6.0, 5.0, 4)] * 10
-    found = summed_up(8, [*quiet, *busy])
-    assert found["share"] == pytest.approx((LEAST_TURNS + 50) / (10 * LEAST_TURNS + 200))
+    quiet, busy = [Turn(9.0, 0.0, 1.0, 0)] * MIN_QUIET_TURNS, [Turn(9.0, 6.0, 5.0, 4)] * 10
+    found = summarize(8, [*quiet, *busy])
+    assert found["share"] == pytest.approx((MIN_QUIET_TURNS + 50) / (10 * MIN_QUIET_TURNS + 200))
     assert found["steady"] == 1.0
-    assert summed_up(8, busy)["steady"] is None
+    assert summarize(8, busy)["steady"] is None
 
 
 def test_an_engine_is_turned_by_hand() -> None:

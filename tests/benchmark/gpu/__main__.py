@@ -1,6 +1,6 @@
-"""`python -m tests.benchmark.gpu`: how long a decode step takes on a GPU, beside what its memory would allow.
+"""`python -m tests.benchmark.gpu`: times decode steps on a GPU against the limit of its memory bandwidth.
 
-It runs on a CPU too (`--device cpu --small`), to try it; what concerns a GPU alone is left out there.
+It also runs on a CPU for a trial (`--device cpu --small`), without the measurements that need a GPU.
 """
 
 import tempfile
@@ -30,10 +30,10 @@ SMALL_ROWS, SMALL_VOCABULARY = (1, 3, 8), 200
 
 
 def main(
-    output: Annotated[Path | None, typer.Option(help="Folder of gpu.json; build/bench where it is tried.")] = None,
-    device: Annotated[str, typer.Option(help="cuda, cuda:1 and so on, or cpu to try it.")] = "cuda",
-    small: Annotated[bool, typer.Option("--small", help="A small model, few rows and requests: to try it.")] = False,
-    others: Annotated[bool, typer.Option(help="Whether PyTorch and CTranslate2 take part.")] = True,
+    output: Annotated[Path | None, typer.Option(help="Folder of gpu.json; build/bench for a trial.")] = None,
+    device: Annotated[str, typer.Option(help="cuda, cuda:1 and so on, or cpu for a trial.")] = "cuda",
+    small: Annotated[bool, typer.Option("--small", help="A small model, few rows and requests, for a trial.")] = False,
+    others: Annotated[bool, typer.Option(help="Whether to measure PyTorch and CTranslate2.")] = True,
 ) -> None:
     """Measures steps of 1 to 256 rows, and memory over 1,000 requests, with random weights of the base shape."""
     config, vocabulary = (SMALL, SMALL_VOCABULARY) if small else (BASE, VOCABULARY)
@@ -55,15 +55,15 @@ def main(
         steps = step_times(bundle, chosen, rows, load, bandwidth)
         memory = memory_over_requests(bundle, chosen, requests)
         model = random_model(config, vocabulary, SEED)
-        beside = list(contenders(model, bundle, chosen, rows, load, Path(scratch))) if others else []
+        others_measured = list(contenders(model, bundle, chosen, rows, load, Path(scratch))) if others else []
     document = {
         "machine": describe("tests.benchmark.gpu", (*(p for p in PACKAGES if p != "onnxruntime"), "torch")),
         "device": str(chosen),
         "precision": precision,
         "bandwidth": bandwidth,
-        "steps": [vars(each) for each in steps],
+        "steps": [vars(step) for step in steps],
         "memory": memory,
-        "others": [vars(each) for each in beside],
+        "others": [vars(contender) for contender in others_measured],
     }
     folder = output or (BUILD if small or device == "cpu" else results.RESULTS)
     results.write("gpu", document, folder)

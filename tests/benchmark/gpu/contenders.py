@@ -22,10 +22,11 @@ from tests.support.model_parts import decoder_layers
 
 @dataclass(frozen=True)
 class Contender:
-    """Attributes:
-    name: of it.
-    seconds: of a step, by rows.
-    problem: why it did not run; None where it did.
+    """The step times of another system.
+
+    Attributes:
+        seconds: Seconds per step, by rows.
+        problem: Why it failed; None if it did not.
     """
 
     name: str
@@ -34,11 +35,11 @@ class Contender:
 
 
 class TorchStep(nn.Module):
-    """A decode step over a cache of fixed size, in place, as compilers want it.
+    """A decode step over a cache of fixed size, updated in place, which torch.compile can capture.
 
     Args:
-        rows: of the cache.
-        source: tokens, already encoded; random here, since time does not depend on what they are.
+        rows: Rows of the cache.
+        source: Number of encoded source tokens; their values are random, since time does not depend on them.
     """
 
     def __init__(self, model: Transformer, rows: int, source: int) -> None:
@@ -53,7 +54,7 @@ class TorchStep(nn.Module):
         self.cross = [layer.cross_attention.project_memory(memory) for layer in self.layers]
 
     def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """[rows], [rows] -> the most probable tokens [rows]."""
+        """Returns the most probable tokens [rows] for ids [rows] and positions [rows]."""
         rows = torch.arange(len(ids), device=ids.device)
         seen = (torch.arange(self.length, device=ids.device) <= positions[:, None])[:, None, None]
         x = self.decoder.embedding(ids[:, None], positions[:, None])
@@ -83,7 +84,7 @@ class TorchStep(nn.Module):
 def contenders(
     model: Transformer, bundle: Bundle, device: Device, counts: Sequence[int], load: Load, scratch: Path
 ) -> Iterator[Contender]:
-    """One after the other."""
+    """Measures the contenders one by one."""
     convert(model, bundle.source_tokenizer, bundle.target_tokenizer, scratch / "ctranslate2")
     model = model.to(str(device), torch.float32 if device.kind == "cpu" else torch.float16)
     yield _measured("PyTorch, eager", partial(_torch, model, device, load, compiled=False), counts)
@@ -96,7 +97,7 @@ def _measured(name: str, measure: Any, counts: Sequence[int]) -> Contender:
     try:
         for rows in counts:
             seconds[rows] = measure(rows)
-    except Exception as error:  # whatever it raises where it has no kernel, no compiler or not the memory
+    except Exception as error:  # no kernel, no compiler or out of memory
         return Contender(name, seconds, f"{type(error).__name__}: {first_line(error)}")
     return Contender(name, seconds)
 
@@ -113,7 +114,7 @@ def _torch(model: Transformer, device: Device, load: Load, rows: int, *, compile
         positions = torch.zeros(rows, dtype=torch.long, device=str(device))
         for _ in range(load.steps):
             ids = step(ids, positions).clone()
-            ids.tolist()  # as whoever decides what becomes of a row has to
+            ids.tolist()  # a search has to read them
             positions += 1
 
     return median_seconds(steps, load.rounds) / load.steps

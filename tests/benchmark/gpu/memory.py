@@ -1,4 +1,4 @@
-"""Whether memory stays the same, whatever is asked for and in whichever order."""
+"""Checks that device memory stays constant over requests of all kinds, in any order."""
 
 import numpy as np
 
@@ -9,9 +9,9 @@ from dragoman_server.runtime.device_memory import device_memory
 from dragoman_server.runtime.runtime import Runtime
 from dragoman_server.runtime.sessions import Sessions
 
-SLOTS = 64
+MAX_ROWS = 64
 SAMPLES = 10
-WAYS = (
+STEP_REQUESTS = (
     StepRequest(1),
     StepRequest(1),
     StepRequest(8),
@@ -23,25 +23,25 @@ WAYS = (
 
 
 def memory_over_requests(bundle: Bundle, device: Device, requests: int) -> list[tuple[int, int]]:
-    """How many requests were answered, and bytes of the device in use then.
+    """Returns samples of the number of answered requests and the device bytes in use.
 
-    Requests of every length and kind come and go: a step has any number of rows and any mixture of step requests.
+    Requests of all lengths and kinds start and end: steps have any number of rows and any mix of step requests.
     """
-    runtime = Runtime(Sessions(bundle, device, 1), SLOTS)
+    runtime = Runtime(Sessions(bundle, device, 1), MAX_ROWS)
     runtime.warm_up()
     rng = np.random.default_rng(0)
     vocabulary = runtime.manifest.shape.source_vocabulary
-    running: list[tuple[int, StepRequest]] = []  # by row: steps to go, and what is asked for
+    running: list[tuple[int, StepRequest]] = []  # by row: remaining steps, and the step request
     found: list[tuple[int, int]] = []
     started = answered = 0
     while answered < requests:
-        newcomers = min(int(rng.integers(0, 9)), SLOTS - len(running), requests - started)
-        if newcomers:
-            lengths = rng.integers(1, runtime.source_capacity + 1, newcomers)
+        starting = min(int(rng.integers(0, 9)), MAX_ROWS - len(running), requests - started)
+        if starting:
+            lengths = rng.integers(1, runtime.source_capacity + 1, starting)
             runtime.encode([rng.integers(4, vocabulary, length).tolist() for length in lengths], len(running))
-            steps = rng.integers(1, runtime.target_capacity + 1, newcomers).tolist()
-            running += [(each, WAYS[int(rng.integers(len(WAYS)))]) for each in steps]
-            started += newcomers
+            steps = rng.integers(1, runtime.target_capacity + 1, starting).tolist()
+            running += [(count, STEP_REQUESTS[int(rng.integers(len(STEP_REQUESTS)))]) for count in steps]
+            started += starting
         rows = len(running)
         if not rows:
             continue

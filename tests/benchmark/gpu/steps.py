@@ -1,4 +1,4 @@
-"""How long steps take, and how long they would if a device did nothing but read what they need."""
+"""Times of decode steps on a device, and the time that reading their data alone would take."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -17,17 +17,17 @@ from dragoman_server.runtime.runtime import Runtime
 from dragoman_server.runtime.sessions import Sessions
 
 COPIED = 1 << 28  # bytes
-REPLAYS = 50  # one after the other
+REPLAYS = 50  # back to back
 
 
 @dataclass(frozen=True)
 class Load:
-    """What is decoded.
+    """What to decode.
 
     Attributes:
-        source: tokens of each row.
-        steps: of each row, from the begin token on.
-        rounds: samples, of which the median counts; one more comes before them.
+        source: Source tokens of each row.
+        steps: Steps of each row, from the begin token on.
+        rounds: Number of samples for the median, without the warm-up.
     """
 
     source: int
@@ -37,12 +37,14 @@ class Load:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Attributes:
-    rows: of the step.
-    seconds: of a step as the engine makes it, recorded on a GPU.
-    unrecorded: of one that is not recorded; None on a CPU.
-    busy: that the device takes for a step of those that it is given one after the other; None on a CPU.
-    floor: to read weights and cache at the bandwidth of a copy.
+    """Times of a step, in seconds.
+
+    Attributes:
+        rows: Rows of the step.
+        seconds: Time of a step as in the engine, with CUDA graphs on a GPU.
+        unrecorded: Time without CUDA graphs; None on a CPU.
+        busy: Time per step of the device alone, for steps launched back to back; None on a CPU.
+        floor: Time to read weights and cache at the bandwidth of a copy.
     """
 
     rows: int
@@ -53,7 +55,7 @@ class StepTime:
 
 
 def copy_bandwidth(device: Device) -> float:
-    """Bytes per second that a copy within the device's memory reads and writes."""
+    """Returns the bytes per second that a copy within the device's memory reads and writes."""
     where = str(device)
     source, target = (torch.zeros(COPIED, dtype=torch.uint8, device=where) for _ in range(2))
 
@@ -66,7 +68,7 @@ def copy_bandwidth(device: Device) -> float:
 
 
 def step_times(bundle: Bundle, device: Device, counts: Sequence[int], load: Load, bandwidth: float) -> list[StepTime]:
-    """Of steps with so many rows each, all of them in use."""
+    """Returns the times of steps with each of `counts` rows, all in use."""
     recorded = Runtime(Sessions(bundle, device, 1), max(counts))
     unrecorded = None if device.kind == "cpu" else Runtime(Sessions(bundle, device, 1, max_cuda_graphs=0), max(counts))
     weights = weight_bytes(bundle)
@@ -87,7 +89,7 @@ def step_times(bundle: Bundle, device: Device, counts: Sequence[int], load: Load
 
 
 def decode(runtime: Runtime, rows: int, load: Load) -> float:
-    """Median over the rounds of the mean step, greedy tokens fed back."""
+    """Returns the median over rounds of the mean time of a step, with greedy tokens fed back."""
     rng = np.random.default_rng(0)
     sources = rng.integers(4, runtime.manifest.shape.source_vocabulary, (rows, load.source)).tolist()
 
@@ -103,7 +105,7 @@ def decode(runtime: Runtime, rows: int, load: Load) -> float:
 
 
 def busy_seconds(runtime: Runtime, rows: int) -> float:
-    """Of a step, where the next is there before one ends: what is left of launch gaps are those within a recording."""
+    """Returns the time of a step while the next is queued: the only launch gaps are those within a CUDA graph."""
     assert runtime.cuda_graphs is not None
     stream = runtime.cuda_graphs.stream
     assert isinstance(stream, CudaStream)
@@ -121,7 +123,7 @@ def busy_seconds(runtime: Runtime, rows: int) -> float:
 
 
 def weight_bytes(bundle: Bundle) -> int:
-    """Of what a step reads whole: all weights of the decoder but tables that only rows are looked up in."""
+    """Returns the bytes of weights that a step reads in full: all of the decoder but embedding tables."""
     graph = onnx.load(bundle.decoder, load_external_data=False).graph
     looked_up = {node.input[0] for node in graph.node if node.op_type == "Gather"}
     read = {name for node in graph.node for name in node.input if node.op_type != "Gather"}
@@ -133,14 +135,14 @@ def weight_bytes(bundle: Bundle) -> int:
 
 
 def cache_bytes(manifest: Manifest, load: Load, itemsize: int) -> int:
-    """Of one row, that a step of middle age reads: keys and values of the source and of the target so far."""
+    """Returns the cache bytes of one row that an average step reads: source and target keys and values."""
     shape = manifest.shape
     positions = load.source + (load.steps + 1) / 2
     return int(2 * shape.decoder_layers * shape.heads * shape.d_head * positions * itemsize)
 
 
 def median_seconds(work: Callable[[], None], rounds: int) -> float:
-    """Seconds, the first time left out."""
+    """Returns the median seconds, without the first run."""
     work()
     samples = []
     for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""Changes a tensor in a graph of the shipped model, so that a server meets what a sound bundle never does."""
+"""The shipped model in fp32, and altered copies of bundles, such as no export writes."""
 
 import hashlib
 import json
@@ -12,56 +12,82 @@ import onnx
 from numpy.typing import NDArray
 from onnx import external_data_helper, numpy_helper
 
-# The shipped model in fp32. Tests that compare to float rounding need it, because the bundle that ships is int8.
+# Tests that compare to float rounding need it, because the bundle that ships is int8.
 SHIPPED_FP32 = Path(__file__).parents[1] / "bundles" / "g2p-en"
 
 Array = NDArray[Any]
+Change = Callable[[Path], None]
+"""Changes the files of a bundle in place."""
 
 
-def altered(folder: Path, file: str, tensor: str, change: Callable[[Array], Array], **limits: int) -> Path:
-    """Writes a copy of the shipped model, in fp32, with one tensor of a graph changed.
-
-    Args:
-        folder: that is made.
-        file: of the graph.
-        tensor: name of the initializer.
-        change: makes the new one of the old one.
-        limits: new values of the manifest's.
-
-    Returns:
-        the folder.
-    """
-    shutil.copytree(SHIPPED_FP32, folder)
-    graph = folder / file
-    model = onnx.load(graph, load_external_data=False)
-    [table] = [each for each in model.graph.initializer if each.name == tensor]
-    external_data_helper.load_external_data_for_tensor(table, str(folder))
-    model.graph.initializer.remove(table)
-    model.graph.initializer.append(numpy_helper.from_array(change(numpy_helper.to_array(table)), tensor))
-    graph.write_bytes(model.SerializeToString())
+def altered_copy(bundle: Path, folder: Path, change: Change) -> Path:
+    """Makes a changed copy whose manifest has the checksums of the files as they are then; returns `folder`."""
+    shutil.copytree(bundle, folder)
+    change(folder)
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["limits"] |= limits
-    content = graph.read_bytes()
-    manifest["files"][file] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+    for name, file in manifest["files"].items():
+        if not (folder / name).exists():
+            continue
+        content = (folder / name).read_bytes()
+        file |= {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder
 
 
+def edit_manifest(edit: Callable[[dict[str, Any]], object]) -> Change:
+    """Returns a change of the manifest by a function that edits the document in place."""
+
+    def change(bundle: Path) -> None:
+        document = json.loads((bundle / "manifest.json").read_text())
+        edit(document)
+        (bundle / "manifest.json").write_text(json.dumps(document))
+
+    return change
+
+
+def edit_graph(name: str, edit: Callable[[onnx.GraphProto], object]) -> Change:
+    """Returns a change of one graph by a function that edits it in place."""
+
+    def change(bundle: Path) -> None:
+        model = onnx.load(bundle / name, load_external_data=False)
+        edit(model.graph)
+        (bundle / name).write_bytes(model.SerializeToString())
+
+    return change
+
+
+def edit_tensor(file: str, tensor: str, edit: Callable[[Array], Array]) -> Change:
+    """Returns a change of one initializer of a graph by a function from the old values to the new ones."""
+
+    def change(bundle: Path) -> None:
+        model = onnx.load(bundle / file, load_external_data=False)
+        [table] = [initializer for initializer in model.graph.initializer if initializer.name == tensor]
+        external_data_helper.load_external_data_for_tensor(table, str(bundle))
+        model.graph.initializer.remove(table)
+        model.graph.initializer.append(numpy_helper.from_array(edit(numpy_helper.to_array(table)), tensor))
+        (bundle / file).write_bytes(model.SerializeToString())
+
+    return change
+
+
 def lengthened(folder: Path, tokens: int) -> Path:
-    """A model with room for answers of any length: work that takes a server seconds, and says nothing.
+    """Makes a copy of the shipped model whose answers may have any number of tokens: work that takes a server seconds.
 
-    The positions begin again where the model's own end.
-
-    Args:
-        tokens: of the longest answer.
+    Positions start over where the model's own end, so the answers are meaningless.
     """
 
-    def longer(positions: Array) -> Array:
-        return np.resize(positions, (tokens + 1, positions.shape[1]))
+    def change(bundle: Path) -> None:
+        edit_tensor(
+            "decoder.onnx",
+            "decoder.embedding.positions.weight",
+            lambda positions: np.resize(positions, (tokens + 1, positions.shape[1])),
+        )(bundle)
+        edit_manifest(lambda document: document["limits"].update(max_target_tokens=tokens))(bundle)
 
-    return altered(folder, "decoder.onnx", "decoder.embedding.positions.weight", longer, max_target_tokens=tokens)
+    return altered_copy(SHIPPED_FP32, folder, change)
 
 
 def failing(folder: Path) -> Path:
-    """A model on which ONNX Runtime fails where a "z" is encoded: the last letter of the vocabulary has no vector."""
-    return altered(folder, "encoder.onnx", "encoder.embedding.tokens.weight", lambda vectors: vectors[:-1].copy())
+    """Makes a copy of the shipped model on which ONNX Runtime fails to encode a "z", whose embedding is missing."""
+    change = edit_tensor("encoder.onnx", "encoder.embedding.tokens.weight", lambda vectors: vectors[:-1].copy())
+    return altered_copy(SHIPPED_FP32, folder, change)

@@ -1,4 +1,4 @@
-"""What the exported graphs look like: lean, shared, and the same every time."""
+"""The exported graphs: their interface and nodes, shared weights, half precision, folding, and the two-pass TopK."""
 
 from collections import Counter
 from pathlib import Path
@@ -9,7 +9,8 @@ import onnx
 import onnxruntime as ort
 import pytest
 import torch
-from onnx import numpy_helper
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from dragoman_export.bundle.onnx_files import DECODER, ENCODER, SCORER, WEIGHTS_FILE, save_models
@@ -18,6 +19,7 @@ from dragoman_export.graphs import DecoderStep, SourceEncoder, fold_model
 from dragoman_export.graphs.interface import DTYPES, decoder_interface, encoder_interface
 from dragoman_export.graphs.packing import Packing
 from dragoman_export.graphs.trace import count_operators, trace
+from dragoman_export.graphs.two_pass_top_k import block_width, split_top_k
 from dragoman_server.bundle.manifest import Attention, Precision, Shape
 from dragoman_training.model import ModelConfig, Transformer
 from dragoman_training.run.load import Run, load_run
@@ -51,7 +53,7 @@ def trace_step(
 
 
 def copy_of(models: Models) -> Models:
-    """`save` moves the weights out of the models it gets."""
+    """Copies models, because `save_models` moves the weights out of them."""
     return {name: onnx.ModelProto.FromString(model.SerializeToString()) for name, model in models.items()}
 
 
@@ -101,7 +103,7 @@ def test_dimensions_that_vary_have_names_and_all_others_are_numbers(ort_graphs: 
 
 
 def test_onnx_runtime_expects_the_shapes_that_are_declared(ort_graphs: Models) -> None:
-    """What it works out differently it warns of whenever the graph runs."""
+    """ONNX Runtime warns on every run of a graph whose declared shapes differ from inferred ones."""
     for model in ort_graphs.values():
         declared = {
             value.name: [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
@@ -118,14 +120,14 @@ STEP_LAYER: dict[Attention, Counter[str]] = {
     "ort": SUBLAYERS + Counter(GroupQueryAttention=2, Unsqueeze=2, Squeeze=2),
     "standard": SUBLAYERS + Counter(TensorScatter=2, Attention=2, Split=1, Reshape=4),
 }
-# What there is once: embeddings, what tells tokens from padding, keys and values of all layers from one product, ...
+# What exists once: embeddings, packing, keys and values of all layers from one product, ...
 ENCODER_REST = Counter(
     {"Add": 2, "Cast": 1, "Concat": 1, "CumSum": 1, "Gather": 3, "GatherElements": 2, "Gemm": 1, "Less": 1, "Min": 1}
     | {"LayerNormalization": 1, "NonZero": 1, "Range": 1, "Reshape": 4, "Shape": 2, "Split": 1, "Squeeze": 2}
     | {"Sub": 2, "Transpose": 2, "Unsqueeze": 2}
 )
 LAST_POSITION = Counter(Sub=1, Gather=1, Split=1)
-# ... and the end of a step: the choice from the whole vocabulary, that from a short list, and where a row looks.
+# ... and the head of a step: top tokens of the whole vocabulary and of shortlists, and attention to the source.
 STEP_REST = Counter(
     {"Add": 4, "Cast": 1, "Div": 2, "Gather": 8, "GatherElements": 7, "Gemm": 2, "Greater": 2, "GreaterOrEqual": 1}
     | {"LayerNormalization": 1, "LogSoftmax": 2, "MatMul": 2, "Mul": 4, "Range": 1, "Reshape": 4, "ScatterElements": 2}
@@ -141,13 +143,13 @@ SCORER_REST = Counter(
 
 
 def times(count: int, nodes: Counter[str]) -> Counter[str]:
-    return Counter({operator: count * each for operator, each in nodes.items()})
+    return Counter({operator: count * number for operator, number in nodes.items()})
 
 
 def test_graphs_have_the_nodes_they_need_and_no_more(
     run: Run, ort_graphs: Models, standard_step: onnx.ModelProto
 ) -> None:
-    """All of them, by type. What an exporter writes in another way is to be looked at before these numbers change."""
+    """All nodes by operator. If an exporter writes them differently, inspect the graphs before changing the numbers."""
     model = run.recipe.model
     encoder, layers = times(model.encoder_layers, ENCODER_LAYER), model.decoder_layers
     assert count_operators(ort_graphs[ENCODER]) == encoder + ENCODER_REST + LAST_POSITION
@@ -170,10 +172,10 @@ def test_nothing_on_the_decode_path_branches(ort_graphs: Models, standard_step: 
     for model in (ort_graphs[DECODER], standard_step):
         nodes = count_operators(model)
         assert not nodes.keys() & {"If", "Loop", "Scan"}
-        assert nodes["TopK"] == nodes["LogSoftmax"] == 2, "one for the whole vocabulary, one for short lists"
+        assert nodes["TopK"] == nodes["LogSoftmax"] == 2, "one for the whole vocabulary, one for shortlists"
 
 
-def test_graphs_tell_nothing_of_the_machine(ort_graphs: Models) -> None:
+def test_graphs_hold_no_traces_of_the_machine(ort_graphs: Models) -> None:
     for model in copy_of(ort_graphs).values():
         for initializer in model.graph.initializer:
             initializer.ClearField("raw_data")
@@ -200,7 +202,7 @@ def test_three_graphs_share_one_copy_of_the_weights(run: Run, ort_graphs: Models
     positions = sum(position_table(stack.embedding).nbytes for stack in stacks)
     size = (tmp_path / WEIGHTS_FILE).stat().st_size
     tensors = sum(1 for _ in run.model.parameters()) + 2
-    assert size <= parameters + positions + 64 * tensors, "more than every tensor once, each on its cache line"
+    assert size <= parameters + positions + 64 * tensors, "every tensor once, each on its cache line"
     for name in models:
         loaded = onnx.load(tmp_path / name)
         outside = [t for t in onnx.load(tmp_path / name, load_external_data=False).graph.initializer if t.external_data]
@@ -220,7 +222,9 @@ def test_small_constants_stay_in_the_graph(ort_graphs: Models, tmp_path: Path) -
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 @pytest.mark.parametrize("attention", ["ort", "standard"])
-def test_half_precision_keeps_what_needs_range_in_float(run: Run, attention: Attention, precision: Precision) -> None:
+def test_half_precision_computes_softmax_and_norms_in_float(
+    run: Run, attention: Attention, precision: Precision
+) -> None:
     model = trace_step(run.model, model_shape(run), attention, precision)
     graph = model.graph
     types = {value.name: value.type.tensor_type.elem_type for value in [*graph.input, *graph.output]}
@@ -232,18 +236,18 @@ def test_half_precision_keeps_what_needs_range_in_float(run: Run, attention: Att
         path = [output]
         while (node := producers[path[-1]]).op_type not in ("Cast", "Gemm"):
             path.append(node.input[0])
-        assert node.op_type == "Cast", "all that follows the logits is computed in float"
+        assert node.op_type == "Cast", "everything after the logits is computed in float"
         assert [a.i for a in node.attribute if a.name == "to"] == [onnx.TensorProto.FLOAT]
     for node in graph.node:
         if node.op_type == "LayerNormalization":
             stash = [a.i for a in node.attribute if a.name == "stash_type"]
-            assert stash in ([], [onnx.TensorProto.FLOAT]), "mean and variance are to be computed in float"
+            assert stash in ([], [onnx.TensorProto.FLOAT]), "mean and variance are computed in float"
         if node.op_type == "Attention":
             assert [a.i for a in node.attribute if a.name == "softmax_precision"] == [onnx.TensorProto.FLOAT]
 
 
-def test_bf16_is_what_onnx_says_it_is(run: Run, ort_graphs: Models) -> None:
-    """The encoder in bf16, which ONNX Runtime runs on no CPU, by ONNX's own evaluator of graphs."""
+def test_bf16_encoder_runs_in_the_reference_evaluator(run: Run, ort_graphs: Models) -> None:
+    """ONNX Runtime has no bf16 on CPUs; ONNX's own evaluator does."""
     encoder = trace(
         SourceEncoder(fold_model(run.model).to(torch.bfloat16), last=True),
         encoder_interface(model_shape(run), "bf16", "ort"),
@@ -255,8 +259,8 @@ def test_bf16_is_what_onnx_says_it_is(run: Run, ort_graphs: Models) -> None:
         np.testing.assert_allclose(found.astype(np.float32), expected, atol=0.1)
 
 
-def test_attention_gives_what_cuda_has_a_kernel_for(ort_graphs: Models) -> None:
-    """ONNX Runtime 1.31 has no shares of attention there, only the scores before the softmax (mode 0, the default)."""
+def test_attention_outputs_scores_that_cuda_supports(ort_graphs: Models) -> None:
+    """On CUDA, ONNX Runtime 1.31 returns no weights, only the scores before the softmax (mode 0, the default)."""
     modes = [a.i for node in ort_graphs[SCORER].graph.node for a in node.attribute if a.name == "qk_matmul_output_mode"]
     assert set(modes) <= {0}
 
@@ -268,7 +272,7 @@ CONFIG = ModelConfig(
 
 @pytest.mark.parametrize("share", ["none", "output", "all"])
 @pytest.mark.parametrize("norm", ["pre", "post"])
-def test_folding_changes_neither_the_model_nor_what_logits_are(
+def test_folding_changes_neither_the_model_nor_its_logits(
     share: Literal["none", "output", "all"], norm: Literal["pre", "post"]
 ) -> None:
     torch.manual_seed(0)
@@ -298,7 +302,7 @@ def test_a_weight_that_is_also_an_embedding_keeps_its_layout(run: Run, ort_graph
     np.testing.assert_allclose(tables[0], expected, rtol=1e-6)
 
 
-def test_packing_drops_padding_and_puts_it_back() -> None:
+def test_packing_removes_and_restores_padding() -> None:
     lengths = torch.tensor([2, 4, 1])
     padded = torch.arange(12.0).reshape(3, 4, 1)
     packing = Packing(lengths, 4)
@@ -310,3 +314,62 @@ def test_packing_drops_padding_and_puts_it_back() -> None:
     assert again.shape == padded.shape
     for row, length in enumerate(lengths.tolist()):
         assert torch.equal(again[row, :length], padded[row, :length])
+
+
+TOP_VOCABULARY = 4200
+RANDOM = np.random.default_rng(0)
+
+
+def top_k_graph(vocabulary: int) -> onnx.ModelProto:
+    value = helper.make_tensor_value_info
+    inputs = [value("x", TensorProto.FLOAT, ["rows", vocabulary]), value("k", TensorProto.INT64, [1])]
+    outputs = [
+        value("log_probabilities", TensorProto.FLOAT, ["rows", "n"]),
+        value("ids", TensorProto.INT64, ["rows", "n"]),
+    ]
+    node = helper.make_node("TopK", ["x", "k"], ["log_probabilities", "ids"], axis=-1)
+    graph = helper.make_graph([node], "graph", inputs, outputs)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=10)
+
+
+@pytest.fixture(scope="module")
+def two_passes() -> ort.InferenceSession:
+    model = top_k_graph(TOP_VOCABULARY)
+    split_top_k(model, TOP_VOCABULARY)
+    assert count_operators(model)["ReduceMax"] == 1
+    onnx.checker.check_model(model)
+    return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def mostly_forbidden(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    return np.where(RANDOM.random(x.shape) < 0.999, np.float32(-np.inf), x).astype(np.float32)
+
+
+@pytest.mark.parametrize("k", [1, 5, 69, 70, 71, 600, TOP_VOCABULARY])
+@pytest.mark.parametrize("rows", [0, 1, 3])
+@pytest.mark.parametrize("change", [None, np.round, mostly_forbidden, np.zeros_like])
+def test_two_passes_find_the_same_in_the_same_order(
+    two_passes: ort.InferenceSession, k: int, rows: int, change: object
+) -> None:
+    """Equal numbers included: the lowest id comes first."""
+    x = RANDOM.standard_normal((rows, TOP_VOCABULARY)).astype(np.float32)
+    if callable(change):
+        x = change(x)
+    values, ids = two_passes.run(None, {"x": x, "k": np.array([k])})
+    expected = np.argsort(-x, axis=1, kind="stable")[:, :k]
+    np.testing.assert_array_equal(ids, expected)
+    np.testing.assert_array_equal(values, np.take_along_axis(x, expected, 1))
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "width"), [(32_000, 160), (65_536, 256), (50_000, 200), (58_101, 181), (4_000, None), (65_537, None)]
+)
+def test_blocks_divide_the_vocabulary(vocabulary: int, width: int | None) -> None:
+    assert block_width(vocabulary) == width
+
+
+def test_indivisible_vocabulary_keeps_one_pass() -> None:
+    model = top_k_graph(65_537)
+    before = model.SerializeToString()
+    split_top_k(model, 65_537)
+    assert model.SerializeToString() == before

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -180,15 +181,25 @@ def test_integers_must_be_faster_by_a_margin(
     assert not are_faster(exact, quantized, feeds[:3], 1), "2.5 % less time is not worth the loss"
 
 
-def test_caches_unlike_the_manifest_are_refused(exact: Bundle, quantized: Bundle, tmp_path: Path) -> None:
-    for bundle, cache, element_type in ((exact, "int8", "float"), (quantized, "float", "int8")):
-        change = edit_manifest(lambda document, cache=cache: document.update(cache=cache))
-        wrong = load_bundle(altered_copy(bundle.path, tmp_path / cache, change))
-        with pytest.raises(BundleError, match=rf"graphs are tensor\({element_type}\), but the manifest says {cache}"):
-            Sessions(wrong, CPU, 1)
-    more_layers = edit_manifest(lambda document: document["shape"].update(decoder_layers=3))
-    with pytest.raises(BundleError, match="caches of 2 layers; expected 3"):
-        Sessions(load_bundle(altered_copy(exact.path, tmp_path / "layers", more_layers)), CPU, 1)
+@pytest.mark.parametrize(
+    ("fixture", "edit", "message"),
+    [
+        ("exact", {"cache": "int8"}, r"graphs are tensor\(float\), but the manifest says int8"),
+        ("quantized", {"cache": "float"}, r"graphs are tensor\(int8\), but the manifest says float"),
+        ("exact", {"shape": {"decoder_layers": 3}}, "caches of 2 layers; expected 3"),
+    ],
+)
+def test_caches_unlike_the_manifest_are_refused(
+    fixture: str, edit: dict[str, Any], message: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    bundle: Bundle = request.getfixturevalue(fixture)
+
+    def change(document: dict[str, Any]) -> None:
+        document |= {"shape": document["shape"] | edit.get("shape", {})} | {"cache": edit.get("cache", "float")}
+
+    wrong = load_bundle(altered_copy(bundle.path, tmp_path / "wrong", edit_manifest(change)))
+    with pytest.raises(BundleError, match=message):
+        Sessions(wrong, CPU, 1)
 
 
 def test_graphs_with_different_caches_are_refused(exact: Bundle, quantized: Bundle) -> None:

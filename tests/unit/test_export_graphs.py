@@ -222,9 +222,7 @@ def test_small_constants_stay_in_the_graph(ort_graphs: Models, tmp_path: Path) -
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 @pytest.mark.parametrize("attention", ["ort", "standard"])
-def test_half_precision_computes_softmax_and_norms_in_float(
-    run: Run, attention: Attention, precision: Precision
-) -> None:
+def test_half_precision_keeps_softmax_and_norms_in_float(run: Run, attention: Attention, precision: Precision) -> None:
     model = trace_step(run.model, model_shape(run), attention, precision)
     graph = model.graph
     types = {value.name: value.type.tensor_type.elem_type for value in [*graph.input, *graph.output]}

@@ -1,10 +1,10 @@
-"""The PyTorch model back out of a bundle's graphs, so that CTranslate2 gets the very weights that are served.
+"""Restores the PyTorch model from a bundle's graphs, so that CTranslate2 gets exactly the weights that are served.
 
-Of a bundle in int8 these are what its integers stand for; those with blocks of integers are not read.
+Weights of an int8 bundle are dequantized. Bundles with blockwise integers are not supported.
 
-Initializers of equal content share a name in the graphs, and bias vectors of zeros are left out, so weights are found
-by where they are used: the nodes that hold some, in the order of computation, are the modules in the same order.
-The projection to a short list of tokens holds none of its own.
+Initializers of equal content share a name in the graphs, and bias vectors of zeros are left out. So weights are found
+by their use: the nodes with weights, in the order of computation, correspond to the modules in the same order. The
+projection to shortlists has no weights of its own.
 """
 
 from collections.abc import Iterator
@@ -27,22 +27,22 @@ from dragoman_training.model.layers import DecoderLayer, EncoderLayer
 from tests.support.model_parts import decoder_layers, encoder_layers, last_norm, norms, position_table
 
 Array = NDArray[np.float32]
-INTEGERS, ROW_SCALES = ".int8", ".scale.column"  # how the names of a table's parts end
+INTEGERS, ROW_SCALES = ".int8", ".scale.column"  # suffixes of the names of a quantized table's parts
 
 
 class UnreadableGraphError(Exception):
-    """The graphs do not have the form that the model in the manifest would give them."""
+    """The graphs are not those of the model in the manifest."""
 
 
 @dataclass
-class Holders:
-    """What a graph's nodes hold, each kind in the order of computation.
+class GraphWeights:
+    """The weights of a graph, each kind in the order of computation.
 
     Attributes:
-        linears: weight [out, in] and bias [out] (None: zeros).
-        norms: gain and bias.
-        tables: by the graph input that looks rows up in them ("" for positions, which the encoder counts itself).
-        scaled: whether the projections of queries hold the scale of the attention.
+        linears: Weight [out, in] and bias [out] (None: zeros) of the linear maps.
+        norms: Gain and bias of the norms.
+        tables: Tables by the graph input whose ids are looked up ("" for positions, which the encoder counts itself).
+        scaled: Whether the query projections include the attention's scale.
     """
 
     linears: list[tuple[Array, Array | None]] = field(default_factory=list)
@@ -52,10 +52,10 @@ class Holders:
 
 
 def load_model(bundle: Bundle) -> Transformer:
-    """The model that a bundle was exported from, in evaluation mode.
+    """Returns the model that a bundle was exported from, in evaluation mode.
 
     Raises:
-        UnreadableGraphError: the manifest does not describe it, or the graphs are not what it would become.
+        UnreadableGraphError: The manifest does not describe the model, or the graphs do not match it.
     """
     document: Any = bundle.manifest.training
     try:
@@ -66,25 +66,25 @@ def load_model(bundle: Bundle) -> Transformer:
         ) from None
     shape = bundle.manifest.shape
     model = Transformer(config, shape.source_vocabulary, shape.target_vocabulary, bundle.manifest.tokens.pad).eval()
-    encoder, decoder = (read_holders(onnx.load(path).graph) for path in (bundle.encoder, bundle.decoder))
+    encoder, decoder = (read_weights(onnx.load(path).graph) for path in (bundle.encoder, bundle.decoder))
     try:
-        fill(model, encoder, decoder)
+        fill_model(model, encoder, decoder)
     except (StopIteration, KeyError, RuntimeError) as error:
         raise UnreadableGraphError(
             f"{bundle.path}: the graphs are not those of the manifest's model: {error!r}"
         ) from None
-    model.decoder.forbid(NEVER_GENERATED)  # as the exported one
+    model.decoder.forbid(NEVER_GENERATED)  # as in the exported model
     return model
 
 
 @torch.no_grad()
-def fill(model: Transformer, encoder: Holders, decoder: Holders) -> None:
-    """Puts the weights of the graphs into a model of the same shape.
+def fill_model(model: Transformer, encoder: GraphWeights, decoder: GraphWeights) -> None:
+    """Copies the weights of the graphs into a model of the same shape.
 
-    Undoes what export folds: the scales of embeddings and attentions, and matrices that became one.
+    Undoes what export folds: scales of embeddings and attentions, and concatenated matrices.
 
     Raises:
-        StopIteration, KeyError, RuntimeError: the graphs are of another shape.
+        StopIteration, KeyError, RuntimeError: The graphs have another shape.
     """
     scale = sqrt(model.config.d_model)
     linears, gains = iter(encoder.linears), iter(encoder.norms)
@@ -136,7 +136,7 @@ def _fill_layer(
 
 
 def _fill_memory(source: Iterator[tuple[Array, Array | None]], linears: list[nn.Linear]) -> None:
-    """The projections of the source, which are one linear map, or were one for each layer in older bundles."""
+    """Fills the source projections: one linear map for all layers, or one for each in older bundles."""
     weight, bias = next(source)
     source = chain([(weight, bias)], source)
     if len(weight) == sum(linear.out_features for linear in linears):
@@ -147,7 +147,7 @@ def _fill_memory(source: Iterator[tuple[Array, Array | None]], linears: list[nn.
 
 
 def _fill_linears(source: Iterator[tuple[Array, Array | None]], *linears: nn.Linear) -> None:
-    """One linear map of the graph into one of the model, or into several side by side."""
+    """Splits one linear map of the graph into one or several of the model."""
     weight, bias = next(source)
     start = 0
     for linear in linears:
@@ -171,8 +171,8 @@ def _copy(parameter: Tensor, values: Array) -> None:
     parameter.copy_(torch.from_numpy(np.ascontiguousarray(values)))
 
 
-def read_holders(graph: onnx.GraphProto) -> Holders:
-    """The weights of a graph by their use."""
+def read_weights(graph: onnx.GraphProto) -> GraphWeights:
+    """Returns the weights of a graph by their use."""
     tensors = {t.name: t for t in graph.initializer}
     consumers: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
@@ -180,38 +180,38 @@ def read_holders(graph: onnx.GraphProto) -> Holders:
             consumers.setdefault(name, []).append(node)
 
     def array(name: str) -> Array:
-        """With a scale for each row where it is of integers that can be looked up, see dragoman_export.precision."""
+        """Returns an initializer as floats. Integers of lookup tables, see precision.int8, are dequantized."""
         values = numpy_helper.to_array(tensors[name]).astype(np.float32)
         scales = tensors.get(name.removesuffix(INTEGERS) + ROW_SCALES) if name.endswith(INTEGERS) else None
         return values if scales is None else values * numpy_helper.to_array(scales)
 
-    holders = Holders()
-    turned: dict[str, str] = {}  # tables of integers that are multiplied too: [out, in] in the file
-    origin = {value.name: value.name for value in graph.input}  # of reshaped or packed graph inputs: the input
+    found = GraphWeights()
+    turned: dict[str, str] = {}  # quantized tables that are also factors: [out, in] in the file
+    origin = {value.name: value.name for value in graph.input}  # the graph input behind each reshaped or packed value
     for node in graph.node:
         weights = [name for name in node.input if name in tensors]
         if node.op_type in ("Squeeze", "Cast", "Reshape", "GatherND", "GatherElements") and node.input[0] in origin:
             origin[node.output[0]] = origin[node.input[0]]
         elif node.op_type in ("Attention", "GroupQueryAttention"):
-            holders.scaled |= any(a.name == "scale" and a.f == 1 for a in node.attribute)
+            found.scaled |= any(a.name == "scale" and a.f == 1 for a in node.attribute)
         elif node.op_type == "LayerNormalization":
             bias = array(node.input[2]) if len(node.input) > 2 else np.zeros_like(array(node.input[1]))
-            holders.norms.append((array(node.input[1]), bias))
+            found.norms.append((array(node.input[1]), bias))
         elif node.op_type == "Gather" and node.input[0] in tensors and not node.input[0].endswith(ROW_SCALES):
-            holders.tables[origin.get(node.input[1], "")] = array(node.input[0])
+            found.tables[origin.get(node.input[1], "")] = array(node.input[0])
         elif node.op_type == "Gemm" and node.input[1] in tensors:
             transposed = any(a.name == "transB" and a.i for a in node.attribute)
             weight = array(node.input[1])
             bias_ = array(node.input[2]) if len(node.input) > 2 and node.input[2] else None
-            holders.linears.append((weight if transposed else weight.T, bias_))
+            found.linears.append((weight if transposed else weight.T, bias_))
         elif node.op_type == "Transpose" and node.input[0] in tensors:
             turned[node.output[0]] = node.input[0]
         elif node.op_type == "MatMulIntegerToFloat":
             name, scales = node.input[1], node.input[3]
             bias_ = array(node.input[6]) if len(node.input) > 6 and node.input[6] else None
-            holders.linears.append((array(turned[name]) if name in turned else (array(name) * array(scales)).T, bias_))
+            found.linears.append((array(turned[name]) if name in turned else (array(name) * array(scales)).T, bias_))
         elif node.op_type == "MatMul" and node.input[1] in tensors:
             following = consumers.get(node.output[0], [])
             added = [n for f in following if f.op_type == "Add" for n in f.input if n in tensors]
-            holders.linears.append((array(weights[0]).T, array(added[0]) if added else None))
-    return holders
+            found.linears.append((array(weights[0]).T, array(added[0]) if added else None))
+    return found

@@ -1,6 +1,6 @@
-"""The shipped model, in fp32, in three hands: served by us, in Hugging Face transformers and in CTranslate2.
+"""The shipped model in fp32 in three systems: our server, Hugging Face transformers and CTranslate2.
 
-All weights come out of the bundle. What is asked of the server goes over its API, from a client, as a batch.
+All weights come from the bundle. The server is called through its API, as a batch.
 """
 
 import re
@@ -26,30 +26,30 @@ from tests.support.bundle_weights import load_model
 from tests.support.bundles import SHIPPED_FP32
 
 ROOT = Path(__file__).resolve().parents[2]
-# English words of all kinds, for a model that says how words are spoken: those of a text that will not change.
+# English words of all kinds, from a text that will not change, for a model that predicts pronunciations.
 WORDS = list(dict.fromkeys(re.findall("[a-z]+", (ROOT / "LICENSE").read_text().lower())))[:300]
 FEWER_WORDS = WORDS[::5]
-MAX_NEW_TOKENS = 16  # few answers are as long, but for a high length penalty, which makes up words
+MAX_NEW_TOKENS = 16  # few answers are this long, except with a high length penalty, which invents words
 
 TOLERANCE = 1e-4  # of scores
-UNDECIDED = 1e-4  # two log-probabilities or scores this close may change places with the rounding
+UNDECIDED = 1e-4  # two log-probabilities or scores this close may swap by rounding
 
-NEGLIGIBLE = 1e-30  # a coverage penalty that only tells CTranslate2 that there is one
+NEGLIGIBLE = 1e-30  # a coverage penalty that changes CTranslate2's stopping rule and no score
 
 
 class Answer(NamedTuple):
-    """One hypothesis: ids without begin and end token, those of a prefix included."""
+    """One hypothesis: its ids without begin and end token, with those of a prefix."""
 
     ids: list[int]
     score: float
 
 
 Answers = list[list[Answer]]
-"""By input, best first."""
+"""Hypotheses of each input, best first."""
 
 
 class Shipped:
-    """The model's parts, and itself in PyTorch and transformers."""
+    """The shipped model: its bundle, tokenizers, and the model in PyTorch, transformers and CTranslate2."""
 
     def __init__(self) -> None:
         self.bundle: Bundle = load_bundle(SHIPPED_FP32)
@@ -63,7 +63,7 @@ class Shipped:
         return transformers_model.convert(self.model, self.tokens)
 
     def translator(self, folder: Path) -> ctranslate2.Translator:
-        """In CTranslate2, converted into `folder`."""
+        """Converts the model to CTranslate2 in `folder`."""
         ctranslate2_model.convert(self.model, self.source_tokenizer, self.target_tokenizer, folder)
         return ctranslate2.Translator(
             str(folder), device="cpu", compute_type="float32", inter_threads=1, intra_threads=1
@@ -73,7 +73,7 @@ class Shipped:
         return [encoding.ids for encoding in self.source_tokenizer.encode_batch(list(words))]
 
     def names(self, ids: Sequence[int]) -> list[str]:
-        """Tokens of the target by name."""
+        """Returns the names of target tokens."""
         return [self.target_tokenizer.id_to_token(token) or "" for token in ids]
 
     def ids(self, names: Sequence[str]) -> list[int]:
@@ -82,13 +82,13 @@ class Shipped:
         return cast(list[int], found)
 
     def undecided(self, word: str, options: SearchOptions) -> bool:
-        """Whether some decision on the way to the answer is so close that rounding may turn it."""
+        """Returns whether some decision of the search is so close that rounding may change it."""
         forward = ReferenceModel(self.model, self.tokens.begin).forward(self.source([word])[0])
         return decode(forward, options, self.tokens.end, self.target_tokenizer.decode).margin < UNDECIDED
 
 
 def from_server(client: Client, words: Sequence[str], **options: Any) -> Answers:
-    """Our answers."""
+    """Returns the answers of our server."""
     options = {"max_new_tokens": MAX_NEW_TOKENS, **options}
     answers: Answers = []
     for result in client.generate_batch(words, log_probabilities=True, timeout=120, **options):
@@ -103,7 +103,7 @@ def from_server(client: Client, words: Sequence[str], **options: Any) -> Answers
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """The model is too small for more, which would only wait for each other where others work beside them."""
+    """Limits PyTorch to one thread: for so small a model more would only wait for each other on shared cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -115,11 +115,13 @@ def one_thread() -> Iterator[None]:
 @one_thread()
 @torch.no_grad()
 def from_hugging_face(shipped: Shipped, words: Sequence[str], **options: Any) -> Answers:
-    """What `generate` answers.
+    """Returns the answers of `generate`.
 
     Args:
-        options: of its GenerationConfig, and `prefix`, ids that stand behind the begin token of every target. Its
-            greedy search, which is num_beams=1, has no length penalty; here one makes its log-probabilities a score.
+        shipped: The model.
+        words: The inputs.
+        options: Options of its GenerationConfig, and `prefix`, ids after the begin token of every target. Its greedy
+            search (num_beams=1) has no length penalty; here one turns its log-probabilities into a score.
     """
     options = {"num_beams": 1, "max_new_tokens": MAX_NEW_TOKENS, "prefix": [], **options}
     prefix: list[int] = options.pop("prefix")
@@ -136,7 +138,7 @@ def from_hugging_face(shipped: Shipped, words: Sequence[str], **options: Any) ->
     )
     hypotheses = []
     for i, row in enumerate(made.sequences[:, 1:].tolist()):
-        ended = shipped.tokens.end in row  # what is behind the end token fills the row
+        ended = shipped.tokens.end in row  # tokens after the end token are padding
         ids = row[: row.index(shipped.tokens.end)] if ended else row
         if length_penalty is None:
             score = made.sequences_scores[i].item()
@@ -146,14 +148,14 @@ def from_hugging_face(shipped: Shipped, words: Sequence[str], **options: Any) ->
             steps = torch.stack([step[i] for step in made.scores[:length]])  # [length, vocabulary]
             score = steps.log_softmax(-1).gather(1, chosen).sum().item() / length**length_penalty
         hypotheses.append(Answer(ids, score))
-    each = options.get("num_return_sequences", 1)
-    return [hypotheses[i : i + each] for i in range(0, len(hypotheses), each)]
+    per_input = options.get("num_return_sequences", 1)
+    return [hypotheses[i : i + per_input] for i in range(0, len(hypotheses), per_input)]
 
 
 def from_ctranslate2(
     shipped: Shipped, translator: ctranslate2.Translator, words: Sequence[str], **options: Any
 ) -> Answers:
-    """What `translate_batch` answers."""
+    """Returns the answers of `translate_batch`."""
     options = {"max_decoding_length": MAX_NEW_TOKENS, "min_decoding_length": 0, "max_batch_size": 64, **options}
     results = translator.translate_batch(
         [encoding.tokens for encoding in shipped.source_tokenizer.encode_batch(list(words))],
@@ -168,7 +170,7 @@ def from_ctranslate2(
 
 
 def differing(ours: Answers, theirs: Answers) -> list[int]:
-    """Inputs for which ids are not the same, or scores not nearly."""
+    """Returns the inputs with different ids, or with scores beyond the tolerance."""
     return [i for i, pair in enumerate(zip(ours, theirs, strict=True)) if not _same(*pair)]
 
 

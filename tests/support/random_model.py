@@ -1,7 +1,7 @@
 """Models with random weights, as runs that can be exported.
 
-Their answers never end: the special tokens' rows of the target table are zero, so that their logits are exactly 0, far
-below the largest of the random ones. So no search ever chooses the end token, without a constraint.
+Their answers never end: the special tokens' rows of the target table are zero, so their logits are exactly 0, far below
+the largest random ones. So no search chooses the end token unless a constraint forces it.
 """
 
 import random
@@ -29,41 +29,61 @@ SMALL: dict[str, Any] = {
     "max_source_length": 9,
     "max_target_length": 8,
 }
-LENGTHS = (15, 31)  # of sources and targets of dev, without the end token
+LENGTHS = (15, 31)  # tokens of the sources and targets of dev, without the end token
 
 
-def write_run(run: Path, config: ModelConfig, vocabulary: int, seed: int = 1) -> None:
-    """Writes what dragoman-train would leave behind, with random weights and two alike tokenizers of made-up words.
+def write_run(
+    run: Path,
+    config: ModelConfig,
+    vocabulary: int,
+    seed: int = 1,
+    *,
+    lengths: tuple[int, int] = LENGTHS,
+    train: str = "dev.tsv",
+    joint: bool = False,
+) -> None:
+    """Writes a run as dragoman-train would, with random weights and the same tokenizer of made-up words on both sides.
 
     Args:
-        run: the directory, made where it is missing.
-        vocabulary: tokens of each side, the special ones included.
+        run: Directory of the run, made if it is missing.
+        config: Shape of the model.
+        vocabulary: Tokens of each side, the special ones included.
+        seed: Seed of weights and data.
+        lengths: Tokens of the sources and targets of dev, capped at the model's limits.
+        train: Name of the training data in the recipe.
+        joint: Whether the recipe asks for one tokenizer.
     """
     run.mkdir(parents=True, exist_ok=True)
-    tokenizer = symbol_tokenizer(vocabulary)
     for name in (SOURCE_TOKENIZER, TARGET_TOKENIZER):
-        tokenizer.save(str(run / name))
+        symbol_tokenizer(vocabulary).save(str(run / name))
     recipe = {
         "seed": seed,
-        "data": {"train": ["dev.tsv"], "dev": ["dev.tsv"]},
-        "tokenizers": {"source": {"kind": "symbols"}},
+        "data": {"train": [train], "dev": ["dev.tsv"]},
+        "tokenizers": {"joint": joint, "source": {"kind": "symbols"}},
         "model": config.model_dump(),
         "training": {"steps": 1, "batch_tokens": 1, "learning_rate": 1.0},
     }
     save_recipe(Recipe.model_validate(recipe), run / "recipe.yaml")
     draw = random.Random(seed)
     words = [symbol(i) for i in range(len(SPECIAL_TOKENS), vocabulary)]
-    lengths = [
-        min(n, most - 1) for n, most in zip(LENGTHS, (config.max_source_length, config.max_target_length), strict=True)
-    ]
-    lines = ["\t".join(" ".join(draw.choices(words, k=length)) for length in lengths) for _ in range(8)]
+    limits = config.max_source_length, config.max_target_length
+    counts = [min(length, limit - 1) for length, limit in zip(lengths, limits, strict=True)]
+    lines = ["\t".join(" ".join(draw.choices(words, k=count)) for count in counts) for _ in range(8)]
     (run / "dev.tsv").write_text("".join(f"{line}\n" for line in lines))
     save_state(run / "model.pt", {"model": random_model(config, vocabulary, seed).state_dict(), "steps": [0]})
 
 
+def small_run(run: Path, **changes: object) -> Path:
+    """Writes a run of a small model, with changes to its shape and no training data; returns its directory."""
+    write_run(
+        run, ModelConfig.model_validate(SMALL | changes), VOCABULARY, lengths=(3, 3), train="train.tsv", joint=True
+    )
+    return run
+
+
 @torch.no_grad()
 def random_model(config: ModelConfig, vocabulary: int, seed: int) -> Transformer:
-    """A model whose answers never end and vary."""
+    """Returns a model whose answers vary and never end."""
     torch.manual_seed(seed)
     model = Transformer(config, vocabulary, vocabulary, PAD_ID).eval()
     model.decoder.projection.weight[: len(SPECIAL_TOKENS)] = 0
@@ -73,10 +93,10 @@ def random_model(config: ModelConfig, vocabulary: int, seed: int) -> Transformer
 
 @torch.no_grad()
 def vary_answers(model: Transformer) -> None:
-    """Keeps a random model from answering with its own input token for ever.
+    """Keeps a random model from repeating its own input token forever.
 
-    It does so where the output projection is tied to the embedding; random signs in the gain of the norm before the
-    projection make the two uses of the table unlike each other.
+    It does so if the output projection is tied to the embedding. Random signs in the gain of the norm before the
+    projection make the two uses of the table differ.
     """
     gain = last_norm(model).weight
     gain.mul_(torch.randint(0, 2, gain.shape) * 2 - 1)
@@ -87,35 +107,10 @@ def symbol(index: int) -> str:
 
 
 def symbol_tokenizer(vocabulary: int) -> Tokenizer:
-    """Words between white space, each a token."""
+    """Returns a tokenizer of words between white space, each a token."""
     words = [*SPECIAL_TOKENS, *(symbol(i) for i in range(len(SPECIAL_TOKENS), vocabulary))]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {END}", special_tokens=[(END, END_ID)])
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
     return tokenizer
-
-
-def small_run(run: Path, **changes: object) -> Path:
-    """Writes what dragoman-train would leave behind of a small model, some of its shape changed.
-
-    Returns:
-        the run's directory.
-    """
-    run.mkdir(parents=True, exist_ok=True)
-    for name in (SOURCE_TOKENIZER, TARGET_TOKENIZER):
-        symbol_tokenizer(VOCABULARY).save(str(run / name))
-    config = ModelConfig.model_validate(SMALL | changes)
-    recipe = {
-        "data": {"train": ["train.tsv"], "dev": ["dev.tsv"]},
-        "tokenizers": {"joint": True, "source": {"kind": "symbols"}},
-        "model": config.model_dump(),
-        "training": {"steps": 1, "batch_tokens": 1, "learning_rate": 1.0},
-    }
-    save_recipe(Recipe.model_validate(recipe), run / "recipe.yaml")
-    draw = random.Random(1)
-    words = [symbol(i) for i in range(len(SPECIAL_TOKENS), VOCABULARY)]
-    pairs = ["\t".join(" ".join(draw.choices(words, k=3)) for _ in range(2)) for _ in range(8)]
-    (run / "dev.tsv").write_text("".join(f"{pair}\n" for pair in pairs))
-    save_state(run / "model.pt", {"model": random_model(config, VOCABULARY, seed=1).state_dict(), "steps": [0]})
-    return run

@@ -1,7 +1,7 @@
 """Our Transformer as a Hugging Face `transformers` model: the same weights under other names.
 
-mBART is the pre-norm shape with a final norm, Marian the post-norm one. What mBART has beyond ours, a norm behind the
-embeddings, becomes the identity; position tables are overwritten with ours; source and target keep tables of their own.
+mBART is the pre-norm shape with a final norm, Marian the post-norm one. mBART's extra norm after the embeddings becomes
+the identity, position tables are overwritten with ours, and source and target keep separate token tables.
 """
 
 from typing import Any
@@ -23,19 +23,19 @@ from dragoman_training.model.attention import MultiHeadAttention
 from dragoman_training.model.layers import DecoderLayer, EncoderLayer
 from tests.support.model_parts import decoder_layers, encoder_layers, norms, position_table
 
-MBART_OFFSET = 2  # positions that mBART's table has before the first
+MBART_OFFSET = 2  # rows of mBART's position table before the first position
 
 
 @torch.no_grad()
 def convert(model: Transformer, tokens: SpecialTokens) -> PreTrainedModel:
-    """The model in evaluation mode, ready for `generate`, with no option of generation set.
+    """Returns the model in evaluation mode, ready for `generate`, without generation options.
 
     Args:
-        model: any Transformer of ours without SwiGLU.
-        tokens: the begin token becomes the decoder's start token.
+        model: Any Transformer of ours without SwiGLU.
+        tokens: Special tokens; the begin token becomes the decoder's start token.
 
     Raises:
-        ValueError: there is no such shape.
+        ValueError: There is no such shape.
     """
     config = model.config
     if config.activation == "swiglu":

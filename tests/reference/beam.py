@@ -134,17 +134,17 @@ class BeamReference:
         """Of the 2 * size best, finishes what ends among the first `size`; the `size` best others run on."""
         values = [move.value for move in moves]
         others: list[tuple[float, Hypothesis]] = []
-        for place, move in enumerate(moves):
-            if place >= 2 * self.size and len(others) > self.size:
+        for rank, move in enumerate(moves):
+            if rank >= 2 * self.size and len(others) > self.size:
                 break
             child = self._child(move)
             reason, characters = self._end_of(child, move.token, at_limit)
             if reason is None:
                 others.append((move.value, child))
                 continue
-            if place < self.size:
+            if rank < self.size:
                 group.finished.append(self._result(child, reason, characters))
-            border = self.size if place < self.size else self.size - 1
+            border = self.size if rank < self.size else self.size - 1
             if border < len(values):
                 self.margins.note(move.value - values[border])
         self.margins.cut([value for value, _ in others], self.size)

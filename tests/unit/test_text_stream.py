@@ -95,9 +95,9 @@ def tracker(tokenizer: Tokenizer, *sequences: str, include: bool = False, prefix
 
 def generate(tokenizer: Tokenizer, ids: list[int], stops: StopTracker) -> tuple[int, int | None]:
     """Returns the number of tokens until the stop, or of all, and of characters to keep."""
-    for place, token in enumerate(ids):
+    for count, token in enumerate(ids, 1):
         if (cut := stops.push(token)) is not None:
-            return place + 1, cut
+            return count, cut
     return len(ids), stops.finish()
 
 

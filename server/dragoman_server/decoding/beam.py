@@ -207,7 +207,7 @@ class BeamSearch:
         self._end_with(self._finished() + self._unfinished(reason))
 
     def progress(self) -> Sequence[BeamProgress]:
-        """Returns one event after each step behind the prefix."""
+        """Returns one event after each step that follows the prefix."""
         before = self._reported
         finished = sum(group.finished_count for group in self._groups)
         self._reported = BeamProgress(self._generated, len(self._running), finished)
@@ -231,8 +231,9 @@ class BeamSearch:
         return (Continuation(0, token),)
 
     def _inspect(self, hypothesis: Hypothesis, top: TopTokens, row: int, result: StepResult) -> TopTokens:
-        """Stores coverage and alternatives of a hypothesis's step, and returns its candidates as the options change
-        them: with the bias of a soft prefix, or only the one of the requested rank.
+        """Stores coverage and alternatives of a hypothesis's step, and returns its candidates.
+
+        A soft prefix changes the candidates by its bias; an alternative has only the candidate of its rank.
         """
         if self._uses_coverage:
             attention = result.attention(row).astype(np.float64)

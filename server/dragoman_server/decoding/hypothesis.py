@@ -155,7 +155,7 @@ def assign_rows(
     return running, continuations
 
 
-def shared_positions(one: Hypothesis, other: Hypothesis, length: int) -> int:
+def shared_positions(first: Hypothesis, second: Hypothesis, length: int) -> int:
     """Returns the number of leading cache positions that two hypotheses have in common.
 
     That is one for the begin token and one for each token before the first difference.
@@ -164,11 +164,11 @@ def shared_positions(one: Hypothesis, other: Hypothesis, length: int) -> int:
         length: Number of tokens of each.
     """
     shared = length + 1
-    while one is not other:
-        assert one.parent is not None
-        assert other.parent is not None
-        if one.token != other.token:
+    while first is not second:
+        assert first.parent is not None
+        assert second.parent is not None
+        if first.token != second.token:
             shared = length
-        one, other = one.parent, other.parent
+        first, second = first.parent, second.parent
         length -= 1
     return shared

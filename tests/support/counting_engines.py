@@ -1,4 +1,4 @@
-"""Engines over a fake runtime that computes with plain numbers, for tests of engines and of what waits for them."""
+"""Engine pools over a fake runtime that computes with plain numbers."""
 
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -22,7 +22,7 @@ END = 3
 
 
 class CountingRuntime:
-    """The answer to a source is its ids in reverse, then the end token. Content lives in rows: a wrong move shows."""
+    """A fake runtime: the target is the source reversed. Content lives in rows, so a wrong move shows."""
 
     def __init__(self, max_rows: int) -> None:
         self.max_rows = max_rows
@@ -34,17 +34,17 @@ class CountingRuntime:
         self.gate = threading.Event()
         self.gate.set()
         self.steps = 0
-        self.hold_at: int | None = None  # the gate closes before this step
+        self.hold_at: int | None = None  # step before which the gate closes
         self.most_rows = 0
-        self.errors: list[Exception] = []  # that the next runs raise
-        self.most_memory: int | None = None  # rows that a step has the memory for,
-        self.most_encoded: int | None = None  # and sources that an encoder run has
+        self.errors: list[Exception] = []  # raised by the next runs
+        self.most_memory: int | None = None  # rows for which a step has enough memory
+        self.most_encoded: int | None = None  # sources for which an encoder run has enough memory
         self.holds_encoding = False
         self.encoding = False
         self.padding_shares: list[float] = []  # of the encoder runs
 
     def hold_encoding(self) -> None:
-        """The gate closes, and encoding waits for it, too."""
+        """Closes the gate, for encoding as well."""
         self.gate.clear()
         self.holds_encoding = True
 
@@ -96,13 +96,13 @@ class CountingRuntime:
 
 
 class CountingHost:
-    """A place where these runtimes are; stands for a model that is loaded there, too.
+    """A fake host of the given runtimes, and the model loaded there.
 
     Attributes:
-        loads: how often it was loaded.
-        fresh: makes what is there after it was lost; without it nothing is loaded anew.
-        losing: so many attempts to load it end with the worker.
-        lost: tells the engines that it is.
+        loads: Number of times that the model was loaded.
+        fresh: Returns a runtime after a loss; None if the host can't restart.
+        losing: Number of attempts to load the model that lose the worker.
+        lost: Reports that the model is lost.
     """
 
     name, ready = "here", True
@@ -145,7 +145,7 @@ class CountingHost:
 
 
 class Metrics:
-    """Counts what it is told."""
+    """Records the measurements that tests look at."""
 
     def __init__(self) -> None:
         self.drops: list[tuple[str, str]] = []
@@ -178,7 +178,7 @@ class Metrics:
 
 
 def eager(**options: Any) -> SchedulerOptions:
-    """Options with which engines start what waits at once, and share it from the start."""
+    """Options with which engines start waiting jobs at once, and share them from the start."""
     least = {"gather_seconds": 0.0, "gather_steps": 0, "min_rows_per_engine": 1, "min_single_rows_per_engine": 1}
     return SchedulerOptions(**{**least, **options})
 
@@ -191,7 +191,7 @@ async def pool_of(
     scheduling: dict[str, Any] | None = None,
     **options: Any,
 ) -> AsyncIterator[EnginePool]:
-    """A pool whose engines run over fake runtimes."""
+    """Starts a pool with an engine for each fake runtime."""
     hosts = [CountingHost(*runtimes)]
     options["scheduling"] = eager(queue_size=queue_size, **(scheduling or {}))
     pool = EnginePool(letters_bundle(), EngineOptions(**options), metrics or Metrics(), hosts)
@@ -209,7 +209,7 @@ def request(*ids: int, limit: int = 50, **more: Any) -> GenerationRequest:
 
 
 def at_rest(pool: EnginePool) -> bool:
-    """Whether nothing waits and every row has been given back."""
+    """Returns whether no job waits and every row is released."""
     assert pool._queue is not None
     with pool._queue.lock:
         return pool._queue.scheduler.waiting == pool._queue.scheduler.running == 0

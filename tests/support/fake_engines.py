@@ -132,23 +132,23 @@ def backwards(request: GenerationRequest) -> list[HypothesisResult]:
 
 
 def events(request: GenerationRequest, results: list[HypothesisResult]) -> list[Progress | BeamProgress]:
-    """What a streaming request hears before its answer: token by token, the hypotheses by turns."""
+    """Returns the progress of a streaming request: token by token, the hypotheses in turn."""
     if beam := request.search.beam:
         return [BeamProgress(step, beam.beam_size, 0) for step in range(1, len(results[0].ids) + 1)]
-    heard: list[Progress | BeamProgress] = []
+    progress: list[Progress | BeamProgress] = []
     for place in range(max(len(result.ids) for result in results)):
         for index, result in enumerate(results):
             at = place - result.prefix
             if place == 0 and result.prefix:
-                heard.append(Progress(result.ids[: result.prefix], [], [], index))
+                progress.append(Progress(result.ids[: result.prefix], [], [], index))
             if at >= 0 and place < len(result.ids):
-                told = result.log_probabilities[at : at + 1], result.alternatives[at : at + 1]
-                heard.append(Progress([result.ids[place]], *told, index))
-    return heard
+                scores = result.log_probabilities[at : at + 1], result.alternatives[at : at + 1]
+                progress.append(Progress([result.ids[place]], *scores, index))
+    return progress
 
 
 class FakeGeneration:
-    """One request at the fake engines."""
+    """A request to the fake engines."""
 
     def __init__(self, engines: "FakeEngines", request: GenerationRequest) -> None:
         self.request = request
@@ -172,7 +172,7 @@ class FakeGeneration:
             self._engines.running.remove(self)
 
     def finish(self, error: Exception | None = None) -> None:
-        """Answers, token by token for a stream."""
+        """Ends the request with its result, or with an error."""
         if self._answer.done():
             return
         self._engines.running.remove(self)
@@ -190,17 +190,17 @@ class FakeGeneration:
 
 
 class FakeEngines:
-    """Stands for an EnginePool.
+    """A fake EnginePool.
 
     Attributes:
-        automatic: answer by themselves, in the next turn of the event loop.
-        room: requests that may be open; one more finds the queue full, unless its batch call has been accepted.
-        batch_window: see EnginePool.
-        accepted: every request that was.
-        running: those that are not answered.
-        most: that were ever open at the same time.
-        stopped: refuse everything.
-        results: the hypotheses that answer a request.
+        automatic: Whether requests end by themselves, in the next turn of the event loop.
+        room: Number of requests that may be open; one more finds the queue full, unless its batch call is accepted.
+        batch_window: Open requests of one batch call, see EnginePool.
+        accepted: All accepted requests.
+        running: Open requests.
+        most: Maximum number of open requests so far.
+        stopped: Whether to refuse everything.
+        results: Returns the hypotheses for a request.
     """
 
     def __init__(
@@ -238,21 +238,21 @@ class FakeEngines:
         return generation
 
     async def until(self, running: int) -> None:
-        """Waits until so many requests are open."""
+        """Waits until the given number of requests is open."""
         await until_async(lambda: len(self.running) == running)
 
 
 class FakeScorerSession:
-    """Stands for a ScorerSession: the token in place j has log-probability -(j + 1) / 4, and looks where an answer that
-    turns the source around comes from, in the layer but last; in the last it looks everywhere alike.
+    """A fake ScorerSession: token j has log-probability -(j + 1) / 4. In the layer but last it attends to the source
+    token that it would be if the target were the reversed source; in the last layer it attends to all alike.
 
     Attributes:
-        gate: no run goes on before it is set.
-        started: a run has come as far as the gate.
-        runs: source and target lengths of each run's rows, and whether attention was asked for.
-        loads: how often it was loaded.
-        error: what the next run raises.
-        most_rows: that it has the memory for.
+        gate: Event that every run waits for.
+        started: Set when a run has reached the gate.
+        runs: Source and target lengths of each run's rows, and whether attention was requested.
+        loads: Number of times it was loaded.
+        error: Error that the next run raises.
+        most_rows: Rows that fit the memory, None for any number.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The demo, and the local server that it and the tests run."""
+"""The demo, and the local server that the demo and the tests use."""
 
 import re
 import socket
@@ -12,7 +12,7 @@ from dragoman import demo, local
 from dragoman.local import LocalServer, ServerStartError
 
 
-def test_demo_shows_answers_and_metrics_and_ends_well() -> None:
+def test_demo_shows_answers_and_metrics() -> None:
     command = [sys.executable, "-m", "dragoman.demo"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
@@ -22,23 +22,21 @@ def test_demo_shows_answers_and_metrics_and_ends_well() -> None:
     assert done.stderr == ""
 
 
-def test_demo_says_why_the_server_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_reports_why_the_server_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "serve_command", lambda: "false")
     with pytest.raises(SystemExit) as exit_:
         demo.main()
     assert str(exit_.value).startswith("The demo failed: dragoman-serve exited with 1")
 
 
-def test_local_server_repeats_what_a_failing_server_said(tmp_path: Path) -> None:
+def test_local_server_error_quotes_the_servers_log(tmp_path: Path) -> None:
     missing = tmp_path / "no-bundle-here"
     with pytest.raises(ServerStartError, match="no-bundle-here"):
         LocalServer("--bundle", str(missing))
 
 
 @pytest.mark.parametrize("taken", [0, 1], ids=["port", "metrics port"])
-def test_local_server_looks_for_another_port_where_somebody_was_quicker(
-    monkeypatch: pytest.MonkeyPatch, taken: int
-) -> None:
+def test_local_server_retries_if_its_free_port_is_taken(monkeypatch: pytest.MonkeyPatch, taken: int) -> None:
     with socket.socket() as other:
         other.bind((local.LOOPBACK, 0))
         other.listen()
@@ -50,7 +48,7 @@ def test_local_server_looks_for_another_port_where_somebody_was_quicker(
             assert [server.port, server.metrics_port] == found[2:]
 
 
-def test_local_server_takes_no_other_port_than_the_one_that_is_asked_for() -> None:
+def test_local_server_does_not_replace_a_given_port() -> None:
     with socket.socket() as other:
         other.bind((local.LOOPBACK, 0))
         other.listen()

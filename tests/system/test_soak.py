@@ -1,4 +1,4 @@
-"""`make soak`, in short."""
+"""A short `make soak`."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ SECONDS, DIFFERENT = 15, 80
 
 
 @pytest.mark.slow
-def test_a_server_gets_over_all_that_clients_do_to_it(tmp_path: Path) -> None:
+def test_server_survives_everything_that_clients_do(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.soak", "--seconds", str(SECONDS), "--different", str(DIFFERENT)]
     done = subprocess.run(
         [*command, "--output", str(tmp_path)],
@@ -25,8 +25,8 @@ def test_a_server_gets_over_all_that_clients_do_to_it(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout
-    told = json.loads((tmp_path / "soak.json").read_text())
+    report = json.loads((tmp_path / "soak.json").read_text())
     assert "It does not hold" not in done.stdout
-    assert told["seen"]["right"] > DIFFERENT
-    assert max(sample["waiting"] for sample in told["during"]) > 0, "the server was not at its limit"
-    assert max(sample["connections"] for sample in told["during"]) > 20
+    assert report["seen"]["right"] > DIFFERENT
+    assert max(sample["waiting"] for sample in report["during"]) > 0, "the server was not at its limit"
+    assert max(sample["connections"] for sample in report["during"]) > 20

@@ -1,4 +1,4 @@
-"""The wheel: what a person gets who installs Dragoman instead of cloning it."""
+"""The wheel, for those who install Dragoman without cloning it."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that holds the wheel's content as pip lays it out."""
+    """The folder into which pip installed the wheel."""
     folder = tmp_path_factory.mktemp("site")
     options = ["--quiet", "--no-deps", "--no-index", "--target", str(folder)]
     subprocess.run([sys.executable, "-m", "pip", "install", *options, str(wheel)], check=True)
@@ -29,7 +29,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_installed(installed: Path, code: str) -> str:
-    """Standard output of `code`, run elsewhere and with the installed packages before those of the checkout."""
+    """Runs code outside the checkout, with the installed packages first; returns its standard output."""
     program = f"import sys; sys.path.insert(0, {str(installed)!r})\n{code}"
     command = [sys.executable, "-c", program]
     return subprocess.run(command, check=True, capture_output=True, text=True, cwd=installed).stdout.strip()

@@ -1,4 +1,4 @@
-"""Weights of every family of Hugging Face models, held against the library's own logits."""
+"""Imported weights of every Hugging Face family give the library's own logits."""
 
 import json
 import pickle
@@ -70,8 +70,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @torch.no_grad()
-def made(folder: Path, name: str, **changes: Any) -> Any:
-    """A random model, none of whose parameters is what it starts with."""
+def save_random_model(folder: Path, name: str, **changes: Any) -> Any:
+    """Saves a random model, none of whose parameters has its initial value, and loads it back."""
     kind, shape = CASES[name]
     torch.manual_seed(1)
     model = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(kind, **shape, **changes)).eval()
@@ -80,7 +80,7 @@ def made(folder: Path, name: str, **changes: Any) -> Any:
     if hasattr(model, "final_logits_bias"):
         model.final_logits_bias.normal_()
     model.save_pretrained(folder)
-    return AutoModelForSeq2SeqLM.from_pretrained(folder).eval()  # with tables that are not in the file as they are made
+    return AutoModelForSeq2SeqLM.from_pretrained(folder).eval()  # with computed tables that are not in the file
 
 
 def read(folder: Path) -> Transformer:
@@ -100,13 +100,13 @@ def assert_same_logits(theirs: Any, ours: Transformer) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_logits_are_the_librarys(name: str, tmp_path: Path) -> None:
-    assert_same_logits(made(tmp_path, name), read(tmp_path))
+def test_logits_equal_the_librarys(name: str, tmp_path: Path) -> None:
+    assert_same_logits(save_random_model(tmp_path, name), read(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["marian", "t5-1.1"])
-def test_shards_and_pickles_and_half_precision(name: str, tmp_path: Path) -> None:
-    model = made(tmp_path / "whole", name)
+def test_shards_pickles_and_half_precision(name: str, tmp_path: Path) -> None:
+    model = save_random_model(tmp_path / "whole", name)
     model.save_pretrained(tmp_path / "shards", max_shard_size="5KB")
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
     assert_same_logits(model, read(tmp_path / "shards"))
@@ -121,17 +121,17 @@ def test_shards_and_pickles_and_half_precision(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kept", ["model.shared.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"])
-def test_a_tied_table_may_have_any_of_its_names(kept: str, tmp_path: Path) -> None:
-    model = made(tmp_path, "marian")
+def test_tied_table_may_have_any_of_its_names(kept: str, tmp_path: Path) -> None:
+    model = save_random_model(tmp_path, "marian")
     tensors = load_file(tmp_path / "model.safetensors")
-    [name] = [each for each in tensors if each in ("model.shared.weight", "lm_head.weight")]
+    [name] = [tensor for tensor in tensors if tensor in ("model.shared.weight", "lm_head.weight")]
     tensors[kept] = tensors.pop(name)
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     assert_same_logits(model, read(tmp_path))
 
 
-def test_positions_in_the_file_come_before_the_formula(tmp_path: Path) -> None:
-    model = made(tmp_path, "marian")
+def test_positions_in_the_file_override_the_formula(tmp_path: Path) -> None:
+    model = save_random_model(tmp_path, "marian")
     table = torch.randn(20, 16)
     state = model.state_dict() | {f"model.{stack}.embed_positions.weight": table for stack in ("encoder", "decoder")}
     (tmp_path / "model.safetensors").unlink()
@@ -139,8 +139,8 @@ def test_positions_in_the_file_come_before_the_formula(tmp_path: Path) -> None:
     assert torch.equal(position_table(read(tmp_path).encoder.embedding), table)
 
 
-def test_weights_that_are_not_those_of_the_configuration(tmp_path: Path) -> None:
-    made(tmp_path, "bart")
+def test_weights_that_do_not_fit_the_configuration(tmp_path: Path) -> None:
+    save_random_model(tmp_path, "bart")
     file = tmp_path / "model.safetensors"
     sound = load_file(file)
 
@@ -155,15 +155,15 @@ def test_weights_that_are_not_those_of_the_configuration(tmp_path: Path) -> None
     assert f"weight {name} is 24 x 15, but config.json makes it 24 x 16" in refused(
         sound | {name: sound[name][:, 1:].contiguous()}
     )
-    assert f"weight {name} holds numbers that are not finite" in refused(sound | {name: sound[name] / 0})
+    assert f"weight {name} has numbers that are not finite" in refused(sound | {name: sound[name] / 0})
     assert "quantised checkpoints" in refused(sound | {name: sound[name].to(torch.int8)})
     extra = sound | {"adapter.weight": torch.ones(1)}
-    assert refused(extra) == "the weights hold what such a model does not have: adapter.weight"
+    assert refused(extra) == "the weights hold tensors that such a model does not have: adapter.weight"
     file.write_bytes(file.read_bytes()[:200])
     with pytest.raises(ExportError, match=r"model\.safetensors: cannot be read as safetensors"):
         read(tmp_path)
     file.unlink()
-    with pytest.raises(ExportError, match="no weights here"):
+    with pytest.raises(ExportError, match="no weights found"):
         read(tmp_path)
 
 
@@ -172,12 +172,12 @@ class Harmful:
         return Path.touch, (Path("harmed"),)
 
 
-def test_a_pickle_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pickles_run_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    made(tmp_path, "bart")
+    save_random_model(tmp_path, "bart")
     (tmp_path / "model.safetensors").unlink()
     (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps({"model.shared.weight": Harmful()}, protocol=2))
-    with pytest.raises(ExportError, match="nothing but tensors by name"):
+    with pytest.raises(ExportError, match="only tensors by name"):
         read(tmp_path)
     assert not Path("harmed").exists()
 
@@ -187,7 +187,7 @@ def test_a_pickle_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     [
         ({"model_type": "nllb-moe"}, "model_type 'nllb-moe' is a mixture of experts"),
         ({"model_type": "gpt2"}, "model_type 'gpt2' is not an encoder-decoder that can be imported (bart, "),
-        ({"auto_map": {"AutoModel": "mine.Model"}}, "auto_map asks for code of the model's own"),
+        ({"auto_map": {"AutoModel": "mine.Model"}}, "auto_map requires code of the model's own"),
         ({"quantization_config": {"bits": 4}}, "quantization_config: quantised checkpoints can't be imported"),
         ({"activation_function": "tanh"}, "activation 'tanh' is not supported; expected one of relu, gelu"),
         ({"encoder_attention_heads": 3}, "d_model (16) must be divisible by heads (3)"),
@@ -195,7 +195,7 @@ def test_a_pickle_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_configurations_that_cannot_be_imported(change: dict[str, Any], message: str, tmp_path: Path) -> None:
-    made(tmp_path, "bart")
+    save_random_model(tmp_path, "bart")
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(ExportError) as error:
@@ -204,7 +204,7 @@ def test_configurations_that_cannot_be_imported(change: dict[str, Any], message:
     assert "\n" not in str(error.value)
 
 
-def test_a_directory_of_something_else(tmp_path: Path) -> None:
+def test_directory_without_a_model(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"config\.json is missing"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text("{")
@@ -212,8 +212,8 @@ def test_a_directory_of_something_else(tmp_path: Path) -> None:
         read_config(tmp_path)
 
 
-def test_an_index_that_names_files_elsewhere(tmp_path: Path) -> None:
-    made(tmp_path, "bart")
+def test_index_of_shards_is_checked(tmp_path: Path) -> None:
+    save_random_model(tmp_path, "bart")
     (tmp_path / "model.safetensors").unlink()
     index = tmp_path / "model.safetensors.index.json"
     for document, message in (

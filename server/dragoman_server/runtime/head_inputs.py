@@ -33,7 +33,7 @@ def _is_top_k(step_request: StepRequest) -> bool:
 
 @dataclass
 class HeadRows:
-    """The rows that one head of the decoder computes; dragoman_export.graphs.head.Choice defines the inputs.
+    """The rows that one head of the decoder computes; dragoman_export.graphs.head.HeadInputs defines the inputs.
 
     Attributes:
         rows: Cache row of each head row.

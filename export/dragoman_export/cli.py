@@ -46,7 +46,7 @@ def export(
         float,
         typer.Option(
             metavar="POINTS",
-            help="How much quality on dev a precision below fp32 may cost, in points of the recipe's metrics; 100: any",
+            help="How much quality on dev a precision below fp32 may cost, in points of its metrics; 100: any loss.",
         ),
     ] = 0.1,
     cache: Annotated[

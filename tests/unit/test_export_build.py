@@ -123,6 +123,7 @@ def test_integers_in_the_caches_that_fail_the_check_go_back_to_floats(
             raise CheckFailedError("the check failed", ParityReport({}, []))
         return ParityReport({"reference": "", "tolerance": 1, "largest_difference": 0, "scorer": {}, "choices": {}}, [])
 
+    monkeypatch.setattr("dragoman_export.build._trace", lambda *_: exact)
     monkeypatch.setattr("dragoman_export.build._check", check)
     monkeypatch.setattr("dragoman_export.precision.quantization_search.are_faster", lambda *_: True)
     lines: list[str] = []
@@ -166,7 +167,7 @@ def test_long_calibration_data_is_not_blamed(run: Run, exact: Bundle, tmp_path: 
 
 
 def test_caches_are_calibrated_on_the_longest_training_pairs_too(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, exact: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lengths: list[int] = []
 
@@ -174,6 +175,7 @@ def test_caches_are_calibrated_on_the_longest_training_pairs_too(
         lengths.extend(feed["source_ids"].size for feed in feeds)
         return cache_peaks(bundle, feeds, threads)
 
+    monkeypatch.setattr("dragoman_export.build._trace", lambda *_: exact)
     monkeypatch.setattr("dragoman_export.precision.quantization_search.cache_peaks", record)
     options = ExportOptions("x", precision="int8", cache="int8", max_quality_loss=1000)
     build(build_input(run, tmp_path, options, [Pair("w5 w6 w7 w8 w9 w10 w11 w12", "w5", tmp_path, 1)]))

@@ -80,25 +80,23 @@ class _ModelReader:
     def read(self) -> Transformer:
         """Returns the model in evaluation mode."""
         model = Transformer(self.config, *self.family.vocabularies, self.pad)
-        self._tables(model)
+        self._fill_tables(model)
         for name, stack in zip(STACKS, (model.encoder, model.decoder), strict=True):
-            self._embedding(name, cast(Embedding, stack.embedding))
+            self._fill_embedding(name, cast(Embedding, stack.embedding))
             for i, relative in enumerate(cast(Iterable[RelativePositions], stack.relative)):
                 self._copy(relative.table.weight, self.names.relative.format(stack=name, layer=i))
             for i, layer in enumerate(cast(Iterable[EncoderLayer | DecoderLayer], stack.layers)):
-                self._layer(name, i, layer)
-            self._module(
-                cast(nn.Module, stack.norm), self.names.last_norm.format(stack=name)
-            )  # norm "none" has no parameters
+                self._fill_layer(name, i, layer)
+            self._fill_module(cast(nn.Module, stack.norm), self.names.last_norm.format(stack=name))
         model.decoder.logit_bias = self._logits_bias()
         self.weights.ignore(*self.names.ignored)
-        if left := self.weights.unused():
-            names = ", ".join(left[:5]) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
+        if unused := self.weights.unused():
+            names = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" if len(unused) > 5 else "")
             raise ExportError(f"the weights hold tensors that such a model does not have: {names}")
         return model.eval()
 
     def _with_untied_head(self, family: Family) -> Family:
-        """Returns the family with an output projection of its own if T5's file has one; its configuration is silent."""
+        """Returns the family with a separate output projection if T5's file has one: its configuration does not say."""
         if family.names != "t5":
             return family
         table = next((name for name in self.names.shared[:-1] if name in self.weights), None)
@@ -107,7 +105,7 @@ class _ModelReader:
             return family
         return replace(family, config=family.config.model_copy(update={"share_embeddings": "inputs"}))
 
-    def _tables(self, model: Transformer) -> None:
+    def _fill_tables(self, model: Transformer) -> None:
         source, target = model.encoder.embedding.tokens.weight, model.decoder.embedding.tokens.weight
         shared, head = self.config.share_embeddings, model.decoder.projection.weight
         if shared == "all":
@@ -123,9 +121,9 @@ class _ModelReader:
                 self._copy(target, self.names.tokens.format(stack="decoder"))
                 self._copy(head, *self.names.head)
 
-    def _embedding(self, stack: Stack, embedding: Embedding) -> None:
+    def _fill_embedding(self, stack: Stack, embedding: Embedding) -> None:
         if embedding.norm_input != "none":
-            self._module(embedding.norm, self.names.embedding_norm.format(stack=stack))
+            self._fill_module(embedding.norm, self.names.embedding_norm.format(stack=stack))
         table = embedding.positions
         if table is None:
             return
@@ -134,33 +132,33 @@ class _ModelReader:
             rows = self.weights.take(name, shape=(self.config.max_source_length + skipped, table.size(1)))
             table.copy_(rows[skipped : skipped + len(table)])
 
-    def _layer(self, stack: Stack, index: int, layer: EncoderLayer | DecoderLayer) -> None:
-        def fill(names: Sequence[str]) -> list[str]:
+    def _fill_layer(self, stack: Stack, index: int, layer: EncoderLayer | DecoderLayer) -> None:
+        def complete(names: Sequence[str]) -> list[str]:
             return [name.format(stack=stack, layer=index) for name in names]
 
-        self._attention(layer.self_attention, fill(self.names.attention))
+        self._fill_attention(layer.self_attention, complete(self.names.attention))
         if isinstance(layer, DecoderLayer):
-            self._attention(layer.cross_attention, fill(self.names.cross_attention))
-        for residual, name in zip(layer.residuals, fill(self.names.norms[stack]), strict=True):
-            self._module(cast(Residual, residual).norm, name)
+            self._fill_attention(layer.cross_attention, complete(self.names.cross_attention))
+        for residual, name in zip(layer.residuals, complete(self.names.norms[stack]), strict=True):
+            self._fill_module(cast(Residual, residual).norm, name)
         gated = self.config.activation in GATED
         first = self.names.gated[stack] if gated else [self.names.feed_forward[stack]]
-        self._concatenated(layer.feed_forward.expand, fill(first))
-        self._module(layer.feed_forward.contract, *fill([self.names.contract[stack]]))
+        self._fill_concatenated(layer.feed_forward.expand, complete(first))
+        self._fill_module(layer.feed_forward.contract, *complete([self.names.contract[stack]]))
 
-    def _attention(self, attention: MultiHeadAttention, names: Sequence[str]) -> None:
+    def _fill_attention(self, attention: MultiHeadAttention, names: Sequence[str]) -> None:
         query, key, value, output = names
-        self._module(attention.query, query)
-        self._concatenated(attention.key_value, [key, value])
-        self._module(attention.output, output)
+        self._fill_module(attention.query, query)
+        self._fill_concatenated(attention.key_value, [key, value])
+        self._fill_module(attention.output, output)
 
-    def _concatenated(self, linear: nn.Linear, names: list[str]) -> None:
+    def _fill_concatenated(self, linear: nn.Linear, names: list[str]) -> None:
         """Fills a linear map that holds the outputs of several, one after the other."""
         for part, parameter in linear.named_parameters():
             for rows, name in zip(parameter.chunk(len(names)), names, strict=True):
                 self._copy(rows, f"{name}.{part}")
 
-    def _module(self, module: nn.Module, name: str) -> None:
+    def _fill_module(self, module: nn.Module, name: str) -> None:
         for part, parameter in module.named_parameters():
             self._copy(parameter, f"{name}.{part}")
 

@@ -14,7 +14,7 @@ from dragoman_server.bundle.manifest import Shape
 from dragoman_training.evaluation.greedy import greedy
 from dragoman_training.model import ModelConfig, Transformer
 from tests.benchmark.translator import CTranslate2
-from tests.support.bundle_weights import fill, load_model, read_holders
+from tests.support.bundle_weights import fill_model, load_model, read_weights
 from tests.support.bundles import SHIPPED_FP32
 from tests.support.ctranslate2_model import convert
 from tests.support.random_model import symbol_tokenizer, vary_answers
@@ -103,7 +103,7 @@ def test_weights_can_be_read_from_the_graphs(choice: dict[str, str]) -> None:
     decoder = trace(DecoderStep(exported, "ort"), decoder_interface(shape, "fp32", "ort"))
 
     read = Transformer(config, *vocabularies(config), pad=0)
-    fill(read, read_holders(encoder.graph), read_holders(decoder.graph))
+    fill_model(read, read_weights(encoder.graph), read_weights(decoder.graph))
     torch.testing.assert_close(read.state_dict(), model.state_dict())
 
 

@@ -1,4 +1,4 @@
-"""helm and kubectl, and what they make of the chart and of the Kustomize base."""
+"""Fixtures that run helm and kubectl on the chart, and access to the rendered objects."""
 
 import functools
 import json
@@ -13,9 +13,16 @@ import yaml
 
 from deploy.generate import CHART
 from deploy.tools import NoTools, kubernetes_tools
-from tests.deploy.objects import Document
 
+Document = dict[str, Any]  # a Kubernetes object
 Render = Callable[..., list[Document]]
+
+
+def only(documents: list[Document], kind: str, name: str | None = None) -> Document:
+    """Returns the only object of a kind, and of a name if given."""
+    found = [each for each in documents if each["kind"] == kind and name in (None, each["metadata"]["name"])]
+    assert len(found) == 1, f"{len(found)} objects {kind} {name or ''}"
+    return found[0]
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +58,7 @@ def helm(tools: tuple[Path, Path]) -> Callable[..., subprocess.CompletedProcess[
 
 @pytest.fixture(scope="session")
 def render(helm: Callable[..., subprocess.CompletedProcess[str]]) -> Render:
-    """The objects that the chart makes of some values."""
+    """Renders the chart with some values: `render({"gpus": 1})` returns the objects."""
 
     @functools.cache
     def printed(values: str, release: str, *arguments: str) -> str:
@@ -68,7 +75,7 @@ def render(helm: Callable[..., subprocess.CompletedProcess[str]]) -> Render:
 
 @pytest.fixture(scope="session")
 def refusal(helm: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., str]:
-    """What helm says of values that can't be."""
+    """Returns helm's error message for invalid values."""
 
     def run(values: Mapping[str, Any], *arguments: str, release: str = "dragoman") -> str:
         done = helm("template", *arguments, values=values, release=release)

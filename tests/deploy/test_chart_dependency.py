@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from deploy.generate import CHART, DEPLOY
+from tests.deploy.conftest import Document, only
 from tests.deploy.kube_schemas import MINORS, faults
-from tests.deploy.objects import Document, only
 from tests.deploy.test_deploy_docs import named_block
 
 Helm = Callable[..., subprocess.CompletedProcess[str]]

@@ -1,4 +1,4 @@
-"""Every object that the chart makes is one that Kubernetes takes, and they fit each other."""
+"""The objects of the chart: valid for Kubernetes, restricted, and consistent with each other."""
 
 import json
 import subprocess
@@ -13,16 +13,15 @@ from grpc_health.v1 import health_pb2
 from deploy.generate import CHART, DEPLOY
 from dragoman.inference import open_inference_pb2
 from dragoman.v1 import generation_pb2
-from tests.deploy.conftest import Render
+from tests.deploy.conftest import Document, Render, only
 from tests.deploy.kube_schemas import MINORS, faults, unrestricted
-from tests.deploy.objects import Document, only
 
 EXAMPLES = sorted((DEPLOY / "helm" / "examples").glob("*.yaml"))
 KEDA = {"serverAddress": "https://p.example", "authentication": "prometheus", "authModes": "tls,basic"}
 VALUES: dict[str, dict[str, Any]] = {
     "defaults": {},
     **{path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in EXAMPLES},
-    # Everything that is on by default is off, and what can be chosen is chosen otherwise.
+    # Disables everything that is enabled by default, and changes every choice.
     "bare": {
         "fullnameOverride": "speech-g2p",
         "replicas": 0,
@@ -74,13 +73,13 @@ def documents(request: pytest.FixtureRequest, render: Render) -> list[Document]:
     return render(VALUES[request.param])
 
 
-def test_kubernetes_takes_every_object(documents: list[Document]) -> None:
+def test_objects_are_valid(documents: list[Document]) -> None:
     assert {minor: {each["kind"]: faults(each, minor) for each in documents} for minor in MINORS} == {
         minor: {each["kind"]: [] for each in documents} for minor in MINORS
     }
 
 
-def test_pods_keep_to_the_restricted_profile(documents: list[Document]) -> None:
+def test_pods_meet_the_restricted_profile(documents: list[Document]) -> None:
     pod = only(documents, "Deployment")["spec"]["template"]["spec"]
     assert unrestricted(pod) == []
     assert pod["automountServiceAccountToken"] is False
@@ -88,7 +87,7 @@ def test_pods_keep_to_the_restricted_profile(documents: list[Document]) -> None:
 
 
 def test_nothing_needs_a_shell(documents: list[Document]) -> None:
-    """The image has none, so that its entry point is all that can be run in it."""
+    """The image has no shell; only its entry point can run."""
     server = only(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]
     assert "command" not in server
     assert "lifecycle" not in server
@@ -96,8 +95,8 @@ def test_nothing_needs_a_shell(documents: list[Document]) -> None:
     assert not any("exec" in probe for probe in probes)
 
 
-def test_every_name_is_there(documents: list[Document]) -> None:
-    """Volumes that are mounted, ports that are asked for, labels that are selected."""
+def test_references_resolve(documents: list[Document]) -> None:
+    """Covers mounted volumes, probed ports and selected labels."""
     deployment = only(documents, "Deployment")
     template = deployment["spec"]["template"]
     server, labels = template["spec"]["containers"][0], template["metadata"]["labels"].items()
@@ -111,7 +110,7 @@ def test_every_name_is_there(documents: list[Document]) -> None:
     assert deployment["spec"]["selector"]["matchLabels"].items() <= labels
     for service in (each for each in documents if each["kind"] == "Service"):
         assert service["spec"]["selector"].items() <= labels
-        # A headless Service has no ports of its own: clients reach those of the pods.
+        # A headless Service does not translate ports: clients connect to those of the pods.
         assert all(ports[port["targetPort"]] == port["port"] for port in service["spec"]["ports"])
     for each in documents:
         spec = each.get("spec", {})
@@ -119,7 +118,7 @@ def test_every_name_is_there(documents: list[Document]) -> None:
             assert spec["selector"]["matchLabels"].items() <= labels
         if each["kind"] == "NetworkPolicy":
             assert spec["podSelector"]["matchLabels"].items() <= labels
-            # Health checks come from the kubelet, which no policy keeps out of the pods of its node.
+            # Health checks come from the kubelet, which policies never block.
             others = [name for name in ports if name != "health"]
             assert [port["port"] for rule in spec["ingress"] for port in rule["ports"]] == others
         if "scaleTargetRef" in spec:
@@ -132,8 +131,8 @@ def test_every_name_is_there(documents: list[Document]) -> None:
     assert template["spec"]["serviceAccountName"] in (*accounts, "default")
 
 
-def test_names_of_digits_stay_text(render: Render) -> None:
-    """Such as releases and Secrets that are called by a number or a date."""
+def test_numeric_names_stay_strings(render: Render) -> None:
+    """Releases and Secrets may be named by a number or a date."""
     values = {
         "fullnameOverride": "g2p",
         "nameOverride": "7",
@@ -153,22 +152,22 @@ def test_names_of_digits_stay_text(render: Render) -> None:
     assert labels == {"app.kubernetes.io/name": "7", "app.kubernetes.io/instance": "123"}
 
 
-def test_a_claim_is_mounted_for_reading_alone(render: Render) -> None:
+def test_claims_are_mounted_read_only(render: Render) -> None:
     pod = only(render(VALUES["models-on-claim"]), "Deployment")["spec"]["template"]["spec"]
     (volume,) = [each for each in pod["volumes"] if each["name"] == "models"]
     assert volume["persistentVolumeClaim"] == {"claimName": "models", "readOnly": True}
 
 
 @pytest.mark.parametrize(("startup", "ready"), [(300, 60), (300, 600), (1800, 60), (1, 0)])
-def test_a_rollout_has_the_time_that_a_good_pod_may_take(render: Render, startup: int, ready: int) -> None:
-    """Kubernetes refuses a deadline that is not beyond minReadySeconds."""
+def test_the_progress_deadline_covers_a_successful_start(render: Render, startup: int, ready: int) -> None:
+    """Kubernetes rejects a deadline that does not exceed minReadySeconds."""
     values = {"probes": {"startupSeconds": startup}, "minReadySeconds": ready}
     spec = only(render(values), "Deployment")["spec"]
     assert spec["progressDeadlineSeconds"] > startup + ready
     assert spec["minReadySeconds"] == ready
 
 
-def test_a_gateway_may_speak_tls_to_the_pods(render: Render) -> None:
+def test_gateways_with_backend_tls(render: Render) -> None:
     values = {"tls": {"secretName": "certificate"}, "grpcRoute": {**VALUES["gateway"]["grpcRoute"], "backendTLS": True}}
     documents = render(values)
     assert faults(only(documents, "GRPCRoute"), MINORS[0]) == []
@@ -176,7 +175,7 @@ def test_a_gateway_may_speak_tls_to_the_pods(render: Render) -> None:
     assert "appProtocol" not in port
 
 
-def test_the_route_lets_nobody_administrate(render: Render) -> None:
+def test_the_route_does_not_expose_the_admin_service(render: Render) -> None:
     (rule,) = only(render(VALUES["gateway"]), "GRPCRoute")["spec"]["rules"]
     services = [match["method"] for match in rule["matches"]]
     known = [generation_pb2.DESCRIPTOR, open_inference_pb2.DESCRIPTOR]
@@ -187,7 +186,7 @@ def test_the_route_lets_nobody_administrate(render: Render) -> None:
 
 
 def test_the_schemas_find_faults(render: Render) -> None:
-    """The test of the tests: a field too many, in each kind of object, is found by what checks it."""
+    """Tests the tests: the schemas find an unknown field in each kind of object."""
     everything = VALUES["full"] | {"autoscaling": {"by": "hpa"}, "monitoring": {"podMonitor": {"enabled": True}}}
     kinds = set()
     for document in [*render(everything), *render(VALUES["full"])]:
@@ -208,11 +207,11 @@ def test_lint(helm: Callable[..., subprocess.CompletedProcess[str]], name: str) 
 
 
 @pytest.mark.parametrize("minor", MINORS)
-def test_every_minor_of_kubernetes_is_let_in(render: Render, minor: str) -> None:
+def test_every_kubernetes_minor_is_accepted(render: Render, minor: str) -> None:
     assert render(VALUES["full"], "--kube-version", minor)
 
 
-def test_the_gateway_of_the_example_fits_its_route(render: Render) -> None:
+def test_the_example_gateway_accepts_its_route(render: Render) -> None:
     gateway = yaml.safe_load((DEPLOY / "gateway" / "gateway.yaml").read_text(encoding="utf-8"))
     assert faults(gateway, MINORS[0]) == []
     route = only(render(VALUES["gateway"], "--namespace", "speech"), "GRPCRoute")
@@ -226,7 +225,7 @@ def test_the_gateway_of_the_example_fits_its_route(render: Render) -> None:
 def test_the_packaged_chart_is_complete(
     helm: Callable[..., subprocess.CompletedProcess[str]], tools: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """`helm package` makes an archive of which the same objects come."""
+    """The archive of `helm package` renders the same objects."""
     assert helm("package", "--destination", tmp_path).returncode == 0
     (archive,) = tmp_path.glob("dragoman-*.tgz")
     values = DEPLOY / "helm" / "examples" / "monitoring.yaml"
@@ -235,7 +234,7 @@ def test_the_packaged_chart_is_complete(
     assert packed.stdout == helm("template", values=VALUES["monitoring"]).stdout
 
 
-def test_runbooks_are_where_people_read_them(render: Render) -> None:
+def test_runbook_urls(render: Render) -> None:
     for url in ("https://git.example.com/dragoman/blob/main", "https://git.example.com/dragoman/blob/main/"):
         values = {"monitoring": {"rules": {"enabled": True, "runbookUrl": url}}}
         groups = only(render(values), "PrometheusRule")["spec"]["groups"]
@@ -250,8 +249,8 @@ def test_runbooks_are_where_people_read_them(render: Render) -> None:
         assert summaries == {r["annotations"]["summary"] for g in as_they_are for r in g["rules"] if "alert" in r}
 
 
-def test_every_value_but_those_that_may_be_null_is_required() -> None:
-    """null, with which Helm drops a default, is then refused by name, and no template meets a value that is missing."""
+def test_all_values_except_nullable_ones_are_required() -> None:
+    """Helm drops defaults that are set to null; the schema then rejects them by name before a template fails."""
 
     def needs_more(schema: dict[str, Any], path: str = "") -> list[str]:
         if path == "config" or path.endswith("resources") or "properties" not in schema:
@@ -268,7 +267,7 @@ def test_every_value_but_those_that_may_be_null_is_required() -> None:
     assert set(needs_more(schema)) == {*nullable, *kubernetes_decides, "global", "enabled"}
 
 
-def test_rules_and_dashboards_reach_the_cluster_as_they_are(render: Render) -> None:
+def test_rules_and_dashboards_are_rendered_unchanged(render: Render) -> None:
     documents = render({"monitoring": {**VALUES["monitoring"]["monitoring"], "rules": {"enabled": True}}})
     files = sorted((CHART / "files" / "rules").glob("*.yaml"))
     groups = [group for path in files for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]]

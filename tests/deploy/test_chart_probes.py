@@ -1,4 +1,4 @@
-"""A server started as the chart starts it answers the chart's probes, and stops within the chart's grace period."""
+"""A server with the chart's options answers the chart's probes, and stops within the chart's grace period."""
 
 import signal
 import time
@@ -15,8 +15,7 @@ from dragoman import Client
 from dragoman.local import LocalServer, free_port
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
-from tests.deploy.conftest import Render
-from tests.deploy.objects import Document, only
+from tests.deploy.conftest import Document, Render, only
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 
@@ -34,7 +33,7 @@ def health_port() -> int:
 
 @pytest.fixture(scope="module")
 def server(render: Render, health_port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    """With the chart's options; flags go before them, keep it to this machine and free ports, and let a test unload."""
+    """Starts a server with the chart's options; flags override the address, the ports and `admin`."""
     folder = tmp_path_factory.mktemp("chart")
     file = folder / "server.yaml"
     file.write_text(only(render(), "ConfigMap")["data"]["server.yaml"], encoding="utf-8")
@@ -44,7 +43,7 @@ def server(render: Render, health_port: int, tmp_path_factory: pytest.TempPathFa
 
 
 def passes(probe: dict[str, Any], server: LocalServer, health_port: int) -> bool:
-    """What the kubelet does: 200 to 399 passes, and so does the status SERVING of the whole server."""
+    """Probes like the kubelet: status 200 to 399 passes, and SERVING for the whole server."""
     if "grpc" in probe:
         with grpc.insecure_channel(f"127.0.0.1:{health_port}") as channel:
             request = health_pb2.HealthCheckRequest(service=probe["grpc"].get("service", ""))
@@ -67,7 +66,7 @@ def test_probes_pass_while_it_serves(pod: Document, server: LocalServer, health_
     assert {name: passes(container[name], server, health_port) for name in PROBES} == dict.fromkeys(PROBES, True)
 
 
-def test_no_model_is_unready_and_no_reason_to_restart(pod: Document, server: LocalServer, health_port: int) -> None:
+def test_without_a_model_it_is_not_ready_but_alive(pod: Document, server: LocalServer, health_port: int) -> None:
     container = pod["containers"][0]
     with Client(server.address) as client:
         (model,) = client.models()
@@ -78,10 +77,8 @@ def test_no_model_is_unready_and_no_reason_to_restart(pod: Document, server: Loc
     assert passes(container["readinessProbe"], server, health_port)
 
 
-def test_it_leaves_unready_and_alive_and_within_the_grace_period(
-    pod: Document, server: LocalServer, health_port: int
-) -> None:
-    """And it answers calls of those who do not know yet."""
+def test_it_drains_alive_within_the_grace_period(pod: Document, server: LocalServer, health_port: int) -> None:
+    """It still answers clients that do not know yet."""
     container = pod["containers"][0]
     server.process.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + pod["terminationGracePeriodSeconds"]

@@ -1,4 +1,4 @@
-"""What the chart tells the server: options that it takes, probes that it answers, time enough to stop."""
+"""The server's configuration by the chart: options, images, probes, the time to stop, and autoscaling."""
 
 import re
 from pathlib import Path
@@ -11,11 +11,10 @@ from deploy.generate import CHART, DEPLOY
 from dragoman_server.config.options import ServerConfig
 from dragoman_server.config.sources import configure
 from dragoman_server.metrics import ServerMetrics
-from tests.deploy.conftest import Render
-from tests.deploy.objects import Document, only
+from tests.deploy.conftest import Document, Render, only
 from tests.deploy.test_chart_objects import VALUES
 
-SECONDS_TO_END = 5  # after the drain, at most: docs/drain.md
+SECONDS_TO_EXIT = 5  # after the drain, at most: docs/drain.md
 
 
 def server_of(documents: list[Document]) -> Document:
@@ -24,7 +23,7 @@ def server_of(documents: list[Document]) -> Document:
 
 
 def options_of(documents: list[Document], folder: Path) -> ServerConfig:
-    """What the server makes of its server.yaml; it refuses an option that it does not know."""
+    """Reads server.yaml as the server does, which rejects unknown options."""
     template = only(documents, "Deployment")["spec"]["template"]["spec"]
     name = next(volume["configMap"]["name"] for volume in template["volumes"] if volume["name"] == "config")
     file = folder / "server.yaml"
@@ -33,7 +32,7 @@ def options_of(documents: list[Document], folder: Path) -> ServerConfig:
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_the_server_takes_its_options(render: Render, tmp_path: Path, name: str) -> None:
+def test_options_are_valid_and_match_the_pod(render: Render, tmp_path: Path, name: str) -> None:
     documents = render(VALUES[name])
     config, server = options_of(documents, tmp_path), server_of(documents)
     assert server["args"] == ["--config", "/etc/dragoman/server.yaml"]
@@ -48,21 +47,21 @@ def test_the_server_takes_its_options(render: Render, tmp_path: Path, name: str)
     assert all(any(path.is_relative_to(mount) for mount in mounts) for path in paths if path is not None)
 
 
-def test_the_pod_listens_to_others_in_any_case(render: Render, tmp_path: Path) -> None:
-    """The server's own default is this machine alone."""
+def test_the_pod_always_listens_on_all_addresses(render: Render, tmp_path: Path) -> None:
+    """The server's own default is localhost."""
     assert options_of(render({"config": {"host": None}}), tmp_path).host == "0.0.0.0"
 
 
-def test_models_are_unloaded_by_nobody_where_there_are_no_keys(render: Render, tmp_path: Path) -> None:
+def test_admin_calls_need_keys(render: Render, tmp_path: Path) -> None:
     keys = {"apiKeys": {"secretName": "keys"}}
-    wanted: list[tuple[dict[str, Any], bool]] = [
+    cases: list[tuple[dict[str, Any], bool]] = [
         ({}, False),
         ({"config": {"admin": None}}, False),
         ({"config": {"admin": True}}, True),
         (keys, True),
         ({**keys, "config": {"admin": False}}, False),
     ]
-    assert [options_of(render(values), tmp_path).admin for values, _ in wanted] == [admin for _, admin in wanted]
+    assert [options_of(render(values), tmp_path).admin for values, _ in cases] == [admin for _, admin in cases]
 
 
 def test_numbers_stay_numbers(render: Render, tmp_path: Path) -> None:
@@ -92,8 +91,8 @@ def test_gpus(render: Render, tmp_path: Path, gpus: int, device: str, tag: str) 
         ("models-from-init-container", False),
     ],
 )
-def test_examples_go_together(render: Render, tmp_path: Path, models: str, repository: bool) -> None:
-    """One of where models come from after one of GPUs, which has models of its own."""
+def test_examples_can_be_combined(render: Render, tmp_path: Path, models: str, repository: bool) -> None:
+    """An example of models overrides the models in the GPU example."""
     documents = render(VALUES["gpu"], "--values", str(DEPLOY / "helm" / "examples" / f"{models}.yaml"))
     config = options_of(documents, tmp_path)
     assert (config.bundle, config.model_repository)[repository] == Path("/models")
@@ -103,26 +102,26 @@ def test_examples_go_together(render: Render, tmp_path: Path, models: str, repos
 @pytest.mark.parametrize(
     "name", ["dragoman", "localhost:5000/dragoman", "[::1]:5000/a/b", "1.dkr.ecr.eu-central-1.amazonaws.com/a_b/c--d"]
 )
-def test_images_may_come_from_any_registry(render: Render, name: str) -> None:
+def test_any_registry_is_accepted(render: Render, name: str) -> None:
     assert server_of(render({"image": {"repository": name}}))["image"] == f"{name}:0.1.0"
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_pods_have_the_time_that_stopping_takes(render: Render, tmp_path: Path, name: str) -> None:
+def test_the_grace_period_covers_stopping(render: Render, tmp_path: Path, name: str) -> None:
     documents = render(VALUES[name])
     config = options_of(documents, tmp_path)
     grace = only(documents, "Deployment")["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
-    assert grace >= config.drain_delay_seconds + config.drain_seconds + SECONDS_TO_END
+    assert grace >= config.drain_delay_seconds + config.drain_seconds + SECONDS_TO_EXIT
 
 
-def test_the_time_to_stop_follows_the_options(render: Render) -> None:
+def test_the_grace_period_follows_the_options(render: Render) -> None:
     def grace(**values: Any) -> int:
         pod = only(render(values), "Deployment")["spec"]["template"]["spec"]
         return int(pod["terminationGracePeriodSeconds"])
 
-    assert grace() == 5 + 30 + SECONDS_TO_END
-    assert grace(config={"drain_delay_seconds": 20, "drain_seconds": 120}) == 20 + 120 + SECONDS_TO_END
-    assert grace(config={"drain_delay_seconds": 0, "drain_seconds": 0.5}) == 1 + SECONDS_TO_END
+    assert grace() == 5 + 30 + SECONDS_TO_EXIT
+    assert grace(config={"drain_delay_seconds": 20, "drain_seconds": 120}) == 20 + 120 + SECONDS_TO_EXIT
+    assert grace(config={"drain_delay_seconds": 0, "drain_seconds": 0.5}) == 1 + SECONDS_TO_EXIT
     # null is the server's default, which the chart must know.
     for option in ("drain_delay_seconds", "drain_seconds"):
         default = ServerConfig.model_fields[option].default
@@ -130,13 +129,13 @@ def test_the_time_to_stop_follows_the_options(render: Render) -> None:
     assert grace(terminationGracePeriodSeconds=600) == 600
 
 
-def test_too_little_time_to_stop_is_refused(refusal: Any) -> None:
+def test_a_short_grace_period_is_rejected(refusal: Any) -> None:
     said = refusal({"terminationGracePeriodSeconds": 60, "config": {"drain_seconds": 60}})
     assert re.search(r"terminationGracePeriodSeconds is 60, but stopping may take \d+ s", said)
 
 
 def test_probes(render: Render) -> None:
-    """gRPC's, on a port that answers in plain text and however busy the server is; or HTTP's."""
+    """Probes use gRPC on a plain-text port of their own, or HTTP."""
     plain, tls = server_of(render()), server_of(render({"tls": {"secretName": "certificate"}}))
     http = server_of(render({"probes": {"protocol": "http"}}))
     for pod in (plain, tls):
@@ -149,7 +148,7 @@ def test_probes(render: Render) -> None:
     assert slow["periodSeconds"] * slow["failureThreshold"] == 1200
 
 
-def test_new_options_make_new_pods_and_nothing_else_does(render: Render) -> None:
+def test_only_changed_options_replace_pods(render: Render) -> None:
     def template(**values: Any) -> Document:
         pods: Document = only(render(values), "Deployment")["spec"]["template"]
         return pods
@@ -158,17 +157,17 @@ def test_new_options_make_new_pods_and_nothing_else_does(render: Render) -> None
     assert template(replicas=3, podDisruptionBudget={"enabled": False}) == template()
 
 
-def test_an_autoscaler_alone_decides_how_many_pods_there_are(render: Render) -> None:
+def test_an_autoscaler_owns_the_number_of_pods(render: Render) -> None:
     assert only(render({"replicas": 3}), "Deployment")["spec"]["replicas"] == 3
     assert "replicas" not in only(render({"autoscaling": {"by": "hpa"}}), "Deployment")["spec"]
 
 
-def test_every_metric_that_is_named_exists() -> None:
-    """In the chart, and in the examples for autoscalers."""
+def test_metrics_in_the_manifests_exist() -> None:
+    """Covers the chart and the autoscaling examples."""
     metrics = ServerMetrics()
     metrics.model("any")
     exposed = {sample.name for family in metrics.registry.collect() for sample in family.samples}
-    rules = CHART / "files"  # of recorded series and other exporters too; tests/deploy/monitoring has them
+    rules = CHART / "files"  # also name recorded series and other exporters; tests/deploy/monitoring checks them
     files = [path for path in DEPLOY.rglob("*.yaml") if rules not in path.parents]
     named = {
         metric
@@ -179,7 +178,7 @@ def test_every_metric_that_is_named_exists() -> None:
     assert named <= exposed
 
 
-def test_the_query_of_keda_means_the_pods_of_this_release(render: Render) -> None:
+def test_kedas_query_selects_the_pods_of_this_release(render: Render) -> None:
     keda = {"by": "keda", "keda": {"serverAddress": "http://p:9090"}}
     scaled = only(render({"autoscaling": keda}, "--namespace", "speech"), "ScaledObject")
     query = scaled["spec"]["triggers"][0]["metadata"]["query"]
@@ -189,8 +188,8 @@ def test_the_query_of_keda_means_the_pods_of_this_release(render: Render) -> Non
     assert not re.fullmatch(found[1], "dragoman-beta-6d4cf56db6-x7k2p")
 
 
-def test_the_query_of_keda_finds_pods_whose_names_are_cut_off(render: Render) -> None:
-    """Kubernetes makes a pod's name of the first 58 characters of NAME-HASH- and of 5 more."""
+def test_kedas_query_selects_pods_with_truncated_names(render: Render) -> None:
+    """A pod's name is the first 58 characters of NAME-HASH- and 5 more."""
     keda = {"by": "keda", "keda": {"serverAddress": "http://p:9090"}}
     documents = render({"fullnameOverride": "a" * 63, "autoscaling": keda})
     query = only(documents, "ScaledObject")["spec"]["triggers"][0]["metadata"]["query"]
@@ -200,22 +199,25 @@ def test_the_query_of_keda_finds_pods_whose_names_are_cut_off(render: Render) ->
     assert re.fullmatch(found[1], pod)
 
 
-def test_keda_is_told_how_to_show_who_it_is(render: Render) -> None:
+def test_kedas_authentication(render: Render) -> None:
     def trigger(**keda: str) -> Document:
         values = {"by": "keda", "keda": {"serverAddress": "https://p.example", **keda}}
-        (made,) = only(render({"autoscaling": values}), "ScaledObject")["spec"]["triggers"]
-        return {"authModes": made["metadata"].get("authModes"), "authenticationRef": made.get("authenticationRef")}
+        (spec,) = only(render({"autoscaling": values}), "ScaledObject")["spec"]["triggers"]
+        return {
+            "authModes": spec["metadata"].get("authModes"),
+            "authenticationRef": spec.get("authenticationRef"),
+        }
 
     assert trigger() == {"authModes": None, "authenticationRef": None}
     reference = {"name": "prometheus"}
-    asked = trigger(authentication="prometheus", authModes="tls,basic")
-    assert asked == {"authModes": "tls,basic", "authenticationRef": reference}
-    of_the_pod = trigger(authentication="prometheus", authModes="none")
-    assert of_the_pod == {"authModes": None, "authenticationRef": reference}
+    with_modes = trigger(authentication="prometheus", authModes="tls,basic")
+    assert with_modes == {"authModes": "tls,basic", "authenticationRef": reference}
+    by_pod_identity = trigger(authentication="prometheus", authModes="none")
+    assert by_pod_identity == {"authModes": None, "authenticationRef": reference}
 
 
 def test_both_autoscalers_read_the_same_metric(render: Render) -> None:
-    """The name that prometheus-adapter gives it is the one that the HorizontalPodAutoscaler asks for."""
+    """prometheus-adapter exposes the metric under the name that the HorizontalPodAutoscaler reads."""
     hpa = only(render(VALUES["autoscaling-hpa"]), "HorizontalPodAutoscaler")
     (rule,) = yaml.safe_load((DEPLOY / "autoscaling" / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
     metric = hpa["spec"]["metrics"][0]["pods"]["metric"]["name"]

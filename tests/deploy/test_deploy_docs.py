@@ -1,4 +1,4 @@
-"""What deploy/README.md and the chart's README.md tell people to do can be done."""
+"""The commands and statements of deploy/README.md and the chart's README.md are correct."""
 
 import json
 import re
@@ -19,9 +19,8 @@ from dragoman_server.bundle.manifest import INTEGERS, Manifest, Shape
 from dragoman_server.config import ServerConfig
 from dragoman_server.runtime.device import unfit_for_gpus
 from tests.conftest import ROOT
-from tests.deploy.conftest import Render
+from tests.deploy.conftest import Render, only
 from tests.deploy.kube_schemas import MINORS, faults
-from tests.deploy.objects import only
 from tests.support.certificates import Authority
 
 SCRIPTS = Path(sys.executable).parent
@@ -34,7 +33,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def named_block(page: Path, name: str) -> str:
-    """The YAML whose first line is "# NAME"."""
+    """Returns the YAML block whose first line is "# NAME"."""
     (found,) = [block for block in blocks(page, "yaml") if block.startswith(f"# {name}\n")]
     return found
 
@@ -50,8 +49,8 @@ def helm_commands() -> list[tuple[Path, list[str]]]:
 
 
 @pytest.mark.parametrize(("page", "command"), helm_commands(), ids=lambda value: "")
-def test_helm_takes_the_commands(tools: tuple[Path, Path], tmp_path: Path, page: Path, command: list[str]) -> None:
-    """As an installation that reaches no cluster."""
+def test_helm_commands_work(tools: tuple[Path, Path], tmp_path: Path, page: Path, command: list[str]) -> None:
+    """Runs them as a dry run without a cluster."""
     (tmp_path / "deploy").symlink_to(DEPLOY)
     if "g2p.yaml" in command:
         (tmp_path / "g2p.yaml").write_text(named_block(page, "g2p.yaml"), encoding="utf-8")
@@ -60,16 +59,16 @@ def test_helm_takes_the_commands(tools: tuple[Path, Path], tmp_path: Path, page:
         [tools[0], "install", *arguments, "--dry-run=client"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    # Names that the page says the objects have.
+    # The names that the page mentions.
     assert 'name: "g2p-dragoman"\n' in done.stdout
     assert 'namespace: "speech"\n' in done.stdout
 
 
-def test_there_are_commands_to_try() -> None:
+def test_helm_commands_are_found() -> None:
     assert {page.parent.name for page, _ in helm_commands()} == {"deploy", "dragoman"}
 
 
-def test_kustomize_takes_the_overlay(tools: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_kustomize_overlay_works(tools: tuple[Path, Path], tmp_path: Path) -> None:
     shutil.copytree(DEPLOY / "kustomize", tmp_path / "dragoman" / "deploy" / "kustomize")
     overlay = tmp_path / "speech"
     overlay.mkdir()
@@ -91,17 +90,17 @@ def test_every_example_is_listed() -> None:
     assert set(re.findall(r"\(\.\./examples/([^)]+)\)", text)) == examples
 
 
-def test_the_refusal_that_is_shown_is_the_real_one(tools: tuple[Path, Path]) -> None:
+def test_the_documented_error_is_real(tools: tuple[Path, Path]) -> None:
     (shown,) = [block for block in blocks(CHART / "README.md", "") if block.startswith("Error: ")]
     command = [str(tools[0]), "template", "g2p", str(CHART), "--set", "config.port=1"]
     said = subprocess.run(command, capture_output=True, text=True, check=False).stderr
-    # In which template helm is when it comes upon the mistake is its own affair.
+    # The template in which helm finds the error varies.
     places = re.compile(r"templates/\w+\.yaml")
     assert places.sub("", shown.strip()) in places.sub("", said)
 
 
-def test_the_secrets_are_those_that_the_chart_mounts(tools: tuple[Path, Path], tmp_path: Path, render: Render) -> None:
-    """kubectl and our own command as the page has them, without a cluster."""
+def test_documented_secrets_match_the_chart(tools: tuple[Path, Path], tmp_path: Path, render: Render) -> None:
+    """Runs the documented commands without a cluster."""
     pair = Authority(tmp_path, "anyone").sign("server")
     pair.cert.rename(tmp_path / "tls.crt")
     pair.key.rename(tmp_path / "tls.key")
@@ -157,7 +156,7 @@ CLIENTS: list[dict[str, Any]] = [{"podSelector": {}}]
     ],
     ids=lambda value: "",
 )
-def test_the_notes_tell_who_may_call_what(tools: tuple[Path, Path], values: dict[str, Any], told: set[str]) -> None:
+def test_notes_state_who_may_call(tools: tuple[Path, Path], values: dict[str, Any], told: set[str]) -> None:
     notes = notes_of(tools[0], values)
     sentences = {EVERYONE, NARROWED, PLAIN, PLAIN_KEYS, ALL_ADMINISTRATE, NOBODY, SOME}
     assert {sentence for sentence in sentences if sentence in notes} == told
@@ -178,7 +177,7 @@ OF_TLS, OF_MUTUAL = {"--ca", "--server-name"}, {"--ca", "--server-name", "--cert
     ],
     ids=lambda value: "",
 )
-def test_the_notes_have_the_options_that_clients_need(
+def test_notes_have_the_client_options(
     tools: tuple[Path, Path], values: dict[str, Any], options: set[str], key: bool
 ) -> None:
     notes = notes_of(tools[0], values)
@@ -201,7 +200,7 @@ def test_the_notes_have_the_options_that_clients_need(
     ],
     ids=lambda value: "",
 )
-def test_the_notes_tell_of_a_single_pod(tools: tuple[Path, Path], values: dict[str, Any], told: str | None) -> None:
+def test_notes_warn_of_a_single_pod(tools: tuple[Path, Path], values: dict[str, Any], told: str | None) -> None:
     notes = notes_of(tools[0], values)
     assert ("Draining its node stops it" in notes) == (told is not None)
     assert told is None or told in notes
@@ -211,10 +210,8 @@ ON_A_GPU: dict[str, Any] = {"gpus": 1, "models": {"source": "claim", "claim": {"
 
 
 @pytest.mark.parametrize("values", [{}, ON_A_GPU, {"image": {"tag": "mine"}}], ids=["cpu", "gpu", "tag"])
-def test_the_notes_tell_how_to_build_the_image_that_is_in_no_registry(
-    tools: tuple[Path, Path], render: Render, values: dict[str, Any]
-) -> None:
-    """By the commands of deploy/docker/README.md; what they push is then what pods ask for."""
+def test_notes_explain_how_to_build_the_image(tools: tuple[Path, Path], render: Render, values: dict[str, Any]) -> None:
+    """The commands are those of deploy/docker/README.md, and push the image that pods use."""
     notes = notes_of(tools[0], values)
     lines = [shlex.split(line) for line in notes.splitlines() if line.startswith(("  docker ", "  helm "))]
     build, push, upgrade = lines
@@ -232,19 +229,19 @@ def test_the_notes_tell_how_to_build_the_image_that_is_in_no_registry(
     assert "is in no registry" not in notes_of(tools[0], pushed)
 
 
-def test_the_notes_tell_which_models_are_not_for_gpus(tools: tuple[Path, Path]) -> None:
+def test_notes_name_precisions_that_are_not_for_gpus(tools: tuple[Path, Path]) -> None:
     *some, last = INTEGERS
     assert f"one in {', '.join(some)} or {last} is for CPUs" in notes_of(tools[0], ON_A_GPU)
     assert "GPUs need" not in notes_of(tools[0], {})
 
 
-def test_the_chart_knows_that_the_model_of_the_image_is_not_for_gpus(refusal: Callable[..., str]) -> None:
+def test_the_chart_rejects_the_shipped_model_on_gpus(refusal: Callable[..., str]) -> None:
     precision = load_bundle(shipped_bundle()).manifest.precision
     assert unfit_for_gpus(precision) is not None
     assert f"(models.source: shipped) is in {precision}, which is for CPUs" in refusal({"gpus": 1})
 
 
-def test_the_seconds_of_stopping_are_those_of_the_chart(render: Render) -> None:
+def test_documented_seconds_match_the_chart(render: Render) -> None:
     text = PAGES[0].read_text(encoding="utf-8")
     table = dict(re.findall(r"^\| `?([\w.]+)`? \| (\d+) \|$", text, re.MULTILINE))
     pod = only(render(), "Deployment")["spec"]["template"]["spec"]
@@ -254,18 +251,18 @@ def test_the_seconds_of_stopping_are_those_of_the_chart(render: Render) -> None:
     assert pod["terminationGracePeriodSeconds"] == int(grace)
 
 
-def test_a_new_pod_is_found_before_an_old_one_goes(render: Render) -> None:
-    """By all clients: their connections come of age, give or take a tenth, and DNS forgets what it said before."""
-    documents, remembered = render(), 30
+def test_clients_find_a_new_pod_before_an_old_one_stops(render: Render) -> None:
+    """All connections reach their age, plus or minus a tenth, and the DNS cache expires."""
+    documents, cached = render(), 30
     options = yaml.safe_load(only(documents, "ConfigMap")["data"]["server.yaml"])
-    least = 1.1 * options["max_connection_age_seconds"] + remembered
+    least = 1.1 * options["max_connection_age_seconds"] + cached
     spec = only(documents, "Deployment")["spec"]
     assert spec["minReadySeconds"] + options["drain_delay_seconds"] >= least
-    assert f"{remembered} seconds (`ttl` and `cache` in CoreDNS)" in " ".join(PAGES[0].read_text("utf-8").split())
+    assert f"{cached} seconds (`ttl` and `cache` in CoreDNS)" in " ".join(PAGES[0].read_text("utf-8").split())
 
 
-def test_options_and_values_that_are_named_exist() -> None:
-    """What has dots is a value of the chart; what has underscores an option, a metric, or of a manifest."""
+def test_options_and_values_in_the_page_exist() -> None:
+    """Names with dots are values of the chart; names with underscores are options, metrics or manifest fields."""
     page = re.sub(r"^```.*?^```$", "", PAGES[0].read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     named = set(re.findall(r"`([a-zA-Z]+(?:[._][a-zA-Z]+)+)`", page))
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
@@ -287,7 +284,7 @@ def test_options_and_values_that_are_named_exist() -> None:
     assert plain - options - manifest - metrics == set()
 
 
-def test_applied_files_are_there() -> None:
+def test_applied_files_exist() -> None:
     named = re.findall(r"(?:--filename|--kustomize) (deploy/\S+?)[\s`,]", PAGES[0].read_text(encoding="utf-8"))
     assert named
     assert [path for path in named if not (ROOT / path).exists()] == []

@@ -21,9 +21,8 @@ from deploy.generate import CHART, DEPLOY
 from deploy.tools import NoTools, hadolint
 from dragoman_server.bundle.load import shipped_bundle
 from tests.conftest import ROOT
-from tests.deploy.conftest import Render
+from tests.deploy.conftest import Render, only
 from tests.deploy.images import BASE, Docker, missing_tools
-from tests.deploy.objects import only
 from tests.deploy.test_deploy_docs import PAGES, blocks
 
 FOLDER = DEPLOY / "docker"

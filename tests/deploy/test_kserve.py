@@ -11,8 +11,8 @@ import yaml
 
 from deploy.generate import DEPLOY
 from deploy.tools import KSERVE, NoTools, wheel
+from tests.deploy.conftest import Document, only
 from tests.deploy.kube_schemas import MINORS, faults, unrestricted
-from tests.deploy.objects import Document, only
 
 FILES = sorted((DEPLOY / "kserve").glob("*.yaml"))
 

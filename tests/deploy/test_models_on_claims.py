@@ -1,4 +1,4 @@
-"""The volume for models, and what fills it: Kubernetes takes it, and the server finds the models there."""
+"""The volume for models: valid objects, and the server finds the models that they copy."""
 
 import os
 import re
@@ -13,9 +13,8 @@ from deploy.generate import DEPLOY
 from dragoman_server.bundle.load import shipped_bundle
 from dragoman_server.config import ServerConfig
 from dragoman_server.models.repository import Repository
-from tests.deploy.conftest import Render
+from tests.deploy.conftest import Render, only
 from tests.deploy.kube_schemas import MINORS, faults, unrestricted
-from tests.deploy.objects import only
 from tests.deploy.test_deploy_docs import PAGES, blocks, named_block
 
 FOLDER = DEPLOY / "models"
@@ -33,12 +32,12 @@ def pod_of(document: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.stem))
-def test_kubernetes_takes_it(path: Path) -> None:
+def test_objects_are_valid(path: Path) -> None:
     assert {minor: faults(document(path.name), minor) for minor in MINORS} == {minor: [] for minor in MINORS}
 
 
 @pytest.mark.parametrize("name", ["fill-by-hand.yaml", "fill-from-image.yaml"])
-def test_what_fills_it_is_the_user_who_reads_it(render: Render, name: str) -> None:
+def test_it_is_filled_by_the_servers_user(render: Render, name: str) -> None:
     values = yaml.safe_load(named_block(PAGES[0], "g2p.yaml"))
     server, pod = only(render(values), "Deployment")["spec"]["template"]["spec"], pod_of(document(name))
     assert unrestricted(pod) == []
@@ -50,7 +49,7 @@ def test_what_fills_it_is_the_user_who_reads_it(render: Render, name: str) -> No
 
 
 def fill(folder: Path, bundle: Path) -> subprocess.CompletedProcess[str]:
-    """What the Job does, in directories of ours."""
+    """Runs the Job's script on local directories."""
     container = pod_of(document("fill-from-image.yaml"))["containers"][0]
     shell, options, script = container["command"]
     script = script.replace("/models", str(folder)).replace("/bundle", str(bundle))
@@ -58,8 +57,8 @@ def fill(folder: Path, bundle: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([shell, options, script], env=environment, capture_output=True, text=True, check=False)
 
 
-def test_the_job_puts_a_version_in_place_once(tmp_path: Path) -> None:
-    (tmp_path / "g2p" / ".7").mkdir(parents=True)  # half a copy, of a Job that was evicted
+def test_the_job_installs_a_version_once(tmp_path: Path) -> None:
+    (tmp_path / "g2p" / ".7").mkdir(parents=True)  # a partial copy of an evicted Job
     bundle = shipped_bundle()
     assert fill(tmp_path, bundle).returncode == 0
     found = Repository(tmp_path, ServerConfig()).scan().models
@@ -69,7 +68,7 @@ def test_the_job_puts_a_version_in_place_once(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "g2p/7 is there already\n")
 
 
-def test_the_commands_of_the_page_name_what_there_is() -> None:
+def test_documented_commands_match_the_objects() -> None:
     (block,) = [block for block in blocks(PAGES[0], "sh") if "fill-models" in block]
     pod = document("fill-by-hand.yaml")["metadata"]["name"]
     assert set(re.findall(r"\bfill-models\b", block)) == {pod}

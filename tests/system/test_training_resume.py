@@ -1,4 +1,4 @@
-"""Training in a process of its own: killed, stopped and resumed, the weights end bit-equal to those of a quiet run."""
+"""`dragoman-train` as a process: after kills, stops and resumes, the weights equal those of an uninterrupted run."""
 
 import json
 import signal
@@ -42,18 +42,17 @@ def wait_for_checkpoint(process: "subprocess.Popen[str]", run: Path, step: int) 
 
 
 @pytest.fixture(scope="module")
-def quiet_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("quiet") / "run"
+def uninterrupted_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("uninterrupted") / "run"
     finish(start(run))
     return run
 
 
 def assert_bit_equal(run: Path, other: Path) -> None:
     last = checkpoint_path(Path(), 240)
-    for name in (last, Path("model.pt")):
+    for name in (Path("model.pt"), last):
         one, two = load_state(run / name), load_state(other / name)
         assert all(torch.equal(one["model"][key], two["model"][key]) for key in one["model"] | two["model"])
-    one, two = load_state(run / last), load_state(other / last)
     assert torch.equal(one["rng"], two["rng"])
     assert (one["epoch"], one["position"]) == (two["epoch"], two["position"])
     for key, state in one["optimizer"]["state"].items():
@@ -62,21 +61,21 @@ def assert_bit_equal(run: Path, other: Path) -> None:
     assert reports[0] == reports[1]
 
 
-def test_killed_again_and_again(quiet_run: Path, tmp_path: Path) -> None:
+def test_repeated_kills(uninterrupted_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = start(run)
     for step in (20, 60, 140):
         wait_for_checkpoint(process, run, step)
-        time.sleep(0.03 * (step % 7))  # somewhere on the way to the next one
+        time.sleep(0.03 * (step % 7))  # at different points before the next checkpoint
         process.send_signal(signal.SIGKILL)
         process.communicate()
         assert not (run / "model.pt").exists()
         process = start(run, "--resume")
     assert "resuming at step" in finish(process)
-    assert_bit_equal(run, quiet_run)
+    assert_bit_equal(run, uninterrupted_run)
 
 
-def test_killed_before_its_first_checkpoint(quiet_run: Path, tmp_path: Path) -> None:
+def test_a_kill_before_the_first_checkpoint(uninterrupted_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = start(run)
     while not (run / "source_tokenizer.json").exists():
@@ -85,19 +84,19 @@ def test_killed_before_its_first_checkpoint(quiet_run: Path, tmp_path: Path) -> 
     process.send_signal(signal.SIGKILL)
     process.communicate()
     finish(start(run, "--resume"))
-    assert_bit_equal(run, quiet_run)
+    assert_bit_equal(run, uninterrupted_run)
 
 
-def test_sigterm_saves_first(quiet_run: Path, tmp_path: Path) -> None:
+def test_sigterm_saves_a_checkpoint(uninterrupted_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = start(run)
     wait_for_checkpoint(process, run, 20)
     process.send_signal(signal.SIGTERM)
-    said = finish(process, code=75)
+    output = finish(process, code=75)
     step = checkpoint_steps(run)[-1]
-    assert f"stopped at step {step}, saved in {run}; continue with --resume" in said
+    assert f"stopped at step {step}, saved in {run}; continue with --resume" in output
     assert f"resuming at step {step}" in finish(start(run, "--resume"))
-    assert_bit_equal(run, quiet_run)
+    assert_bit_equal(run, uninterrupted_run)
 
 
 def test_the_tiny_recipe_learns_its_task(tiny_run: Path) -> None:
@@ -107,7 +106,7 @@ def test_the_tiny_recipe_learns_its_task(tiny_run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "message"),
     [
         (["none.yaml"], "error: none.yaml: no such recipe"),
         (["tiny", "--set", "model.heads=7"], "d_model (64) must be divisible by heads (7)"),
@@ -115,10 +114,10 @@ def test_the_tiny_recipe_learns_its_task(tiny_run: Path) -> None:
         (["tiny", "--out", "/dev/null/run"], "error: /dev/null/run"),
     ],
 )
-def test_errors_are_one_sentence(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+def test_errors_are_one_line(arguments: list[str], message: str, tmp_path: Path) -> None:
     command = [str(Path(sys.executable).with_name("dragoman-train")), *arguments]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
-    assert sentence in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

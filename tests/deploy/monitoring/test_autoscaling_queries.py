@@ -8,8 +8,7 @@ import pytest
 import yaml
 
 from deploy.generate import DEPLOY
-from tests.deploy.conftest import Render
-from tests.deploy.objects import only
+from tests.deploy.conftest import Render, only
 
 pytestmark = pytest.mark.usefixtures("prometheus_installed")
 

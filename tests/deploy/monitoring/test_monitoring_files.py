@@ -1,4 +1,4 @@
-"""Dashboards, rules and runbook fit together."""
+"""Dashboards, rules and runbook are consistent, and alerts fire when they should."""
 
 import re
 import subprocess
@@ -32,7 +32,7 @@ GIVEN_BY_GRAFANA = {"__rate_interval", "__range", "__interval"}
 
 
 def runbook() -> dict[str, str]:
-    """Text of each section by its anchor."""
+    """Returns the text of each section by its anchor."""
     parts = re.split(r"^## (.+)$", (MONITORING / "RUNBOOK.md").read_text(), flags=re.MULTILINE)[1:]
     return {title.lower().replace(" ", "-"): text for title, text in zip(parts[::2], parts[1::2], strict=True)}
 
@@ -53,14 +53,14 @@ def test_a_changed_dashboard_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert build.outdated() == [changed, tmp_path / "of-old.json"]
 
 
-def test_check_says_so_by_its_exit_status() -> None:
+def test_check_sets_the_exit_status() -> None:
     command = [sys.executable, "-m", "deploy.monitoring.build", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("panel", panels(), ids=str)
-def test_a_panel_says_what_it_shows_and_in_what_unit(panel: Panel) -> None:
+def test_panels_have_description_and_unit(panel: Panel) -> None:
     assert panel.spec["description"].endswith(".")
     assert panel.spec["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
     assert panel.queries
@@ -68,7 +68,7 @@ def test_a_panel_says_what_it_shows_and_in_what_unit(panel: Panel) -> None:
 
 
 @pytest.mark.parametrize("board", boards(), ids=lambda board: str(board["uid"]))
-def test_a_dashboard_is_whole(board: dict[str, Any]) -> None:
+def test_dashboards_are_complete(board: dict[str, Any]) -> None:
     ids = [panel["id"] for panel in board["panels"]]
     assert ids == list(range(1, len(ids) + 1))
     declared = {variable["name"] for variable in board["templating"]["list"]}
@@ -121,7 +121,7 @@ def test_the_runbook_has_no_section_of_an_alert_that_is_gone() -> None:
     assert {anchor for anchor in runbook() if anchor.startswith("dragoman")} == {name.lower() for name in alerts()}
 
 
-def test_options_that_people_are_told_of_exist() -> None:
+def test_options_in_the_docs_exist() -> None:
     others = {"--previous", "--check", "--address", "--config", "--web", "--example-config", "--option"}
     others |= {"--namespace", "--filename", "--from-file"}
     for path in [*MONITORING.glob("*.md"), *RULES]:
@@ -130,7 +130,7 @@ def test_options_that_people_are_told_of_exist() -> None:
         assert told - options - others == set()
 
 
-def test_lines_of_the_log_that_people_are_told_of_are_written() -> None:
+def test_log_events_in_the_runbook_exist() -> None:
     text = (MONITORING / "RUNBOOK.md").read_text()
     told = [span for span in re.findall(r"`([a-z][A-Za-z';: ]+)`", text) if " " in span]
     events = {span for span in told if not span.startswith(("kubectl ", "dragoman "))}
@@ -139,7 +139,7 @@ def test_lines_of_the_log_that_people_are_told_of_are_written() -> None:
     assert [event for event in events if f'"{event}"' not in sources] == []
 
 
-def test_kubernetes_takes_the_way_to_people() -> None:
+def test_alertmanager_configuration_is_valid() -> None:
     document = yaml.safe_load((MONITORING / "alertmanager.yaml").read_text())
     assert faults(document, MINORS[-1]) == []
     assert faults({**document, "spec": {**document["spec"], "receiver": "inbox"}}, MINORS[-1]) != []
@@ -173,3 +173,41 @@ def test_names_of_series_are_found() -> None:
         "up",
         "dragoman:call_error_budget:ratio",
     }
+
+
+# Prometheus' own tool on the rules
+
+
+def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.usefixtures("prometheus_installed")
+def test_rules_are_valid() -> None:
+    done = promtool("check", "rules", *RULES)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "duplicate" not in done.stdout + done.stderr
+
+
+@pytest.mark.usefixtures("prometheus_installed")
+def test_prometheus_configuration_is_valid() -> None:
+    done = promtool("check", "config", MONITORING / "prometheus.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(RULES)} rule files found" in done.stdout
+
+
+@pytest.mark.usefixtures("prometheus_installed")
+@pytest.mark.parametrize("path", RULE_TESTS, ids=lambda path: str(path.stem))
+def test_alerts_fire_when_they_should(path: Path) -> None:
+    done = promtool("test", "rules", path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.usefixtures("prometheus_installed")
+def test_a_wrong_expectation_fails(tmp_path: Path) -> None:
+    text = RULE_TESTS[0].read_text().replace("../../../../deploy", str(ROOT / "deploy"))
+    file = tmp_path / "test.yaml"
+    file.write_text(text)
+    assert promtool("test", "rules", file).returncode == 0
+    file.write_text(text.replace("exp_alerts: []", "exp_alerts: [{}]"))
+    assert promtool("test", "rules", file).returncode != 0

@@ -109,22 +109,6 @@ async def test_cancelled_waiting_request_is_never_encoded() -> None:
     assert metrics.drops == [("cancelled", "waiting")]
 
 
-async def test_expired_waiting_request_fails_and_is_never_encoded() -> None:
-    runtime, metrics = CountingRuntime(1), Metrics()
-    runtime.gate.clear()
-    async with pool_of(runtime, metrics=metrics) as pool:
-        first = pool.submit(request(5))
-        await until_async(lambda: runtime.encoded)
-        late = pool.submit(request(6, deadline=time.monotonic() + 0.01))
-        await asyncio.sleep(0.02)
-        runtime.gate.set()
-        with pytest.raises(DeadlineExpiredError):
-            await late.result()
-        await first.result()
-    assert runtime.encoded == [[5, END]]
-    assert metrics.drops == [("expired", "waiting")]
-
-
 async def test_expired_running_request_fails_and_its_batch_mate_goes_on() -> None:
     runtime = CountingRuntime(2)
     runtime.gate.clear()
@@ -151,21 +135,6 @@ async def test_time_limit_returns_what_there_is() -> None:
         (answer,) = (await generation.result()).hypotheses
     assert answer.reason is FinishReason.TIME_LIMIT
     assert answer.ids == [39, 38, 37, 36, 35], "four steps before the limit passed, and the one that was under way"
-
-
-async def test_time_limit_returns_nothing_where_it_passed_in_the_queue() -> None:
-    runtime = CountingRuntime(1)
-    runtime.gate.clear()
-    async with pool_of(runtime) as pool:
-        first = pool.submit(request(5))
-        await until_async(lambda: runtime.encoded)
-        late = pool.submit(request(6, time_limit=time.monotonic() + 0.01))
-        await asyncio.sleep(0.02)
-        runtime.gate.set()
-        (answer,) = (await late.result()).hypotheses
-        await first.result()
-    assert (answer.reason, answer.ids) == (FinishReason.TIME_LIMIT, [])
-    assert runtime.encoded == [[5, END]]
 
 
 async def test_full_queue_refuses_and_serves_those_it_took() -> None:

@@ -48,6 +48,7 @@ async def test_limits_pass_on_time_while_the_only_engine_is_in_one_endless_step(
         assert (await busy.result()).hypotheses[0].ids == [*reversed(MANY)]
         assert (await patient.result()).hypotheses[0].ids == [5]
         await until_async(lambda: at_rest(pool))
+    assert runtime.encoded == [[*MANY, END], [5, END]], "overdue requests are never encoded"
 
 
 async def test_a_limit_that_is_earlier_than_the_one_before_is_not_missed() -> None:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman_server.core.errors import QueueFullError
 from dragoman_server.core.requests import GenerationRequest, Priority
 from dragoman_server.core.search_options import BeamOptions, SearchOptions
 from dragoman_server.decoding.factory import make_search
@@ -52,39 +51,16 @@ def test_first_come_first_served_up_to_the_free_rows() -> None:
     assert (queue.waiting, queue.running) == (2, 3)
 
 
-def test_full_queue_refuses_at_once_and_names_a_delay() -> None:
-    queue = scheduler(queue_size=2)
-    queue.submit(job())
-    queue.submit(job())
-    with pytest.raises(QueueFullError) as refused:
-        queue.submit(job())
-    assert 0 < refused.value.retry_after <= 5
-    assert queue.waiting == 2
-
-
-def test_expired_job_is_never_admitted_and_its_place_is_free_again() -> None:
-    queue = scheduler(queue_size=2)
-    late, fine = job(deadline=1.0), job(deadline=3.0)
-    queue.submit(late)
-    queue.submit(fine)
-    admission = queue.take(0, 8, 2.0)
-    assert (admission.expired, admission.admitted) == ([late], [fine])
-
-
-def test_waiting_jobs_expire_while_there_is_no_room_for_them() -> None:
-    queue = scheduler()
-    late = job(deadline=1.0)
-    queue.submit(late)
-    assert queue.take(0, 0, 1.0).expired == [late]
-    assert queue.waiting == 0
-
-
-def test_a_time_limit_that_passes_in_the_queue_differs_from_a_deadline() -> None:
-    queue = scheduler()
-    limited = job(time_limit=1.0)
-    queue.submit(limited)
-    admission = queue.take(0, 8, 1.5)
-    assert (admission.out_of_time, admission.expired, admission.admitted) == ([limited], [], [])
+@pytest.mark.parametrize("free_rows", [0, 8])
+def test_overdue_jobs_leave_the_queue_and_are_never_admitted(free_rows: int) -> None:
+    queue = scheduler(queue_size=3)
+    late, limited, fine = job(deadline=1.0), job(time_limit=1.5), job(deadline=3.0)
+    for each in (late, limited, fine):
+        queue.submit(each)
+    admission = queue.take(0, free_rows, 2.0)
+    assert (admission.expired, admission.out_of_time) == ([late], [limited])
+    assert admission.admitted == ([fine] if free_rows else [])
+    assert queue.waiting == (0 if free_rows else 1), "their places are free again"
 
 
 def test_cancelled_job_leaves_the_queue() -> None:

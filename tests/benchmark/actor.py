@@ -1,6 +1,6 @@
-"""An object that lives in a process of its own, called as if it were here.
+"""An object that lives in a process of its own, with calls passed to it.
 
-Each contender has its own process, so that none pays for another's threads, heap or interpreter lock; those that wait
+Each contender has its own process, so that none is slowed down by another's threads, heap or GIL. Contenders that wait
 for their turn sleep.
 """
 
@@ -24,14 +24,14 @@ class Actor:
     """Builds an object in a new process and passes calls to it.
 
     Args:
-        factory: a module's function or class, called with `arguments`, which are picklable, in the new process.
-        environment: variables that are set before anything of the factory's module is imported.
+        factory: Function or class of a module, called in the new process with `arguments`, which must be picklable.
+        environment: Environment variables, set before the factory's module is imported.
 
     Attributes:
-        pid: of the process.
+        pid: Process id.
 
     Raises:
-        ActorError: the factory failed.
+        ActorError: The factory failed.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class Actor:
             raise
 
     def call(self, method: str, *arguments: object) -> Any:
-        """The method's result.
+        """Returns the method's result.
 
         Raises:
-            ActorError: the method raised, or the process is gone.
+            ActorError: The method raised an exception, or the process has ended.
         """
         return self._run(_call, method, arguments)
 

@@ -33,10 +33,10 @@ Ask = Callable[[], object]
 
 
 class Echo:
-    """Sends back what it gets, in a process of its own.
+    """A process that sends back what it receives.
 
     Attributes:
-        port: where.
+        port: Port that it listens on.
     """
 
     def __init__(self) -> None:
@@ -54,19 +54,18 @@ class Echo:
 
 
 def measure(workers: int, seconds: float, in_flight: Sequence[int] = IN_FLIGHT) -> list[dict[str, Any]]:
-    """Asks a server of the shipped model, that is loaded with single words.
+    """Measures the health checks of a server that answers single words with the shipped model.
 
     Args:
-        workers: processes that compute; 0 for the server's own.
-        seconds: that each number of calls is kept in flight.
-        in_flight: the numbers of calls.
+        workers: Number of worker processes; 0 for in-process engines.
+        seconds: Length of the measurement for each number of calls.
+        in_flight: Numbers of calls in flight.
 
     Returns:
-        for each number of calls: how many a second were answered, and p50, p99 and the longest seconds of a check by
-        what was asked.
+        for each number of calls, the answered calls per second, and p50, p99 and maximum seconds by kind of check.
 
     Raises:
-        ServerStartError, ActorError: it does not start, or the load fails.
+        ServerStartError, ActorError: The server does not start, or the load generator fails.
     """
     requests = real_words(load_bundle(shipped_bundle()), WORDS).unary()
     health_port = free_port()

@@ -20,9 +20,9 @@ LOOKS, LOOK_SECONDS = 5, 1.0  # what ran before may still be ending
 
 
 def describe(module: str = "tests.benchmark", packages: Sequence[str] = PACKAGES) -> dict[str, Any]:
-    """Processor, memory, versions, date, commit and command line of `module`, which was run; and who else was busy.
+    """Returns processor, memory, versions, date, commit, the command line of `module`, and the load by other processes.
 
-    It takes a second, and up to LOOKS of them on a machine that is busy: this process sleeps meanwhile.
+    Takes a second, or up to LOOKS seconds on a busy machine, during which this process sleeps.
     """
     return {
         "busy_cores_before": round(busy_cores(), 2),
@@ -39,9 +39,9 @@ def describe(module: str = "tests.benchmark", packages: Sequence[str] = PACKAGES
 
 
 def busy_cores() -> float:
-    """How many cores others keep busy, in the first look that finds them quiet, else in the last one.
+    """Returns the number of cores that other processes keep busy: the first quiet sample, or else the last one.
 
-    A load average would not do: it remembers for minutes what has just ended.
+    A load average would not do, because it includes processes that ended minutes ago.
     """
     cores = 0.0
     for _ in range(LOOKS):

@@ -16,11 +16,11 @@ MARKED_ROWS = 32  # at which the loop is looked at
 
 @dataclass(frozen=True)
 class Measured:
-    """All that marks are read from.
+    """All measurements that marks are computed from.
 
     Attributes:
-        served: by label, see results.serving.
-        loop, servers: what those benchmarks wrote.
+        served: Results by label, see results.serving.
+        loop, servers: Results of these benchmarks.
     """
 
     served: Mapping[str, Served]
@@ -38,12 +38,12 @@ Values = Callable[[Measured, str], list[float]]
 
 @dataclass(frozen=True)
 class Mark:
-    """A number that is wanted.
+    """A goal for a measured number.
 
     Attributes:
-        wanted: by label; numbers without one are shown all the same.
-        at_most: whether it should not be more, rather than not be less.
-        unit: what follows a number; shares are shown in per cent.
+        wanted: Goals by label; numbers without one are shown as well.
+        at_most: Whether the goal is an upper bound.
+        unit: Suffix of the number; shares are shown in per cent.
     """
 
     name: str

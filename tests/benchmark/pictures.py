@@ -17,10 +17,10 @@ SERVERS = ("dragoman", "batching", "triton")
 
 
 def draw(results: Path, folder: Path) -> list[str]:
-    """Draws what was measured; those of before are removed.
+    """Draws all results and removes older pictures.
 
     Returns:
-        the names of the pictures, without their ending.
+        the names of the pictures, without suffix.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.png"):

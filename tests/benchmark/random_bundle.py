@@ -1,8 +1,8 @@
 """Bundles of random weights: the base shape of "Attention Is All You Need", and others.
 
-Speed does not depend on what the weights say, only on how many tokens are decoded; so answers get a fixed length, see
-tests.support.random_model. The bundles are made as an export makes them but for its check, which compares every step
-with the model and takes minutes for the base shape; the graphs are those that are checked elsewhere.
+Speed does not depend on the weights, only on the number of decoded tokens, so answers have a fixed length, see
+tests.support.random_model. The bundles are exported without the parity check, which compares every step with the model
+and takes minutes for the base shape; the same graphs are checked elsewhere.
 """
 
 import hashlib
@@ -52,11 +52,11 @@ BASE = ModelConfig(
 def random_bundle(
     name: str, config: ModelConfig, vocabulary: int, precision: Precision = "fp32", cache: CacheChoice = "auto"
 ) -> Bundle:
-    """A bundle with random weights, made in BUILD unless it stands there from the same code.
+    """Returns a bundle with random weights, made in BUILD unless the same code has made it there already.
 
     Args:
-        name: of the model, and the start of the folder's name.
-        vocabulary: tokens of each side, the special ones included.
+        name: Name of the model, and the start of the folder's name.
+        vocabulary: Number of tokens of each side, special tokens included.
     """
     digest = hashlib.sha256(f"{config} {vocabulary} {cache} {_fingerprint()}".encode()).hexdigest()[:12]
     place = BUILD / f"{name}-{precision}-{digest}"

@@ -17,10 +17,10 @@ class Row(BaseModel):
 
     Attributes:
         system: "raw", "unary", "batch" or "ctranslate2".
-        load: inputs worked on at a time; None for all of them at once.
-        rates: tokens a second, one a round.
-        p50, p99: seconds of a call.
-        core_ms: milliseconds of a core for each input.
+        load: Inputs in flight; None for all of them at once.
+        rates: Tokens per second, one per round.
+        p50, p99: Seconds per call.
+        core_ms: CPU time per input, in milliseconds.
     """
 
     system: str
@@ -49,8 +49,8 @@ class Bulk(BaseModel):
     """Interactive calls beside batches.
 
     Attributes:
-        slower: p99 of the calls over that without batches.
-        kept: of the batches' tokens a second without the calls.
+        slower: The calls' p99 latency relative to that without batches.
+        kept: The batches' tokens per second relative to those without the calls.
     """
 
     slower: float
@@ -58,16 +58,16 @@ class Bulk(BaseModel):
 
 
 class Served(BaseModel):
-    """The server on one model in one precision, beside its raw step loop and CTranslate2.
+    """The server on one model in one precision, with its raw step loop and CTranslate2.
 
     Attributes:
-        machine: what it was measured on and when, see tests.benchmark.machine.
-        model, inputs: in words.
-        tokens_per_answer: a mean, end tokens included.
-        same_answers: inputs that the server answers with CTranslate2's tokens, and inputs.
-        greedy, beam: rows by system and load.
-        peak_mb: that a process ever held after greedy search, by system; CTranslate2's in its best setting at 64.
-        start_seconds: from the start of the server's process until it serves.
+        machine: Machine and date, see tests.benchmark.machine.
+        model, inputs: Descriptions.
+        tokens_per_answer: Mean, end tokens included.
+        same_answers: Number of inputs with the same tokens from the server and CTranslate2, and number of inputs.
+        greedy, beam: Rows by system and load.
+        peak_mb: Peak memory of a process after greedy search, by system; CTranslate2's in its best setting at 64.
+        start_seconds: Time from the start of the server's process until it serves.
     """
 
     machine: dict[str, Any]

@@ -32,14 +32,14 @@ LEAST_BULK = 1000  # inputs of a batch
 def measure(
     bundle: Bundle, converted: Path, workload: Workload, effort: Effort, serve: list[str], notify: Notify
 ) -> dict[str, Any]:
-    """All of results.Served but the machine.
+    """Returns all of results.Served except the machine.
 
     Args:
-        converted: the same weights as CTranslate2 loads them.
-        serve: more arguments of dragoman-serve.
+        converted: The same weights, converted for CTranslate2.
+        serve: More arguments of dragoman-serve.
 
     Raises:
-        ActorError, ServerStartError: a contender failed.
+        ActorError, ServerStartError: A contender failed.
     """
     arguments = ["--bundle", str(bundle.path), *serve]
     with ExitStack() as stack:

@@ -14,15 +14,15 @@ LARGEST_BATCH = 32  # of inputs that come all at once
 
 
 class CTranslate2:
-    """A translator over a converted model.
+    """A translator of a converted model.
 
     Args:
-        model: the converted model's directory.
-        sources: tokens of each input, the end token included.
-        max_new_tokens: generated at most.
+        model: Directory of the converted model.
+        sources: Tokens of each input, the end token included.
+        max_new_tokens: The most tokens to generate.
         compute_type: "float32" or "int8".
-        inter_threads: batches translated at the same time.
-        intra_threads: threads in each of them.
+        inter_threads: Number of batches translated concurrently.
+        intra_threads: Threads per batch.
     """
 
     def __init__(
@@ -42,11 +42,11 @@ class CTranslate2:
         self._translate(self.sources[: 8 * inter_threads], 8)  # warm-up
 
     def measure(self, seconds: float, size: int | None, beam: int = 1) -> Sample:
-        """Translates for at least `seconds`, `size` inputs at a call, shared out among the workers.
+        """Translates for at least `seconds`, in calls of `size` inputs, divided among the workers.
 
         Args:
-            size: None for all inputs in one call, which CTranslate2 then sorts by length.
-            beam: 1 for greedy search.
+            size: Inputs per call; None for all inputs in one call, which CTranslate2 sorts by length.
+            beam: Beam size; 1 for greedy search.
         """
         everything = size is None
         size = size or len(self.sources)

@@ -29,13 +29,13 @@ def thread_settings(cores: int) -> list[tuple[int, int]]:
 
 
 class Translators:
-    """CTranslate2 over a converted model in each thread setting, in processes with its fastest kernels.
+    """CTranslate2 with a converted model in each thread setting, in processes with its fastest kernels.
 
     Args:
-        stack: closes the processes.
-        bundle: whose token ids answers are given in.
-        model: the converted model.
-        seconds: of each trial of the kernels.
+        stack: Exit stack that closes the processes.
+        bundle: Bundle whose token ids the answers use.
+        model: Directory of the converted model.
+        seconds: Length of each trial of the kernels.
 
     Raises:
         ActorError: CTranslate2 can't run the model.

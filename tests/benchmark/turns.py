@@ -24,10 +24,10 @@ class Contender:
     """One system in one setting at one load.
 
     Attributes:
-        load: inputs worked on at a time; None for all of them at once.
-        setting: threads and the like, in words.
-        measure: takes a sample of about so many seconds.
-        samples: one a round.
+        load: Inputs in flight; None for all of them at once.
+        setting: Description of threads and the like.
+        measure: Function that takes a sample of about the given number of seconds.
+        samples: One sample per round.
     """
 
     system: str
@@ -51,9 +51,9 @@ class Contender:
 
 
 def take_turns(contenders: Sequence[Contender], effort: Effort, notify: Notify) -> list[Row]:
-    """Measures all in turn; of each system at each load the setting with the most tokens a second.
+    """Measures all contenders in turn; returns the fastest setting of each system at each load.
 
-    Every other round goes backwards, so that a machine that warms up or gets busy favours nobody.
+    Every other round runs backwards, so that a machine that warms up or gets busy favours no contender.
     """
     for number in range(effort.rounds):
         notify(f"round {number + 1} of {effort.rounds}")

@@ -18,10 +18,10 @@ class Workload:
     """Inputs for one model.
 
     Attributes:
-        title: what they are, in words.
-        texts: distinct where there are enough of them; all within the model's limits.
-        source_ids, source_tokens: the texts as the bundle's tokenizer encodes them, the end token included.
-        max_new_tokens: generated at most.
+        title: Description of the inputs.
+        texts: Texts within the model's limits, distinct if there are enough.
+        source_ids, source_tokens: Ids and tokens of the texts from the bundle's tokenizer, the end token included.
+        max_new_tokens: The most tokens to generate.
     """
 
     title: str

@@ -1,1 +1,1 @@
-"""ONNX Runtime: devices, sessions, and the cache that a decode step works on."""
+"""Runtimes: ONNX Runtime sessions and a cache pool on one device, and the steps they run."""

@@ -1,7 +1,7 @@
-"""A plain asyncio gRPC server over CTranslate2, as one would write it in an afternoon: no more than it takes to serve.
+"""A plain asyncio gRPC server over CTranslate2, as anyone would write it in an afternoon.
 
 Started as `python -m tests.benchmark.servers.asyncio_server JSON`, with the arguments of `serve`. It answers Generate
-with the best text, and knows no option but max_new_tokens.
+with the best text; its only option is max_new_tokens.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ Waiting = tuple[str, int, "asyncio.Future[str]"]
 
 
 class MicroBatcher:
-    """Gathers what waits into batches; one that is being translated takes nobody in.
+    """Gathers waiting texts into batches; a running batch admits no more.
 
     Args:
-        translate: the texts of a batch, within the limits of their answers; runs in a thread.
-        workers: batches translated at the same time.
-        most: texts in a batch at most; a batch is what came while the last one ran.
+        translate: Function from texts and the limits of their answers to answers; runs in a thread.
+        workers: Number of batches translated concurrently.
+        most: The most texts in a batch; a batch is what arrived while the last one ran.
     """
 
     def __init__(self, translate: Callable[[Sequence[str], Sequence[int]], list[str]], workers: int, most: int) -> None:
@@ -76,12 +76,12 @@ class Service(generation_pb2_grpc.GenerationServiceServicer):
 
 
 async def serve(port: int, model: str, compute_type: str, workers: int, threads: int, batch: int) -> None:
-    """Until the process is ended.
+    """Serves until the process is ended.
 
     Args:
-        port: of the loopback interface.
-        model: directory of the converted model, with its tokenizers.
-        workers: batches at the same time, each on so many threads, with so many texts at most.
+        port: Port on the loopback interface.
+        model: Directory of the converted model with its tokenizers.
+        workers: Number of concurrent batches, each with its own threads and largest size.
     """
     batcher = MicroBatcher(TextTranslator(model, compute_type, workers, threads).translate, workers, batch)
     server = grpc.aio.server()

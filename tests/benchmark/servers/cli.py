@@ -44,9 +44,9 @@ class Comparison:
     """The servers on one model.
 
     Args:
-        converted: the model as CTranslate2 loads it, its tokenizers beside it.
-        inputs: what is asked.
-        seconds: of a sample, about.
+        converted: Model converted for CTranslate2, with its tokenizers.
+        inputs: Inputs to send.
+        seconds: Approximate length of a sample.
     """
 
     def __init__(self, bundle: Bundle, converted: Path, inputs: Inputs, seconds: float) -> None:
@@ -58,8 +58,9 @@ class Comparison:
         self.settings = [Setting(*each, batch, kernels) for each in threads for batch in TRIED_BATCHES]
 
     def measure(self, names: list[str], serve: list[str], rounds: int) -> dict[str, Any]:
-        """By server: its setting, what 1 to 128 callers see who wait for their answers, and what callers at random
-        moments see, as many a second for all servers."""
+        """Returns by server: its setting, its results for 1 to 128 closed-loop callers, and those for random arrivals
+        at a rate that is the same for all servers.
+        """
         compute_type = COMPUTE_TYPES[self.bundle.manifest.precision]
         kinds: dict[str, Callable[[Setting], AbstractContextManager[Running]]] = {
             "batching": partial(start_asyncio, self.converted, compute_type)

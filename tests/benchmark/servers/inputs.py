@@ -1,4 +1,4 @@
-"""What is asked of the servers: texts, each with the most tokens its answer may have."""
+"""The inputs for the servers: texts, each with a limit of tokens for its answer."""
 
 import random
 from dataclasses import dataclass
@@ -25,10 +25,10 @@ class Inputs:
     """Inputs for one model.
 
     Attributes:
-        workload: the texts.
-        limits: most tokens of each text's answer.
-        ends: whether the model ends its answers by itself, so that an end token counts among those decoded; else all
-            answers are as long as they may be.
+        workload: The texts.
+        limits: The most tokens of each text's answer.
+        ends: Whether the model ends its answers itself, so that the end token counts as decoded; otherwise all answers
+            are as long as their limits.
     """
 
     workload: Workload

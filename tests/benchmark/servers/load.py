@@ -57,16 +57,16 @@ PROTOCOLS = {
 
 
 class ServerLoad(LoadGenerator):
-    """Asks for texts, over and over; the same for every server but for the message around a text.
+    """Sends texts repeatedly; the same for all servers except for the message around a text.
 
     Args:
-        address: host and port of the server.
-        server_pid: its process.
-        protocol: of PROTOCOLS.
-        model: its name there.
-        texts, limits: what is asked.
-        tokenizer: file of the one that answers are counted with, after the clock has stopped.
-        ends: whether an answer has an end token that counts.
+        address: Host and port of the server.
+        server_pid: Process id of the server.
+        protocol: Key of PROTOCOLS.
+        model: Name of the model on the server.
+        texts, limits: Texts to send, and the most tokens of their answers.
+        tokenizer: Tokenizer file for counting the tokens of answers, after the measurement.
+        ends: Whether an answer has an end token that counts.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Servers as processes of ours: started, waited for, ended."""
+"""Servers as child processes: started, awaited and ended."""
 
 import json
 import os
@@ -25,10 +25,10 @@ class Setting:
     """One way to run a server over CTranslate2.
 
     Attributes:
-        workers: batches at the same time: Triton's instances of the model, or CTranslate2's own workers.
-        threads: of each of them.
-        batch: texts in a batch at most; a batch is what came while the last one ran.
-        kernels: variables by which CTranslate2 chooses its kernels.
+        workers: Concurrent batches: Triton's model instances, or CTranslate2's own workers.
+        threads: Threads per worker.
+        batch: The most texts in a batch; a batch is what arrived while the last one ran.
+        kernels: Environment variables that select CTranslate2's kernels.
     """
 
     workers: int
@@ -51,15 +51,15 @@ class Running(NamedTuple):
 def running(
     command: Callable[[int], list[str]], ready: Callable[[int], bool], environment: Mapping[str, str]
 ) -> Iterator[Running]:
-    """A process that listens on a port.
+    """Runs a process that listens on a port.
 
     Args:
-        command: of the port.
-        ready: whether it serves, asked over and over.
-        environment: all of its variables.
+        command: Function from the port to the command.
+        ready: Function that returns whether the server is ready; called repeatedly.
+        environment: All environment variables.
 
     Raises:
-        ServerStartError: it did not come up.
+        ServerStartError: The server did not start.
     """
     port = free_port()
     arguments = command(port)

@@ -1,6 +1,6 @@
-"""Text to text by CTranslate2: what a user of it puts behind a server.
+"""Translation of texts by CTranslate2, as its users would put it behind a server.
 
-Triton runs this with a Python of its own, so nothing of the project is imported here.
+Triton runs this with its own Python, so this module imports nothing of the project.
 """
 
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ class TextTranslator:
     """Greedy search over whole batches.
 
     Args:
-        model: the converted model's directory, the tokenizers with it.
+        model: Directory of the converted model with its tokenizers.
         compute_type: "float32" or "int8".
-        workers: batches translated at the same time, each by a call of its own.
-        threads: of each of them.
+        workers: Number of batches translated concurrently, each by a call of its own.
+        threads: Threads per worker.
     """
 
     def __init__(self, model: str, compute_type: str, workers: int, threads: int) -> None:
@@ -32,11 +32,11 @@ class TextTranslator:
         )
 
     def translate(self, texts: Sequence[str], limits: Sequence[int]) -> list[str]:
-        """The answer to each text, all in one batch.
+        """Returns the answer to each text, from one batch.
 
         Args:
-            limits: most tokens of each answer. Where they differ, one that reached its own leaves the batch, as one
-                does that ended by itself.
+            limits: The most tokens of each answer. If they differ, an answer that reaches its limit leaves the batch,
+                as one that has ended does.
         """
         options: dict[str, Any] = {}
         if min(limits) < max(limits):

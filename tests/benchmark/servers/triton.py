@@ -34,14 +34,14 @@ parameters {{ key: "threads" value {{ string_value: "{threads}" }} }}
 
 
 class TritonSetupError(Exception):
-    """Triton can't be had here; the message says why, and what would help."""
+    """Triton can't be installed on this machine; the message says why and names a remedy."""
 
 
 class Triton:
-    """Triton in `folder`, installed there unless it is already.
+    """A Triton installation in `folder`, made if it does not exist.
 
     Raises:
-        TritonSetupError: it can't be.
+        TritonSetupError: Triton can't be installed.
     """
 
     def __init__(self, folder: Path) -> None:

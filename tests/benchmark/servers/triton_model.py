@@ -1,6 +1,6 @@
-"""The model as Triton's Python backend runs it: each batch that its dynamic batcher gives is translated as a whole.
+"""The model for Triton's Python backend: translates each batch of the dynamic batcher as a whole.
 
-Runs in Triton's own Python processes, one for each instance.
+Runs in Triton's own Python processes, one per instance.
 """
 
 import json

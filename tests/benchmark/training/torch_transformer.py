@@ -10,10 +10,10 @@ from dragoman_training.model.positions import sinusoids
 
 
 class TorchTransformer(nn.Module):
-    """nn.Transformer of a shape, its output layer tied to the target's embedding.
+    """An nn.Transformer of a given shape, its output layer tied to the target embedding.
 
-    nn.Transformer drops out more than the paper does: attention weights and the feed-forward's hidden layer too. That
-    is taken away, so that all trainers do the same work.
+    nn.Transformer applies more dropout than the paper: to attention weights and the feed-forward's hidden layer. It is
+    disabled there, so that all trainers do the same work.
     """
 
     def __init__(self, config: ModelConfig, source_vocabulary: int, target_vocabulary: int) -> None:

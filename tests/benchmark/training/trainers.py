@@ -1,9 +1,9 @@
-"""Those that are compared, each with a step of its own: our trainer, PyTorch's nn.Transformer, Hugging Face's Marian.
+"""The compared trainers, each with its own step: ours, PyTorch's nn.Transformer, and Hugging Face's Marian.
 
-The two others get what we get: the same batches in the same order from the same sampler, AdamW with the same settings
-(PyTorch's fused one), the same learning rates, label smoothing, clipping of gradients, dropout in the same places, and
-bfloat16 by the same autocast. Attention is computed by PyTorch's fused kernel or by plain products, whichever is asked
-for. Ours has no such choice.
+The two others get the same as ours: batches in the same order from the same sampler, AdamW with the same settings
+(PyTorch's fused one), learning rates, label smoothing, gradient clipping, dropout in the same places, and bfloat16 by
+the same autocast. Their attention is computed by PyTorch's fused kernel or by plain products, as configured; ours has
+no such choice.
 """
 
 import tempfile
@@ -41,10 +41,10 @@ class Steps(NamedTuple):
 
 
 class Contender(ABC):
-    """Makes steps; data loading is part of a step.
+    """A trainer that makes steps, data loading included.
 
     Args:
-        threads: of PyTorch.
+        threads: PyTorch threads.
     """
 
     def __init__(self, work: Work, threads: int) -> None:

@@ -1,4 +1,4 @@
-"""What one message can cost the server: a request that unpacks to a gigabyte, an answer that would be one."""
+"""Memory that one message can cost the server: compressed requests and large responses."""
 
 import re
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from dragoman.v1 import generation_pb2_grpc
 from tests.support.memory import peak_megabytes
 
 MEBIBYTE = 2**20
-# How many zeros each method gets; 64 MiB are 65 kB as gzip.
+# Number of zero bytes to send to each method; 64 MiB are 65 kB of gzip.
 UNARY = {"dragoman.v1.GenerationService/Generate": 64 * MEBIBYTE, "grpc.health.v1.Health/Check": 5 * MEBIBYTE}
 STREAMS = {
     "inference.GRPCInferenceService/ModelStreamInfer": 64 * MEBIBYTE,
@@ -33,14 +33,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
 
 def send(channel: grpc.Channel, method: str, data: bytes) -> None:
     if method in UNARY:
-        ask: Any = channel.unary_unary(f"/{method}")
-        ask(data, compression=GZIP, timeout=120)
+        unary: Any = channel.unary_unary(f"/{method}")
+        unary(data, compression=GZIP, timeout=120)
     else:
         call: Any = channel.stream_stream(f"/{method}")
         list(call(iter([data]), compression=GZIP, timeout=120))
 
 
-def test_what_unpacks_to_too_much_is_refused_before_it_is_in_memory(server: LocalServer) -> None:
+def test_a_request_that_unpacks_to_too_much_is_refused_before_it_is_in_memory(server: LocalServer) -> None:
     with grpc.insecure_channel(server.address) as channel:
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
         request = pb.GenerateRequest(input=pb.Input(text="court"))
@@ -55,7 +55,7 @@ def test_what_unpacks_to_too_much_is_refused_before_it_is_in_memory(server: Loca
         assert stub.Generate(request).hypotheses[0].text == "K AO R T"
 
 
-def test_a_compressed_request_is_answered_as_any_other(server: LocalServer) -> None:
+def test_a_compressed_request_gets_the_same_response(server: LocalServer) -> None:
     texts = [pb.Input(text="court")] * 50
     with grpc.insecure_channel(server.address) as channel:
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
@@ -66,8 +66,8 @@ def test_a_compressed_request_is_answered_as_any_other(server: LocalServer) -> N
             request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
         )
         name = "dragoman.v1.GenerationService" + 100 * "a"  # long enough to be worth compressing
-        asked = reflection_pb2.ServerReflectionRequest(file_containing_symbol=name)
-        assert list(call(iter([asked]), compression=GZIP)) == list(call(iter([asked])))
+        request_ = reflection_pb2.ServerReflectionRequest(file_containing_symbol=name)
+        assert list(call(iter([request_]), compression=GZIP)) == list(call(iter([request_])))
         wrong = oip.ModelInferRequest(model_name="a" * 100).SerializeToString()
         infer: Any = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         with pytest.raises(grpc.RpcError) as refused:
@@ -84,7 +84,7 @@ def test_other_compression_is_refused(server: LocalServer) -> None:
         assert "'deflate' is disabled" in (refused.value.details() or "")
 
 
-def test_an_answer_that_would_be_too_large_is_refused_before_it_is_computed(server: LocalServer) -> None:
+def test_a_response_that_would_be_too_large_is_refused_before_it_is_computed(server: LocalServer) -> None:
     request = pb.GenerateBatchRequest(
         inputs=[pb.Input(text="court")] * 10_000,
         options=pb.GenerationOptions(sample=True, num_hypotheses=32),

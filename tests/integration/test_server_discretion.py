@@ -1,4 +1,4 @@
-"""What clients send shows up in no log, no metric and no page, whatever they call and whatever is wrong with it."""
+"""Text that clients send never appears in logs, metrics or pages, whichever method they call and however it fails."""
 
 import json
 import urllib.error
@@ -19,7 +19,7 @@ from dragoman.v1 import admin_pb2, generation_pb2_grpc
 from dragoman.v1 import generation_pb2 as pb
 from tests.conftest import StartServer
 
-# The first can be read by the model, the second has characters that it has never seen.
+# The model can read the first; the second has unknown characters.
 CANARIES = ("canary", "Жcanary\N{SNOWMAN}")
 DEPTH = 4
 SERVICES: list[ServiceDescriptor] = [
@@ -32,7 +32,7 @@ METHODS = [method for service in SERVICES for method in service.methods]
 
 
 def leaves(descriptor: Descriptor, depth: int = DEPTH) -> Iterator[tuple[FieldDescriptor, ...]]:
-    """Ways to every field of a message that holds text or bytes."""
+    """Yields the path to every string or bytes field of a message."""
     for field in descriptor.fields:
         if field.message_type is not None and depth:
             for rest in leaves(field.message_type, depth - 1):
@@ -41,9 +41,9 @@ def leaves(descriptor: Descriptor, depth: int = DEPTH) -> Iterator[tuple[FieldDe
             yield (field,)
 
 
-def put(message: Message, way: tuple[FieldDescriptor, ...], text: str) -> None:
-    """Sets one of those fields."""
-    field, *rest = way
+def put(message: Message, path: tuple[FieldDescriptor, ...], text: str) -> None:
+    """Sets the field at a path."""
+    field, *rest = path
     value: Any = text.encode() if field.type == FieldDescriptor.TYPE_BYTES else text
     entry = field.message_type
     if entry is not None and entry.GetOptions().map_entry:
@@ -69,21 +69,21 @@ def put(message: Message, way: tuple[FieldDescriptor, ...], text: str) -> None:
 
 
 def messages(method: MethodDescriptor) -> Iterator[bytes]:
-    """One with a canary in each field by itself, one with canaries in all of them, and some that are none."""
+    """Yields messages with a canary in one field, with canaries in all fields, and invalid messages."""
     for canary in CANARIES:
-        whole = GetMessageClass(method.input_type)()
-        for way in leaves(method.input_type):
+        full = GetMessageClass(method.input_type)()
+        for path in leaves(method.input_type):
             message = GetMessageClass(method.input_type)()
-            put(message, way, canary)
-            put(whole, way, canary)
+            put(message, path, canary)
+            put(full, path, canary)
             yield message.SerializeToString()
-        yield whole.SerializeToString()
+        yield full.SerializeToString()
         yield canary.encode()
-        yield b"\x0a\x06canar\xff"  # text that is not UTF-8
+        yield b"\x0a\x06canar\xff"  # not UTF-8
 
 
 def send(channel: grpc.Channel, method: MethodDescriptor, data: bytes) -> str:
-    """The status code."""
+    """Calls a method. Returns the name of the status."""
     name = f"/{method.containing_service.full_name}/{method.name}"
     kind: Any = {
         (False, False): channel.unary_unary,
@@ -93,7 +93,7 @@ def send(channel: grpc.Channel, method: MethodDescriptor, data: bytes) -> str:
     metadata = [("x-anything", "canary"), ("authorization", "Bearer canary"), ("traceparent", "canary")]
     request = iter([data]) if method.client_streaming else data
     try:
-        # Health's Watch goes on for ever.
+        # Health.Watch never ends.
         answer = kind(name)(request, timeout=0.2 if method.name == "Watch" else 20, metadata=metadata)
         if method.server_streaming:
             list(answer)
@@ -103,7 +103,7 @@ def send(channel: grpc.Channel, method: MethodDescriptor, data: bytes) -> str:
 
 
 def pages(server: LocalServer) -> str:
-    """All that the server tells those who run it."""
+    """Returns the log, the metrics and all pages of the server."""
     text = server.log.read_text()
     for path in ("/metrics", "/livez", "/readyz", "/startupz", "/canary"):
         try:
@@ -114,7 +114,7 @@ def pages(server: LocalServer) -> str:
     return text
 
 
-def test_nothing_of_what_clients_send_is_told_to_others(start_server: StartServer) -> None:
+def test_text_of_clients_is_not_revealed(start_server: StartServer) -> None:
     server = start_server("--log-level", "debug", "--max-message-bytes", "65536")
     codes: dict[str, set[str]] = {}
     with grpc.insecure_channel(server.address) as channel:
@@ -122,22 +122,22 @@ def test_nothing_of_what_clients_send_is_told_to_others(start_server: StartServe
             codes[method.full_name] = {send(channel, method, data) for data in messages(method)}
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
         answer = stub.Generate(pb.GenerateRequest(input=pb.Input(text="canary"))).hypotheses[0].text
-        for data in (b"canary" * 20_000, b"canary"):  # too large, and of a method that there is not
+        for data in (b"canary" * 20_000, b"canary"):  # too large, and of an unknown method
             path = "Generate" if len(data) > 6 else "canary"
             call: Any = channel.unary_unary(f"/dragoman.v1.GenerationService/{path}")
             with pytest.raises(grpc.RpcError):
                 call(data)
-    told = pages(server)
+    revealed = pages(server)
     assert server.stop() == 0
-    told += server.log.read_text()
+    revealed += server.log.read_text()
     for secret in ("canary", "Жc", "\\u0416c", answer):
-        assert secret.casefold() not in told.casefold()
+        assert secret.casefold() not in revealed.casefold()
     seen = set().union(*codes.values())
     assert {"OK", "INVALID_ARGUMENT", "NOT_FOUND"} <= seen
     assert not seen & {"INTERNAL", "UNKNOWN"}, {name: found for name, found in codes.items() if "INTERNAL" in found}
 
 
-def test_a_debug_flag_logs_what_comes_and_says_so_loudly(start_server: StartServer) -> None:
+def test_a_debug_option_logs_requests_with_a_warning(start_server: StartServer) -> None:
     server = start_server("--log-text")
     with grpc.insecure_channel(server.address) as channel:
         stub = generation_pb2_grpc.GenerationServiceStub(channel)

@@ -53,7 +53,7 @@ MODEL = "backwards"
 
 
 def letters() -> Tokenizer:
-    """Lower-cased letters; everything else is unknown. Spaces at the ends do not count."""
+    """Returns a tokenizer of lower-cased letters. Other characters are unknown; spaces at the ends are stripped."""
     made = Tokenizer(models.WordLevel({token: i for i, token in enumerate([*SPECIAL, *LETTERS])}, "<unk>"))
     made.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase(), normalizers.Strip()])
     made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
@@ -98,10 +98,10 @@ DECODER = TargetDecoder(letters())
 
 
 def backwards(request: GenerationRequest) -> list[HypothesisResult]:
-    """The source backwards, behind the prefix; each further hypothesis leaves out one more of the first letters.
+    """Returns the reversed source after the prefix; each further hypothesis lacks one more of the last letters.
 
-    Every token has the log-probability -0.5, the end token -0.25, and the score is the number of the hypothesis, less
-    than zero. The best token of each place is the chosen one, the others are the next in the vocabulary.
+    Every token has the log-probability -0.5 and the end token -0.25. The score of a hypothesis is its negative index.
+    The alternatives of a token are the token itself and the next ones in the vocabulary.
     """
     search = request.search
     constraints = search.constraints
@@ -306,7 +306,7 @@ class FakeServer:
     inference_stub: Any
 
     async def send_bytes(self, method: str, data: bytes) -> Any:
-        """Calls a method of the service with what need not be a message."""
+        """Calls a method of the service with raw bytes."""
         call: Any = self.channel.unary_unary(f"/{SERVICE}/{method}")
         return await call(data)
 

@@ -1,4 +1,4 @@
-"""`dragoman-serve` as a process: what it needs, how it starts, refuses to start, and ends."""
+"""`dragoman-serve` as a process: its needs, its start, refusals to start, and its exit."""
 
 import json
 import shutil
@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,8 +30,8 @@ from tests.support.waiting import PATIENCE, until
 
 SERVICE = "dragoman.v1.GenerationService"
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
-TOKENS = 30_000  # that take tens of seconds to decode
-# Seconds of work, on a fast machine for a server that is made slow.
+TOKENS = 30_000  # which take tens of seconds to decode
+# Seconds of work even on a fast machine, since the server is slowed down.
 SLOW = ("--engines", "1", "--max-rows", "2")
 LARGE = pb.GenerateBatchRequest(inputs=[pb.Input(text=str(number % 1000)) for number in range(10_000)])
 
@@ -52,13 +54,21 @@ def stubs(server: LocalServer) -> tuple[grpc.Channel, generation_pb2_grpc.Genera
     return channel, generation_pb2_grpc.GenerationServiceStub(channel)
 
 
+def probe_status(server: LocalServer, path: str) -> int:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/{path}", timeout=10) as page:
+            return int(page.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
 def refuses_to_start(*arguments: str | Path, cwd: Path | None = None) -> str:
-    """The sentence with which the server ends at once."""
+    """Returns the sentence that the server prints when it refuses to start."""
     ports = [] if "--port" in arguments else ["--port", "0", "--metrics-port", "0"]
     command = [serve_command(), *ports, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=cwd)
     assert done.returncode == 1, done.stderr
-    # Beside the sentence there is at most a line of log that it had begun to listen.
+    # Apart from the sentence there is at most a log line that it listens.
     sentences = [line for line in done.stderr.splitlines() if not line.startswith("{")]
     assert len(sentences) == 1, done.stderr
     assert done.stdout == ""
@@ -78,7 +88,7 @@ def test_it_starts_fast_in_little_memory_and_without_torch(start_server: StartSe
     assert "torch" not in libraries
 
 
-def test_it_imports_nothing_of_training() -> None:
+def test_it_does_not_import_training() -> None:
     code = "import dragoman_server.process.cli, dragoman_server.process.app, sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     imported = {name.partition(".")[0] for name in done.stdout.split()}
@@ -94,36 +104,36 @@ def test_it_imports_nothing_of_training() -> None:
     }
 
 
-def test_a_port_in_use_is_told_in_one_sentence(tiny_bundle: Path, taken_port: int) -> None:
+def test_a_port_in_use_is_refused(tiny_bundle: Path, taken_port: int) -> None:
     bundle = ["--bundle", str(tiny_bundle)]
-    said = refuses_to_start(*bundle, "--port", str(taken_port), "--metrics-port", "0")
-    assert said == f"port {taken_port} of 127.0.0.1 is in use; choose another with --port"
-    said = refuses_to_start(*bundle, "--port", "0", "--metrics-port", str(taken_port))
-    assert said == f"port {taken_port} of 127.0.0.1 is in use; choose another with --metrics-port"
+    error = refuses_to_start(*bundle, "--port", str(taken_port), "--metrics-port", "0")
+    assert error == f"port {taken_port} of 127.0.0.1 is in use; choose another with --port"
+    error = refuses_to_start(*bundle, "--port", "0", "--metrics-port", str(taken_port))
+    assert error == f"port {taken_port} of 127.0.0.1 is in use; choose another with --metrics-port"
 
 
 @pytest.mark.parametrize("files", [16, 64])
-def test_too_few_open_files_are_told_before_anything_fails_for_want_of_them(tiny_bundle: Path, files: int) -> None:
+def test_too_few_open_files_are_refused_before_anything_fails(tiny_bundle: Path, files: int) -> None:
     command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", serve_command(), "--bundle", str(tiny_bundle)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    said = f"the system allows this process {files} open files (ulimit -n); it needs at least 272"
-    assert done.stderr == f"dragoman-serve: {said}\n"
+    error = f"the system allows this process {files} open files (ulimit -n); it needs at least 272"
+    assert done.stderr == f"dragoman-serve: {error}\n"
 
 
 def test_two_servers_never_share_a_port(start_server: StartServer, tiny_bundle: Path) -> None:
     first = start_server("--bundle", str(tiny_bundle))
-    said = refuses_to_start("--bundle", tiny_bundle, "--port", str(first.port), "--metrics-port", "0")
-    assert f"port {first.port}" in said
+    error = refuses_to_start("--bundle", tiny_bundle, "--port", str(first.port), "--metrics-port", "0")
+    assert f"port {first.port}" in error
 
 
-def test_a_host_that_is_not_here_is_told(tiny_bundle: Path) -> None:
-    said = refuses_to_start("--bundle", tiny_bundle, "--host", "192.0.2.1")
-    assert said.startswith("--host 192.0.2.1 is not an address of this machine: ")
+def test_a_host_of_another_machine_is_refused(tiny_bundle: Path) -> None:
+    error = refuses_to_start("--bundle", tiny_bundle, "--host", "192.0.2.1")
+    assert error.startswith("--host 192.0.2.1 is not an address of this machine: ")
     assert "no.such.host.invalid" in refuses_to_start("--bundle", tiny_bundle, "--host", "no.such.host.invalid")
 
 
-def test_a_bundle_that_can_not_be_served_is_told(tiny_bundle: Path, tmp_path: Path) -> None:
+def test_an_unusable_bundle_is_refused(tiny_bundle: Path, tmp_path: Path) -> None:
     assert "can't be opened: No such file" in refuses_to_start("--bundle", tmp_path / "nothing")
     broken = tmp_path / "broken"
     shutil.copytree(tiny_bundle, broken)
@@ -135,7 +145,7 @@ def test_a_bundle_that_can_not_be_served_is_told(tiny_bundle: Path, tmp_path: Pa
     assert "weights.bin is missing" in refuses_to_start("--bundle", "broken", cwd=tmp_path)
 
 
-def test_a_gpu_that_is_not_there_is_told(tiny_bundle: Path) -> None:
+def test_a_missing_gpu_is_refused(tiny_bundle: Path) -> None:
     import onnxruntime
 
     if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
@@ -143,10 +153,10 @@ def test_a_gpu_that_is_not_there_is_told(tiny_bundle: Path) -> None:
     assert "cuda" in refuses_to_start("--bundle", tiny_bundle, "--device", "cuda")
 
 
-def test_a_bundle_is_served_through_links_and_from_anywhere(
+def test_a_bundle_is_served_through_links_and_relative_paths(
     start_server: StartServer, tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As Kubernetes mounts it: model -> ..data/model, ..data -> ..version, all of it read-only.
+    # Like a Kubernetes mount: model -> ..data/model, ..data -> ..version, all of it read-only.
     version = tmp_path / "mount" / "..version"
     shutil.copytree(tiny_bundle, version / "model")
     (tmp_path / "mount" / "..data").symlink_to("..version")
@@ -160,7 +170,7 @@ def test_a_bundle_is_served_through_links_and_from_anywhere(
     (version / "model").chmod(0o755)  # so that it can be removed
 
 
-def test_reflection_and_health_tell_what_there_is(tiny_server: LocalServer) -> None:
+def test_reflection_and_health_know_the_services(tiny_server: LocalServer) -> None:
     with grpc.insecure_channel(tiny_server.address) as channel:
         database = ProtoReflectionDescriptorDatabase(channel)
         assert {SERVICE, "grpc.health.v1.Health"} <= set(database.get_services())
@@ -170,7 +180,7 @@ def test_reflection_and_health_tell_what_there_is(tiny_server: LocalServer) -> N
             assert health.Check(health_pb2.HealthCheckRequest(service=service)).status == SERVING
 
 
-def test_alone_streamed_and_in_a_batch_the_answer_is_the_same(tiny_server: LocalServer) -> None:
+def test_single_streamed_and_batched_responses_are_equal(tiny_server: LocalServer) -> None:
     channel, stub = stubs(tiny_server)
     details = pb.Details(log_probabilities=True)
     with channel:
@@ -184,13 +194,13 @@ def test_alone_streamed_and_in_a_batch_the_answer_is_the_same(tiny_server: Local
             for answer in (item.response, messages[-1].final):
                 assert answer.hypotheses[0].text == alone.hypotheses[0].text
                 assert [t.id for t in answer.hypotheses[0].tokens] == [t.id for t in alone.hypotheses[0].tokens]
-                # Rounding may depend on the batch, the tokens do not.
+                # Rounding may depend on the batch; tokens do not.
                 assert answer.hypotheses[0].log_probability == pytest.approx(
                     alone.hypotheses[0].log_probability, abs=1e-4
                 )
 
 
-def test_a_full_queue_refuses_some_and_a_batch_waits_its_turn(start_server: StartServer, tiny_bundle: Path) -> None:
+def test_a_full_queue_refuses_single_calls_while_a_batch_waits(start_server: StartServer, tiny_bundle: Path) -> None:
     server = start_server("--bundle", str(tiny_bundle), "--queue-size", "2", "--max-rows", "1", "--engines", "1")
     channel, stub = stubs(server)
     with channel:
@@ -206,7 +216,7 @@ def test_a_full_queue_refuses_some_and_a_batch_waits_its_turn(start_server: Star
 
 
 @pytest.mark.parametrize("leave", ["cancel", "deadline"])
-def test_clients_that_leave_give_their_rows_back(start_server: StartServer, long_bundle: Path, leave: str) -> None:
+def test_rows_of_clients_that_leave_are_freed(start_server: StartServer, long_bundle: Path, leave: str) -> None:
     server = start_server("--bundle", str(long_bundle), "--max-rows", "1", "--engines", "1")
     request = pb.GenerateRequest(input=pb.Input(text="court"))
     endless = pb.GenerationOptions(min_new_tokens=TOKENS, max_new_tokens=TOKENS)
@@ -227,11 +237,9 @@ def test_clients_that_leave_give_their_rows_back(start_server: StartServer, long
             calls = [stub.Generate.future(request, timeout=timeout) for _ in range(100)]
             return calls + [stub.GenerateStream(request, timeout=timeout) for _ in range(100)]
 
-        def some_expire() -> bool:  # those that a slow machine has sent by then
+        def some_expire() -> bool:  # a slow machine may not have sent all of them
             assert {call.code() for call in ask(timeout=1)} == {grpc.StatusCode.DEADLINE_EXCEEDED}
-            return (
-                dropped("expired", "cancelled") > 0
-            )  # the client's clock may be the first, and the server sees it leave
+            return dropped("expired", "cancelled") > 0  # if the client's clock is first, the server sees a cancellation
 
         if leave == "cancel":
             left = ask()
@@ -249,7 +257,7 @@ def test_clients_that_leave_give_their_rows_back(start_server: StartServer, long
     assert sum_of(server, "dragoman_finishes_total") == 1
 
 
-def test_health_answers_while_the_engines_are_saturated_and_fifty_watch(tiny_server: LocalServer) -> None:
+def test_health_answers_under_load_with_fifty_watches(tiny_server: LocalServer) -> None:
     channel, stub = stubs(tiny_server)
     with channel:
         health = health_pb2_grpc.HealthStub(channel)
@@ -269,7 +277,7 @@ def test_health_answers_while_the_engines_are_saturated_and_fifty_watch(tiny_ser
     assert sorted(seconds)[len(seconds) // 2] < 0.1
 
 
-def test_sigterm_finishes_what_runs_and_refuses_what_comes(start_server: StartServer, tiny_bundle: Path) -> None:
+def test_sigterm_finishes_running_calls_and_refuses_new_ones(start_server: StartServer, tiny_bundle: Path) -> None:
     server = start_server("--bundle", str(tiny_bundle), *SLOW)
     channel, stub = stubs(server)
     with channel:
@@ -281,6 +289,7 @@ def test_sigterm_finishes_what_runs_and_refuses_what_comes(start_server: StartSe
         server.process.send_signal(signal.SIGTERM)
         assert next(watch).status == NOT_SERVING
         assert health.Check(health_pb2.HealthCheckRequest()).status == NOT_SERVING
+        assert [probe_status(server, path) for path in ("startupz", "readyz", "livez")] == [200, 503, 200]
         with pytest.raises(grpc.RpcError) as refused:
             stub.Generate(pb.GenerateRequest(input=pb.Input(text="1")))
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -290,14 +299,14 @@ def test_sigterm_finishes_what_runs_and_refuses_what_comes(start_server: StartSe
     assert server.process.wait(PATIENCE) == 0
 
 
-def test_what_is_not_finished_in_time_is_unavailable(start_server: StartServer, tiny_bundle: Path) -> None:
+def test_batch_items_that_do_not_finish_in_time_are_unavailable(start_server: StartServer, tiny_bundle: Path) -> None:
     server = start_server("--bundle", str(tiny_bundle), *SLOW, "--drain-seconds", "0")
     channel, stub = stubs(server)
     with channel:
         batch = stub.GenerateBatch.future(LARGE)
         until(lambda: sum_of(server, "dragoman_rows_running") > 0)
         server.process.send_signal(signal.SIGTERM)
-        if batch.exception(PATIENCE):  # on a busy machine gRPC ends the call before the server could answer it
+        if batch.exception(PATIENCE):  # on a busy machine gRPC ends the call before the server responds
             assert batch.code() is grpc.StatusCode.UNAVAILABLE
         else:
             codes = {item.error.code for item in batch.result().items if item.HasField("error")}
@@ -305,7 +314,7 @@ def test_what_is_not_finished_in_time_is_unavailable(start_server: StartServer, 
     assert server.process.wait(PATIENCE) == 0
 
 
-def test_a_second_signal_ends_at_once(start_server: StartServer, tiny_bundle: Path) -> None:
+def test_a_second_signal_ends_a_draining_server_at_once(start_server: StartServer, tiny_bundle: Path) -> None:
     server = start_server("--bundle", str(tiny_bundle), *SLOW)
     channel, stub = stubs(server)
     with channel:
@@ -320,7 +329,7 @@ def test_a_second_signal_ends_at_once(start_server: StartServer, tiny_bundle: Pa
         assert batch.exception() is not None
 
 
-def test_logs_are_json_and_say_what_was_done_but_not_for_whom(start_server: StartServer, tiny_bundle: Path) -> None:
+def test_logs_are_json_without_the_text_of_requests(start_server: StartServer, tiny_bundle: Path) -> None:
     server = start_server("--bundle", str(tiny_bundle), "--log-level", "debug")
     channel, stub = stubs(server)
     with channel:

@@ -1,4 +1,4 @@
-"""What the page and the terminal are told: quantiles, rates, gaps, models that come and go."""
+"""The data of the live page: quantiles, rates, gaps, models that come and go."""
 
 import random
 from typing import Any
@@ -14,7 +14,7 @@ GENERATE = "dragoman.v1.GenerationService/Generate"
 
 
 class Clock:
-    """Seconds, monotonic and since 1970."""
+    """A clock that tests set, in monotonic seconds and seconds since 1970."""
 
     passed = 0.0
 
@@ -26,7 +26,7 @@ class Clock:
 
 
 class Watched:
-    """Metrics, and what is told of them after each step of the clock."""
+    """Metrics and their history, sampled at each step of the clock."""
 
     def __init__(self) -> None:
         self.metrics, self.clock = ServerMetrics(), Clock()
@@ -51,7 +51,7 @@ def call(metrics: ServerMetrics, code: str = "OK", method: str = GENERATE, times
         metrics.calls.end(method, code, 0.01)
 
 
-def test_a_quantile_lies_in_the_bucket_of_the_value_that_it_estimates() -> None:
+def test_a_quantile_is_in_the_bucket_of_the_true_value() -> None:
     values = sorted(random.Random(1).lognormvariate(-4, 1.5) for _ in range(2000))
     histogram = Histogram(REQUEST_SECONDS)
     for value in values:
@@ -74,11 +74,11 @@ def test_a_quantile_lies_in_the_bucket_of_the_value_that_it_estimates() -> None:
         ([1, 0, 99], 0.5, 2.0),  # beyond the last bound
     ],
 )
-def test_quantiles_are_those_of_prometheus(counts: list[float], share: float, value: float | None) -> None:
+def test_quantiles_match_prometheus(counts: list[float], share: float, value: float | None) -> None:
     assert quantile([1.0, 2.0], counts, share) == value
 
 
-def test_rates_are_those_of_the_window_that_has_passed(watched: Watched) -> None:
+def test_rates_cover_the_window(watched: Watched) -> None:
     model = watched.metrics.model("m")
     call(watched.metrics, times=20)
     call(watched.metrics, "INTERNAL", times=5)
@@ -92,7 +92,7 @@ def test_rates_are_those_of_the_window_that_has_passed(watched: Watched) -> None
     assert (later["codes"], later["answers"], later["generation"]) == ({}, 0, None)
 
 
-def test_what_was_not_measured_is_not_told_as_a_number(watched: Watched) -> None:
+def test_unmeasured_values_are_null(watched: Watched) -> None:
     watched.metrics.model("m")
     point = watched.step()
     assert [point[name] for name in ("first_token", "inter_token", "generation", "step_rows")] == [None] * 4
@@ -103,14 +103,14 @@ def test_what_was_not_measured_is_not_told_as_a_number(watched: Watched) -> None
     assert all(0.0013 <= value <= 0.0023 for value in point["inter_token"])
 
 
-def test_health_checks_are_no_calls(watched: Watched) -> None:
+def test_health_checks_do_not_count_as_calls(watched: Watched) -> None:
     for method in ("grpc.health.v1.Health/Check", "inference.GRPCInferenceService/ServerReady"):
         call(watched.metrics, method=method)
     call(watched.metrics, "UNIMPLEMENTED", "unknown")
     assert watched.step()["codes"] == {"UNIMPLEMENTED": 1 / EVERY_SECONDS}
 
 
-def test_gauges_are_those_of_the_moment(watched: Watched) -> None:
+def test_gauges_are_current_values(watched: Watched) -> None:
     for name, running in (("one", 3), ("two", 4)):
         model = watched.metrics.model(name)
         model.queue(lambda: (5, 50))
@@ -119,11 +119,15 @@ def test_gauges_are_those_of_the_moment(watched: Watched) -> None:
     point = watched.step()
     assert (point["waiting"], point["running"], point["rows"]) == (10, 7, 64)
     assert point["cache"] == {"used": 700, "bytes": 6400}
-    [one] = watched.history.document("one@1")["points"]
-    assert (one["waiting"], one["running"], one["cache"]) == (5, 3, {"used": 300, "bytes": 3200})
+    [single] = watched.history.document("one@1")["points"]
+    assert (single["waiting"], single["running"], single["cache"]) == (
+        5,
+        3,
+        {"used": 300, "bytes": 3200},
+    )
 
 
-def test_a_model_that_is_loaded_anew_counts_from_zero_and_never_below(watched: Watched) -> None:
+def test_a_reloaded_model_counts_from_zero(watched: Watched) -> None:
     old, new = ModelMetrics(), ModelMetrics()
     watched.metrics.show("m", "1", old)
     for _ in range(10):
@@ -138,7 +142,7 @@ def test_a_model_that_is_loaded_anew_counts_from_zero_and_never_below(watched: W
         watched.history.document("m@1")
 
 
-def test_points_of_a_model_that_came_late_have_the_calls_of_their_time(watched: Watched) -> None:
+def test_points_of_a_late_model_have_the_calls_of_their_time(watched: Watched) -> None:
     watched.step(3)
     watched.metrics.model("late")
     call(watched.metrics)
@@ -148,23 +152,23 @@ def test_points_of_a_model_that_came_late_have_the_calls_of_their_time(watched: 
     assert len(watched.history.document()["points"]) == 4
 
 
-def test_only_what_is_new_is_told_and_only_minutes_are_kept(watched: Watched) -> None:
+def test_only_new_points_are_returned_and_only_minutes_are_kept(watched: Watched) -> None:
     last = watched.step(KEPT + 5)
     assert len(watched.history.document()["points"]) == KEPT
     assert watched.history.document(after=last["time"])["points"] == []
     assert len(watched.history.document(after=last["time"] - 2.5 * EVERY_SECONDS)["points"]) == 3
 
 
-def test_points_of_too_long_ago_are_not_told_even_where_there_are_few(watched: Watched) -> None:
+def test_old_points_are_left_out_even_if_there_are_few(watched: Watched) -> None:
     watched.step(3)
-    watched.clock.passed += KEPT * EVERY_SECONDS  # the machine stood still
+    watched.clock.passed += KEPT * EVERY_SECONDS  # the machine was suspended
     call(watched.metrics, times=12)
     point = watched.step()
-    assert [each["time"] for each in watched.history.document()["points"]] == [point["time"]]
+    assert [later["time"] for later in watched.history.document()["points"]] == [point["time"]]
     assert point["codes"] == {"OK": pytest.approx(12 / ((KEPT + 4) * EVERY_SECONDS))}, "over all of the time"
 
 
-def test_totals_are_since_the_start(watched: Watched) -> None:
+def test_totals_count_from_the_start(watched: Watched) -> None:
     model = watched.metrics.model("m")
     call(watched.metrics, times=3)
     model.dropped("expired", "waiting")

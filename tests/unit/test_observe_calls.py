@@ -1,4 +1,4 @@
-"""What is told of a call: its name, its sizes, how its time was spent and how it ended, and nothing of what it says."""
+"""Log lines of calls: id, sizes, phases and status, and never any text."""
 
 import asyncio
 import math
@@ -66,7 +66,7 @@ async def test_a_batch_has_the_sums_of_its_inputs(server: FakeServer, log: Log) 
     assert (entry["source_tokens"], entry["target_tokens"], entry["hypotheses"]) == (9, 6, 3)
 
 
-async def test_a_stream_of_answers_and_scores_have_a_line_as_well(server: FakeServer, log: Log) -> None:
+async def test_streamed_responses_and_scores_have_a_line_too(server: FakeServer, log: Log) -> None:
     assert [message async for message in server.stub.GenerateStream(asked("abc"))]
     await server.stub.Score(pb.ScoreRequest(input=pb.Input(text="ab"), targets=[pb.Input(text="abc")]))
     stream, score = await log.entries(2)
@@ -91,7 +91,7 @@ async def test_each_request_of_a_stream_of_requests_has_a_line(server: FakeServe
     summing = asyncio.create_task(log.observer.summarize(0.01))
     summary = (await log.entries(4))[3]
     summing.cancel()
-    assert (summary["calls"], summary["not_ok"]) == (2, 1)  # the requests, and not their stream
+    assert (summary["calls"], summary["not_ok"]) == (2, 1)  # counts the requests, not their stream
     assert summary["target_tokens_per_second"] > 0
 
 
@@ -106,7 +106,7 @@ async def test_each_request_of_a_stream_of_requests_has_a_line(server: FakeServe
         ("", False),
     ],
 )
-async def test_a_call_has_the_name_that_the_client_gave_it_or_one_of_ours(
+async def test_a_call_keeps_a_valid_id_of_the_client_or_gets_one(
     server: FakeServer, log: Log, sent: str, kept: bool
 ) -> None:
     for text in ("cab", ""):  # answered and refused
@@ -120,7 +120,7 @@ async def test_a_call_has_the_name_that_the_client_gave_it_or_one_of_ours(
         assert (entry["request_id"], entry["code"]) == (names[0], code.name)
 
 
-async def test_no_two_calls_have_the_same_name(server: FakeServer) -> None:
+async def test_ids_of_calls_are_unique(server: FakeServer) -> None:
     names = set()
     for _ in range(5):
         call = server.stub.Generate(asked("cab"))
@@ -128,7 +128,7 @@ async def test_no_two_calls_have_the_same_name(server: FakeServer) -> None:
     assert len(names) == 5
 
 
-async def test_a_call_whose_client_leaves_has_its_line() -> None:
+async def test_a_cancelled_call_has_a_line() -> None:
     log, engines = Log(), FakeEngines(automatic=False)
     async with serve_fake(engines, observer=log.observer) as server:
         call = server.stub.Generate(asked("cab"))
@@ -143,7 +143,7 @@ async def test_a_call_whose_client_leaves_has_its_line() -> None:
     assert entry["queue_ms"] <= entry["total_ms"]
 
 
-async def test_who_asks_for_health_has_no_line_unless_wanted() -> None:
+async def test_health_checks_have_a_line_only_on_demand() -> None:
     from grpc_health.v1 import health_pb2
 
     for probes in (False, True):
@@ -167,7 +167,7 @@ async def test_lines_of_calls_can_be_switched_off() -> None:
     assert (entry["waiting"], entry["rows_running"]) == (3, 5)
 
 
-async def test_lines_can_be_had_of_calls_that_failed_alone() -> None:
+async def test_lines_can_be_limited_to_failed_calls() -> None:
     log = Log(requests="failed")
     async with serve_fake(observer=log.observer) as server:
         await server.stub.Generate(asked("cab"))
@@ -176,7 +176,7 @@ async def test_lines_can_be_had_of_calls_that_failed_alone() -> None:
     assert entry["code"] == "INVALID_ARGUMENT"
 
 
-async def test_there_is_no_summary_of_nothing(log: Log) -> None:
+async def test_an_idle_server_logs_no_summary(log: Log) -> None:
     task = asyncio.create_task(log.observer.summarize(0.001))
     await asyncio.sleep(0.05)
     assert await log.entries(0) == []
@@ -211,7 +211,7 @@ def test_the_summary_has_rates_and_exact_percentiles() -> None:
     assert percentile([1.0, 2.0], 50) == 1.0
 
 
-def test_a_window_keeps_no_more_times_than_it_may() -> None:
+def test_a_window_keeps_a_bounded_number_of_times() -> None:
     window, record = SummaryWindow(0.0), ended()
     for _ in range(MAX_TIMES + 10):
         window.add(record)
@@ -226,23 +226,23 @@ def test_a_window_keeps_no_more_times_than_it_may() -> None:
             staged(20.0, encoding=13.0, encoded=15.0, decoded=18.0, answered=18.5),
             {"tokenize": 1, "queue": 1, "encode": 2, "decode": 3, "detokenize": 0.5},
         ),
-        (staged(14.0), {"tokenize": 1, "queue": 2}),  # left while it waited
+        (staged(14.0), {"tokenize": 1, "queue": 2}),  # cancelled while it waited
         (staged(14.0, encoding=13.0), {"tokenize": 1, "queue": 1, "encode": 1}),
         (staged(16.0, encoding=13.0, encoded=14.0), {"tokenize": 1, "queue": 1, "encode": 1, "decode": 2}),
-        # Its time limit passed while it waited, so it got an empty answer.
+        # Its time limit passed while it waited, so the response is empty.
         (staged(16.0, decoded=15.0, answered=15.5), {"tokenize": 1, "queue": 3, "detokenize": 0.5}),
-        # The engine did not hear at once that the client had left.
+        # The engine noticed late that the client had left.
         (staged(13.5, encoding=13.0, encoded=15.0, decoded=18.0), {"tokenize": 1, "queue": 1, "encode": 0.5}),
     ],
 )
-def test_phases_follow_one_another_as_far_as_the_call_got(record: CallRecord, spent: dict[str, float]) -> None:
+def test_phases_are_consecutive_up_to_the_end_of_the_call(record: CallRecord, spent: dict[str, float]) -> None:
     found = list(phases(record))
     assert {name: end - start for name, start, end in found} == spent
     assert all(end == start for (_, _, end), (_, start, _) in pairwise(found))
     assert call_fields(record)["total_ms"] == (record.ended - 10) * 1000
 
 
-def test_a_call_that_is_refused_before_its_inputs_are_looked_at_has_no_phases() -> None:
+def test_a_call_refused_early_has_no_phases() -> None:
     record = ended(seconds=0.001, code="NOT_FOUND")
     assert list(phases(record)) == []
     fields = call_fields(record)

@@ -1,4 +1,4 @@
-"""Calls become spans, in the client's trace where it has one. Proved with OpenTelemetry's in-memory exporter."""
+"""Spans of calls, in the client's trace if it has one, checked with OpenTelemetry's in-memory exporter."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Traces:
-    """A tracer, and the spans that it handed on."""
+    """A tracer and the spans that it exported."""
 
     def __init__(self) -> None:
         self.exporter = InMemorySpanExporter()
@@ -40,7 +40,7 @@ class Traces:
         self.tracer = CallTracer(self.provider)
 
     def spans(self) -> list[ReadableSpan]:
-        """In the order of their starts, the call before its phases."""
+        """Returns the spans in the order of their starts, the call before its phases."""
         self.provider.force_flush()
         spans = list(self.exporter.get_finished_spans())
         return sorted(spans, key=lambda span: (span.start_time or 0, span.kind is not SpanKind.SERVER))
@@ -107,7 +107,7 @@ async def test_a_call_of_a_server_joins_its_client_s_trace(traces: Traces) -> No
     }
 
 
-async def test_nothing_of_a_request_is_in_a_span(traces: Traces) -> None:
+async def test_spans_hold_no_text_of_requests(traces: Traces) -> None:
     log = Log(tracer=traces.tracer)
     words = "zut zut"
     async with serve_fake(observer=log.observer) as server:
@@ -121,7 +121,7 @@ async def test_nothing_of_a_request_is_in_a_span(traces: Traces) -> None:
 
 
 @pytest.mark.parametrize(("code", "fault"), [("OK", False), ("INVALID_ARGUMENT", False), ("UNAVAILABLE", True)])
-def test_faults_of_the_server_are_errors_of_the_span(traces: Traces, code: str, fault: bool) -> None:
+def test_server_errors_are_errors_of_the_span(traces: Traces, code: str, fault: bool) -> None:
     record = staged(13.0)
     record.code = code
     traces.tracer.trace(record, 0.0)
@@ -142,7 +142,7 @@ def test_codes_have_the_numbers_of_grpc() -> None:
         ({"OTEL_RESOURCE_ATTRIBUTES": "service.name=mine"}, ["", TRACE], "mine"),
     ],
 )
-def test_the_standard_variables_say_what_is_sampled_and_under_which_name(
+def test_the_standard_variables_set_sampling_and_service_name(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], sampled: list[str], name: str
 ) -> None:
     for key, value in variables.items():
@@ -158,7 +158,7 @@ def test_the_standard_variables_say_what_is_sampled_and_under_which_name(
     traces.provider.shutdown()
 
 
-def test_what_the_server_lacks_for_traces_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_for_tracing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "carrier-pigeon")
     with pytest.raises(StartError, match=r"^OTEL_EXPORTER_OTLP_PROTOCOL is carrier-pigeon, but must be one of grpc, "):
         start_tracing(ServerConfig(tracing=True))
@@ -168,7 +168,7 @@ def test_what_the_server_lacks_for_traces_is_named(monkeypatch: pytest.MonkeyPat
         start_tracing(ServerConfig(tracing=True))
 
 
-def test_without_traces_nothing_of_opentelemetry_is_needed_or_loaded() -> None:
+def test_without_tracing_opentelemetry_is_neither_needed_nor_imported() -> None:
     def run(code: str) -> Any:
         return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 

@@ -1,4 +1,4 @@
-"""The page of the metrics port in a real browser, over a real server that is at work: what it draws, and is it true."""
+"""The live page in a real browser, with a real server under load: what it draws, and whether it is correct."""
 
 import contextlib
 import os
@@ -35,7 +35,7 @@ UNITS = {"ms": 1e-3, "s": 1.0, "min": 60.0}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    """Of one model under two names."""
+    """Returns a repository of one model under two names."""
     folder = tmp_path_factory.mktemp("live")
     for name in ("busy", "idle"):
         (folder / "models" / name).mkdir(parents=True)
@@ -55,7 +55,7 @@ def page(server: LocalServer, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def burst(server: LocalServer) -> None:
-    """Calls of every sort, some of which fail, for about a second."""
+    """Makes calls of every kind, some of which fail, for about a second."""
     with Client(server.address, timeout=20, retry=NO_RETRY) as client:
         for word in WORDS:
             client.generate(word, model="busy")
@@ -74,7 +74,7 @@ def total(samples: dict[str, float], name: str) -> float:
 
 
 def by_label(samples: dict[str, float], name: str, label: str) -> Counter[str]:
-    """Samples of a metric added up by a label; those of health checks are left out, as on the page."""
+    """Sums the samples of a metric by a label, without health checks, like the page."""
     found: Counter[str] = Counter()
     for key, value in samples.items():
         if key.startswith(f"dragoman_{name}{{") and value and "grpc.health" not in key:
@@ -83,7 +83,7 @@ def by_label(samples: dict[str, float], name: str, label: str) -> Counter[str]:
 
 
 def estimated(samples: dict[str, float], name: str, share: float) -> float:
-    """A quantile of a histogram of /metrics, by the definition of Prometheus' histogram_quantile."""
+    """Estimates a quantile of a histogram of /metrics, as Prometheus' histogram_quantile does."""
     cumulative = by_label(samples, f"{name}_bucket", "le")
     bounds = sorted(cumulative, key=float)
     rank = share * cumulative[bounds[-1]]
@@ -93,7 +93,7 @@ def estimated(samples: dict[str, float], name: str, share: float) -> float:
 
 
 def measured(page: Page, card: str) -> dict[str, float]:
-    """What stands under a chart: rates, or seconds."""
+    """Returns the values in the legend of a chart: rates or seconds."""
     told: dict[str, str] = page.evaluate(
         f"Object.fromEntries([...document.querySelectorAll('[data-card={card}] .legend li')]"
         ".map((entry) => [entry.dataset.series, entry.querySelector('b').textContent]))"
@@ -128,8 +128,8 @@ def test_without_data_the_page_says_so(page: Page) -> None:
     assert [name for name, text in cards.items() if not text] == ["load", "tokens", "cache"]
 
 
-def test_what_the_page_draws_is_what_was_counted(page: Page, server: LocalServer) -> None:
-    """Held against two looks at /metrics, around a burst that lies in the window of a point as a whole."""
+def test_the_page_draws_the_counts(page: Page, server: LocalServer) -> None:
+    """Compares the page with /metrics before and after a burst that lies completely in the window of a point."""
     for _ in range(5):
         quiet(page)
         before, began = server.metrics(), time.time()
@@ -186,11 +186,11 @@ def test_what_the_page_draws_is_what_was_counted(page: Page, server: LocalServer
 
 
 def quiet(page: Page) -> None:
-    """Waits until there was no call in the window."""
+    """Waits until the window has no call."""
     page.until("document.querySelector('[data-tile=calls] .value').textContent === '0'", seconds=40)
 
 
-def test_every_chart_has_lines_and_the_pointer_tells_of_a_moment(page: Page) -> None:
+def test_every_chart_has_lines_and_the_pointer_shows_a_moment(page: Page) -> None:
     drawn = page.until(
         "(cards = [...document.querySelectorAll('[data-card]')].map((card) => [card.dataset.card,"
         " [...new Set([...card.querySelectorAll('.line')].map((line) => line.dataset.series))]]),"
@@ -212,7 +212,7 @@ def test_every_chart_has_lines_and_the_pointer_tells_of_a_moment(page: Page) -> 
     assert page.evaluate("document.querySelectorAll('.cross.shown').length") == 0
 
 
-def test_one_model_can_be_chosen(page: Page, server: LocalServer) -> None:
+def test_a_model_can_be_selected(page: Page, server: LocalServer) -> None:
     names = page.evaluate("[...document.querySelectorAll('#model option')].map((option) => option.value)")
     assert names == ["", "busy@1", "idle@1"]
     answered = by_label(server.metrics(), "finishes_total", "model")["busy"]
@@ -229,7 +229,7 @@ def test_one_model_can_be_chosen(page: Page, server: LocalServer) -> None:
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_it_is_readable_by_day_and_by_night_and_on_a_phone(page: Page, server: LocalServer, dark: bool) -> None:
+def test_it_is_readable_in_light_and_dark_mode_and_on_a_phone(page: Page, server: LocalServer, dark: bool) -> None:
     page.open(f"http://127.0.0.1:{server.metrics_port}/", width=360, height=700, dark=dark, phone=True)
     page.until("document.querySelectorAll('[data-card=generation] .legend li').length === 3")
     assert page.evaluate("document.documentElement.scrollWidth") == 360
@@ -254,7 +254,7 @@ def test_it_is_readable_by_day_and_by_night_and_on_a_phone(page: Page, server: L
 
 
 def luminance(colour: str) -> float:
-    """Relative luminance (WCAG 2.2) of "rgb(r, g, b)"."""
+    """Returns the relative luminance (WCAG 2.2) of "rgb(r, g, b)"."""
     linear = [
         value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4
         for value in (int(part) / 255 for part in re.findall(r"\d+", colour)[:3])
@@ -283,7 +283,7 @@ def test_a_terminal_shows_the_same(server: LocalServer) -> None:
 
 
 def test_a_terminal_shows_it_until_ctrl_c(server: LocalServer) -> None:
-    """In a terminal of its own: a picture, and another two seconds later, on a screen that is given back at the end."""
+    """In a terminal it shows a picture, another two seconds later, and restores the screen at the end."""
     mine, its = pty.openpty()
     termios.tcsetwinsize(its, (40, 100))
     command = [DRAGOMAN, "top", f"127.0.0.1:{server.metrics_port}", "--model", "idle"]
@@ -303,15 +303,15 @@ def test_a_terminal_shows_it_until_ctrl_c(server: LocalServer) -> None:
     assert b"Traceback" not in seen
 
 
-def test_nobody_else_was_asked_and_nobody_complained(page: Page, server: LocalServer) -> None:
+def test_no_other_host_was_contacted_and_nothing_was_logged(page: Page, server: LocalServer) -> None:
     own = f"http://127.0.0.1:{server.metrics_port}/"
     assert {url for url in page.requests if not url.startswith(own)} == set()
     assert len(page.requests) > 10
     assert page.complaints == []
 
 
-def test_a_server_that_is_gone_is_told(page: Page, server: LocalServer) -> None:
-    """The last test of this server."""
+def test_a_stopped_server_is_reported(page: Page, server: LocalServer) -> None:
+    """Stops the server, and so comes last."""
     assert server.stop() == 0, server.log_tail()
     page.until("!document.getElementById('notice').hidden && document.body.classList.contains('stale')")
     notice = page.evaluate("document.getElementById('notice').textContent")

@@ -1,4 +1,4 @@
-"""The page over a server that is not at its best: it loads, has lost its GPU, is too slow, or is started anew."""
+"""The live page of a server in trouble: loading, without its GPU, too slow, or restarted."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ EVERY_SECONDS = 0.4  # that the page asks, and a point is taken: sooner than tha
 
 
 class Clock:
-    """Time that passes when it is told to."""
+    """A clock that tests advance."""
 
     passed = 0.0
 
@@ -30,7 +30,7 @@ class Clock:
 
 
 class Server:
-    """The HTTP port of a server that is made up."""
+    """The HTTP port of a fake server."""
 
     def __init__(self, port: int = 0) -> None:
         self.metrics, self.probes, self.clock = ServerMetrics(), Probes(), Clock()
@@ -87,7 +87,7 @@ def until_text(page: Page, selector: str, wanted: str) -> None:
     page.until(f"document.querySelector({selector!r})?.textContent === {wanted!r}")
 
 
-def test_a_server_that_loads_has_no_model_and_no_numbers(page: Page, server: Server) -> None:
+def test_a_loading_server_has_no_models_and_no_numbers(page: Page, server: Server) -> None:
     page.open(server.url)
     until_text(page, "#state", "the model is loading")
     assert text(page, "[data-tile=calls] .text") == "nothing measured yet"
@@ -103,7 +103,7 @@ def test_a_server_that_loads_has_no_model_and_no_numbers(page: Page, server: Ser
     until_text(page, "[data-tile=waiting] .value", "0")
 
 
-def test_a_lost_gpu_is_told_and_names_are_text(page: Page, server: Server) -> None:
+def test_a_lost_gpu_is_shown_and_names_are_escaped(page: Page, server: Server) -> None:
     server.model(fallback=True)
     server.step()
     page.open(server.url)
@@ -111,7 +111,7 @@ def test_a_lost_gpu_is_told_and_names_are_text(page: Page, server: Server) -> No
     assert page.evaluate("document.querySelectorAll('img[src=x]').length") == 0
 
 
-def test_a_server_that_measures_nothing_any_more_does_not_look_as_if_it_did(page: Page, server: Server) -> None:
+def test_old_values_disappear_when_nothing_is_measured(page: Page, server: Server) -> None:
     server.model()
     server.step()
     page.open(server.url)
@@ -123,7 +123,7 @@ def test_a_server_that_measures_nothing_any_more_does_not_look_as_if_it_did(page
     page.until("document.getElementById('notice').hidden")
 
 
-def test_times_beyond_the_last_bucket_are_only_known_to_be_more(page: Page, server: Server) -> None:
+def test_times_beyond_the_last_bucket_are_shown_as_more(page: Page, server: Server) -> None:
     model = server.model()
     for _ in range(100):
         model.first_token(75.0)
@@ -135,7 +135,7 @@ def test_times_beyond_the_last_bucket_are_only_known_to_be_more(page: Page, serv
     assert legend == ["> 60.0 s"] * 3
 
 
-def test_where_nothing_was_measured_the_line_has_a_gap(page: Page, server: Server) -> None:
+def test_unmeasured_moments_are_gaps_in_the_line(page: Page, server: Server) -> None:
     model = server.model()
     for _ in range(2):
         model.stepped(0.001, 4, None)
@@ -150,7 +150,7 @@ def test_where_nothing_was_measured_the_line_has_a_gap(page: Page, server: Serve
     page.until("document.querySelectorAll('[data-card=load] .line[data-series=running]').length === 2")
 
 
-def test_many_rows_wait(page: Page, server: Server) -> None:
+def test_many_waiting_requests(page: Page, server: Server) -> None:
     model = server.model()
     model.queue(lambda: (12_345, 99_999))
     model.state(0, 8, 8)
@@ -163,8 +163,8 @@ def test_many_rows_wait(page: Page, server: Server) -> None:
     assert text(page, "[data-card=cache] .note") == "1.00 GiB of 1.00 GiB"
 
 
-def test_a_server_that_was_started_anew_begins_a_new_story(page: Page) -> None:
-    """On the same port, while the page is open; between the two nobody answers."""
+def test_a_restarted_server_starts_a_new_history(page: Page) -> None:
+    """It restarts on the same port while the page is open; in between nobody answers."""
     first = Server()
     first.model()
     first.step(20)

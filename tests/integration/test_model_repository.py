@@ -1,4 +1,4 @@
-"""A real server whose models come and go: by hand, by watching, whole and broken, while clients call."""
+"""A real server whose models change, by hand and in the repository, sound and broken, while clients call."""
 
 import hashlib
 import json
@@ -27,7 +27,7 @@ BY_HAND = ("--repository-poll-seconds", "0")
 
 
 def put(bundle: Path, repository: Path, name: str, version: str) -> Path:
-    """Copies a bundle under a name that is passed over, and renames it, as one should."""
+    """Copies a bundle under an ignored name, and renames it."""
     folder = repository / name
     folder.mkdir(parents=True, exist_ok=True)
     copy = folder / f".{version}"
@@ -37,7 +37,7 @@ def put(bundle: Path, repository: Path, name: str, version: str) -> Path:
 
 @pytest.fixture(scope="session")
 def shouting(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundle with capitals in its target vocabulary, so that its answers can be told from those of the other."""
+    """Returns the bundle with capitals in its target vocabulary, which makes its responses distinguishable."""
     bundle = tmp_path_factory.mktemp("shouting") / "bundle"
     shutil.copytree(tiny_bundle, bundle)
     path = bundle / "target_tokenizer.json"
@@ -60,7 +60,7 @@ def damage(folder: Path) -> None:
 
 @pytest.fixture
 def repository(tiny_bundle: Path, tmp_path: Path) -> Path:
-    """Of one model, `numbers`, with version 1."""
+    """Returns a repository of one model, `numbers`, with version 1."""
     folder = tmp_path / "models"
     put(tiny_bundle, folder, "numbers", "1")
     return folder
@@ -77,10 +77,10 @@ def states(client: Client) -> dict[str, ModelState]:
     return {f"{each.model}@{each.version}": each.state for each in client.repository_status().versions}
 
 
-def test_versions_come_and_go_under_load_and_no_call_fails(
+def test_versions_change_under_load_without_a_failed_call(
     start_server: StartServer, repository: Path, tiny_bundle: Path, shouting: Path
 ) -> None:
-    """Versions with even numbers answer in capitals."""
+    """Versions with even numbers respond in capitals."""
     settings = repository / "repository.yaml"
     settings.write_text("models: {numbers: {aliases: {stable: 1}}}")
     server = start_server("--model-repository", str(repository), *POLL, "--engines", "1")
@@ -135,7 +135,7 @@ def test_versions_come_and_go_under_load_and_no_call_fails(
     until(lambda: sum(thread.startswith("engine") for thread in threads(server)) <= 2)
 
 
-def test_a_long_call_is_finished_by_the_version_that_began_it(
+def test_a_long_call_finishes_on_the_version_that_started_it(
     by_hand: tuple[LocalServer, Client], repository: Path, shouting: Path
 ) -> None:
     _, client = by_hand
@@ -184,7 +184,7 @@ def test_memory_returns_after_a_version_is_unloaded(by_hand: tuple[LocalServer, 
     until(lambda: process.num_fds() <= files_before + 2, otherwise=process.num_fds)
 
 
-def test_what_is_copied_in_slowly_is_taken_when_it_is_whole(
+def test_a_slow_copy_is_loaded_once_it_is_complete(
     start_server: StartServer, repository: Path, tiny_bundle: Path
 ) -> None:
     server = start_server("--model-repository", str(repository), *POLL, "--engines", "1")
@@ -201,10 +201,8 @@ def test_what_is_copied_in_slowly_is_taken_when_it_is_whole(
         until(lambda: client.generate("42").model_version == "2")
 
 
-def test_a_mounted_volume_that_is_swapped_is_followed(
-    start_server: StartServer, tiny_bundle: Path, tmp_path: Path
-) -> None:
-    """As Kubernetes updates what it mounts: ..data comes to point at a new directory, and the old one is removed."""
+def test_a_swapped_volume_is_followed(start_server: StartServer, tiny_bundle: Path, tmp_path: Path) -> None:
+    """Kubernetes updates a mount so: ..data is redirected to a new directory, and the old one is removed."""
     mount = tmp_path / "mount"
     put(tiny_bundle, mount / "..one", "numbers", "1")
     (mount / "..data").symlink_to("..one")
@@ -220,7 +218,7 @@ def test_a_mounted_volume_that_is_swapped_is_followed(
         assert client.score("42", ["forty two"]).model_version == "2"
 
 
-def test_an_administrator_loads_unloads_and_asks(
+def test_an_administrator_loads_unloads_and_queries(
     by_hand: tuple[LocalServer, Client], repository: Path, tiny_bundle: Path
 ) -> None:
     _, client = by_hand
@@ -266,7 +264,7 @@ def test_an_administrator_loads_unloads_and_asks(
     assert (broken.state, "weights.bin was changed" in broken.problem) == (ModelState.FAILED, True)
 
 
-def test_the_command_does_what_the_client_does(by_hand: tuple[LocalServer, Client], repository: Path) -> None:
+def test_the_command_matches_the_client(by_hand: tuple[LocalServer, Client], repository: Path) -> None:
     server, _ = by_hand
 
     def run(*arguments: str) -> tuple[int, str]:
@@ -297,7 +295,7 @@ def test_a_server_without_administration_has_no_such_service(start_server: Start
         assert refused.value.code == "UNIMPLEMENTED"
 
 
-def test_a_single_bundle_can_be_loaded_anew(start_server: StartServer, tiny_bundle: Path) -> None:
+def test_a_single_bundle_can_be_reloaded(start_server: StartServer, tiny_bundle: Path) -> None:
     server = start_server("--bundle", str(tiny_bundle), "--engines", "1")
     with Client(server.address) as client:
         name, version = client.model().name, client.model().version
@@ -307,14 +305,14 @@ def test_a_single_bundle_can_be_loaded_anew(start_server: StartServer, tiny_bund
         assert client.generate("42").text
 
 
-def test_a_repository_where_nothing_can_be_loaded_is_not_ready_and_waits(tiny_bundle: Path, tmp_path: Path) -> None:
+def test_a_server_without_a_loadable_model_is_unready_and_waits(tiny_bundle: Path, tmp_path: Path) -> None:
     repository = tmp_path / "models"
     damage(put(tiny_bundle, repository, "numbers", "1"))
     with pytest.raises(ServerStartError, match="was not serving in time"):
         LocalServer("--model-repository", str(repository), *BY_HAND, "--engines", "1", wait_seconds=5)
 
 
-def test_a_repository_that_makes_no_sense_is_told(repository: Path, tmp_path: Path) -> None:
+def test_an_invalid_repository_stops_the_start(repository: Path, tmp_path: Path) -> None:
     said = refuses_to_start("--model-repository", tmp_path / "nothing")
     assert said == f"model repository {tmp_path / 'nothing'} can't be opened: No such file or directory"
     (repository / "repository.yaml").write_text("models: {numbers: {max_rows: none}}")
@@ -325,7 +323,7 @@ def test_a_repository_that_makes_no_sense_is_told(repository: Path, tmp_path: Pa
     assert said == f"repository.yaml names letters, which {repository} does not contain"
 
 
-async def test_asyncio_programs_administer_too(start_server: StartServer, repository: Path) -> None:
+async def test_the_asyncio_client_administers_too(start_server: StartServer, repository: Path) -> None:
     server = start_server("--model-repository", str(repository), *BY_HAND, "--engines", "1")
     async with AsyncClient(server.address) as client:
         (unloaded,) = await client.unload_model("numbers")

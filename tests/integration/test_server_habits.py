@@ -1,4 +1,4 @@
-"""What a serving process does and does not do; a module put into it writes down what an operator can not see."""
+"""What a serving process does internally, recorded by a module that is injected into it."""
 
 import json
 import os
@@ -42,7 +42,7 @@ onnxruntime.preload_dlls = lambda: None
 
 
 def put_first(folder: Path, name: str, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets programs that are started import a module of one's own when they start."""
+    """Makes new processes import a module at startup."""
     (folder / name).write_text(code)
     monkeypatch.setenv(
         "PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
@@ -52,7 +52,7 @@ def put_first(folder: Path, name: str, code: str, monkeypatch: pytest.MonkeyPatc
 def test_it_runs_on_uvloop_and_never_forks(
     start_server: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fork of a process in which gRPC has started may hang, whatever it does."""
+    """A fork of a process that uses gRPC may hang."""
     told = tmp_path / "told"
     monkeypatch.setenv("TOLD", str(told))
     put_first(tmp_path, "sitecustomize.py", SITE, monkeypatch)
@@ -74,7 +74,7 @@ def test_it_runs_on_uvloop_and_never_forks(
     assert heard == ["os.fork"], "the one that tells that it hears"
 
 
-def test_a_gpu_that_does_not_work_is_told_loudly_or_stops_the_start(
+def test_a_broken_gpu_is_logged_as_an_error_or_stops_the_start(
     start_server: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_first(tmp_path, "sitecustomize.py", BROKEN_GPU, monkeypatch)
@@ -91,7 +91,7 @@ def test_a_gpu_that_does_not_work_is_told_loudly_or_stops_the_start(
     assert "CUDA" in str(refused.value)
 
 
-def test_the_bundle_that_ships_is_refused_for_a_gpu_in_a_sentence(start_server: StartServer) -> None:
+def test_the_shipped_bundle_is_refused_on_a_gpu(start_server: StartServer) -> None:
     with pytest.raises(ServerStartError, match="exited with 1") as refused:
         start_server("--device", "cuda")
     assert "the model is int8, which is for CPUs" in str(refused.value)

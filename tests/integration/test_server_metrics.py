@@ -1,4 +1,4 @@
-"""What a real server tells Prometheus: what the documentation says, and nothing that a client made up."""
+"""The metrics of a real server: the documented ones, and no series created by clients."""
 
 import asyncio
 import shutil
@@ -31,7 +31,7 @@ NOT_EVERYWHERE = ("dragoman_gpu_", "dragoman_worker_")
 
 
 class Running(NamedTuple):
-    """A server with every feature that has metrics of its own, and what its clients need."""
+    """A server with every feature that has metrics, and what its clients need."""
 
     server: LocalServer
     credentials: grpc.ChannelCredentials
@@ -42,7 +42,7 @@ class Running(NamedTuple):
         return page_of(self.server)
 
     def settled(self) -> str:
-        """The page once every call is counted, which is after its client has heard, and models are loaded."""
+        """Returns the page once models are loaded and every call is counted, after its response."""
         until(lambda: sum_of(self.server, "dragoman_requests_in_flight") == 0)
         until(lambda: sum_of(self.server, "dragoman_model_load_failures_total", "broken"))
         return self.page()
@@ -58,7 +58,7 @@ def page_of(server: LocalServer) -> str:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """Serves one model of two: the other is broken. Every face has been asked something."""
+    """Serves one of two models, since the other is broken, and calls every service."""
     folder = tmp_path_factory.mktemp("metrics")
     authority = Authority(folder, "ours")
     pair, keys = authority.sign("server"), folder / "keys"
@@ -83,14 +83,14 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         assert server.stop() == 0, server.log_tail()
 
 
-def test_the_documented_table_is_what_a_live_page_says(running: Running) -> None:
+def test_the_documented_table_matches_a_live_page(running: Running) -> None:
     live, table = told(running.settled()), documented()
     assert {name: row for name, row in table.items() if name in live} == live
     absent = set(table) - set(live)
     assert {name for name in absent if not name.startswith(NOT_EVERYWHERE)} == set()
 
 
-def test_units_are_told_to_those_who_speak_openmetrics(running: Running) -> None:
+def test_openmetrics_declares_units(running: Running) -> None:
     request = urllib.request.Request(
         f"http://127.0.0.1:{running.server.metrics_port}/metrics",
         headers={"Accept": "application/openmetrics-text; version=1.0.0"},
@@ -109,8 +109,8 @@ def test_a_model_has_a_few_hundred_series(running: Running) -> None:
     assert 200 < len(ours) < 400
 
 
-async def test_what_clients_make_up_adds_no_series(running: Running) -> None:
-    """Models, methods, keys, versions, names of calls: a thousand of each, by every face that takes one."""
+async def test_clients_can_not_create_series(running: Running) -> None:
+    """Sends a thousand unknown models, methods, keys, versions and call ids to every service that takes them."""
     async with running.channel() as channel:
         await make_up(running, channel, 0)  # the refusals themselves are counted, and so is each face
         before = series(running.settled())
@@ -158,8 +158,8 @@ async def refusal(call: Any) -> grpc.StatusCode:
     return error.value.code()
 
 
-def test_counts_are_right_under_several_worker_processes(start_server: StartServer) -> None:
-    """Held against what the client got: nothing is lost, or counted twice, between the processes."""
+def test_counts_are_exact_with_several_worker_processes(start_server: StartServer) -> None:
+    """Compares the counts with the responses: nothing is lost or counted twice between the processes."""
     server = start_server("--workers", "2", "--engines", "1")
     with Client(server.address, timeout=30) as client:
         answers = client.generate_batch(WORDS * 100)

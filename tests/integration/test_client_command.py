@@ -8,9 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, cast
 
 import grpc
 import pytest
@@ -26,20 +27,34 @@ def run(*arguments: str | bytes, stdin: bytes = b"") -> subprocess.CompletedProc
     return subprocess.run([*COMMAND, *arguments], input=stdin, capture_output=True, timeout=60, check=False)
 
 
+class Running:
+    """A running command with open pipes."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.stdout, self.stderr = cast("IO[bytes]", process.stdout), cast("IO[bytes]", process.stderr)
+
+    def ask(self, line: bytes) -> bytes:
+        """Sends a line and reads one back."""
+        stdin = cast("IO[bytes]", self._process.stdin)
+        stdin.write(line + b"\n")
+        stdin.flush()
+        return self.stdout.readline()
+
+    def end(self, signal_: signal.Signals | None = None) -> tuple[int, bytes]:
+        """Ends the command, by a signal or the end of its input, and returns exit status and standard error."""
+        if signal_ is not None:
+            self._process.send_signal(signal_)
+        elif self._process.stdin is not None:
+            self._process.stdin.close()
+        return self._process.wait(PATIENCE), self.stderr.read()
+
+
 @contextmanager
-def command(*arguments: str) -> Iterator[tuple[Callable[[bytes], bytes], subprocess.Popen[bytes]]]:
-    """Yields a function that sends a line to the command and reads one back, and the process."""
+def running(*arguments: str, stdin: int | IO[bytes] = subprocess.PIPE) -> Iterator[Running]:
     pipe = subprocess.PIPE
-    with subprocess.Popen([*COMMAND, *arguments], stdin=pipe, stdout=pipe, stderr=pipe) as process:
-
-        def ask(line: bytes) -> bytes:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.write(line + b"\n")
-            process.stdin.flush()
-            return process.stdout.readline()
-
-        yield ask, process
+    with subprocess.Popen([*COMMAND, *arguments], stdin=stdin, stdout=pipe, stderr=pipe) as process:
+        yield Running(process)
 
 
 def test_arguments_are_answered_one_per_line(scripted: ScriptedServer) -> None:
@@ -113,15 +128,6 @@ def test_tokens_and_scores_have_control_characters_escaped(scripted: ScriptedSer
     assert run("score", "ab", "\t").stdout.endswith(b"\t\\t\n")
 
 
-def test_options_reach_the_server(scripted: ScriptedServer) -> None:
-    done = run("generate", "--max-new-tokens", "2", "--time-limit", "0.5", "--model", "m", "--timeout", "7", "abc")
-    assert (done.stdout, done.stderr) == (b"AB\n", b"")
-    request = scripted.calls[0][1]
-    assert (request.model, request.options.max_new_tokens, request.options.time_limit.nanos) == ("m", 2, 500_000_000)
-    assert scripted.timeouts[0] is not None
-    assert 5 < scripted.timeouts[0] <= 7
-
-
 def test_an_answer_cut_at_the_model_s_limit_is_reported(scripted: ScriptedServer) -> None:
     done = run("generate", "long: abcdef")
     assert (done.returncode, done.stdout) == (0, b"LONG: ABCDE\n")
@@ -158,35 +164,29 @@ def test_a_failure_of_all_lines_ends_the_work(scripted: ScriptedServer) -> None:
 
 @pytest.mark.parametrize("options", [[], ["--stream"]])
 def test_an_error_that_ends_the_run_has_the_number_of_lines_done(scripted: ScriptedServer, options: list[str]) -> None:
-    with command("generate", *options) as (ask, process):
-        assert ask(b"one") == b"ONE\n"
-        assert ask(b"bad") == b"\n"
+    with running("generate", *options) as command:
+        assert [command.ask(b"one"), command.ask(b"bad")] == [b"ONE\n", b"\n"]
         scripted.script.append(Fail(grpc.StatusCode.NOT_FOUND, "there is no model any more"))
-        assert ask(b"three") == b""
-        assert process.wait(PATIENCE) == 1
-        assert process.stderr is not None
-        last = process.stderr.read().decode().splitlines()[-1]
-        assert last == "dragoman: there is no model any more (stopped after 2 lines)"
+        assert command.ask(b"three") == b""
+        status, errors = command.end()
+    assert (status, errors.splitlines()[-1]) == (1, b"dragoman: there is no model any more (stopped after 2 lines)")
 
 
 @pytest.mark.parametrize("options", [[], ["--stream"]])
 def test_lines_that_fail_while_the_server_is_away_are_reported_and_the_next_ones_go_on(
     scripted: ScriptedServer, options: list[str]
 ) -> None:
-    with command("generate", *options, "--timeout", "0.5") as (ask, process):
-        assert ask(b"one") == b"ONE\n"
+    with running("generate", *options, "--timeout", "0.5") as command:
+        assert command.ask(b"one") == b"ONE\n"
         scripted.script.extend([UNAVAILABLE] * 1000)
-        assert [ask(b"two"), ask(b"three")] == [b"\n", b"\n"]
+        assert [command.ask(b"two"), command.ask(b"three")] == [b"\n", b"\n"]
         scripted.script.clear()
-        assert ask(b"four") == b"FOUR\n"
-        assert process.stdin is not None
-        process.stdin.close()
-        assert process.wait(PATIENCE) == 1
-        assert process.stderr is not None
-        errors = process.stderr.read().decode().splitlines()
-    assert [line.partition(" (request id")[0] for line in errors] == [
-        f"dragoman: line {number}: the server is draining" for number in (2, 3)
+        assert command.ask(b"four") == b"FOUR\n"
+        status, errors = command.end()
+    assert [line.partition(b" (request id")[0] for line in errors.splitlines()] == [
+        b"dragoman: line %d: the server is draining" % number for number in (2, 3)
     ]
+    assert status == 1
 
 
 def test_a_server_that_is_away_is_reported_once_and_waited_for(scripted: ScriptedServer) -> None:
@@ -196,41 +196,15 @@ def test_a_server_that_is_away_is_reported_once_and_waited_for(scripted: Scripte
     assert done.stderr == b"dragoman: the server is draining; retrying\n"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["generate", "--address", "nowhere", "a"], b"address: expected HOST:PORT, got 'nowhere'"),
-        (["generate", "--time-limit", "nan", "a"], b"time_limit: expected more than 0 and at most 315576000000 sec"),
-        (["generate", "--max-new-tokens", "x", "a"], b"max-new-tokens"),
-        (["generate", "--timeout", "0", "a"], b"timeout"),
-        (["translate"], b"translate"),
-    ],
-)
-def test_wrong_usage_is_one_sentence(scripted: ScriptedServer, arguments: list[str], message: bytes) -> None:
-    done = run(*arguments)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert b"Traceback" not in done.stderr
-
-
 def test_health_exits_with_0_only_if_serving(scripted: ScriptedServer) -> None:
-    done = run("health")
-    assert (done.returncode, done.stdout) == (0, b"SERVING\n")
-    scripted.serving(False)
-    done = run("health")
-    assert (done.returncode, done.stdout) == (1, b"NOT_SERVING\n")
-    done = run("health", "--service", "no.such")
-    assert (done.returncode, done.stdout) == (1, b"SERVICE_UNKNOWN\n")
-
-
-def test_models_and_tokenize(scripted: ScriptedServer) -> None:
-    shown = run("models").stdout.decode()
-    assert "capitals" in shown
-    assert "test sequence error rate (%)" in shown
-    assert json.loads(run("models", "--json").stdout)[0]["max_source_tokens"] == 48
-    assert run("tokenize", "aé").stdout.decode() == "97\ta\n233\té\n"
-    assert json.loads(run("tokenize", "--json", "a").stdout) == [{"id": 97, "text": "a"}]
-    assert run("tokenize", "--side", "left", "a").returncode == 2
+    for serving, options, expected in (
+        (True, [], (0, b"SERVING\n")),
+        (False, [], (1, b"NOT_SERVING\n")),
+        (False, ["--service", "no.such"], (1, b"SERVICE_UNKNOWN\n")),
+    ):
+        scripted.serving(serving)
+        done = run("health", *options)
+        assert (done.returncode, done.stdout) == expected
 
 
 def test_help_and_version_load_no_grpc() -> None:
@@ -243,18 +217,11 @@ def test_help_and_version_load_no_grpc() -> None:
 def test_a_terminal_as_input_gets_a_hint(scripted: ScriptedServer) -> None:
     person, terminal = pty.openpty()
     try:
-        with subprocess.Popen(
-            [*COMMAND, "generate"], stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        ) as process:
-            assert process.stdout is not None
-            assert process.stderr is not None
-            assert b"Ctrl-D" in process.stderr.readline()
+        with running("generate", stdin=terminal) as command:
+            assert b"Ctrl-D" in command.stderr.readline()
             os.write(person, b"hi\n")
-            assert process.stdout.readline() == b"HI\n"
-            # It is waiting for the next line.
-            process.send_signal(signal.SIGINT)
-            assert process.wait(20) == 130
-            assert process.stderr.read() == b""
+            assert command.stdout.readline() == b"HI\n"
+            assert command.end(signal.SIGINT) == (130, b""), "while it waits for the next line"
     finally:
         os.close(person)
         os.close(terminal)
@@ -262,29 +229,18 @@ def test_a_terminal_as_input_gets_a_hint(scripted: ScriptedServer) -> None:
 
 def test_ctrl_c_ends_quietly(scripted: ScriptedServer) -> None:
     scripted.script.extend([Slow(3)] * 2)
-    with subprocess.Popen([*COMMAND, "generate", "a", "b"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with running("generate", "a", "b") as command:
         until(lambda: len(scripted.calls) == 2)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
-        assert process.stderr is not None
-        assert process.stderr.read() == b""
+        assert command.end(signal.SIGINT) == (130, b"")
 
 
 def test_a_closed_pipe_ends_the_run_quietly(scripted: ScriptedServer, tmp_path: Path) -> None:
     words = tmp_path / "words"
     words.write_bytes(b"word\n" * 20_000)
-    with (
-        words.open("rb") as stdin,
-        subprocess.Popen(
-            [*COMMAND, "generate"], stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        ) as process,
-    ):
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"WORD\n"
-        process.stdout.close()
-        assert process.wait(20) == 141
-        assert process.stderr is not None
-        assert process.stderr.read() == b""
+    with words.open("rb") as stdin, running("generate", stdin=stdin) as command:
+        assert command.stdout.readline() == b"WORD\n"
+        command.stdout.close()
+        assert command.end() == (141, b"")
     assert len(scripted.calls) < 20_000
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from google.protobuf import duration_pb2
 from matplotlib.image import imread
 
+from dragoman import calls
 from dragoman.attention import draw
 from dragoman.attention.labels import label
 from dragoman.cli.common import Server
@@ -49,7 +49,7 @@ def test_every_option_reaches_the_server(scripted: ScriptedServer, tmp_path: Pat
     printed(
         *"generate --json --model m --priority batch --max-new-tokens 9 --min-new-tokens 2 --time-limit 1.5".split(),
         *"--beam-size 6 --length-normalization gnmt --length-penalty -0.5 --coverage-penalty 0.25".split(),
-        *"--early-stopping --patience 2 --beam-groups 2 --diversity-penalty 0.75".split(),
+        *"--timeout 7 --early-stopping --patience 2 --beam-groups 2 --diversity-penalty 0.75".split(),
         *"--sample --temperature 0.5 --top-k 40 --top-p 0.875 --min-p 0.125 --typical-p 0.25".split(),
         *"--seed 18446744073709551615 --prefix A --prefix-bias 0.5 --suppress-token 7 --suppress-token 8".split(),
         *"--suppress-sequence ab --suppress-sequence c --repetition-penalty 1.25 --no-repeat-ngram-size 3".split(),
@@ -58,47 +58,48 @@ def test_every_option_reaches_the_server(scripted: ScriptedServer, tmp_path: Pat
         *"--tokens --log-probabilities --top-tokens 4 --alignment --attention abc".split(),
     )
     ((_, request),) = scripted.calls
-    assert request == pb.GenerateRequest(
-        model="m",
-        input=pb.Input(text="abc"),
-        options=pb.GenerationOptions(
-            max_new_tokens=9,
-            min_new_tokens=2,
-            time_limit=duration_pb2.Duration(seconds=1, nanos=500_000_000),
-            beam_size=6,
-            length_normalization=pb.LENGTH_NORMALIZATION_GNMT,
-            length_penalty=-0.5,
-            coverage_penalty=0.25,
-            early_stopping=True,
-            patience=2,
-            beam_groups=2,
-            diversity_penalty=0.75,
-            sample=True,
-            temperature=0.5,
-            top_k=40,
-            top_p=0.875,
-            min_p=0.125,
-            typical_p=0.25,
-            seed=2**64 - 1,
-            prefix=pb.Input(text="A"),
-            prefix_bias=0.5,
-            suppressed_tokens=[7, 8],
-            suppressed_sequences=[
-                pb.Input(text="ab"),
-                pb.Input(text="c"),
-                pb.Input(token_ids=pb.TokenIds(ids=[1, 2])),
-            ],
-            repetition_penalty=1.25,
-            no_repeat_ngram_size=3,
-            stop_sequences=["\n", "."],
-            include_stop_sequence=True,
-            vocabulary=pb.TokenIds(ids=[4, 5, 6]),
-            num_hypotheses=3,
-            alternatives=True,
-        ),
-        details=pb.Details(tokens=True, log_probabilities=True, top_tokens=4, alignment=True, attention=True),
-        priority=pb.PRIORITY_BATCH,
-    )
+    options: GenerateOptions = {
+        "model": "m",
+        "priority": "batch",
+        "max_new_tokens": 9,
+        "min_new_tokens": 2,
+        "time_limit": 1.5,
+        "beam_size": 6,
+        "length_normalization": "gnmt",
+        "length_penalty": -0.5,
+        "coverage_penalty": 0.25,
+        "early_stopping": True,
+        "patience": 2,
+        "beam_groups": 2,
+        "diversity_penalty": 0.75,
+        "sample": True,
+        "temperature": 0.5,
+        "top_k": 40,
+        "top_p": 0.875,
+        "min_p": 0.125,
+        "typical_p": 0.25,
+        "seed": 2**64 - 1,
+        "prefix": "A",
+        "prefix_bias": 0.5,
+        "suppressed_tokens": [7, 8],
+        "suppressed_sequences": ["ab", "c", [1, 2]],
+        "repetition_penalty": 1.25,
+        "no_repeat_ngram_size": 3,
+        "stop_sequences": ["\n", "."],
+        "include_stop_sequence": True,
+        "vocabulary": [4, 5, 6],
+        "num_hypotheses": 3,
+        "alternatives": True,
+        "tokens": True,
+        "log_probabilities": True,
+        "top_tokens": 4,
+        "alignment": True,
+        "attention": True,
+    }
+    assert options.keys() == GenerateOptions.__annotations__.keys()
+    assert request == calls.generate("abc", **options).request
+    assert scripted.timeouts[0] is not None
+    assert 5 < scripted.timeouts[0] <= 7
 
 
 def test_only_given_options_are_sent_zeros_included(scripted: ScriptedServer) -> None:
@@ -199,6 +200,12 @@ def test_targets_are_scored(scripted: ScriptedServer) -> None:
         (["generate", "--attention", "a"], "--attention needs --json"),
         (["score", "--attention", "a", "b"], "--attention needs --json"),
         (["score", "a"], "TARGET"),
+        (["translate"], "translate"),
+        (["generate", "--address", "nowhere", "a"], "address: expected HOST:PORT, got 'nowhere'"),
+        (["generate", "--time-limit", "nan", "a"], "time_limit: expected more than 0 and at most 315576000000 sec"),
+        (["generate", "--max-new-tokens", "x", "a"], "max-new-tokens"),
+        (["generate", "--timeout", "0", "a"], "timeout"),
+        (["tokenize", "--side", "left", "a"], "side"),
         (["generate", "--stream", "-n", "2", "a"], "--stream of more than one hypothesis needs --json"),
         (["generate", "--prefix", "a", "--prefix-ids", "5", "a"], "exclude each other"),
         (["generate", "--length-normalization", "wu", "a"], "length"),
@@ -213,6 +220,7 @@ def test_wrong_usage_is_one_sentence(scripted: ScriptedServer, arguments: list[s
     done = run(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
+    assert "Traceback" not in done.stderr
     assert scripted.calls == []
 
 
@@ -234,13 +242,17 @@ def test_the_help_explains_every_option(monkeypatch: pytest.MonkeyPatch) -> None
     assert all(len(words) > 6 for words in options)
 
 
-def test_models_show_their_limits(scripted: ScriptedServer) -> None:
+def test_models_and_tokens_are_shown(scripted: ScriptedServer) -> None:
     shown = " ".join(printed("models").split())
+    assert "capitals" in shown
+    assert "test sequence error rate (%) 20.5" in shown
     assert "decoder 2 layers of 3 heads" in shown
     assert "limits 16 hypotheses per beam, 8 samples or alternatives, 20 top tokens per position" in shown
     assert "suppressed sequences" not in shown  # the server reports none
     (model,) = json.loads(printed("models", "--json"))
-    assert (model["heads"], model["limits"]["beam_size"]) == (3, 16)
+    assert (model["heads"], model["limits"]["beam_size"], model["max_source_tokens"]) == (3, 16, 48)
+    assert printed("tokenize", "aé") == "97\ta\n233\té\n"
+    assert json.loads(printed("tokenize", "--json", "a")) == [{"id": 97, "text": "a"}]
 
 
 def test_an_answer_to_unseen_tokens_is_called_a_guess(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ TESTS = (
     "tests/unit/test_api_calls.py",
     "tests/unit/test_api_health.py",
     "tests/unit/test_api_responses.py",
-    "tests/unit/test_server_leaving_clients.py",
+    "tests/unit/test_server_api_disconnects.py",
     "tests/unit/test_api_tls.py",
     "tests/integration/test_client_calls.py",
     "tests/integration/test_client_command.py",

@@ -48,7 +48,7 @@ class Drain:
         As soon as no more calls arrive, the gRPC server stops: clients get GOAWAY, and nobody can connect. Clients that
         balance connections instead of calls would otherwise send calls here until the last one has ended. It must not
         stop earlier: a stopping gRPC server ends calls that it has received but not yet dispatched, or that cross the
-        GOAWAY, with CANCELLED, which tells a client nothing. Until then they are refused with UNAVAILABLE.
+        GOAWAY, with CANCELLED, which gives a client no reason. Until then they are refused with UNAVAILABLE.
 
         Args:
             seconds: Time for the running calls.

@@ -1,4 +1,4 @@
-"""What the server does where clients leave in mid-answer."""
+"""Clients that disconnect in the middle of a response."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,7 +14,7 @@ METHOD = "package.Service/Method"
 
 
 class Left:
-    """Stands for the ServicerContext of a client that reads one message and leaves."""
+    """Replaces the ServicerContext of a client that reads one message and disconnects."""
 
     def __init__(self) -> None:
         self.written: list[str] = []
@@ -34,7 +34,7 @@ class Left:
         self.written.append(message)
 
 
-async def test_an_answer_that_can_not_be_sent_is_given_up_at_once() -> None:
+async def test_a_response_that_can_not_be_sent_is_cancelled_at_once() -> None:
     closed: list[str] = []
 
     async def answer(request: str, context: object) -> AsyncIterator[str]:

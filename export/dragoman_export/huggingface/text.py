@@ -1,0 +1,237 @@
+"""The tokenizers of a Hugging Face directory as a bundle's: a vocabulary, and what frames a source.
+
+What transformers' own class does to a text is the reference, since that is what the model was used with. Its classes
+are of two kinds. Those on the `tokenizers` library hand over their JSON. Those in Python take the pieces of a
+SentencePiece model and look them up in a vocabulary of their own; a bundle does the same, because the normalizer of
+`tokenizers` differs from SentencePiece's on combining characters (huggingface/tokenizers#2116).
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from dragoman_export.errors import ExportError
+
+Part = int | Literal["source_language", "target_language"]
+
+MARIAN_CODE = re.compile(r">>(.+)<<")
+FAIRSEQ_CODE = re.compile(r"__(.+)__")
+MADLAD_CODE = re.compile(r"<2(\w+)>")
+STRIPPED = 2**16  # blanks at either end that a decoder strips
+BYTES = 256
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Text to ids and back.
+
+    Attributes:
+        tokenizer: Vocabulary and decoder; it segments texts, too, where there is no SentencePiece model.
+        pieces: The SentencePiece model whose pieces are looked up in the vocabulary; None for none.
+    """
+
+    tokenizer: Tokenizer
+    pieces: Path | None = None
+
+
+@dataclass(frozen=True)
+class Language:
+    """Token ids of a language; None where a model does not name it on that side."""
+
+    source: int | None = None
+    target: int | None = None
+
+
+@dataclass(frozen=True)
+class ImportedText:
+    """How texts become token ids.
+
+    Attributes:
+        source, target: The same object where the vocabulary is joint.
+        before, after: What stands around the ids of a source.
+        text_prefix: Text put in front of a source's before it is tokenized, with {target_language} to fill in.
+        languages: By code; empty for a model that knows none.
+        forces_language: The first target token is that of the target language.
+    """
+
+    source: Vocabulary
+    target: Vocabulary
+    before: tuple[Part, ...] = ()
+    after: tuple[Part, ...] = ()
+    text_prefix: str = ""
+    languages: Mapping[str, Language] = field(default_factory=dict)
+    forces_language: bool = False
+
+
+def read_text(folder: Path) -> ImportedText:
+    """The tokenizers of a directory, as `transformers.AutoTokenizer` understands it.
+
+    Raises:
+        ExportError: The files are missing or damaged, or of a class that is not supported.
+    """
+    tokenizer = _load(folder)
+    name = type(tokenizer).__name__
+    if reason := REFUSED.get(name):
+        raise ExportError(f"{folder}: {name} {reason}")
+    if (reader := _READERS.get(name)) is not None:
+        return reader(tokenizer)
+    if not tokenizer.is_fast:
+        raise ExportError(f"{folder}: {name} is a tokenizer in Python that is not supported")
+    return _fast(tokenizer)
+
+
+def _load(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # of whatever kind the library likes
+        raise ExportError(f"{folder}: cannot read the tokenizer ({first_line(error)})") from None
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _fast(tokenizer: Any) -> ImportedText:
+    """A class on the `tokenizers` library: its JSON without what frames a text."""
+    copy = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    before, after = _frame(copy, tokenizer)
+    copy.post_processor = None
+    copy.no_padding()
+    copy.no_truncation()
+    if tokenizer.clean_up_tokenization_spaces and not isinstance(copy.model, models.BPE):  # whose text it would spoil
+        steps = [copy.decoder] if copy.decoder else []
+        copy.decoder = decoders.Sequence([*steps, decoders.Fuse(), *_clean_up()])
+    vocabulary = Vocabulary(copy)
+    ids = copy.get_vocab()
+    if type(tokenizer).__name__ in LANGUAGE_CLASSES:
+        source = ids[tokenizer.src_lang] if tokenizer.src_lang in ids else -1
+        languages = {code: Language(ids[code], ids[code]) for code in _fairseq_codes(tokenizer) if code in ids}
+        if not languages:
+            raise ExportError(f"{tokenizer.name_or_path}: the vocabulary has none of the language codes of its class")
+        as_parts = [tuple("source_language" if part == source else part for part in parts) for parts in (before, after)]
+        return ImportedText(vocabulary, vocabulary, as_parts[0], as_parts[1], "", languages, forces_language=True)
+    codes = {match[1]: id_ for token, id_ in ids.items() if (match := MADLAD_CODE.fullmatch(token))}
+    if codes:
+        languages = {code: Language(source=codes[code]) for code in sorted(codes)}
+        return ImportedText(vocabulary, vocabulary, before, after, "<2{target_language}> ", languages)
+    return ImportedText(vocabulary, vocabulary, before, after)
+
+
+def _frame(copy: Tokenizer, tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids that the class puts before and behind those of a text."""
+    bare = copy.encode("a", add_special_tokens=False).ids
+    framed = tokenizer("a").input_ids
+    for start in range(len(framed) - len(bare) + 1):
+        if framed[start : start + len(bare)] == bare:
+            return tuple(framed[:start]), tuple(framed[start + len(bare) :])
+    raise ExportError(f"{tokenizer.name_or_path}: the tokenizer changes a text when it adds special tokens")
+
+
+def _fairseq_codes(tokenizer: Any) -> list[str]:
+    """The language codes of the module that defines the class."""
+    import sys
+
+    codes: list[str] = sys.modules[type(tokenizer).__module__].FAIRSEQ_LANGUAGE_CODES
+    return codes
+
+
+def _marian(tokenizer: Any) -> ImportedText:
+    source = _pieces(tokenizer, tokenizer.encoder, tokenizer.spm_files[0], tokenizer.spm_source)
+    target = source
+    if tokenizer.separate_vocabs:
+        target = _pieces(tokenizer, tokenizer.target_encoder, tokenizer.spm_files[1], tokenizer.spm_target)
+    else:
+        target = Vocabulary(source.tokenizer, Path(tokenizer.spm_files[1]))
+    codes = {match[1]: id_ for token, id_ in tokenizer.encoder.items() if (match := MARIAN_CODE.fullmatch(token))}
+    languages = {code: Language(source=id_) for code, id_ in sorted(codes.items())}
+    before: tuple[Part, ...] = ("target_language",) if languages else ()
+    return ImportedText(source, target, before, (tokenizer.eos_token_id,), "", languages)
+
+
+def _m2m_100(tokenizer: Any) -> ImportedText:
+    ids = tokenizer.encoder | tokenizer.lang_token_to_id
+    vocabulary = _pieces(tokenizer, ids, tokenizer.spm_file, tokenizer.sp_model)
+    languages = {code: Language(id_, id_) for code, id_ in tokenizer.lang_code_to_id.items()}
+    before, after = ("source_language",), (tokenizer.eos_token_id,)
+    return ImportedText(vocabulary, vocabulary, before, after, "", languages, forces_language=True)
+
+
+def _plbart(tokenizer: Any) -> ImportedText:
+    model = tokenizer.sp_model
+    pieces = (model.id_to_piece(index) for index in range(1, model.get_piece_size()))
+    ids = {piece: index for index, piece in enumerate(pieces, tokenizer.fairseq_offset + 1)}
+    vocabulary = _pieces(tokenizer, ids | tokenizer.fairseq_tokens_to_ids, tokenizer.vocab_file, model)
+    languages = {}
+    for token, id_ in tokenizer.lang_code_to_id.items():
+        match = FAIRSEQ_CODE.fullmatch(token)
+        languages[match[1] if match else token] = Language(id_, id_)
+    after: tuple[Part, ...] = (tokenizer.eos_token_id, "source_language")
+    return ImportedText(vocabulary, vocabulary, (), after, "", languages, forces_language=True)
+
+
+def _pieces(tokenizer: Any, ids: Mapping[str, int], model: str, processor: Any) -> Vocabulary:
+    """The vocabulary of a class that looks SentencePiece's pieces up."""
+    size = max(ids.values()) + 1
+    if len(set(ids.values())) != len(ids):
+        raise ExportError(f"{tokenizer.name_or_path}: two tokens of the vocabulary have the same id")
+    copy = Tokenizer(models.WordLevel(dict(ids), unk_token=str(tokenizer.unk_token)))
+    steps = [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", STRIPPED, 0)]
+    if any(processor.is_byte(index) for index in range(processor.get_piece_size())):
+        steps.insert(1, decoders.ByteFallback())
+    if tokenizer.clean_up_tokenization_spaces:
+        steps += _clean_up()
+    copy.decoder = decoders.Sequence(steps)
+    silent = [token for token in map(str, tokenizer.all_special_tokens) if token in ids]
+    silent += [piece for piece in _controls(processor) if piece in ids]
+    copy.add_special_tokens([AddedToken(token, normalized=False) for token in dict.fromkeys(silent)])
+    assert copy.get_vocab_size() <= size, "special tokens of the class are not in the vocabulary"
+    return Vocabulary(copy, Path(model))
+
+
+def _clean_up() -> list[decoders.Replace]:
+    """What `clean_up_tokenization_spaces` does to English text that was tokenized at punctuation."""
+    pairs = [(f" {mark}", mark) for mark in ".?!,"] + [(" ' ", "'"), (" n't", "n't")]
+    return [decoders.Replace(*pair) for pair in pairs + [(f" '{end}", f"'{end}") for end in ("m", "s", "ve", "re")]]
+
+
+def _controls(processor: Any) -> list[str]:
+    return [processor.id_to_piece(index) for index in range(processor.get_piece_size()) if processor.is_control(index)]
+
+
+def _byt5(tokenizer: Any) -> ImportedText:
+    """Bytes, three ids further on, and special tokens around them."""
+    special = {str(token): index for index, token in tokenizer.added_tokens_decoder.items()}
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet(), key=_byte_of)
+    ids = {letter: index + tokenizer.offset for index, letter in enumerate(letters)}
+    copy = Tokenizer(models.BPE(vocab=special | ids, merges=[]))
+    copy.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    copy.decoder = decoders.ByteLevel()
+    copy.add_special_tokens([AddedToken(token, normalized=False) for token in special])
+    vocabulary = Vocabulary(copy)
+    return ImportedText(vocabulary, vocabulary, (), (tokenizer.eos_token_id,))
+
+
+def _byte_of(letter: str) -> int:
+    """The byte that a letter of the byte-level alphabet stands for (Radford et al. 2019)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(BYTES) if byte not in printable]
+    code = ord(letter)
+    return code if code < BYTES else others[code - BYTES]
+
+
+LANGUAGE_CLASSES: Sequence[str] = ("MBartTokenizer", "MBart50Tokenizer", "NllbTokenizer")
+REFUSED: Mapping[str, str] = {
+    "FSMTTokenizer": "tokenizes with Moses' rules, which are not supported; send token ids",
+}
+_READERS: Mapping[str, Any] = {
+    "ByT5Tokenizer": _byt5,
+    "M2M100Tokenizer": _m2m_100,
+    "MarianTokenizer": _marian,
+    "PLBartTokenizer": _plbart,
+}

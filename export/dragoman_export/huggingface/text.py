@@ -7,12 +7,12 @@ SentencePiece model and look them up in a vocabulary of their own; a bundle does
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from dragoman_export.errors import ExportError
 
@@ -73,15 +73,27 @@ def read_text(folder: Path) -> ImportedText:
     Raises:
         ExportError: The files are missing or damaged, or of a class that is not supported.
     """
-    tokenizer = _load(folder)
-    name = type(tokenizer).__name__
+    name = _class_name(folder)
     if reason := REFUSED.get(name):
         raise ExportError(f"{folder}: {name} {reason}")
+    tokenizer = _load(folder)
+    name = type(tokenizer).__name__
     if (reader := _READERS.get(name)) is not None:
         return reader(tokenizer)
     if not tokenizer.is_fast:
         raise ExportError(f"{folder}: {name} is a tokenizer in Python that is not supported")
     return _fast(tokenizer)
+
+
+def _class_name(folder: Path) -> str:
+    """The class that the directory asks for; empty where only its kind of model says so."""
+    from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
+    try:
+        name = get_tokenizer_config(folder, local_files_only=True).get("tokenizer_class")
+    except Exception as error:  # of whatever kind the library likes
+        raise ExportError(f"{folder / 'tokenizer_config.json'}: {first_line(error)}") from None
+    return name if isinstance(name, str) else ""
 
 
 def _load(folder: Path) -> Any:
@@ -110,7 +122,7 @@ def _fast(tokenizer: Any) -> ImportedText:
     vocabulary = Vocabulary(copy)
     ids = copy.get_vocab()
     if type(tokenizer).__name__ in LANGUAGE_CLASSES:
-        source = ids[tokenizer.src_lang] if tokenizer.src_lang in ids else -1
+        source = ids.get(tokenizer.src_lang, -1)
         languages = {code: Language(ids[code], ids[code]) for code in _fairseq_codes(tokenizer) if code in ids}
         if not languages:
             raise ExportError(f"{tokenizer.name_or_path}: the vocabulary has none of the language codes of its class")
@@ -121,6 +133,10 @@ def _fast(tokenizer: Any) -> ImportedText:
         languages = {code: Language(source=codes[code]) for code in sorted(codes)}
         return ImportedText(vocabulary, vocabulary, before, after, "<2{target_language}> ", languages)
     return ImportedText(vocabulary, vocabulary, before, after)
+
+
+def _with_language(ids: Sequence[int], language: int) -> tuple[Part, ...]:
+    return tuple("source_language" if id_ == language else id_ for id_ in ids)
 
 
 def _frame(copy: Tokenizer, tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -158,8 +174,8 @@ def _m2m_100(tokenizer: Any) -> ImportedText:
     ids = tokenizer.encoder | tokenizer.lang_token_to_id
     vocabulary = _pieces(tokenizer, ids, tokenizer.spm_file, tokenizer.sp_model)
     languages = {code: Language(id_, id_) for code, id_ in tokenizer.lang_code_to_id.items()}
-    before, after = ("source_language",), (tokenizer.eos_token_id,)
-    return ImportedText(vocabulary, vocabulary, before, after, "", languages, forces_language=True)
+    after = (tokenizer.eos_token_id,)
+    return ImportedText(vocabulary, vocabulary, ("source_language",), after, "", languages, forces_language=True)
 
 
 def _plbart(tokenizer: Any) -> ImportedText:
@@ -185,7 +201,7 @@ def _pieces(tokenizer: Any, ids: Mapping[str, int], model: str, processor: Any) 
     if any(processor.is_byte(index) for index in range(processor.get_piece_size())):
         steps.insert(1, decoders.ByteFallback())
     if tokenizer.clean_up_tokenization_spaces:
-        steps += _clean_up()
+        steps += [decoders.Replace(Regex(" +$"), ""), *_clean_up()]
     copy.decoder = decoders.Sequence(steps)
     silent = [token for token in map(str, tokenizer.all_special_tokens) if token in ids]
     silent += [piece for piece in _controls(processor) if piece in ids]
@@ -229,7 +245,7 @@ LANGUAGE_CLASSES: Sequence[str] = ("MBartTokenizer", "MBart50Tokenizer", "NllbTo
 REFUSED: Mapping[str, str] = {
     "FSMTTokenizer": "tokenizes with Moses' rules, which are not supported; send token ids",
 }
-_READERS: Mapping[str, Any] = {
+_READERS: Mapping[str, Callable[[Any], ImportedText]] = {
     "ByT5Tokenizer": _byt5,
     "M2M100Tokenizer": _m2m_100,
     "MarianTokenizer": _marian,

@@ -126,8 +126,8 @@ def _fast(tokenizer: Any) -> ImportedText:
         languages = {code: Language(ids[code], ids[code]) for code in _fairseq_codes(tokenizer) if code in ids}
         if not languages:
             raise ExportError(f"{tokenizer.name_or_path}: the vocabulary has none of the language codes of its class")
-        as_parts = [tuple("source_language" if part == source else part for part in parts) for parts in (before, after)]
-        return ImportedText(vocabulary, vocabulary, as_parts[0], as_parts[1], "", languages, forces_language=True)
+        first, last = (_with_language(around, source) for around in (before, after))
+        return ImportedText(vocabulary, vocabulary, first, last, "", languages, forces_language=True)
     codes = {match[1]: id_ for token, id_ in ids.items() if (match := MADLAD_CODE.fullmatch(token))}
     if codes:
         languages = {code: Language(source=codes[code]) for code in sorted(codes)}
@@ -136,7 +136,8 @@ def _fast(tokenizer: Any) -> ImportedText:
 
 
 def _with_language(ids: Sequence[int], language: int) -> tuple[Part, ...]:
-    return tuple("source_language" if id_ == language else id_ for id_ in ids)
+    parts: list[Part] = ["source_language" if id_ == language else id_ for id_ in ids]
+    return tuple(parts)
 
 
 def _frame(copy: Tokenizer, tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:

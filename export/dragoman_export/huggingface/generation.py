@@ -1,0 +1,193 @@
+"""How a Hugging Face directory wants its answers searched for: generation_config.json, or else config.json."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from dragoman_export.errors import ExportError
+from dragoman_export.huggingface.text import first_line
+
+REQUIRED = ("decoder_start_token_id", "eos_token_id", "bos_token_id")  # config.json has them where settings do not
+NEW_TOKENS = 20  # of transformers' `generate`, where nothing says how many
+
+
+@dataclass(frozen=True)
+class GenerationSettings:
+    """What `generate` does without arguments, under the names of `transformers.GenerationConfig`.
+
+    Lengths count as in our API: tokens behind the start token, the end token not among them.
+
+    Attributes:
+        start: What the decoder reads first.
+        end: Ends a target.
+        forced_first, forced_last: Tokens that must stand first, and last where nothing ended before; None for any.
+        max_new_tokens: At most.
+        min_new_tokens: At least.
+        early_stopping: Whether a search ends as soon as `num_beams` hypotheses have finished; "never" lets it run while
+            a longer hypothesis might win.
+        bad_words: Sequences that are never completed; a single token is never chosen.
+        begin_suppressed: Tokens that can't stand first.
+        renormalized: Probabilities sum to 1 again after tokens were excluded.
+    """
+
+    start: int
+    end: int
+    max_new_tokens: int
+    forced_first: int | None = None
+    forced_last: int | None = None
+    min_new_tokens: int = 0
+    num_beams: int = 1
+    num_return_sequences: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    no_repeat_ngram_size: int = 0
+    encoder_no_repeat_ngram_size: int = 0
+    repetition_penalty: float = 1.0
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    begin_suppressed: tuple[int, ...] = ()
+    renormalized: bool = False
+    do_sample: bool = False
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+
+
+# Values that change nothing, of keys that we can't follow.
+_WITHOUT_EFFECT: Mapping[str, Collection[Any]] = {
+    "assistant_early_exit": (None,),
+    "constraints": (None,),
+    "diversity_penalty": (None, 0, 0.0),
+    "dola_layers": (None,),
+    "encoder_repetition_penalty": (None, 1, 1.0),
+    "epsilon_cutoff": (None, 0, 0.0),
+    "eta_cutoff": (None, 0, 0.0),
+    "exponential_decay_length_penalty": (None,),
+    "force_words_ids": (None,),
+    "guidance_scale": (None, 1, 1.0),
+    "max_time": (None,),
+    "num_beam_groups": (None, 1),
+    "penalty_alpha": (None, 0, 0.0),
+    "prompt_lookup_num_tokens": (None,),
+    "remove_invalid_values": (None, False),
+    "sequence_bias": (None, {}),
+    "stop_strings": (None, []),
+    "token_healing": (None, False),
+    "top_h": (None,),
+    "watermarking_config": (None,),
+}
+
+
+def read_generation(folder: Path, config: Any, ignore: Collection[str] = ()) -> GenerationSettings:
+    """The settings of a directory.
+
+    Only generation_config.json counts where there is one; keys that config.json still holds are then ignored, as by
+    transformers.
+
+    Args:
+        config: From `read_config`.
+        ignore: Keys that may be ignored though they would change tokens.
+
+    Raises:
+        ExportError: The file is damaged, or a key that is not in `ignore` would change tokens in a way that we don't
+            support; the message names it.
+    """
+    values, name = _values(folder)
+    for key in ignore:
+        values.pop(key, None)
+    for key, harmless in _WITHOUT_EFFECT.items():
+        if values.get(key) not in harmless:
+            raise ExportError(
+                f"{folder / name}: {key} is {values[key]!r}, which is not supported; "
+                f"--ignore {key} imports the model without it"
+            )
+    try:
+        return _settings(values, config)
+    except (TypeError, ValueError) as error:
+        raise ExportError(f"{folder / name}: {error}") from None
+
+
+def _values(folder: Path) -> tuple[dict[str, Any], str]:
+    """What is set, and the file that sets it."""
+    from transformers import GenerationConfig
+
+    name = "generation_config.json"
+    try:
+        if (folder / name).exists():
+            found = GenerationConfig.from_pretrained(folder, local_files_only=True)
+        else:
+            name = "config.json"
+            found = GenerationConfig.from_pretrained(folder, config_file_name=name, local_files_only=True)
+    except Exception as error:  # of whatever kind the library likes
+        raise ExportError(f"{folder / name}: cannot be read as generation settings ({first_line(error)})") from None
+    return {key: value for key, value in found.to_dict().items() if value is not None}, name
+
+
+def _settings(values: Mapping[str, Any], config: Any) -> GenerationSettings:
+    def number(key: str, kind: type, default: Any) -> Any:
+        value = values.get(key, default)
+        if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+            return value if value is None else kind(value)
+        raise TypeError(f"{key} is {value!r}; expected a number")
+
+    def token(key: str) -> int | None:
+        value = values.get(key)
+        if value is None and key in REQUIRED:
+            value = getattr(config, key, None)
+        if isinstance(value, list):
+            value = value[0] if len(value) == 1 else value
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            raise ValueError(f"{key} is {value!r}; expected one token id")
+        return value
+
+    start, end = token("decoder_start_token_id"), token("eos_token_id")
+    if start is None:
+        start = token("bos_token_id")
+    if start is None or end is None:
+        missing = "decoder_start_token_id" if start is None else "eos_token_id"
+        raise ValueError(f"{missing} is missing")
+    forced_last = token("forced_eos_token_id")
+    stopping = values.get("early_stopping", False)
+    if stopping not in (True, False, "never"):
+        raise ValueError(f'early_stopping is {stopping!r}; expected true, false or "never"')
+    bad_words = values.get("bad_words_ids", [])
+    return GenerationSettings(
+        start=start,
+        end=end,
+        max_new_tokens=_most(values, number, forced_last),
+        forced_first=token("forced_bos_token_id"),
+        forced_last=forced_last,
+        min_new_tokens=max(number("min_new_tokens", int, 0), number("min_length", int, 0) - 1, 0),
+        num_beams=number("num_beams", int, 1),
+        num_return_sequences=number("num_return_sequences", int, 1),
+        length_penalty=number("length_penalty", float, 1.0),
+        early_stopping=stopping,
+        no_repeat_ngram_size=number("no_repeat_ngram_size", int, 0),
+        encoder_no_repeat_ngram_size=number("encoder_no_repeat_ngram_size", int, 0),
+        repetition_penalty=number("repetition_penalty", float, 1.0),
+        bad_words=(
+            *(tuple(map(int, word)) for word in bad_words),
+            *((int(word),) for word in values.get("suppress_tokens", [])),
+        ),
+        begin_suppressed=tuple(map(int, values.get("begin_suppress_tokens", []))),
+        renormalized=bool(values.get("renormalize_logits", False)),
+        do_sample=bool(values.get("do_sample", False)),
+        temperature=number("temperature", float, 1.0),
+        top_k=number("top_k", int, None),
+        top_p=number("top_p", float, None),
+        min_p=number("min_p", float, None),
+        typical_p=number("typical_p", float, None),
+    )
+
+
+def _most(values: Mapping[str, Any], number: Any, forced_last: int | None) -> int:
+    """Tokens that are generated at most, the end token not counted, which a forced last token takes the place of."""
+    most = number("max_new_tokens", int, None)
+    if most is None:
+        length = number("max_length", int, None)
+        most = NEW_TOKENS if length is None else length - 1
+    if most < 1:
+        raise ValueError("max_length leaves no token to generate")
+    return max(most - 1, 1) if forced_last is not None else int(most)

@@ -1,0 +1,1 @@
+"""Models that were converted for CTranslate2, as Transformers of ours."""

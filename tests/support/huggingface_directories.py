@@ -1,6 +1,7 @@
-"""Directories laid out like published checkpoints, with small tokenizers trained on this project's pages."""
+"""Directories laid out like published checkpoints, with small tokenizers trained on an invented language."""
 
 import io
+import itertools
 import json
 import random
 from collections.abc import Iterator
@@ -11,8 +12,6 @@ from typing import Any
 import sentencepiece
 from tokenizers import ByteLevelBPETokenizer
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
-
-from tests.conftest import ROOT
 
 SIZE = 1000
 T5_IDS: dict[str, Any] = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
@@ -65,10 +64,16 @@ MODEL_TYPES = {
 
 @cache
 def lines() -> tuple[str, ...]:
-    """Lines of this project's pages, English and Chinese."""
-    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("deploy/*.md")]
+    """Sentences of an invented language in three scripts, always the same."""
+    draw = random.Random(5)
+    syllables = ["".join(pair) for pair in itertools.product("bdfgklmnprstvz", "aeiouäöü")] + ["sch", "ß", "th", "qu"]
+    letters = syllables * 8 + list("日本語漢字文書大小山川") * 20 + [a + b for a in "бдклмнрст" for b in "аеиоу"] * 4
+    words = ["".join(draw.choices(letters, k=draw.randint(1, 4))) for _ in range(2000)]
+    words += [str(draw.randrange(10_000)) for _ in range(100)] + ["don't", "e-mail", "http://example.org"]
+    weights = [1 / rank for rank in range(1, len(words) + 1)]
     return tuple(
-        line for page in sorted(pages) for line in page.read_text(encoding="utf-8").splitlines() if 10 < len(line) < 400
+        " ".join(draw.choices(words, weights, k=draw.randint(4, 14))).capitalize() + draw.choice(".!?")
+        for _ in range(3000)
     )
 
 

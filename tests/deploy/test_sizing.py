@@ -17,7 +17,7 @@ from dragoman_server.machine import format_bytes
 from dragoman_server.runtime.device import DeviceError
 from dragoman_server.runtime.device_memory import row_bytes
 from tests.conftest import ROOT
-from tests.ramp.lead import Moment, Ramp
+from tests.ramp.results import Moment, Ramp
 
 PAGE = (DEPLOY / "README.md").read_text(encoding="utf-8")
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}

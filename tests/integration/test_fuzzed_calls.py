@@ -24,7 +24,7 @@ from dragoman.local import LocalServer
 from dragoman.v1 import admin_pb2
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.bundle.load import shipped_bundle
-from tests.soak.verdict import wrong_lines
+from tests.soak.findings import error_lines
 from tests.support.fuzzing import payloads
 
 FUZZ_EXAMPLES = os.environ.get("FUZZ_EXAMPLES")
@@ -185,7 +185,7 @@ def fuzz(target: Target, method: MethodDescriptor) -> None:
     send_all()
     if method.name in DEEP:
         assert {"OK", "INVALID_ARGUMENT"} <= codes
-    assert wrong_lines(target.new_log()) == []
+    assert error_lines(target.new_log()) == []
 
 
 @pytest.fixture(scope="module")

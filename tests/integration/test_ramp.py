@@ -1,4 +1,4 @@
-"""The metric by which pods are scaled tells that a server is full while its answers are still quick."""
+"""The metric by which pods scale shows that a server is full before its answers become slow."""
 
 import json
 import struct
@@ -11,32 +11,31 @@ import yaml
 
 from dragoman.local import LocalServer
 from tests.conftest import ROOT
-from tests.ramp.course import load_generator
-from tests.ramp.lead import SLOW
-from tests.ramp.watch import total, watched
+from tests.ramp.measure import load_generator, sample_queue, total
+from tests.ramp.results import SLOW
 from tests.support.load import percentile
 
 CHART_VALUES = ROOT / "deploy" / "helm" / "dragoman" / "values.yaml"
 SECONDS, ROUNDS = 0.8, 3
 
 
-def test_so_many_wait_that_pods_are_added_before_calls_are_slow(tmp_path: Path) -> None:
-    """As many calls at once as there are rows, and a few more in turn: what else this machine does hits both."""
+def test_queue_passes_the_scaling_threshold_before_calls_are_slow(tmp_path: Path) -> None:
+    """Alternates calls for all rows with calls for a few more, so that other load on this machine affects both."""
     threshold = yaml.safe_load(CHART_VALUES.read_text(encoding="utf-8"))["autoscaling"]["waitingPerPod"]
     with LocalServer("--engines", "1", "--max-rows", "32", "--log-requests", "none", log=tmp_path / "log") as server:
         generator, rows = load_generator(server), round(total(server.metrics(), "dragoman_rows"))
         ratios, waiting = [], []
         for _ in range(ROUNDS):
             full = generator.closed(rows, SECONDS)
-            with watched(server) as looks:
+            with sample_queue(server) as samples:
                 beyond = generator.closed(rows + 3 * threshold, SECONDS)
             ratios.append(percentile(beyond.latencies, 0.5) / percentile(full.latencies, 0.5))
-            waiting.append(max(look.waiting for look in looks))
+            waiting.append(max(sample.waiting for sample in samples))
     assert max(waiting) > threshold
     assert min(ratios) < SLOW, (ratios, waiting)
 
 
-def test_the_command_measures_and_draws(tmp_path: Path) -> None:
+def test_command_measures_and_plots(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.ramp", "--seconds", "2", "--full-seconds", "0.2", "--output", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr

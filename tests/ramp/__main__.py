@@ -1,6 +1,6 @@
-"""`python -m tests.ramp`: under rising load the queue, by which pods are scaled, grows before answers become slow.
+"""`python -m tests.ramp` shows that under rising load the queue, by which pods scale, grows before latency does.
 
-Measures it with a server of the model that ships, and writes ramp.json and ramp.png.
+It measures a server of the shipped model, and writes ramp.json and ramp.png.
 """
 
 import json
@@ -14,21 +14,23 @@ import yaml
 
 from dragoman.local import LocalServer
 from tests.benchmark.machine import ROOT, describe
-from tests.ramp.course import measure
-from tests.ramp.draw import draw
-from tests.ramp.lead import Moment
+from tests.ramp.measure import measure
+from tests.ramp.plot import plot
+from tests.ramp.results import Moment
 
 CHART_VALUES = ROOT / "deploy" / "helm" / "dragoman" / "values.yaml"
 SEED = 1
 
 
 def main(
-    seconds: Annotated[float, typer.Option(min=1, help="How long the load rises.")] = 60.0,
-    full_seconds: Annotated[float, typer.Option(min=0.1, help="How long what it can do is measured, thrice.")] = 3.0,
-    serve: Annotated[str, typer.Option(help="More arguments of dragoman-serve, in one string.")] = "",
-    output: Annotated[Path, typer.Option(help="Folder for ramp.json and ramp.png.")] = ROOT / "build" / "ramp",
+    seconds: Annotated[float, typer.Option(min=1, help="Duration of the rising load.")] = 60.0,
+    full_seconds: Annotated[
+        float, typer.Option(min=0.1, help="Duration of each of three measurements of the capacity.")
+    ] = 3.0,
+    serve: Annotated[str, typer.Option(help="Additional arguments of dragoman-serve, in one string.")] = "",
+    output: Annotated[Path, typer.Option(help="Directory for ramp.json and ramp.png.")] = ROOT / "build" / "ramp",
 ) -> None:
-    """Measures how queue and latency rise with the load of one server."""
+    """Measures how queue and latency of one server rise with its load."""
     machine = describe("tests.ramp")
     threshold = float(yaml.safe_load(CHART_VALUES.read_text(encoding="utf-8"))["autoscaling"]["waitingPerPod"])
     with LocalServer("--log-requests", "none", *shlex.split(serve)) as server:
@@ -36,9 +38,9 @@ def main(
     output.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"machine": machine, "threshold": threshold, **asdict(ramp)}, indent=1)
     (output / "ramp.json").write_text(text + "\n", encoding="utf-8")
-    draw(ramp, threshold, output / "ramp.png")
+    plot(ramp, threshold, output / "ramp.png")
     print(f"More than {threshold:g} requests wait {_since(ramp.queue_rises(threshold))}.")
-    print(f"More than 5 of 100 calls take over {ramp.slow_seconds:.2g} s {_since(ramp.latency_rises())}.")
+    print(f"More than 5 % of calls take over {ramp.slow_seconds:.2g} s {_since(ramp.latency_rises())}.")
     print(f"Written to {output / 'ramp.json'} and {output / 'ramp.png'}.")
 
 

@@ -1,6 +1,6 @@
-"""A process of clients that call, compare, give up, and read slowly. The soak starts several, and kills some.
+"""A process of clients that make calls, compare answers, cancel and read slowly. A soak runs several and kills some.
 
-It writes what it has seen so far to standard output, one JSON object a line, and ends on SIGTERM.
+It writes its counts so far to standard output, one JSON object per line, and ends on SIGTERM.
 """
 
 import asyncio
@@ -18,39 +18,32 @@ from typing import Any
 
 import grpc
 
-from tests.soak.answers import EXHAUSTED, RefusedError, WrongAnswerError, beginning, open_call, same, whole
-from tests.soak.asks import Ask
+from tests.soak.answers import EXHAUSTED, RefusedError, WrongAnswerError, assemble, is_same, is_truncated, open_call
+from tests.soak.calls import Call
 
 REPORT_SECONDS = 0.5
 PATIENCE_SECONDS = 300.0
-MOST_FAULTS = 5  # told in full
+MAX_FAULTS = 5  # described per process
 CALLS_PER_CONNECTION = 6
-MANNERS = {"patient": 60, "cancelled": 13, "deadline": 13, "limited": 10, "slow": 4}
-GIVE_UP_SECONDS = 0.4
-READ_SECONDS = 0.2  # between two messages, for a slow reader
-ALONE = [("grpc.use_local_subchannel_pool", 1)]
-# Little is on its way to a slow reader, so that the rest waits in the server.
-SMALL_WINDOW = [*ALONE, ("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0)]
+BEHAVIOURS = {"patient": 60, "cancelled": 13, "deadline": 13, "limited": 10, "slow": 4}
+SHORT_SECONDS = 0.4  # longest deadline, time limit or time to cancellation
+READ_SECONDS = 0.2  # longest pause of a slow reader between messages
+OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
+# Keeps little in flight to a slow reader, so that the rest waits in the server.
+SMALL_WINDOW = [*OWN_CONNECTION, ("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0)]
 
-# What gRPC's client says, as INTERNAL, where a call ends while it writes another request: its issue 36066.
+# gRPC's INTERNAL message when a call ends while the client writes another request: its issue 36066.
 BROKEN_WRITE = "Internal error from Core"
-# An aged connection is closed behind its last call; where that met its deadline, the close may be heard of first.
+# An aged connection is closed after its last call; if that hits its deadline, the client may see the close first.
 AGED = "max_age"
-# They share the machine with the server, which on other days has it for itself.
-NICE = 10
+NICE = 10  # the clients share the machine with the server, which takes precedence
 
-# Where a deadline passes at the server first, all that HTTP/2 lets it do is to cancel the call.
+# If the deadline passes at the server first, HTTP/2 only lets it cancel the call.
 EXPECTED = {"cancelled": {"CANCELLED"}, "deadline": {"DEADLINE_EXCEEDED", "CANCELLED"}}
 
 
 class Tally:
-    """What one process has seen.
-
-    Attributes:
-        right, partial, wrong: answers as they should be, those that a time limit has cut, and faults.
-        codes: of calls, by how they were made; methods: how often each was called.
-        faults: what should not have been, in words.
-    """
+    """The counts of one process: attributes of `tests.soak.processes.Counts` with the same names."""
 
     def __init__(self) -> None:
         self.right = self.wrong = self.partial = 0
@@ -58,110 +51,110 @@ class Tally:
         self.methods: Counter[str] = Counter()
         self.faults: list[str] = []
 
-    def fault(self, ask: Ask, manner: str, problem: str) -> None:
+    def fault(self, call: Call, behaviour: str, problem: str) -> None:
         self.wrong += 1
-        if len(self.faults) < MOST_FAULTS:
-            self.faults.append(f"{ask.name}, {manner}: {problem}")
+        if len(self.faults) < MAX_FAULTS:
+            self.faults.append(f"{call.name}, {behaviour}: {problem}")
 
     def report(self) -> None:
         print(json.dumps(vars(self)), flush=True)
 
 
 class Clients:
-    """Several at once.
+    """Concurrent clients.
 
     Args:
-        asks: calls, each with its right answer.
+        calls: Calls with their expected answers.
     """
 
-    def __init__(self, address: str, asks: list[tuple[Ask, Any]], seed: int) -> None:
+    def __init__(self, address: str, calls: list[tuple[Call, Any]], seed: int) -> None:
         self.tally = Tally()
         self.stopping = False
         self._address = address
-        self._asks = asks
+        self._calls = calls
         self._draw = random.Random(seed)
 
     async def run(self, clients: int) -> None:
-        """Until `stopping`."""
+        """Runs that many clients until `stopping`."""
         connections = [self._connect() for _ in range(-(-clients // CALLS_PER_CONNECTION))]
         slow = self._connect(SMALL_WINDOW)
         await asyncio.gather(*(self._client(connections[n % len(connections)], slow) for n in range(clients)))
         for channel in (*connections, slow):
             await channel.close()
 
-    def _connect(self, options: list[tuple[str, int]] = ALONE) -> grpc.aio.Channel:
+    def _connect(self, options: list[tuple[str, int]] = OWN_CONNECTION) -> grpc.aio.Channel:
         return grpc.aio.insecure_channel(self._address, [*options, ("grpc.max_receive_message_length", -1)])
 
     async def _client(self, channel: grpc.aio.Channel, slow: grpc.aio.Channel) -> None:
         while not self.stopping:
-            ask, right = self._draw.choice(self._asks)
-            [manner] = self._draw.choices(list(MANNERS), list(MANNERS.values()))
-            if manner == "limited" and not ask.limited:
-                manner = "patient"
-            if manner == "slow" and not ask.streams:
-                manner = "patient"
-            code = await self._call(slow if manner == "slow" else channel, ask, right, manner)
-            self.tally.codes[f"{manner}: {code}"] += 1
-            self.tally.methods[ask.name] += 1
+            call, expected = self._draw.choice(self._calls)
+            [behaviour] = self._draw.choices(list(BEHAVIOURS), list(BEHAVIOURS.values()))
+            if behaviour == "limited" and not call.limited:
+                behaviour = "patient"
+            if behaviour == "slow" and not call.streams:
+                behaviour = "patient"
+            code = await self._call(slow if behaviour == "slow" else channel, call, expected, behaviour)
+            self.tally.codes[f"{behaviour}: {code}"] += 1
+            self.tally.methods[call.name] += 1
             if code == EXHAUSTED:
                 await asyncio.sleep(self._draw.uniform(0.02, 0.2))
 
-    async def _call(self, channel: grpc.aio.Channel, ask: Ask, right: Any, manner: str) -> str:
-        """The status of a call that was made in this manner."""
-        asked = self._limited(ask) if manner == "limited" else ask
-        timeout = self._draw.uniform(0.001, GIVE_UP_SECONDS) if manner == "deadline" else PATIENCE_SECONDS
-        call = open_call(channel, asked, timeout)
-        if manner == "cancelled":
-            asyncio.get_running_loop().call_later(self._draw.uniform(0, GIVE_UP_SECONDS), call.cancel)
+    async def _call(self, channel: grpc.aio.Channel, call: Call, expected: Any, behaviour: str) -> str:
+        """Makes a call with this behaviour and returns its status code."""
+        sent = self._limited(call) if behaviour == "limited" else call
+        timeout = self._draw.uniform(0.001, SHORT_SECONDS) if behaviour == "deadline" else PATIENCE_SECONDS
+        rpc = open_call(channel, sent, timeout)
+        if behaviour == "cancelled":
+            asyncio.get_running_loop().call_later(self._draw.uniform(0, SHORT_SECONDS), rpc.cancel)
         try:
-            found = whole(ask, await self._read(call, ask, manner))
+            answer = assemble(call, await self._read(rpc, call, behaviour))
         except asyncio.CancelledError:
-            if not call.cancelled():
+            if not rpc.cancelled():
                 raise
             code = "CANCELLED"
         except grpc.aio.AioRpcError as error:
             code = error.code().name
-            if error.details() == BROKEN_WRITE and ask.name == "ModelStreamInfer" and manner != "patient":
+            if error.details() == BROKEN_WRITE and call.name == "ModelStreamInfer" and behaviour != "patient":
                 code = "ended while it wrote"
-            elif manner == "deadline" and AGED in str(error.details()):
+            elif behaviour == "deadline" and AGED in str(error.details()):
                 code = "ended with its connection"
             elif code == EXHAUSTED and "grpc-status-details-bin" not in dict(error.trailing_metadata() or ()):
-                self.tally.fault(ask, manner, f"refused without a delay: {error.details()}")
-            elif code not in EXPECTED.get(manner, ()) and code != EXHAUSTED:
-                self.tally.fault(ask, manner, f"{code}: {error.details()}")
+                self.tally.fault(call, behaviour, f"refused without a delay: {error.details()}")
+            elif code not in EXPECTED.get(behaviour, ()) and code != EXHAUSTED:
+                self.tally.fault(call, behaviour, f"{code}: {error.details()}")
         except RefusedError as error:
             code = str(error).partition(":")[0]
-            if code not in EXPECTED.get(manner, ()) and code != EXHAUSTED:
-                self.tally.fault(ask, manner, str(error))
+            if code not in EXPECTED.get(behaviour, ()) and code != EXHAUSTED:
+                self.tally.fault(call, behaviour, str(error))
         except WrongAnswerError as error:
             code = "OK"
-            self.tally.fault(ask, manner, str(error))
+            self.tally.fault(call, behaviour, str(error))
         else:
             code = "OK"
-            if same(ask, right, found):
+            if is_same(call, expected, answer):
                 self.tally.right += 1
-            elif manner == "limited" and beginning(ask, right, found):
+            elif behaviour == "limited" and is_truncated(call, expected, answer):
                 self.tally.partial += 1
             else:
-                self.tally.fault(ask, manner, f"answered {found!r:.2000}, but right is {right!r:.2000}")
-        if code == "CANCELLED" and code not in EXPECTED.get(manner, ()):
-            self.tally.fault(ask, manner, "cancelled, but not by the client")
+                self.tally.fault(call, behaviour, f"answered {answer!r:.2000}, expected {expected!r:.2000}")
+        if code == "CANCELLED" and code not in EXPECTED.get(behaviour, ()):
+            self.tally.fault(call, behaviour, "cancelled, but not by the client")
         return code
 
-    async def _read(self, call: Any, ask: Ask, manner: str) -> list[Any]:
-        if not ask.streams:
-            return [await call]
+    async def _read(self, rpc: Any, call: Call, behaviour: str) -> list[Any]:
+        if not call.streams:
+            return [await rpc]
         messages = []
-        async for message in call:
+        async for message in rpc:
             messages.append(message)
-            if manner == "slow":
+            if behaviour == "slow":
                 await asyncio.sleep(self._draw.uniform(0, READ_SECONDS))
         return messages
 
-    def _limited(self, ask: Ask) -> Ask:
-        request: Any = copy(ask.requests[0])
-        request.options.time_limit.FromNanoseconds(int(self._draw.uniform(0.001, GIVE_UP_SECONDS) * 1e9))
-        return replace(ask, requests=(request,))
+    def _limited(self, call: Call) -> Call:
+        request: Any = copy(call.requests[0])
+        request.options.time_limit.FromNanoseconds(int(self._draw.uniform(0.001, SHORT_SECONDS) * 1e9))
+        return replace(call, requests=(request,))
 
 
 async def main(process: Clients, clients: int) -> None:
@@ -176,6 +169,6 @@ async def main(process: Clients, clients: int) -> None:
 
 if __name__ == "__main__":
     os.nice(NICE)
-    address, asks_file, seed, clients = sys.argv[1:]
-    asks = pickle.loads(Path(asks_file).read_bytes())
-    asyncio.run(main(Clients(address, asks, int(seed)), int(clients)))
+    address, calls_file, seed, clients = sys.argv[1:]
+    calls = pickle.loads(Path(calls_file).read_bytes())
+    asyncio.run(main(Clients(address, calls, int(seed)), int(clients)))

@@ -9,12 +9,12 @@ import pytest
 
 from tests.conftest import ROOT
 
-SECONDS, DIFFERENT = 15, 80
+SECONDS, DIFFERENT_CALLS = 15, 80
 
 
 @pytest.mark.slow
-def test_server_survives_everything_that_clients_do(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.soak", "--seconds", str(SECONDS), "--different", str(DIFFERENT)]
+def test_server_survives_a_short_soak(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.soak", "--seconds", str(SECONDS), "--different", str(DIFFERENT_CALLS)]
     done = subprocess.run(
         [*command, "--output", str(tmp_path)],
         cwd=ROOT,
@@ -26,7 +26,7 @@ def test_server_survives_everything_that_clients_do(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout
     report = json.loads((tmp_path / "soak.json").read_text())
-    assert "It does not hold" not in done.stdout
-    assert report["seen"]["right"] > DIFFERENT
-    assert max(sample["waiting"] for sample in report["during"]) > 0, "the server was not at its limit"
+    assert "Failed:" not in done.stdout
+    assert report["counts"]["right"] > DIFFERENT_CALLS
+    assert max(sample["waiting"] for sample in report["during"]) > 0, "the server was never at capacity"
     assert max(sample["connections"] for sample in report["during"]) > 20

@@ -1,13 +1,13 @@
-"""What is said of a load that rises."""
+"""When queue and latency rise under rising load."""
 
 import pytest
 
-from tests.ramp.course import rising
-from tests.ramp.lead import IN_A_ROW, SLOW, Moment, Ramp
+from tests.ramp.measure import arrival_times
+from tests.ramp.results import CONSECUTIVE, SLOW, Moment, Ramp
 
 
 def ramp(*moments: tuple[float | None, float | None]) -> Ramp:
-    """Of what waits and of the latency, second by second; 1 s is the latency of a server that is full."""
+    """Returns a ramp from the waiting requests and the latency of each second; a full server's latency is 1 s."""
     return Ramp(
         rows=8,
         capacity=100,
@@ -22,26 +22,26 @@ def second(moment: Moment | None) -> int | None:
     return None if moment is None else moment.second
 
 
-def test_what_has_risen_stays_risen_for_some_seconds() -> None:
+def test_rise_lasts_several_seconds() -> None:
     low, high = (0.0, 0.5), (5.0, SLOW + 0.1)
-    assert second(ramp(low, *[high] * IN_A_ROW, low).queue_rises(4)) == 1
-    assert second(ramp(low, *[high] * IN_A_ROW, low).latency_rises()) == 1
-    chance = ramp(high, low, *[high] * (IN_A_ROW - 1), low)
+    assert second(ramp(low, *[high] * CONSECUTIVE, low).queue_rises(4)) == 1
+    assert second(ramp(low, *[high] * CONSECUTIVE, low).latency_rises()) == 1
+    chance = ramp(high, low, *[high] * (CONSECUTIVE - 1), low)
     assert chance.queue_rises(4) is None
     assert chance.latency_rises() is None
-    assert second(ramp(*[(5.0, 0.5)] * 2, *[high] * IN_A_ROW).queue_rises(4)) == 0
-    assert second(ramp(*[(5.0, 0.5)] * 2, *[high] * IN_A_ROW).latency_rises()) == 2
+    assert second(ramp(*[(5.0, 0.5)] * 2, *[high] * CONSECUTIVE).queue_rises(4)) == 0
+    assert second(ramp(*[(5.0, 0.5)] * 2, *[high] * CONSECUTIVE).latency_rises()) == 2
 
 
-def test_as_much_as_the_limit_is_not_above_it_and_no_measurement_is_no_rise() -> None:
+def test_neither_the_limit_itself_nor_a_missing_measurement_is_a_rise() -> None:
     assert ramp(*[(4.0, SLOW)] * 5).queue_rises(4) is None
     assert ramp(*[(4.0, SLOW)] * 5).latency_rises() is None
     assert ramp(*[(None, None)] * 5).queue_rises(4) is None
     assert ramp(*[(None, None)] * 5).latency_rises() is None
 
 
-def test_calls_come_at_a_rate_that_rises_in_a_straight_line() -> None:
-    due = rising(100, 500, 10, seed=1)
+def test_arrival_rate_rises_linearly() -> None:
+    due = arrival_times(100, 500, 10, seed=1)
     assert due == sorted(due)
     assert 0 < due[0] < due[-1] < 10
     halves = [sum(low <= at < low + 5 for at in due) for low in (0, 5)]

@@ -1,4 +1,4 @@
-"""What the server is like while it is under load: its metrics, its process, and how soon it says that it is well."""
+"""Samples a server under load: its metrics, its process and how fast it answers health checks."""
 
 import asyncio
 import time
@@ -16,16 +16,17 @@ HEALTH_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One look at the server.
+    """The state of the server at one moment.
 
     Attributes:
-        seconds: since the first.
-        waiting, rows, in_flight: requests in the queue, cache rows in use, calls that run.
-        threads, files, connections: of the process; connections are those to its gRPC port, the watcher's left out.
-        resident_bytes: of its memory.
-        health_seconds: until it said that it is serving; None where it did not.
-        late_seconds: by which the watcher itself woke up too late: where these are many, the machine is too busy with
-            other things for a soak to tell anything.
+        seconds: Time since the first sample.
+        waiting, rows, in_flight: Requests in the queue, cache rows in use, running calls.
+        threads, files: Threads and open files of the process.
+        connections: Connections to its gRPC port, except the monitor's own.
+        resident_bytes: Resident memory of the process.
+        health_seconds: Time until the health check answered SERVING; None if it did not.
+        late_seconds: Delay with which the monitor itself woke up. If delays are common, the machine is too busy with
+            other things for a meaningful soak.
     """
 
     seconds: float
@@ -39,9 +40,13 @@ class Sample:
     health_seconds: float | None
     late_seconds: float = 0.0
 
+    @property
+    def idle(self) -> bool:
+        return not (self.waiting or self.rows or self.in_flight or self.connections)
 
-class Watcher:
-    """Looks at a server, with one connection of its own. For use on one event loop, within `async with`."""
+
+class Monitor:
+    """Samples a server over a connection of its own; an async context manager for one event loop."""
 
     def __init__(self, server: LocalServer) -> None:
         self.samples: list[Sample] = []
@@ -49,7 +54,7 @@ class Watcher:
         self._process = psutil.Process(server.process.pid)
         self._started = time.monotonic()
 
-    async def __aenter__(self) -> "Watcher":
+    async def __aenter__(self) -> "Monitor":
         self._channel = grpc.aio.insecure_channel(self._server.address, [("grpc.use_local_subchannel_pool", 1)])
         self._health = health_pb2_grpc.HealthStub(self._channel)
         await self._channel.channel_ready()
@@ -58,17 +63,17 @@ class Watcher:
     async def __aexit__(self, *_: object) -> None:
         await self._channel.close()
 
-    async def watch(self, seconds: float) -> None:
-        """Looks every so many seconds, for ever; keeps what it sees."""
+    async def run(self, interval: float) -> None:
+        """Appends a sample to `samples` every `interval` seconds, until cancelled."""
         late = 0.0
         while True:
-            self.samples.append(replace(await self.look(), late_seconds=late))
-            asked = time.monotonic()
-            await asyncio.sleep(seconds)
-            late = max(0.0, time.monotonic() - asked - seconds)
+            self.samples.append(replace(await self.sample(), late_seconds=late))
+            asleep = time.monotonic()
+            await asyncio.sleep(interval)
+            late = max(0.0, time.monotonic() - asleep - interval)
 
-    async def look(self) -> Sample:
-        health = await self._ask_health()
+    async def sample(self) -> Sample:
+        health = await self._check_health()
         metrics = await asyncio.to_thread(self._server.metrics)
         process = self._process
 
@@ -82,19 +87,20 @@ class Watcher:
             in_flight=total("dragoman_requests_in_flight"),
             threads=process.num_threads(),
             files=process.num_fds(),
-            connections=sum(bool(each.raddr) for each in self._connections()) - 1,
+            connections=sum(bool(connection.raddr) for connection in self._connections()) - 1,
             resident_bytes=process.memory_info().rss,
             health_seconds=health,
         )
 
     def peers(self) -> set[int]:
-        """The ports at the other end of the server's connections."""
-        return {each.raddr.port for each in self._connections() if each.raddr}
+        """Returns the client ports of the server's connections."""
+        return {connection.raddr.port for connection in self._connections() if connection.raddr}
 
     def _connections(self) -> list[Any]:
-        return [each for each in self._process.net_connections("tcp") if each.laddr.port == self._server.port]
+        port = self._server.port
+        return [connection for connection in self._process.net_connections("tcp") if connection.laddr.port == port]
 
-    async def _ask_health(self) -> float | None:
+    async def _check_health(self) -> float | None:
         started = time.monotonic()
         try:
             answer = await self._health.Check(health_pb2.HealthCheckRequest(), timeout=HEALTH_SECONDS)

@@ -1,6 +1,6 @@
-"""Clients that say nothing, nonsense, or half of what they should: the server is well afterwards, and silent.
+"""Silent and misbehaving clients: the server survives them, and logs nothing.
 
-`make soak` does the same at random and under load, for as long as it takes the server to send the silent ones away.
+`make soak` does the same at random and under load, long enough for the server to close silent connections.
 """
 
 import contextlib
@@ -19,35 +19,35 @@ from dragoman.local import LOOPBACK, LocalServer
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
 from tests.conftest import StartServer
-from tests.soak.rough import CLIENT_HELLO, DEEDS, HELLO, METHODS, headers, literal, message
-from tests.soak.verdict import wrong_lines
+from tests.soak.findings import error_lines
+from tests.soak.misbehaving import CLIENT_HELLO, HELLO, METHODS, MISBEHAVIOURS, headers, literal, message
 from tests.support.certificates import Authority
 from tests.support.http2 import DATA, END_STREAM, PREFACE, frame
 from tests.support.waiting import PATIENCE, until
 
-TIMES = 12  # that each thing is done, at the same time
+CONNECTIONS = 12  # concurrent ones per misbehaviour
 WORD, SOUND = "dragoman", "D R AE G OW M AH N"
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    with LocalServer(log=tmp_path_factory.mktemp("rough") / "server.log") as started:
+    with LocalServer(log=tmp_path_factory.mktemp("misbehaving") / "server.log") as started:
         yield started
         assert started.stop() == 0, started.log_tail()
-        assert wrong_lines(started.log.read_text()) == []
+        assert error_lines(started.log.read_text()) == []
 
 
 def connect(port: int, data: bytes, reset: bool = False) -> socket.socket:
     connection = socket.create_connection((LOOPBACK, port), timeout=PATIENCE)
     if reset:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    with contextlib.suppress(ConnectionError):  # some are sent away before they have said all
+    with contextlib.suppress(ConnectionError):  # the server closes some before all is sent
         connection.sendall(data)
     return connection
 
 
 def at_rest(server: LocalServer) -> None:
-    """Waits until nobody is connected, and nothing goes on."""
+    """Waits until nobody is connected and nothing runs."""
     names = ("dragoman_rows_running", "dragoman_requests_waiting", "dragoman_requests_in_flight")
 
     def left() -> dict[str, float]:
@@ -59,17 +59,19 @@ def at_rest(server: LocalServer) -> None:
     until(lambda: not left(), otherwise=left)
 
 
-@pytest.mark.parametrize("deed", DEEDS, ids=lambda deed: deed.__name__)
-def test_the_server_gets_over_it(server: LocalServer, deed: Callable[[random.Random], bytes]) -> None:
-    connections = [connect(server.port, deed(random.Random(seed)), reset=seed % 2 == 0) for seed in range(TIMES)]
+@pytest.mark.parametrize("misbehaviour", MISBEHAVIOURS, ids=lambda misbehaviour: misbehaviour.__name__)
+def test_server_survives(server: LocalServer, misbehaviour: Callable[[random.Random], bytes]) -> None:
+    connections = [
+        connect(server.port, misbehaviour(random.Random(seed)), reset=seed % 2 == 0) for seed in range(CONNECTIONS)
+    ]
     with Client(server.address) as client:
-        assert client.generate(WORD).text == SOUND, "while they are there"
+        assert client.generate(WORD).text == SOUND, "while they are connected"
     for connection in connections:
         connection.close()
     at_rest(server)
 
 
-def test_metadata_that_are_no_text_are_put_up_with(server: LocalServer) -> None:
+def test_metadata_that_is_not_text_is_tolerated(server: LocalServer) -> None:
     odd = literal(b"x-request-id", b"\xff\xfe") + literal(b"authorization", b"Bearer \xc3\x28")
     body = message(pb.GenerateRequest(input=pb.Input(text=WORD)).SerializeToString())
     with connect(server.port, HELLO + headers(METHODS[0], 1, odd) + frame(DATA, END_STREAM, 1, body)) as connection:
@@ -80,7 +82,7 @@ def test_metadata_that_are_no_text_are_put_up_with(server: LocalServer) -> None:
             answer += received
 
 
-def test_half_handshakes_keep_nobody_out(start_server: StartServer, tmp_path: Path) -> None:
+def test_incomplete_handshakes_block_nobody(start_server: StartServer, tmp_path: Path) -> None:
     authority = Authority(tmp_path, "ours")
     pair = authority.sign("server")
     server = start_server("--tls-cert", str(pair.cert), "--tls-key", str(pair.key))
@@ -94,10 +96,10 @@ def test_half_handshakes_keep_nobody_out(start_server: StartServer, tmp_path: Pa
     for connection in connections:
         connection.close()
     at_rest(server)
-    assert wrong_lines(server.log.read_text()) == []
+    assert error_lines(server.log.read_text()) == []
 
 
-def test_many_items_of_a_batch_are_given_up_with_it(server: LocalServer) -> None:
+def test_cancelling_a_batch_cancels_its_items(server: LocalServer) -> None:
     options = pb.GenerationOptions(min_new_tokens=60, beam_size=4)
     request = pb.GenerateBatchRequest(inputs=[pb.Input(text=WORD)] * 10_000, options=options)
     with grpc.insecure_channel(server.address) as channel:

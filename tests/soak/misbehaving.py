@@ -1,7 +1,8 @@
-"""A process of clients with no manners: half-open connections, malformed frames and messages, readers that stop.
+"""A process of misbehaving clients: half-open connections, malformed frames and messages, readers that stop.
 
-Each connects, does one of these things, stays for a while and leaves, by a close or by a reset. What the server says to
-them does not matter, only that it is well afterwards. It writes counts as tests.soak.client does, and ends on SIGTERM.
+Each client connects, sends one kind of malformed data, stays for a while and leaves, by a close or a reset. The
+server's answers don't matter, only that it survives. The process writes counts as tests.soak.client does, and ends on
+SIGTERM.
 """
 
 import asyncio
@@ -34,7 +35,7 @@ from tests.support.http2 import (
 
 CONTINUATION = 9
 STAY_SECONDS = 3.0
-PATIENT, LONG_SECONDS = 0.05, 45.0  # share of those that stay longer than the server should let a silent one
+LONG_SHARE, LONG_SECONDS = 0.05, 45.0  # these stay longer than the server tolerates silence
 METHODS = (
     "/dragoman.v1.GenerationService/Generate",
     "/dragoman.v1.GenerationService/GenerateStream",
@@ -45,9 +46,9 @@ METHODS = (
     "/grpc.health.v1.Health/Watch",
     "/no.such.Service/Method",
 )
-STREAM = METHODS[1]
+GENERATE_STREAM = METHODS[1]
 HELLO = PREFACE + frame(SETTINGS, 0, 0)
-CLIENT_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500)  # of TLS
+CLIENT_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500)  # TLS
 
 
 def headers(path: str, stream: int, more: bytes = b"", flags: int = END_HEADERS) -> bytes:
@@ -55,17 +56,17 @@ def headers(path: str, stream: int, more: bytes = b"", flags: int = END_HEADERS)
 
 
 def literal(name: bytes, value: bytes) -> bytes:
-    """A header field in HPACK, never indexed; name and value of less than 127 bytes."""
+    """Encodes a never-indexed HPACK header field; name and value of less than 127 bytes."""
     return b"\x10" + bytes([len(name)]) + name + bytes([len(value)]) + value
 
 
 def message(payload: bytes, length: int | None = None, flag: int = 0) -> bytes:
-    """As gRPC has it in DATA frames: a flag and a length, here any, before the message."""
+    """Frames a gRPC message for DATA frames: compression flag and length (by default the true one) come first."""
     return struct.pack(">BI", flag, len(payload) if length is None else length) + payload
 
 
 def long_request(draw: random.Random) -> bytes:
-    """For an answer of some hundred kilobytes when it streams."""
+    """Returns a request whose streamed answer takes some hundred kilobytes."""
     options = pb.GenerationOptions(
         sample=True, seed=draw.getrandbits(60), num_hypotheses=8, min_new_tokens=60, temperature=2.0
     )
@@ -104,11 +105,11 @@ def wrong_settings(draw: random.Random) -> bytes:
 
 def wrong_windows(draw: random.Random) -> bytes:
     step = struct.pack(">I", draw.choice([0, 2**31 - 1]))
-    return HELLO + headers(STREAM, 1) + frame(WINDOW_UPDATE, 0, draw.choice([0, 1]), step) * 3
+    return HELLO + headers(GENERATE_STREAM, 1) + frame(WINDOW_UPDATE, 0, draw.choice([0, 1]), step) * 3
 
 
 def headers_without_end(draw: random.Random) -> bytes:
-    return HELLO + headers(STREAM, 1, flags=0) + frame(CONTINUATION, 0, 1, literal(b"x-more", b"a" * 100)) * 50
+    return HELLO + headers(GENERATE_STREAM, 1, flags=0) + frame(CONTINUATION, 0, 1, literal(b"x-more", b"a" * 100)) * 50
 
 
 def pings(draw: random.Random) -> bytes:
@@ -116,10 +117,12 @@ def pings(draw: random.Random) -> bytes:
 
 
 def rapid_resets(draw: random.Random) -> bytes:
-    """Calls that are given up as soon as they are made."""
+    """Calls cancelled as soon as they are made."""
     body = message(long_request(draw))
     calls = (
-        headers(STREAM, stream) + frame(DATA, END_STREAM, stream, body) + frame(RESET, 0, stream, b"\0\0\0\x08")
+        headers(GENERATE_STREAM, stream)
+        + frame(DATA, END_STREAM, stream, body)
+        + frame(RESET, 0, stream, b"\0\0\0\x08")
         for stream in range(1, 2 * draw.randint(2, 60), 2)
     )
     return HELLO + b"".join(calls)
@@ -160,15 +163,15 @@ def odd_metadata(draw: random.Random) -> bytes:
 
 
 def stopped_reader(draw: random.Random) -> bytes:
-    """Long answers, of which only the first 64 kilobytes are let through."""
+    """Long answers, of which flow control lets only the first 64 KiB through."""
     body = message(long_request(draw))
     return HELLO + b"".join(
-        headers(STREAM, stream) + frame(DATA, END_STREAM, stream, body)
+        headers(GENERATE_STREAM, stream) + frame(DATA, END_STREAM, stream, body)
         for stream in range(1, 2 * draw.randint(2, 6), 2)
     )
 
 
-DEEDS: list[Callable[[random.Random], bytes]] = [
+MISBEHAVIOURS: list[Callable[[random.Random], bytes]] = [
     silent,
     half_a_preface,
     hello_and_nothing,
@@ -185,60 +188,58 @@ DEEDS: list[Callable[[random.Random], bytes]] = [
     odd_metadata,
     stopped_reader,
 ]
+SILENT = (silent, half_a_preface)
 
 
-SPEECHLESS = (silent, half_a_preface)
-
-
-class RoughClients:
-    """Several at once.
+class MisbehavingClients:
+    """Concurrent misbehaving clients.
 
     Attributes:
-        deeds: how often each was done.
-        outstayed: connections that said nothing of sense, and that the server let be for LONG_SECONDS.
+        misbehaviours: Connections by misbehaviour.
+        outstayed: Silent connections still open after LONG_SECONDS.
     """
 
     def __init__(self, host: str, port: int, seed: int) -> None:
-        self.deeds: Counter[str] = Counter()
+        self.misbehaviours: Counter[str] = Counter()
         self.outstayed = 0
-        self._where = host, port
+        self._address = host, port
         self._draw = random.Random(seed)
 
     async def run(self, clients: int) -> None:
-        """For ever."""
+        """Runs that many clients until cancelled."""
         await asyncio.gather(*(self._client() for _ in range(clients)))
 
     def report(self) -> None:
-        print(json.dumps({"deeds": self.deeds, "outstayed": self.outstayed}), flush=True)
+        print(json.dumps({"misbehaviours": self.misbehaviours, "outstayed": self.outstayed}), flush=True)
 
     async def _client(self) -> None:
         while True:
-            deed = self._draw.choice(DEEDS)
+            misbehaviour = self._draw.choice(MISBEHAVIOURS)
             with contextlib.suppress(OSError):
-                await self._do(deed)
-            self.deeds[deed.__name__] += 1
+                await self._misbehave(misbehaviour)
+            self.misbehaviours[misbehaviour.__name__] += 1
 
-    async def _do(self, deed: Callable[[random.Random], bytes]) -> None:
+    async def _misbehave(self, misbehaviour: Callable[[random.Random], bytes]) -> None:
         loop = asyncio.get_running_loop()
-        stay = LONG_SECONDS if self._draw.random() < PATIENT else self._draw.uniform(0, STAY_SECONDS)
+        stay = LONG_SECONDS if self._draw.random() < LONG_SHARE else self._draw.uniform(0, STAY_SECONDS)
         with socket.socket() as connection:
             connection.setblocking(False)
-            await loop.sock_connect(connection, self._where)
+            await loop.sock_connect(connection, self._address)
             if self._draw.random() < 0.5:  # leaves by a reset
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            await loop.sock_sendall(connection, deed(self._draw))
-            if deed is stopped_reader:
+            await loop.sock_sendall(connection, misbehaviour(self._draw))
+            if misbehaviour is stopped_reader:
                 await asyncio.sleep(stay)
             try:
                 async with asyncio.timeout(stay):
                     while await loop.sock_recv(connection, 65536):
                         pass
             except TimeoutError:
-                self.outstayed += stay == LONG_SECONDS and deed in SPEECHLESS
+                self.outstayed += stay == LONG_SECONDS and misbehaviour in SILENT
 
 
 async def main(host: str, port: str, seed: str, clients: str) -> None:
-    process = RoughClients(host, int(port), int(seed))
+    process = MisbehavingClients(host, int(port), int(seed))
     running = asyncio.create_task(process.run(int(clients)))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
     while not running.done():

@@ -1,4 +1,4 @@
-"""The ramp as a picture."""
+"""Plots calls, queue and latency of a ramp."""
 
 from pathlib import Path
 
@@ -6,37 +6,37 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 
-from tests.ramp.lead import SLOW, Moment, Ramp
+from tests.ramp.results import SLOW, Moment, Ramp
 
 OFFERED, ANSWERED, QUEUE, MEDIAN, LATENCY = "#7f7f7f", "#1f77b4", "#d95f02", "#9ecae1", "#1f77b4"
 
 
-def draw(ramp: Ramp, threshold: float, path: Path) -> None:
-    """Calls, queue and latency over time, as a PNG; where queue and latency rise is marked."""
+def plot(ramp: Ramp, threshold: float, path: Path) -> None:
+    """Writes a PNG with calls, queue and latency over time; marks where queue and latency rise."""
     figure = Figure(figsize=(9, 8), layout="constrained")
     calls, queue, latency = figure.subplots(3, 1, sharex=True)
     seconds = [moment.second for moment in ramp.moments]
     calls.plot(seconds, [moment.offered for moment in ramp.moments], color=OFFERED, label="sent")
     calls.plot(seconds, [moment.answered for moment in ramp.moments], color=ANSWERED, label="answered")
-    calls.axhline(ramp.capacity, color=OFFERED, linestyle=":", label="as many as it can do, measured before")
+    calls.axhline(ramp.capacity, color=OFFERED, linestyle=":", label="capacity, measured before")
     calls.set(title="Calls per second", ylim=(0, None))
 
     waiting = [float("nan") if moment.waiting is None else moment.waiting for moment in ramp.moments]
     queue.plot(seconds, waiting, color=QUEUE, label="dragoman_requests_waiting")
-    queue.axhline(threshold, color=QUEUE, linestyle=":", label=f"more pods are started above {threshold:g}")
-    queue.set(title="Requests that wait", ylim=(0, None))
+    queue.axhline(threshold, color=QUEUE, linestyle=":", label=f"pods are added above {threshold:g}")
+    queue.set(title="Waiting requests", ylim=(0, None))
     queue.set_yscale("symlog", linthresh=10)
 
     for quantile, name, colour in (
-        ("p50_seconds", "50 of 100", MEDIAN),
-        ("p95_seconds", "95 of 100", LATENCY),
+        ("p50_seconds", "median", MEDIAN),
+        ("p95_seconds", "95th percentile", LATENCY),
     ):
         times = [getattr(moment, quantile) for moment in ramp.moments]
-        shown = [float("nan") if each is None else 1000 * each for each in times]
-        latency.plot(seconds, shown, color=colour, label=f"{name} calls are answered within")
-    label = f"{SLOW:g} times what 95 of 100 take with all {ramp.rows} rows busy"
+        milliseconds = [float("nan") if time is None else 1000 * time for time in times]
+        latency.plot(seconds, milliseconds, color=colour, label=name)
+    label = f"{SLOW:g} times the 95th percentile with all {ramp.rows} rows busy"
     latency.axhline(1000 * ramp.slow_seconds, color=LATENCY, linestyle=":", label=label)
-    latency.set(title="Milliseconds from a call to its answer", xlabel="seconds", yscale="log")
+    latency.set(title="Latency in milliseconds", xlabel="seconds", yscale="log")
 
     for axes in (queue, latency):
         axes.yaxis.set_major_formatter(ScalarFormatter())

@@ -1,4 +1,4 @@
-"""Requests of every kind, drawn at random, for the model that ships."""
+"""Draws random calls of every kind for the shipped model."""
 
 import random
 from dataclasses import dataclass
@@ -17,23 +17,29 @@ WORDS = (
     "antidisestablishmentarianism floccinaucinihilipilification a i cat dog house water language machine"
 ).split()
 SOUNDS = "AA AE AH AO AW B CH D EH ER EY F G HH IH IY K L M N OW P R S SH T TH UW V W Y Z".split()
-PHONES = range(4, 43)  # ids of the target vocabulary that are no special tokens
+PHONES = range(4, 43)  # target ids other than special tokens
 PRIORITIES = (pb.PRIORITY_UNSPECIFIED, pb.PRIORITY_INTERACTIVE, pb.PRIORITY_BATCH)
-LONGEST = 60  # tokens, of those answers that shall take long
+LONGEST = 60  # tokens; the longest minimum length of an answer
 
-# How often each kind of call is drawn.
-KINDS = {"Generate": 6, "GenerateStream": 5, "GenerateBatch": 2, "Score": 2, "ModelInfer": 3, "ModelStreamInfer": 2}
+WEIGHTS = {  # relative frequency of each method
+    "Generate": 6,
+    "GenerateStream": 5,
+    "GenerateBatch": 2,
+    "Score": 2,
+    "ModelInfer": 3,
+    "ModelStreamInfer": 2,
+}
 
 
 @dataclass(frozen=True)
-class Ask:
-    """A call.
+class Call:
+    """A call to make.
 
     Attributes:
-        method: its path.
-        requests: its messages; one, but for calls whose requests stream.
-        streams: whether its answers stream.
-        limited: whether a time limit can be added to it.
+        method: Path of the gRPC method.
+        requests: Request messages; several only if requests are streamed.
+        streams: Whether the answers are streamed.
+        limited: Whether the call supports a time limit.
     """
 
     method: str
@@ -46,24 +52,24 @@ class Ask:
         return self.method.rpartition("/")[2]
 
 
-def draw_asks(count: int, seed: int) -> list[Ask]:
-    """The same ones for the same seed."""
+def draw_calls(count: int, seed: int) -> list[Call]:
+    """Draws calls; the same ones for the same seed."""
     draw = random.Random(seed)
-    kinds, weights = list(KINDS), list(KINDS.values())
-    return [_draw_ask(draw, kind) for kind in draw.choices(kinds, weights, k=count)]
+    kinds, weights = list(WEIGHTS), list(WEIGHTS.values())
+    return [_draw_call(draw, kind) for kind in draw.choices(kinds, weights, k=count)]
 
 
-def _draw_ask(draw: random.Random, kind: str) -> Ask:
+def _draw_call(draw: random.Random, kind: str) -> Call:
     word = pb.Input(text=draw.choice(WORDS))
     if kind in ("Generate", "GenerateStream"):
         request = pb.GenerateRequest(
             input=word, options=_options(draw), details=_details(draw), priority=draw.choice(PRIORITIES)
         )
-        return Ask(GENERATION + kind, (request,), kind == "GenerateStream", limited=True)
+        return Call(GENERATION + kind, (request,), kind == "GenerateStream", limited=True)
     if kind == "GenerateBatch":
         inputs = [pb.Input(text=text) for text in draw.choices(WORDS, k=draw.choice([1, 4, 16, 40]))]
         options = _options(draw)
-        return Ask(GENERATION + kind, (pb.GenerateBatchRequest(inputs=inputs, options=options),), limited=True)
+        return Call(GENERATION + kind, (pb.GenerateBatchRequest(inputs=inputs, options=options),), limited=True)
     if kind == "Score":
         texts = (" ".join(draw.choices(SOUNDS, k=draw.randint(0, 12))) for _ in range(draw.choice([1, 3, 20])))
         score = pb.ScoreRequest(
@@ -72,15 +78,15 @@ def _draw_ask(draw: random.Random, kind: str) -> Ask:
             alignment=draw.random() < 0.5,
             attention=draw.random() < 0.2,
         )
-        return Ask(GENERATION + kind, (score,))
+        return Call(GENERATION + kind, (score,))
     if kind == "ModelInfer":
-        return Ask(INFERENCE + kind, (_infer_request(draw, draw.choices(WORDS, k=draw.choice([1, 1, 8]))),))
-    several = [_infer_request(draw, [draw.choice(WORDS)], str(number)) for number in range(draw.randint(1, 5))]
-    return Ask(INFERENCE + kind, tuple(several), streams=True)
+        return Call(INFERENCE + kind, (_infer_request(draw, draw.choices(WORDS, k=draw.choice([1, 1, 8]))),))
+    requests = [_infer_request(draw, [draw.choice(WORDS)], str(number)) for number in range(draw.randint(1, 5))]
+    return Call(INFERENCE + kind, tuple(requests), streams=True)
 
 
 def _options(draw: random.Random) -> pb.GenerationOptions:
-    """Greedy, beam or sampled, short or long, with some of the constraints."""
+    """Draws options of greedy, beam or sampling search, short or long, with some constraints."""
     options = pb.GenerationOptions()
     kind = draw.choice(["greedy", "greedy", "beam", "groups", "sample", "samples", "alternatives"])
     if kind == "beam":

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 from functools import partial
 
 import structlog
@@ -68,12 +69,17 @@ async def run(config: ServerConfig, lines: LineWriter) -> int:
         raise
     stopped = await server.serve_until(stopping)
     status = 1 if server.manager.failed.is_set() else 0
-    if status or not stopped:
+    if status or not stopped or computing():
         lines.drain(DRAIN_SECONDS)
-        # NOTE: a normal exit would stop the gRPC server after all, which ends its calls with CANCELLED; and an engine
-        # that hangs may wake up while the interpreter shuts down, and abort the process.
+        # NOTE: a normal exit would stop the gRPC server after all, which ends its calls with CANCELLED; and a thread
+        # inside ONNX Runtime while the interpreter shuts down may crash the process.
         os._exit(status)
     return status
+
+
+def computing() -> bool:
+    """Returns whether a thread of an engine or a scorer has outlived its model: it hangs, or its last step is long."""
+    return any(thread.name.startswith(("engine-", "scorer")) for thread in threading.enumerate())
 
 
 class _Server:

@@ -14,7 +14,7 @@ from dragoman.local import LocalServer
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
 from tests.conftest import StartServer, run_program
-from tests.support.samples import sum_of
+from tests.support.metrics_page import sum_of
 from tests.support.waiting import until
 
 DISTINCT, TIMES = 200, 10

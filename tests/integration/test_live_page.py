@@ -20,8 +20,8 @@ from dragoman.errors import DragomanError
 from dragoman.local import LocalServer
 from dragoman.retry import NO_RETRY
 from dragoman_server.bundle.load import shipped_bundle
-from tests.support.browser import Page, browsing, need_chromium
-from tests.support.samples import sum_of
+from tests.support.browser import Page, open_browser, require_chromium
+from tests.support.metrics_page import sum_of
 from tests.support.waiting import until
 
 DRAGOMAN = str(Path(sys.executable).with_name("dragoman"))
@@ -47,8 +47,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
 
 @pytest.fixture(scope="module")
 def page(server: LocalServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    need_chromium()
-    with browsing(tmp_path_factory.mktemp("browser")) as page:
+    require_chromium()
+    with open_browser(tmp_path_factory.mktemp("browser")) as page:
         page.open(f"http://127.0.0.1:{server.metrics_port}/")
         page.until("document.querySelector('[data-tile=cache] .text')?.textContent.includes('MiB')")
         yield page
@@ -307,7 +307,7 @@ def test_no_other_host_was_contacted_and_nothing_was_logged(page: Page, server: 
     own = f"http://127.0.0.1:{server.metrics_port}/"
     assert {url for url in page.requests if not url.startswith(own)} == set()
     assert len(page.requests) > 10
-    assert page.complaints == []
+    assert page.console_errors == []
 
 
 def test_a_stopped_server_is_reported(page: Page, server: LocalServer) -> None:

@@ -9,7 +9,7 @@ from dragoman_server.live.history import History
 from dragoman_server.metrics import ModelLoad, ModelMetrics, ServerMetrics
 from dragoman_server.process.readiness import Probes
 from dragoman_server.process.web import serve_http
-from tests.support.browser import Page, browsing, need_chromium
+from tests.support.browser import Page, open_browser, require_chromium
 
 NAME = "<img src=x onerror=alert(1)>"  # no repository would give a model such a name
 
@@ -73,10 +73,10 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    need_chromium()
-    with browsing(tmp_path_factory.mktemp("browser")) as page:
+    require_chromium()
+    with open_browser(tmp_path_factory.mktemp("browser")) as page:
         yield page
-        assert page.complaints == []
+        assert page.console_errors == []
 
 
 def text(page: Page, selector: str) -> str:
@@ -172,7 +172,7 @@ def test_a_restarted_server_starts_a_new_history(page: Page) -> None:
     page.until("document.querySelectorAll('[data-card=load] .line').length === 2")
     first.close()
     page.until("document.body.classList.contains('stale')")
-    del page.complaints[:]  # of the calls that nobody answered
+    del page.console_errors[:]  # of the calls that nobody answered
     second = Server(first.http.server_port)
     try:
         second.clock.passed = 1000.0
@@ -185,4 +185,4 @@ def test_a_restarted_server_starts_a_new_history(page: Page) -> None:
         assert not page.evaluate("document.body.classList.contains('stale')")
     finally:
         second.close()
-    del page.complaints[:]
+    del page.console_errors[:]

@@ -19,7 +19,7 @@ from dragoman.local import LocalServer, ServerStartError
 from dragoman.retry import NO_RETRY
 from tests.conftest import StartServer
 from tests.integration.test_server_process import refuses_to_start
-from tests.support.samples import sum_of
+from tests.support.metrics_page import sum_of
 from tests.support.waiting import until
 
 POLL = ("--repository-poll-seconds", "0.1")

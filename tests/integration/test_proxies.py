@@ -17,7 +17,7 @@ from dragoman import AsyncClient, Client, UnavailableError
 from dragoman.cli.live_feed import LiveError, LiveFeed
 from dragoman.local import LocalServer
 from tests.support.name_server import name_server
-from tests.support.nginx import nginx
+from tests.support.proxies import nginx
 from tests.support.scripted_server import ScriptedServer
 from tests.support.steady_load import constant_load, steady_ports
 from tests.support.waiting import until_async
@@ -159,7 +159,7 @@ async def test_no_call_fails_while_servers_behind_nginx_restart_one_by_one(tmp_p
                     "stream": lambda: by_name.generate_stream(WORD).result(),
                     "ignoring health": lambda: ignoring_health.generate(WORD),
                 }
-                async with constant_load(calls, at_once=2) as ended:
+                async with constant_load(calls, concurrency=2) as ended:
                     for index, server in enumerate(servers):
                         await until_async(partial(gets_calls, server))
                         assert await asyncio.to_thread(server.stop) == 0, server.log_tail()

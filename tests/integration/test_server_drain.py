@@ -31,7 +31,7 @@ from dragoman_server.bundle.load import shipped_bundle
 from tests.conftest import StartServer
 from tests.support.bundles import failing, lengthened
 from tests.support.certificates import Authority
-from tests.support.samples import sum_of
+from tests.support.metrics_page import sum_of
 from tests.support.waiting import PATIENCE, until
 
 ALONE = [("grpc.use_local_subchannel_pool", 1)]  # a channel shares no connection, and remembers no failure

@@ -21,8 +21,7 @@ from dragoman_server.bundle.load import shipped_bundle
 from dragoman_server.new_key import add
 from tests.conftest import StartServer
 from tests.support.certificates import Authority
-from tests.support.metrics_table import documented, series, told
-from tests.support.samples import sum_of
+from tests.support.metrics_page import documented, exposed, series, sum_of
 from tests.support.waiting import until
 
 MODEL, WORDS, MADE_UP = "g2p", ["transformer", "dragoman", "quokka"], 1000
@@ -84,7 +83,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 def test_the_documented_table_matches_a_live_page(running: Running) -> None:
-    live, table = told(running.settled()), documented()
+    live, table = exposed(running.settled()), documented()
     assert {name: row for name, row in table.items() if name in live} == live
     absent = set(table) - set(live)
     assert {name for name in absent if not name.startswith(NOT_EVERYWHERE)} == set()
@@ -174,6 +173,6 @@ def test_counts_are_exact_with_several_worker_processes(start_server: StartServe
     assert sum(of("target_tokens_total")) == phones
     assert of("worker_up") == [1, 1]
     assert min(of("worker_resident_memory_bytes")) > 20 << 20
-    live, table = told(page_of(server)), documented()
+    live, table = exposed(page_of(server)), documented()
     workers = {name: row for name, row in live.items() if name.startswith("dragoman_worker_")}
     assert workers == {name: row for name, row in table.items() if name.startswith("dragoman_worker_")}

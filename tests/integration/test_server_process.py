@@ -25,7 +25,7 @@ from dragoman.v1 import generation_pb2_grpc
 from dragoman_server.bundle.load import shipped_bundle
 from tests.conftest import StartServer
 from tests.support.bundles import lengthened
-from tests.support.samples import sum_of
+from tests.support.metrics_page import sum_of
 from tests.support.waiting import PATIENCE, until
 
 SERVICE = "dragoman.v1.GenerationService"

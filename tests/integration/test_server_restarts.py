@@ -18,7 +18,7 @@ from dragoman.inference import open_inference_pb2_grpc
 from dragoman.local import LocalServer
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
-from tests.support.connection_balancer import connection_balancer
+from tests.support.proxies import connection_balancer
 from tests.support.steady_load import constant_load, steady_ports
 from tests.support.waiting import PATIENCE, until_async
 

@@ -16,7 +16,7 @@ from dragoman.local import LocalServer, ServerStartError
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
 from tests.support.bundles import lengthened
-from tests.support.samples import sum_of
+from tests.support.metrics_page import sum_of
 from tests.support.waiting import PATIENCE, until
 
 TOKENS = 30_000  # that take tens of seconds to decode

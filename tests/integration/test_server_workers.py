@@ -23,7 +23,7 @@ from dragoman.v1 import generation_pb2_grpc
 from tests.conftest import StartServer
 from tests.integration.test_decoding_examples import EXAMPLES
 from tests.support.bundles import failing, lengthened
-from tests.support.samples import sum_of
+from tests.support.metrics_page import sum_of
 from tests.support.waiting import PATIENCE, until
 
 ROWS = 16

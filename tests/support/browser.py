@@ -1,4 +1,4 @@
-"""A headless Chromium, driven by its DevTools protocol: https://chromedevtools.github.io/devtools-protocol/."""
+"""A headless Chromium, controlled over its DevTools protocol: https://chromedevtools.github.io/devtools-protocol/."""
 
 import base64
 import json
@@ -16,7 +16,7 @@ import pytest
 from websockets.sync.client import ClientConnection, connect
 
 START_SECONDS, ANSWER_SECONDS = 60, 60
-# NOTE: in a container there may be neither a sandbox for root nor much shared memory.
+# NOTE: containers may have no sandbox for root and little shared memory.
 FLAGS = (
     "--headless=new",
     "--no-sandbox",
@@ -32,33 +32,33 @@ FLAGS = (
 
 
 def chromium() -> str | None:
-    """Path of the program, if there is one."""
+    """Returns the path of the program, or None."""
     found = (shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome"))
     return next((path for path in found if path), None)
 
 
-def need_chromium() -> None:
-    """Installs it where it is missing and that can be done; else skips the test, or in CI fails it."""
+def require_chromium() -> None:
+    """Installs Chromium if it is missing; if that is impossible, skips the test, or fails it in CI."""
     if chromium() is None and shutil.which("apt-get") and os.geteuid() == 0:
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "chromium"]
         for command in (["apt-get", "update", "-qq"], install):
             subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
     if chromium() is None:
-        lacking = pytest.fail if os.environ.get("CI") else pytest.skip
-        lacking("needs a browser: on Debian, apt-get install chromium")
+        skip_or_fail = pytest.fail if os.environ.get("CI") else pytest.skip
+        skip_or_fail("needs a browser: on Debian, apt-get install chromium")
 
 
 class Page:
     """One tab.
 
     Attributes:
-        complaints: what the console has heard of errors and warnings, exceptions and refused loads.
-        requests: addresses of everything that was asked for.
+        console_errors: Errors and warnings of the console, exceptions and failed loads.
+        requests: URLs of all requests.
     """
 
     def __init__(self, socket: ClientConnection) -> None:
-        self.complaints: list[str] = []
+        self.console_errors: list[str] = []
         self.requests: list[str] = []
         self._socket = socket
         self._calls = 0
@@ -66,7 +66,7 @@ class Page:
             self.call(f"{domain}.enable")
 
     def open(self, url: str, *, width: int = 1400, height: int = 1000, dark: bool = False, phone: bool = False) -> None:
-        """Goes to a page, on a screen of so many points."""
+        """Opens a page on a screen of `width` x `height` points."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.resize(width, height, phone=phone)
@@ -78,14 +78,14 @@ class Page:
         )
 
     def evaluate(self, expression: str) -> Any:
-        """The value of an expression, fit for JSON; that of a promise when it has one."""
+        """Returns the value of an expression, as JSON allows it; awaits promises."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             raise AssertionError(answer["exceptionDetails"]["exception"].get("description", answer))
         return answer["result"].get("value")
 
     def until(self, expression: str, seconds: float = ANSWER_SECONDS) -> Any:
-        """Waits for an expression to be true, and gives its value."""
+        """Waits until an expression is true, and returns its value."""
         deadline = time.monotonic() + seconds
         while not (value := self.evaluate(expression)):
             assert time.monotonic() < deadline, f"never came true: {expression}"
@@ -93,7 +93,7 @@ class Page:
         return value
 
     def screenshot(self, path: Path) -> None:
-        """The whole page, however long it is."""
+        """Writes a picture of the full page."""
         answer = self.call("Page.captureScreenshot", format=path.suffix[1:], captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(answer["data"]))
 
@@ -106,25 +106,25 @@ class Page:
                 assert "error" not in message, (method, message["error"])
                 result: dict[str, Any] = message["result"]
                 return result
-            self._hear(message.get("method"), message.get("params", {}))
+            self._record(message.get("method"), message.get("params", {}))
 
-    def _hear(self, event: str, told: dict[str, Any]) -> None:
+    def _record(self, event: str, details: dict[str, Any]) -> None:
         if event == "Network.requestWillBeSent":
-            self.requests.append(told["request"]["url"])
+            self.requests.append(details["request"]["url"])
         elif event == "Runtime.exceptionThrown":
-            self.complaints.append(str(told["exceptionDetails"].get("exception", told)))
-        elif event == "Runtime.consoleAPICalled" and told["type"] in ("error", "warning", "assert"):
-            self.complaints.append(str(told["args"]))
-        elif event == "Log.entryAdded" and told["entry"]["level"] in ("error", "warning"):
-            self.complaints.append(f"{told['entry']['text']} {told['entry'].get('url', '')}")
+            self.console_errors.append(str(details["exceptionDetails"].get("exception", details)))
+        elif event == "Runtime.consoleAPICalled" and details["type"] in ("error", "warning", "assert"):
+            self.console_errors.append(str(details["args"]))
+        elif event == "Log.entryAdded" and details["entry"]["level"] in ("error", "warning"):
+            self.console_errors.append(f"{details['entry']['text']} {details['entry'].get('url', '')}")
 
 
 @contextmanager
-def browsing(folder: Path) -> Iterator[Page]:
-    """A browser with one empty tab.
+def open_browser(folder: Path) -> Iterator[Page]:
+    """Runs a browser with one empty tab.
 
     Args:
-        folder: empty, for what it writes.
+        folder: Empty directory for the browser's files.
     """
     program = chromium()
     assert program is not None
@@ -147,11 +147,11 @@ def browsing(folder: Path) -> Iterator[Page]:
 
 
 def _tab(folder: Path, process: "subprocess.Popen[bytes]") -> str:
-    """Address of the tab's socket, once the browser is up."""
-    told, deadline = folder / "DevToolsActivePort", time.monotonic() + START_SECONDS
+    """Waits for the browser to start; returns the URL of the tab's WebSocket."""
+    port_file, deadline = folder / "DevToolsActivePort", time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         assert process.poll() is None, (folder / "chromium.log").read_text(errors="replace")
-        lines = told.read_text().splitlines() if told.exists() else []
+        lines = port_file.read_text().splitlines() if port_file.exists() else []
         if len(lines) == 2:
             with urllib.request.urlopen(f"http://127.0.0.1:{lines[0]}/json/list", timeout=10) as answer:
                 tabs = [tab["webSocketDebuggerUrl"] for tab in json.load(answer) if tab["type"] == "page"]

@@ -1,4 +1,4 @@
-"""Certificates for tests: authorities, and what they sign."""
+"""Certificate authorities for tests and the certificates that they sign."""
 
 import datetime
 import ipaddress
@@ -36,7 +36,7 @@ class Authority:
     """Signs certificates.
 
     Attributes:
-        ca: file of its own certificate.
+        ca: File with its own certificate.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -54,10 +54,12 @@ class Authority:
         self.ca.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
     def sign(self, name: str, host: str = "localhost", days: int = 1) -> Pair:
-        """A new certificate for a host, and for 127.0.0.1 where that is localhost.
+        """Signs a new certificate for a host; for localhost, it also covers 127.0.0.1.
 
         Args:
-            days: until it ends; a negative number for one that has ended.
+            name: Common name.
+            host: DNS name.
+            days: Days of validity; negative for an expired certificate.
         """
         self._count += 1
         key = ec.generate_private_key(ec.SECP256R1())
@@ -67,7 +69,7 @@ class Authority:
         certificate = (
             _unsigned(name, self._name, key, days)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
-            # Python's ssl wants it from 3.13 on.
+            # Python's ssl requires it since 3.13.
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
             .sign(self._key, hashes.SHA256())
         )
@@ -83,7 +85,7 @@ class Authority:
 
 
 class Mount:
-    """A secret as Kubernetes mounts it: links to links, of which one is led elsewhere when it is renewed."""
+    """A secret as mounted by Kubernetes: symlinks to a symlink, which is replaced when the secret is renewed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._count = folder, 0

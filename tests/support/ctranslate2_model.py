@@ -1,6 +1,6 @@
 """Our Transformer as a CTranslate2 model: the same weights, laid out through CTranslate2's own specification.
 
-What differs is layout alone. CTranslate2 fuses query, key and value of self-attention into one matrix, in this order,
+Only the layout differs. CTranslate2 fuses query, key and value of self-attention into one matrix, in this order,
 and key and value of encoder-decoder attention into another; it keeps the gate and the value of SwiGLU apart; it
 multiplies the embedding by sqrt(d_model) and adds a position table, as we do. In its post-norm form a layer's norm
 follows the residual.
@@ -28,17 +28,15 @@ ACTIVATIONS = {
 
 
 def convert(model: Transformer, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, directory: Path) -> None:
-    """Writes `model` to `directory` as CTranslate2 loads it: model.bin, config.json and the vocabularies.
-
-    The precision stays float32; CTranslate2 converts at load where another is asked for.
+    """Writes a CTranslate2 model: model.bin, config.json and the vocabularies, in float32.
 
     Args:
-        model: any Transformer of ours.
-        source_tokenizer, target_tokenizer: of the sizes the model was built for.
-        directory: created where it is missing.
+        model: Any Transformer of ours.
+        source_tokenizer, target_tokenizer: Tokenizers with the model's vocabulary sizes.
+        directory: Directory to write to; created if missing.
 
     Raises:
-        ValueError: a vocabulary is not of the model's size.
+        ValueError: A vocabulary size differs from the model's.
     """
     config = model.config
     spec = transformer_spec.TransformerSpec.from_config(
@@ -46,7 +44,7 @@ def convert(model: Transformer, source_tokenizer: Tokenizer, target_tokenizer: T
         config.heads,
         pre_norm=config.norm == "pre",
         activation=ACTIVATIONS[config.activation],
-        alignment_heads=config.heads,  # what it tells of attention is the mean over the last layer's heads
+        alignment_heads=config.heads,  # CTranslate2 returns the mean over these heads of the last layer
         ffn_glu=config.activation == "swiglu",
     )
     for ours, theirs in ((model.encoder, spec.encoder), (model.decoder, spec.decoder)):
@@ -72,7 +70,7 @@ def convert(model: Transformer, source_tokenizer: Tokenizer, target_tokenizer: T
 
 
 def vocabulary(tokenizer: Tokenizer) -> list[str]:
-    """The tokens in the order of their ids, special ones included."""
+    """Returns the tokens in the order of their ids, including special ones."""
     ids = tokenizer.get_vocab(with_added_tokens=True)
     return sorted(ids, key=ids.__getitem__)
 
@@ -82,7 +80,7 @@ def _array(weight: Tensor) -> object:
 
 
 def _layer(spec: object, layer: EncoderLayer | DecoderLayer) -> None:
-    """The sub-layers in order, each with the norm of its residual."""
+    """Copies the sub-layers in order, each with the norm of its residual."""
     attentions = [(spec.self_attention, layer.self_attention)]  # type: ignore[attr-defined]
     if isinstance(layer, DecoderLayer):
         attentions.append((spec.attention, layer.cross_attention))  # type: ignore[attr-defined]
@@ -116,7 +114,7 @@ def _feed_forward(spec: object, feed_forward: FeedForward) -> None:
 
 
 def _linear(spec: common_spec.LinearSpec, *linears: nn.Linear) -> None:
-    """One linear layer, or several of the same input side by side."""
+    """Copies one linear layer, or concatenates several with the same input."""
     spec.weight = _array(torch.cat([linear.weight for linear in linears]))
     if linears[0].bias is not None:
         spec.bias = _array(torch.cat([linear.bias for linear in linears]))

@@ -1,4 +1,4 @@
-"""A model manager with a repository and engines that are not real."""
+"""A model manager with a fake repository and fake engines."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -74,8 +74,8 @@ class FakeSource:
         return RepositoryScan(models, self.settings, self.problem)
 
 
-class World:
-    """A manager, what it manages, and what clients would get.
+class ManagerHarness:
+    """A model manager whose loads are fake, with what clients would get.
 
     Attributes:
         loads: Versions in the order in which their loads began.
@@ -145,9 +145,9 @@ class World:
         self.health = serving
 
 
-async def started(**models: dict[str, str]) -> tuple[World, FakeSource]:
+async def started(**models: dict[str, str]) -> tuple[ManagerHarness, FakeSource]:
     """Starts a manager with the contents of each version of each model."""
     source = FakeSource(**models)
-    world = World(source)
-    await world.manager.start()
-    return world, source
+    harness = ManagerHarness(source)
+    await harness.manager.start()
+    return harness, source

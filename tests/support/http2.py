@@ -1,9 +1,9 @@
-"""A gRPC client so thin that it costs next to nothing: HTTP/2 frames, written and read by hand.
+"""A minimal gRPC client that writes and reads HTTP/2 frames itself.
 
-Load generator and server share the machine's cores, so what the generator burns is missing on the other side. A call
-of gRPC's own Python client costs about as much as the server's side of it; here it costs some ten microseconds: the
-header block is encoded once, a request is two small frames, and of an answer only its message is kept. Response headers
-are not decoded: a call that ended without a message has failed.
+The load generator shares the machine's cores with the server, so its own cost distorts measurements. A call of gRPC's
+Python client costs about as much as the server's side of it; here it costs some ten microseconds: the header block is
+encoded once, a request is two small frames, and only the message of an answer is kept. Response headers are not
+decoded: a call that ended without a message has failed.
 """
 
 import socket
@@ -15,7 +15,7 @@ DATA, HEADERS, RESET, SETTINGS, PING, GO_AWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7,
 END_STREAM, END_HEADERS, ACK = 1, 4, 1
 LARGEST_WINDOW = 2**31 - 1
 DEFAULT_WINDOW = 65_535
-FRAME_SIZE = 16_384  # the largest every peer accepts
+FRAME_SIZE = 16_384  # the largest that every peer accepts
 GRPC_PREFIX = 5  # compressed flag and length of the message
 
 
@@ -24,12 +24,12 @@ class ConnectionLostError(Exception):
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """A frame with its nine-byte header (RFC 9113, section 4.1)."""
+    """Returns a frame with its nine-byte header (RFC 9113, section 4.1)."""
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
 
 def header_block(path: str, authority: str) -> bytes:
-    """The request headers of a gRPC call in HPACK (RFC 7541), nothing indexed by us, so that it never changes."""
+    """Encodes the request headers of a gRPC call in HPACK (RFC 7541), without dynamic entries: always the same."""
 
     def literal(text: str) -> bytes:
         raw = text.encode("ascii")
@@ -49,14 +49,14 @@ def header_block(path: str, authority: str) -> bytes:
 
 @dataclass(eq=False)
 class Http2Connection:
-    """One connection, never blocking. `send` queues a call; `flush` and `receive` move bytes.
+    """A non-blocking connection. `send` queues a call; `flush` and `receive` move bytes.
 
     Args:
-        host, port: the server.
-        path: the gRPC method, "/package.Service/Method".
+        host, port: Address of the server.
+        path: Path of the gRPC method, "/package.Service/Method".
 
     Raises:
-        OSError: nobody listens there.
+        OSError: The connection was refused.
     """
 
     host: str
@@ -74,7 +74,7 @@ class Http2Connection:
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.setblocking(False)
         self._headers = header_block(self.path, f"{self.host}:{self.port}")
-        window = struct.pack(">HI", 4, LARGEST_WINDOW)  # SETTINGS_INITIAL_WINDOW_SIZE: answers are never held back
+        window = struct.pack(">HI", 4, LARGEST_WINDOW)  # SETTINGS_INITIAL_WINDOW_SIZE: answers never wait
         self._outgoing += PREFACE + frame(SETTINGS, 0, 0, window)
         self._outgoing += frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", LARGEST_WINDOW - DEFAULT_WINDOW))
 
@@ -83,11 +83,11 @@ class Http2Connection:
         return bool(self._outgoing)
 
     def room_for(self, message: bytes) -> bool:
-        """Whether the server's flow-control window takes this message now."""
+        """Whether the message fits the server's current flow-control window."""
         return self._window >= len(message) + GRPC_PREFIX
 
     def send(self, message: bytes) -> int:
-        """Queues a call and returns its stream's number. There must be `room_for` it; at most 64 KB."""
+        """Queues a call and returns its stream id. There must be `room_for` the message; at most 64 KB."""
         stream, self._next_stream = self._next_stream, self._next_stream + 2
         body = struct.pack(">BI", 0, len(message)) + message
         assert len(body) <= DEFAULT_WINDOW, "message is larger than a stream's window"
@@ -100,7 +100,7 @@ class Http2Connection:
         return stream
 
     def flush(self) -> None:
-        """Writes what the socket takes."""
+        """Writes as much as the socket accepts."""
         if self._outgoing:
             try:
                 written = self.socket.send(self._outgoing)
@@ -109,10 +109,10 @@ class Http2Connection:
             del self._outgoing[:written]
 
     def receive(self) -> list[tuple[int, bytes | None]]:
-        """Reads what is there: the calls that ended, each with its answer's message, or None where it failed.
+        """Reads what has arrived; returns the streams that ended, with the answer's message or None for a failure.
 
         Raises:
-            ConnectionLostError: the server went away.
+            ConnectionLostError: The server closed the connection.
         """
         try:
             chunk = self.socket.recv(1 << 18)
@@ -146,7 +146,7 @@ class Http2Connection:
         self.socket.close()
 
     def _acknowledge(self, size: int) -> None:
-        """Opens the connection's receive window again once a good part of it is used."""
+        """Reopens the connection's receive window once a quarter of it is used."""
         self._unacknowledged += size
         if self._unacknowledged > LARGEST_WINDOW // 4:
             self._outgoing += frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", self._unacknowledged))
@@ -160,4 +160,4 @@ class Http2Connection:
         elif kind == WINDOW_UPDATE and stream == 0:
             self._window += int.from_bytes(payload)
         elif kind == GO_AWAY:
-            raise ConnectionLostError(f"the server says go away: {bytes(payload[8:]).decode(errors='replace')}")
+            raise ConnectionLostError(f"the server sent GOAWAY: {bytes(payload[8:]).decode(errors='replace')}")

@@ -13,7 +13,7 @@ from dragoman.v1 import generation_pb2 as pb
 from tests.support.http2 import Http2Connection
 
 SERVICE = "/dragoman.v1.GenerationService/"
-CONNECTIONS = 4  # calls are spread over this many, at most
+CONNECTIONS = 4  # maximum
 PATIENCE = 60.0  # seconds to wait for an answer before giving up
 
 
@@ -22,12 +22,12 @@ class Sample:
     """One measurement.
 
     Attributes:
-        seconds: wall clock.
-        tokens: generated, an end token that the model produced included: the decode steps that somebody needed.
-        sequences: inputs answered.
-        latencies: seconds, one for each call.
-        failed: calls without an answer.
-        cpu_seconds: processor time over the measurement by process: "server" and "load", or "own" in-process.
+        seconds: Wall-clock time.
+        tokens: Generated tokens, including end tokens of the model: the useful decode steps.
+        sequences: Answered inputs.
+        latencies: Latency of each call in seconds.
+        failed: Calls without an answer.
+        cpu_seconds: CPU time by process: "server" and "load", or "own" in-process.
     """
 
     seconds: float
@@ -39,14 +39,14 @@ class Sample:
 
 
 def percentile(values: Sequence[float], quantile: float) -> float:
-    """The value at that rank (nearest), NaN where there is none."""
+    """Returns the value at the nearest rank; NaN without values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(quantile * len(ordered)))] if ordered else float("nan")
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call that ended: when it was due and done (perf_counter), and its answer (None: failed)."""
+    """A finished call: when it was due and done (perf_counter), and its answer (None: failed)."""
 
     due: float
     done: float
@@ -54,13 +54,13 @@ class Call:
 
 
 class LoadGenerator:
-    """Sends pre-serialised requests and keeps the answers, which are read when the clock has stopped.
+    """Sends serialized requests and keeps the answers, which are parsed after the measurement.
 
     Args:
-        address: host and port of the server.
-        server_pid: its process, whose processor time, with that of its children, is reported beside our own.
-        method: "Generate" or "GenerateBatch"; or the path of another one, for those who override `count`.
-        requests: serialised messages, sent in turn, over and over.
+        address: Host and port of the server.
+        server_pid: Process id of the server; its CPU time, with that of its children, is reported beside our own.
+        method: "Generate" or "GenerateBatch"; subclasses that override `count` may pass the path of another method.
+        requests: Serialized messages, sent in turn, repeatedly.
     """
 
     def __init__(self, address: tuple[str, int], server_pid: int, method: str, requests: Sequence[bytes]) -> None:
@@ -73,9 +73,9 @@ class LoadGenerator:
     def closed(self, concurrency: int, seconds: float) -> Sample:
         """Keeps `concurrency` calls in flight; the next starts when one ends.
 
-        The clock starts when as many calls as are in flight have ended, and stops after at least `seconds` when a
-        multiple of that number (one at least) has ended since: calls of equal length run in lockstep, and a wave counts
-        whole or not at all.
+        The clock starts when `concurrency` calls have ended. It stops after at least `seconds`, when a multiple of
+        `concurrency` calls has ended since: calls of equal length run in lockstep, and a wave must count completely or
+        not at all.
         """
         server = self._processes()
         with _Flight(self.target, min(CONNECTIONS, concurrency)) as flight:
@@ -96,10 +96,10 @@ class LoadGenerator:
             return sample
 
     def open(self, rate: float, seconds: float, seed: int) -> Sample:
-        """Poisson arrivals at `rate` calls a second for `seconds`, whatever the server does.
+        """Sends calls as a Poisson process at `rate` per second for `seconds`, whatever the server does.
 
-        A call's latency counts from the moment it was due, not from when it could be sent, so a stall is seen by every
-        call that fell into it. The sample's seconds last until the last answer.
+        Latency counts from the moment a call was due, not from when it was sent, so a stall affects every call that
+        was due during it. The sample lasts until the last answer.
         """
         draw = random.Random(seed)
         due = [draw.expovariate(rate)]
@@ -110,10 +110,11 @@ class LoadGenerator:
         return self._sample(calls, clock)
 
     def arrive(self, due: Sequence[float], started: float) -> list[Call]:
-        """Sends calls at given moments, whatever the server does, and waits until all have ended.
+        """Sends calls at fixed times, whatever the server does, and waits until all have ended.
 
         Args:
-            due: seconds from `started` (perf_counter), ascending.
+            due: Seconds after `started`, ascending.
+            started: Start time (perf_counter).
         """
         with _Flight(self.target, CONNECTIONS) as flight:
             calls: list[Call] = []
@@ -133,13 +134,13 @@ class LoadGenerator:
             sent = 0
             while len(answers) < len(self.requests):
                 while sent < len(self.requests) and flight.running < concurrency:
-                    flight.start(self.requests[sent], float(sent))  # `due` tells which one it was
+                    flight.start(self.requests[sent], float(sent))  # `due` holds the index of the request
                     sent += 1
                 answers.update((int(call.due), call.answer) for call in flight.wait(PATIENCE))
             return [answers[i] for i in range(sent)]
 
     def _processes(self) -> list[psutil.Process]:
-        """Of the server; looking for them takes too long to do it while calls run."""
+        """Returns the server's processes; finding them is too slow while calls run."""
         return [self.server, *self.server.children(recursive=True)]
 
     def _sample(self, calls: list[Call], clock: "_Clock") -> Sample:
@@ -156,7 +157,7 @@ class LoadGenerator:
         )
 
     def count(self, answer: bytes) -> tuple[int, int]:
-        """Tokens and sequences in an answer."""
+        """Returns the tokens and sequences in an answer."""
         responses = self._responses(answer)
         return sum(map(tokens, responses)), len(responses)
 
@@ -168,12 +169,12 @@ class LoadGenerator:
 
 
 def tokens(response: pb.GenerateResponse) -> int:
-    """Tokens generated, the end token included where the model produced it."""
+    """Returns the number of generated tokens, including end tokens of the model."""
     return sum(h.target_tokens + (h.finish_reason == pb.FINISH_REASON_EOS) for h in response.hypotheses)
 
 
 class _Clock:
-    """Wall clock and processor time of both processes, from its making on."""
+    """Wall-clock and CPU time of server and load generator since its creation."""
 
     def __init__(self, server: Sequence[psutil.Process]) -> None:
         self.server = server
@@ -193,7 +194,7 @@ class _Clock:
 
 
 class _Flight:
-    """The calls on their way, over several connections."""
+    """The calls in flight, over several connections."""
 
     def __init__(self, target: tuple[str, int, str], connections: int) -> None:
         self.connections = [Http2Connection(*target) for _ in range(connections)]
@@ -214,7 +215,7 @@ class _Flight:
         return len(self.due) + len(self.held)
 
     def start(self, request: bytes, due: float) -> None:
-        """Queues a call on the next connection that has room, or holds it until one has."""
+        """Queues a call on the next connection with room, or holds it back."""
         for _ in self.connections:
             self.next = (self.next + 1) % len(self.connections)
             connection = self.connections[self.next]
@@ -224,12 +225,12 @@ class _Flight:
         self.held.append((request, due))
 
     def finish(self) -> None:
-        """Waits until nothing is on its way."""
+        """Waits until no call is in flight."""
         while self.running:
             self.wait(PATIENCE)
 
     def wait(self, timeout: float) -> list[Call]:
-        """Sends what is queued and waits for answers, at most `timeout` seconds; the calls that ended."""
+        """Sends queued calls and waits up to `timeout` seconds for answers; returns the calls that ended."""
         held, self.held = self.held, []
         for request, due in held:
             self.start(request, due)

@@ -1,4 +1,4 @@
-"""How much memory processes hold."""
+"""Memory use of processes."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import psutil
 
 
 def peak_megabytes(pid: int) -> float:
-    """The most that a process and its children ever held, each by itself, in millions of bytes."""
+    """Returns the sum of the peak resident memory of a process and of each of its children, in MB."""
     processes = [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
     return sum(_peak(process) for process in processes) / 1e6
 

@@ -1,4 +1,4 @@
-"""Lines and records of calls, for tests."""
+"""Log lines and call records for tests."""
 
 import asyncio
 import io
@@ -13,7 +13,7 @@ from dragoman_server.telemetry.observer import Observer
 
 
 class Log:
-    """An observer's lines."""
+    """An observer and the lines that it logs."""
 
     def __init__(self, **options: Any) -> None:
         self.stream = io.StringIO()
@@ -21,7 +21,7 @@ class Log:
         self.observer = Observer(self.lines, line_renderer("json"), **options)
 
     async def entries(self, count: int) -> list[dict[str, Any]]:
-        """What was written so far, once there is so much."""
+        """Returns all log entries once there are at least `count`."""
         for _ in range(1000):
             assert await asyncio.to_thread(self.lines.drain, 20)
             entries = [json.loads(line) for line in self.stream.getvalue().splitlines()]
@@ -31,8 +31,8 @@ class Log:
         raise AssertionError(f"there are {len(entries)} lines, not {count}")
 
 
-def staged(until: float, **stages: float) -> CallRecord:
-    """A call that began at 10 and ended at some time; its stages are given by their moments."""
+def call_record(until: float, **stages: float) -> CallRecord:
+    """Returns the record of a call from time 10 to `until`; `stages` are points in time."""
     record = CallRecord("dragoman.v1.GenerationService/Generate", "name")
     record.received, record.started, record.tokenizing, record.tokenized, record.ended = 9.0, 10.0, 11.0, 12.0, until
     record.stages = Stages(12.0, **stages)

@@ -38,12 +38,12 @@ def steady_ports(count: int) -> list[int]:
 
 
 @asynccontextmanager
-async def constant_load(calls: Mapping[str, Call], at_once: int = 4) -> AsyncIterator[Counter[tuple[str, str]]]:
+async def constant_load(calls: Mapping[str, Call], concurrency: int = 4) -> AsyncIterator[Counter[tuple[str, str]]]:
     """Makes calls until the block ends.
 
     Args:
         calls: Functions that make one call, by name.
-        at_once: Number of concurrent calls of each.
+        concurrency: Number of concurrent calls of each.
 
     Yields:
         Number of calls by name and outcome ("OK", or the code with its details); complete after the block.
@@ -65,7 +65,7 @@ async def constant_load(calls: Mapping[str, Call], at_once: int = 4) -> AsyncIte
 
     async with asyncio.TaskGroup() as tasks:
         for name, call in calls.items():
-            for _ in range(at_once):
+            for _ in range(concurrency):
                 tasks.create_task(repeat(name, call))
         try:
             yield ended

@@ -1,45 +1,45 @@
-"""Waiting for what happens elsewhere, in another process, thread or task, however slow the machine is."""
+"""Waits for conditions that another process, thread or task brings about, however slow the machine is."""
 
 import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Iterator
 
-PATIENCE = 60.0  # seconds; only a test that fails waits so long
+PATIENCE = 60.0  # seconds; only a failing test waits this long
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.02  # seconds
-LEAST_LOOKS = 100  # also where the whole machine stood still for longer than the patience lasts
+MIN_CHECKS = 100  # even if the whole machine stalls for longer than PATIENCE
 
 
-def until(true: Callable[[], object], otherwise: Callable[[], object] = lambda: "") -> None:
-    """Waits until something is true.
+def until(condition: Callable[[], object], otherwise: Callable[[], object] = lambda: "") -> None:
+    """Waits until a condition holds.
 
     Args:
-        true: looks whether it is.
-        otherwise: how things stand, for the message when it never comes true.
+        condition: Checks the condition.
+        otherwise: Returns the state for the error message after a timeout.
     """
     pauses = _pauses(otherwise)
-    while not true():
+    while not condition():
         time.sleep(next(pauses))
 
 
 async def until_async(
-    true: Callable[[], object | Awaitable[object]], otherwise: Callable[[], object] = lambda: ""
+    condition: Callable[[], object | Awaitable[object]], otherwise: Callable[[], object] = lambda: ""
 ) -> None:
-    """Does the same and lets other tasks run; what looks may be a coroutine function."""
+    """Like `until`, but lets other tasks run; the condition may be a coroutine function."""
     pauses = _pauses(otherwise)
-    while not await _result(true()):  # noqa: ASYNC110  # it need not be of this event loop
+    while not await _result(condition()):  # noqa: ASYNC110  # the condition may change outside this event loop
         await asyncio.sleep(next(pauses))
 
 
-async def _result(looked: object | Awaitable[object]) -> object:
-    return await looked if inspect.isawaitable(looked) else looked
+async def _result(checked: object | Awaitable[object]) -> object:
+    return await checked if inspect.isawaitable(checked) else checked
 
 
 def _pauses(otherwise: Callable[[], object]) -> Iterator[float]:
-    """Seconds between two looks: few at first, as most things happen at once."""
-    deadline, looks, pause = time.monotonic() + PATIENCE, 0, FIRST_PAUSE
-    while time.monotonic() < deadline or looks < LEAST_LOOKS:
+    """Yields the pauses between checks in seconds, short at first."""
+    deadline, checks, pause = time.monotonic() + PATIENCE, 0, FIRST_PAUSE
+    while time.monotonic() < deadline or checks < MIN_CHECKS:
         yield pause
-        looks += 1
+        checks += 1
         pause = min(2 * pause, LONGEST_PAUSE)
-    raise AssertionError(f"it did not happen in time: {otherwise()}")
+    raise AssertionError(f"the condition did not hold in time: {otherwise()}")

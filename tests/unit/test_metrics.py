@@ -29,7 +29,7 @@ from dragoman_server.metrics import (
 )
 from dragoman_server.metrics.machine import GpuMetrics
 from tests.support.fake_engines import FakeEngines, serve_fake
-from tests.support.metrics_table import documented, told
+from tests.support.metrics_page import documented, exposed
 from tests.support.waiting import until_async
 
 
@@ -251,7 +251,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch, module: ModuleType | None) -> Collecto
 def test_gpus_have_the_documented_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     registry = gpus(monkeypatch, driver())
     table = {name: row for name, row in documented().items() if name.startswith("dragoman_gpu_")}
-    assert told(generate_latest(registry).decode()) == table
+    assert exposed(generate_latest(registry).decode()) == table
     named = {"gpu": "1", "uuid": "GPU-1", "name": "NVIDIA H100", "driver": "580.1"}
     assert registry.get_sample_value("dragoman_gpu_info", named) == 1
     names = ("memory_bytes", "memory_used_bytes", "utilization_ratio", "temperature_celsius", "power_watts")
@@ -268,7 +268,7 @@ def refuse() -> None:
 )
 def test_without_gpus_there_are_no_gpu_metrics(monkeypatch: pytest.MonkeyPatch, module: ModuleType | None) -> None:
     registry = gpus(monkeypatch, module)
-    assert told(generate_latest(registry).decode()) == {}
+    assert exposed(generate_latest(registry).decode()) == {}
 
 
 def test_workers_have_the_documented_metrics() -> None:
@@ -279,7 +279,7 @@ def test_workers_have_the_documented_metrics() -> None:
         page = generate_latest(metrics.registry).decode()
         process.kill()
     table = {name: row for name, row in documented().items() if name.startswith("dragoman_worker_")}
-    assert {name: row for name, row in told(page).items() if name.startswith("dragoman_worker_")} == table
+    assert {name: row for name, row in exposed(page).items() if name.startswith("dragoman_worker_")} == table
 
     def of(name: str, worker: str) -> float | None:
         return metrics.registry.get_sample_value(name, {"worker": worker})

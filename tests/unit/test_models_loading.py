@@ -18,7 +18,7 @@ from dragoman_server.models.manager import NotLoadedError, UnknownModelError
 from dragoman_server.models.settings import ModelSettings, Pinned, RepositorySettings
 from dragoman_server.runtime.device import DeviceError
 from dragoman_server.runtime.runtime import Runtime
-from tests.support.fake_models import FakeSource, World, started
+from tests.support.fake_models import FakeSource, ManagerHarness, started
 from tests.support.waiting import until_async
 
 # The errors of ONNX Runtime, which has no exception of its own for this.
@@ -73,68 +73,68 @@ async def test_a_bug_in_loading_is_raised_as_it_is(monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_failed_load_by_hand_counts_as_refused_only_if_the_settings_ask_for_it() -> None:
-    world, source = await started(m={"1": "a", "2": "broken"})
+    harness, source = await started(m={"1": "a", "2": "broken"})
     with pytest.raises(NotLoadedError, match="/models/m/2 is broken"):
-        await world.manager.load("m@2")
-    assert 'dragoman_model_refused{model="m"} 1.0' in world.page()
+        await harness.manager.load("m@2")
+    assert 'dragoman_model_refused{model="m"} 1.0' in harness.page()
     source.settings = RepositorySettings(models={"m": ModelSettings(Pinned(frozenset({"1"})))})
-    await world.manager.reload()
-    assert 'dragoman_model_refused{model="m"} 0.0' in world.page()
+    await harness.manager.reload()
+    assert 'dragoman_model_refused{model="m"} 0.0' in harness.page()
     with pytest.raises(NotLoadedError, match="/models/m/2 is broken"):
-        await world.manager.load("m@2")
-    assert 'dragoman_model_refused{model="m"} 0.0' in world.page()
+        await harness.manager.load("m@2")
+    assert 'dragoman_model_refused{model="m"} 0.0' in harness.page()
     source.models["m"]["2"] = "mended"
-    await world.manager.reload()
-    assert world.answers("m@2") == "NOT_FOUND"  # no longer requested
-    await world.manager.load("m@2")
+    await harness.manager.reload()
+    assert harness.answers("m@2") == "NOT_FOUND"  # no longer requested
+    await harness.manager.load("m@2")
     source.models["m"]["2"] = "broken"
-    await world.manager.reload()
-    assert (world.answers("m@2"), world.answers("m")) == ("m@2", "m@1")  # a successful load by hand stays in force
-    assert 'dragoman_model_refused{model="m"} 1.0' in world.page()
+    await harness.manager.reload()
+    assert (harness.answers("m@2"), harness.answers("m")) == ("m@2", "m@1")  # a successful load by hand stays in force
+    assert 'dragoman_model_refused{model="m"} 1.0' in harness.page()
 
 
 async def test_a_removed_version_can_not_be_loaded() -> None:
-    world, source = await started(m={"1": "a"})
+    harness, source = await started(m={"1": "a"})
     source.models["m"] = {"2": "broken"}
-    await world.manager.reload()
-    assert world.answers("m") == "m@1"
+    await harness.manager.reload()
+    assert harness.answers("m") == "m@1"
     with pytest.raises(UnknownModelError, match="there is no version 1 of model m"):
-        await world.manager.load("m@1")
-    assert world.answers("m") == "m@1"
-    await world.manager.unload("m@1")
-    assert world.answers("m") == "UNAVAILABLE"
+        await harness.manager.load("m@1")
+    assert harness.answers("m") == "m@1"
+    await harness.manager.unload("m@1")
+    assert harness.answers("m") == "UNAVAILABLE"
 
 
 async def test_models_are_unloaded_and_loaded_by_hand() -> None:
-    world, _ = await started(m={"1": "a", "2": "a"}, n={"1": "a"})
-    await world.manager.unload("m")
-    await world.manager.reload()
-    assert world.answers("m") == "NOT_FOUND"
-    assert world.answers("n") == "n@1"
-    assert world.health == {"n": True}
-    assert [report.held for report in world.manager.reports() if report.model == "m"] == [True, True]
-    await until_async(lambda: world.pools("m@2")[0].closed)
-    await world.manager.load("m")
-    assert world.answers("m") == "m@2"
-    await world.manager.unload("m@2")  # rolls back
-    assert world.answers("m") == "m@1"
-    await world.manager.load("m@2")
-    assert world.answers("m") == "m@2"
-    await world.manager.load("m@1")
-    assert (world.answers("m"), world.answers("m@1")) == ("m@2", "m@1")
+    harness, _ = await started(m={"1": "a", "2": "a"}, n={"1": "a"})
+    await harness.manager.unload("m")
+    await harness.manager.reload()
+    assert harness.answers("m") == "NOT_FOUND"
+    assert harness.answers("n") == "n@1"
+    assert harness.health == {"n": True}
+    assert [report.held for report in harness.manager.reports() if report.model == "m"] == [True, True]
+    await until_async(lambda: harness.pools("m@2")[0].closed)
+    await harness.manager.load("m")
+    assert harness.answers("m") == "m@2"
+    await harness.manager.unload("m@2")  # rolls back
+    assert harness.answers("m") == "m@1"
+    await harness.manager.load("m@2")
+    assert harness.answers("m") == "m@2"
+    await harness.manager.load("m@1")
+    assert (harness.answers("m"), harness.answers("m@1")) == ("m@2", "m@1")
     for name in ("x", "m@7", "../m", "m@"):
         with pytest.raises(UnknownModelError):
-            await world.manager.load(name)
+            await harness.manager.load(name)
         with pytest.raises(UnknownModelError):
-            await world.manager.unload(name)
+            await harness.manager.unload(name)
 
 
 async def test_a_load_by_hand_reports_why_it_failed_and_can_be_retried() -> None:
     source = FakeSource(m={"1": "a", "2": "broken"}, n={"1": "broken"})
     source.incomplete.add("m@3")
     source.models["m"]["3"] = "a"
-    world = World(source)
-    await world.manager.start()
+    harness = ManagerHarness(source)
+    await harness.manager.start()
     for name, problem in (
         ("m", "/models/m/2 is broken"),
         ("m@2", "version 2 of model m was not loaded: /models/m/2 is broken"),
@@ -142,48 +142,51 @@ async def test_a_load_by_hand_reports_why_it_failed_and_can_be_retried() -> None
         ("n", "/models/n/1 is broken"),
     ):
         with pytest.raises(NotLoadedError) as failed:
-            await world.manager.load(name)
+            await harness.manager.load(name)
         assert str(failed.value) == problem
-    assert world.answers("m") == "m@1"
-    world.broken.clear()
-    await world.manager.load("n")
-    assert world.answers("n") == "n@1"
+    assert harness.answers("m") == "m@1"
+    harness.broken.clear()
+    await harness.manager.load("n")
+    assert harness.answers("n") == "n@1"
 
 
 async def test_loading_again_replaces_an_unchanged_version() -> None:
-    world, _ = await started(m={"1": "a"})
-    await world.manager.load("m")
-    assert world.loads == ["m@1"]
-    await world.manager.load("m", again=True)
-    assert world.loads == ["m@1", "m@1"]
-    await until_async(lambda: [pool.closed for pool in world.pools("m@1")] == [True, False])
-    world.broken.add("a")
+    harness, _ = await started(m={"1": "a"})
+    await harness.manager.load("m")
+    assert harness.loads == ["m@1"]
+    await harness.manager.load("m", again=True)
+    assert harness.loads == ["m@1", "m@1"]
+    await until_async(lambda: [pool.closed for pool in harness.pools("m@1")] == [True, False])
+    harness.broken.add("a")
     with pytest.raises(NotLoadedError):
-        await world.manager.load("m@1", again=True)
-    assert world.answers("m") == "m@1"
-    assert not world.pools("m@1")[1].closed
+        await harness.manager.load("m@1", again=True)
+    assert harness.answers("m") == "m@1"
+    assert not harness.pools("m@1")[1].closed
 
 
 async def test_a_cancelled_caller_does_not_stop_the_load() -> None:
-    world, _ = await started(m={"1": "a"})
-    await world.manager.unload("m")
-    world.gate.clear()
-    loading = asyncio.create_task(world.manager.load("m"))
-    await until_async(lambda: world.loads == ["m@1", "m@1"])
+    harness, _ = await started(m={"1": "a"})
+    await harness.manager.unload("m")
+    harness.gate.clear()
+    loading = asyncio.create_task(harness.manager.load("m"))
+    await until_async(lambda: harness.loads == ["m@1", "m@1"])
     loading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await loading
-    world.gate.set()
-    await until_async(lambda: world.answers("m") == "m@1")
+    harness.gate.set()
+    await until_async(lambda: harness.answers("m") == "m@1")
 
 
 async def test_changes_still_pending_at_shutdown_are_unavailable() -> None:
-    world, _ = await started(m={"1": "a"})
-    world.gate.clear()
-    changes = [asyncio.create_task(world.manager.load("m", again=True)), asyncio.create_task(world.manager.reload())]
-    await until_async(lambda: len(world.loads) == 2)
-    await world.manager.close()
-    for change in (*changes, world.manager.unload("m")):
+    harness, _ = await started(m={"1": "a"})
+    harness.gate.clear()
+    changes = [
+        asyncio.create_task(harness.manager.load("m", again=True)),
+        asyncio.create_task(harness.manager.reload()),
+    ]
+    await until_async(lambda: len(harness.loads) == 2)
+    await harness.manager.close()
+    for change in (*changes, harness.manager.unload("m")):
         with pytest.raises(ApiError, match="the server is shutting down") as refused:
             await change
         assert refused.value.code is grpc.StatusCode.UNAVAILABLE

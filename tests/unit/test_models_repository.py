@@ -24,7 +24,7 @@ from dragoman_server.models.settings import (
     options_of,
     read_settings,
 )
-from tests.support.fake_models import World
+from tests.support.fake_models import ManagerHarness
 
 
 def bundle(folder: Path, content: bytes = b"12345") -> Path:
@@ -284,41 +284,41 @@ def fake_bundles(folder: Path, *versions: str) -> Repository:
 
 async def test_a_missing_default_is_refused_and_the_previous_one_stays(tmp_path: Path) -> None:
     settings = tmp_path / "repository.yaml"
-    world = World(fake_bundles(tmp_path, "m/1", "n/1"))
+    harness = ManagerHarness(fake_bundles(tmp_path, "m/1", "n/1"))
     settings.write_text("default: zz")
     with pytest.raises(RepositoryError, match=r"^repository.yaml names zz, which "):
-        await world.manager.start()
+        await harness.manager.start()
     settings.write_text("default: n")
-    await world.manager.start()
+    await harness.manager.start()
     settings.write_text("default: zz")
     with pytest.raises(NotLoadedError, match=r"repository.yaml names zz"):
-        await world.manager.reload()
-    assert world.answers() == "n@1"
+        await harness.manager.reload()
+    assert harness.answers() == "n@1"
     fake_bundles(tmp_path, "zz/1")
-    await world.manager.reload()
-    assert world.answers() == "zz@1"
+    await harness.manager.reload()
+    assert harness.answers() == "zz@1"
 
 
 async def test_the_only_model_stays_the_default_if_the_named_one_is_missing(tmp_path: Path) -> None:
-    world = World(fake_bundles(tmp_path, "m/1"))
-    await world.manager.start()
+    harness = ManagerHarness(fake_bundles(tmp_path, "m/1"))
+    await harness.manager.start()
     (tmp_path / "repository.yaml").write_text("default: zz")
     with pytest.raises(NotLoadedError, match=r"repository.yaml names zz"):
-        await world.manager.reload()
-    assert world.answers() == "m@1"
+        await harness.manager.reload()
+    assert harness.answers() == "m@1"
 
 
 async def test_a_removed_default_is_named_in_the_error_and_other_models_go_on(tmp_path: Path) -> None:
-    world = World(fake_bundles(tmp_path, "m/1", "n/1"))
+    harness = ManagerHarness(fake_bundles(tmp_path, "m/1", "n/1"))
     (tmp_path / "repository.yaml").write_text("default: n")
-    await world.manager.start()
+    await harness.manager.start()
     (tmp_path / "n").rename(tmp_path / ".n")
     with pytest.raises(NotLoadedError, match=r"repository.yaml names n, which "):
-        await world.manager.reload()
-    assert world.answers("m") == "m@1"
+        await harness.manager.reload()
+    assert harness.answers("m") == "m@1"
     with pytest.raises(ApiError, match=r"^the default model, n, does not exist now: name one of m$") as missed:
-        world.registry.find("")
+        harness.registry.find("")
     assert missed.value.code is grpc.StatusCode.UNAVAILABLE
     (tmp_path / ".n").rename(tmp_path / "n")
-    await world.manager.reload()
-    assert world.answers() == "n@1"
+    await harness.manager.reload()
+    assert harness.answers() == "n@1"

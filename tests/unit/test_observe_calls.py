@@ -16,7 +16,7 @@ from dragoman_server.telemetry.observer import call_fields
 from dragoman_server.telemetry.phases import phases
 from dragoman_server.telemetry.summary import MAX_TIMES, SummaryWindow, percentile
 from tests.support.fake_engines import MODEL, FakeEngines, FakeServer, serve_fake
-from tests.support.observing import Log, staged
+from tests.support.observing import Log, call_record
 
 SERVICE = "dragoman.v1.GenerationService"
 
@@ -223,16 +223,16 @@ def test_a_window_keeps_a_bounded_number_of_times() -> None:
     ("record", "spent"),
     [
         (
-            staged(20.0, encoding=13.0, encoded=15.0, decoded=18.0, answered=18.5),
+            call_record(20.0, encoding=13.0, encoded=15.0, decoded=18.0, answered=18.5),
             {"tokenize": 1, "queue": 1, "encode": 2, "decode": 3, "detokenize": 0.5},
         ),
-        (staged(14.0), {"tokenize": 1, "queue": 2}),  # cancelled while it waited
-        (staged(14.0, encoding=13.0), {"tokenize": 1, "queue": 1, "encode": 1}),
-        (staged(16.0, encoding=13.0, encoded=14.0), {"tokenize": 1, "queue": 1, "encode": 1, "decode": 2}),
+        (call_record(14.0), {"tokenize": 1, "queue": 2}),  # cancelled while it waited
+        (call_record(14.0, encoding=13.0), {"tokenize": 1, "queue": 1, "encode": 1}),
+        (call_record(16.0, encoding=13.0, encoded=14.0), {"tokenize": 1, "queue": 1, "encode": 1, "decode": 2}),
         # Its time limit passed while it waited, so the response is empty.
-        (staged(16.0, decoded=15.0, answered=15.5), {"tokenize": 1, "queue": 3, "detokenize": 0.5}),
+        (call_record(16.0, decoded=15.0, answered=15.5), {"tokenize": 1, "queue": 3, "detokenize": 0.5}),
         # The engine noticed late that the client had left.
-        (staged(13.5, encoding=13.0, encoded=15.0, decoded=18.0), {"tokenize": 1, "queue": 1, "encode": 0.5}),
+        (call_record(13.5, encoding=13.0, encoded=15.0, decoded=18.0), {"tokenize": 1, "queue": 1, "encode": 0.5}),
     ],
 )
 def test_phases_are_consecutive_up_to_the_end_of_the_call(record: CallRecord, spent: dict[str, float]) -> None:

@@ -19,7 +19,7 @@ from dragoman_server.core.errors import StartError
 from dragoman_server.telemetry.observer import start_tracing
 from dragoman_server.telemetry.tracing import CODES, CallTracer, tracer_provider
 from tests.support.fake_engines import MODEL, serve_fake
-from tests.support.observing import Log, staged
+from tests.support.observing import Log, call_record
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PHASES = ["receive", "tokenize", "wait", "encode", "decode", "detokenize"]
@@ -54,7 +54,7 @@ def traces() -> Iterator[Traces]:
 
 
 def test_a_call_and_its_phases_are_spans_with_their_times(traces: Traces) -> None:
-    record = staged(20.0, encoding=13.0, encoded=15.0, decoded=18.0, answered=18.5)
+    record = call_record(20.0, encoding=13.0, encoded=15.0, decoded=18.0, answered=18.5)
     trace = traces.tracer.trace(record, 1000.0)
     call, *parts = traces.spans()
     assert [span.name for span in parts] == PHASES
@@ -122,7 +122,7 @@ async def test_spans_hold_no_text_of_requests(traces: Traces) -> None:
 
 @pytest.mark.parametrize(("code", "fault"), [("OK", False), ("INVALID_ARGUMENT", False), ("UNAVAILABLE", True)])
 def test_server_errors_are_errors_of_the_span(traces: Traces, code: str, fault: bool) -> None:
-    record = staged(13.0)
+    record = call_record(13.0)
     record.code = code
     traces.tracer.trace(record, 0.0)
     call = traces.spans()[0]
@@ -148,7 +148,7 @@ def test_the_standard_variables_set_sampling_and_service_name(
     for key, value in variables.items():
         monkeypatch.setenv(key, value)
     traces = Traces()
-    records: list[CallRecord] = [staged(13.0), staged(13.0)]
+    records: list[CallRecord] = [call_record(13.0), call_record(13.0)]
     records[1].traceparent = f"00-{TRACE}-{PARENT}-01"
     ids = [traces.tracer.trace(record, 0.0) for record in records]
     calls = [span for span in traces.spans() if span.kind is SpanKind.SERVER]

@@ -36,7 +36,7 @@ from tests.deploy.monitoring.contents import (
 from tests.deploy.monitoring.load import MODEL, infer, load
 from tests.deploy.monitoring.prometheus import Prometheus
 from tests.support.certificates import Authority
-from tests.support.samples import sum_of
+from tests.support.metrics_page import sum_of
 from tests.support.waiting import until
 
 LOAD_SECONDS = 6.0

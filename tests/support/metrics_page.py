@@ -1,4 +1,4 @@
-"""The table of docs/metrics.md, as it is written there and as a metrics page would have it."""
+"""The metrics of docs/metrics.md, and those of a server's metrics page."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
+
+from dragoman.local import LocalServer
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 UNITS = {"seconds", "bytes", "tokens", "rows", "ratio", "celsius", "watts"}
@@ -17,8 +19,8 @@ class Row(NamedTuple):
     """One metric.
 
     Attributes:
-        labels: without `le`.
-        buckets: their upper bounds, without the infinite one; () for what is no histogram.
+        labels: Label names, except `le`.
+        buckets: Upper bounds of a histogram's buckets, except the infinite one.
     """
 
     name: str
@@ -30,26 +32,36 @@ class Row(NamedTuple):
 
 
 def documented() -> dict[str, Row]:
-    """By name, what docs/metrics.md says."""
+    """Returns the metrics of docs/metrics.md by name."""
     tables = re.findall(r"(?:^\|.*\n)+", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    bounds = {name: tuple(map(float, told.split())) for name, told in _cells(_with(tables, "buckets", "upper bounds"))}
+    bounds = {
+        name: tuple(map(float, values.split())) for name, values in _cells(_table(tables, "buckets", "upper bounds"))
+    }
     rows = {}
     for name, kind, unit, labels, meaning, buckets in _cells(
-        _with(tables, "metric", "type", "unit", "labels", "meaning", "buckets")
+        _table(tables, "metric", "type", "unit", "labels", "meaning", "buckets")
     ):
-        assert name not in rows, f"{name} stands twice in the table"
-        shown = tuple(sorted(labels.split(", "))) if labels else ()
-        rows[name] = Row(name, kind, unit, shown, meaning, bounds[buckets] if buckets else ())
+        assert name not in rows, f"{name} occurs twice in the table"
+        label_names = tuple(sorted(labels.split(", "))) if labels else ()
+        rows[name] = Row(name, kind, unit, label_names, meaning, bounds[buckets] if buckets else ())
     return rows
 
 
-def told(page: str) -> dict[str, Row]:
-    """By name, what a metrics page says of metrics that have a sample."""
+def exposed(page: str) -> dict[str, Row]:
+    """Returns the metrics of a metrics page that have a sample, by name."""
     return {row.name: row for row in map(_row, text_string_to_metric_families(page)) if row is not None}
 
 
+def sum_of(server: LocalServer, name: str, *labels: str) -> float:
+    """Returns the sum of a metric's samples with all of these in the labels, such as "waiting" or 'phase="waiting"'."""
+    samples = server.metrics().items()
+    return sum(
+        value for key, value in samples if key.partition("{")[0] == name and all(label in key for label in labels)
+    )
+
+
 def series(page: str) -> set[str]:
-    """The names and labels of all samples of a page."""
+    """Returns the names and labels of all samples of a page."""
     return {line.rpartition(" ")[0] for line in page.splitlines() if line and not line.startswith("#")}
 
 
@@ -64,9 +76,9 @@ def _row(family: Metric) -> Row | None:
     return Row(name, family.type, unit, tuple(sorted(labels - {"le"})), family.documentation, tuple(sorted(bounds)))
 
 
-def _with(tables: Iterable[str], *head: str) -> str:
-    [table] = [each for each in tables if next(_cells(each, 0)) == list(head)]
-    return table
+def _table(tables: Iterable[str], *head: str) -> str:
+    [found] = [table for table in tables if next(_cells(table, 0)) == list(head)]
+    return found
 
 
 def _cells(table: str, skip: int = 2) -> Iterator[list[str]]:

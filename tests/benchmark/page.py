@@ -64,7 +64,7 @@ scheduler takes. Of `--health-port`, `/livez` and `/readyz`, which threads of th
 GROWTH = """In int8 on one thread; 8 rows, 16 source tokens and 16 target tokens where they do not grow. An exponent e
 says that time grows as size^e between the ends; 1 is linear."""
 TRAINING = f"""A step: making a batch, forward, backward, clipping, AdamW. All trainers get the same batches, shapes,
-optimiser, label smoothing, dropout and threads; of nn.Transformer and Marian the faster of PyTorch's two ways to
+optimizer, label smoothing, dropout and threads; of nn.Transformer and Marian the faster of PyTorch's two ways to
 compute attention counts. Wanted: at least {TRAINING_MARK} times the better of the two. Memory is what a process took
 beyond its imports and data."""
 GPU = """{}, {}, random weights; milliseconds of a step. The floor is the time to read weights and valid cache at the

@@ -133,7 +133,7 @@ def test_forbidden_tokens_are_renormalised_there_only_on_request(
 
 
 def test_repetition_penalties_are_the_same_in_greedy_search_only(shipped: Shipped, shipped_client: Client) -> None:
-    """Transformers also penalises the begin token, without effect. Its beam search multiplies log-probabilities; its
+    """Transformers also penalizes the begin token, without effect. Its beam search multiplies log-probabilities; its
     greedy search divides or multiplies logits, as all searches do here.
     """
     penalty = {"repetition_penalty": 1.5}

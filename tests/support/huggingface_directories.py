@@ -79,7 +79,7 @@ def lines() -> tuple[str, ...]:
 
 @cache
 def train(kind: str, size: int = SIZE, **options: Any) -> bytes:
-    """A SentencePiece model, serialised."""
+    """A SentencePiece model, serialized."""
     written = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines()),

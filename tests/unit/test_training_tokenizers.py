@@ -1,4 +1,4 @@
-"""Tokenizers and normalisation: special tokens, round trips, invisible differences, and limits of training."""
+"""Tokenizers and normalization: special tokens, round trips, invisible differences, and limits of training."""
 
 import subprocess
 import sys
@@ -151,7 +151,7 @@ def test_lowercase(folder: Path) -> None:
     assert tokenizer.decode(tokenizer.encode("The CAT").ids) == "the cat"
 
 
-# Normalisation
+# Normalization
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -201,7 +201,7 @@ odd_text = st.text(
 @pytest.mark.parametrize("lowercase", [False, True])
 @pytest.mark.parametrize("invisible", ["drop", "keep"])
 def test_normalisation_is_idempotent(lowercase: bool, invisible: str) -> None:
-    """Targets are normalised twice: before the model learns them and when answers are compared with them."""
+    """Targets are normalized twice: before the model learns them and when answers are compared with them."""
     normalizer = build_normalizer(config("characters", lowercase=lowercase, invisible=invisible))
 
     @given(odd_text)

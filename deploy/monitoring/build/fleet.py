@@ -245,7 +245,7 @@ def _autoscaling() -> list[Panel]:
 def _gpus() -> list[Panel]:
     return [
         graph(
-            "Utilisation",
+            "Utilization",
             "Share of the driver's last sampling period in which the GPU was busy.",
             "percentunit",
             Query(f"dragoman_gpu_utilization_ratio{{{SERVER}}}", "{{instance}} #{{gpu}}"),

@@ -31,8 +31,8 @@ class DecodedSet:
     Attributes:
         ids: Target ids of each source within the model's limit.
         scores: Percentages by metric. A source beyond the limit counts as an empty answer.
-        answers: Text of each answer, normalised as targets are.
-        expected: References of each source, normalised likewise.
+        answers: Text of each answer, normalized as targets are.
+        expected: References of each source, normalized likewise.
     """
 
     ids: dict[str, list[int]]

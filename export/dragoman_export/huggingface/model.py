@@ -39,7 +39,7 @@ def read_config(folder: Path) -> Any:
             raise ExportError(f"{path}: auto_map requires code of the model's own, which is not run")
         if document.get("quantization_config"):
             raise ExportError(
-                f"{path}: quantization_config: quantised checkpoints can't be imported; take the original"
+                f"{path}: quantization_config: quantized checkpoints can't be imported; take the original"
             )
         return AutoConfig.from_pretrained(folder, local_files_only=True)
     except ExportError:

@@ -68,7 +68,7 @@ class WeightFiles:
     def _read(self, name: str) -> Tensor:
         tensor = self._readers[name]()
         if not tensor.is_floating_point():
-            raise ExportError(f"weight {name} is of type {tensor.dtype}; quantised checkpoints can't be imported")
+            raise ExportError(f"weight {name} is of type {tensor.dtype}; quantized checkpoints can't be imported")
         return tensor.float()
 
 

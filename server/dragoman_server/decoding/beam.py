@@ -55,7 +55,7 @@ class BeamSizes:
         group_answer: Hypotheses that one group may contribute to the answer.
         finished_quota: With early stopping, finished hypotheses that end a group; else infinity.
         choices: Continuations of one hypothesis that can matter: the 2 * group best ones, and as many more as earlier
-            groups can penalise.
+            groups can penalize.
         candidates: Candidates to request for each hypothesis.
         first_candidates: The same for the first step after the prefix.
     """
@@ -255,7 +255,7 @@ class BeamSearch:
 
         Args:
             top: Candidates of each row.
-            earlier: Hypotheses that earlier groups run on with in this step; their tokens are penalised
+            earlier: Hypotheses that earlier groups run on with in this step; their tokens are penalized
                 (Vijayakumar et al. 2016, Hamming diversity).
         """
         candidates: list[Candidate] = []

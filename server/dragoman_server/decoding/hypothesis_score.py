@@ -1,4 +1,4 @@
-"""Scores of beam search hypotheses: length normalisation and coverage (Wu et al. 2016), and bounds on them."""
+"""Scores of beam search hypotheses: length normalization and coverage (Wu et al. 2016), and bounds on them."""
 
 import math
 import sys

@@ -44,7 +44,7 @@ class Sampler:
     """The truncation rules, and draws by inversion of the cumulative distribution of the tokens that they keep.
 
     The rules apply in the order top_k, top_p (Holtzman et al. 2020), min_p (Nguyen et al. 2024), typical_p (Meister et
-    al. 2022), each to what the one before it kept, renormalised.
+    al. 2022), each to what the one before it kept, renormalized.
 
     Candidates come best first, and no other token is more probable than the last of them. That mostly suffices to know
     which tokens the rules keep, and which of them is drawn: the draw is then, to the bit, the one from the whole

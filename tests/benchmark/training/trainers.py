@@ -54,7 +54,7 @@ class Contender(ABC):
 
     @abstractmethod
     def update(self, batch: Batch, attention: Attention) -> float:
-        """One step of the optimiser; the loss."""
+        """One step of the optimizer; the loss."""
 
     def measure(self, first: int, attention: Attention) -> Steps:
         """So many steps as a sample has, from that batch of the first epoch on; the weights stay."""

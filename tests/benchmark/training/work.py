@@ -1,4 +1,4 @@
-"""What all trainers are given: a shape, an optimiser's settings, and pairs of tokens as long as those of a corpus.
+"""What all trainers are given: a shape, an optimizer's settings, and pairs of tokens as long as those of a corpus.
 
 How long a step takes depends on lengths and shapes, not on which tokens there are; so both are drawn at random, lengths
 around the corpus's means, tokens the more often the smaller their number (as Zipf's law has it).

@@ -1,1 +1,1 @@
-"""From data files to batches: reading, normalising, tokenizing, splitting and encoding."""
+"""From data files to batches: reading, normalizing, tokenizing, splitting and encoding."""

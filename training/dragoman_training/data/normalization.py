@@ -1,4 +1,4 @@
-"""Text normalisation before tokenization, and the canonical form in which texts are compared.
+"""Text normalization before tokenization, and the canonical form in which texts are compared.
 
 docs/text.md lists the characters in the tables below.
 """
@@ -31,7 +31,7 @@ _IDLE_JOINERS = (
 
 
 def build_normalizer(config: TokenizerConfig) -> normalizers.Normalizer:
-    """Builds the normaliser: NFC, invisible differences removed and lower case as configured. It is idempotent."""
+    """Builds the normalizer: NFC, invisible differences removed and lower case as configured. It is idempotent."""
     nfc, drop = normalizers.NFC(), config.invisible == "drop"
     steps: list[normalizers.Normalizer] = [nfc]
     if drop:

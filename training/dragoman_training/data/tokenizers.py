@@ -31,7 +31,7 @@ def train_tokenizer(config: TokenizerConfig, texts: Sequence[str], key: str = "t
     The special tokens have ids 0 to 3, and every encoded text ends with the end token.
 
     Args:
-        config: Kind, vocabulary size and normalisation.
+        config: Kind, vocabulary size and normalization.
         texts: Training texts of this side.
         key: Recipe key for error messages.
 
@@ -71,7 +71,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def empty_tokenizer(config: TokenizerConfig) -> Tokenizer:
-    """Builds a tokenizer with normaliser, pre-tokenizer and decoder, but without a vocabulary.
+    """Builds a tokenizer with normalizer, pre-tokenizer and decoder, but without a vocabulary.
 
     For bpe and unigram, a space is prepended to the text and each word keeps its preceding space as "▁", so that a word
     is the same piece at the start of a text and inside it. Decoding removes exactly this one space, so the text's own

@@ -43,7 +43,7 @@ class ModelConfig(BaseModel):
             the same quality (Kasai et al. 2021).
         activation: Activation of the feed-forward networks, see FeedForward (Hendrycks and Gimpel 2016; Shazeer 2020).
         bias: Whether linear layers have a bias. (T5: no.)
-        scaled_attention: Whether scores are divided by sqrt(d_head) (the paper, 3.2.1). (T5: no, its initialisation
+        scaled_attention: Whether scores are divided by sqrt(d_head) (the paper, 3.2.1). (T5: no, its initialization
             makes up for it.)
         norm: Position of the norm, see Residual: `post` (the paper, 3.1) or `pre` (Xiong et al. 2020), with which each
             stack ends with one more norm.

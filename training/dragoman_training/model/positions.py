@@ -92,7 +92,7 @@ class Embedding(nn.Module):
 
 
 def combine_embeddings(tokens: Tensor, offset: Tensor | None, norm: nn.Module, norm_input: EmbeddingNorm) -> Tensor:
-    """Adds scaled token embeddings and position embeddings, normalised as `norm_input` says.
+    """Adds scaled token embeddings and position embeddings, normalized as `norm_input` says.
 
     Args:
         tokens: Scaled token embeddings [..., d_model].

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from dragoman.v1 import generation_pb2 as pb
@@ -30,6 +30,36 @@ CHUNK_INPUTS = 256  # checked in a few milliseconds
 Kept = TypeVar("Kept")
 
 
+@dataclass(frozen=True)
+class BatchRequest:
+    """What to generate for each item.
+
+    Attributes:
+        shared: Request of all items; its `source_ids` are replaced by each item's.
+        details: Parts of the response beside the text.
+        own_seeds: Whether each item that samples has a seed of its own, so that equal inputs may differ.
+    """
+
+    shared: GenerationRequest
+    details: ResponseDetails
+    own_seeds: bool
+
+
+@dataclass(frozen=True)
+class BatchFormat(Generic[Kept]):
+    """How a batch is answered.
+
+    Attributes:
+        keep: Converts a finished item to what is kept until all are finished.
+        token_format: Format in which the response's tokens will be written.
+        all_or_none: Whether the first item that fails ends the call.
+    """
+
+    keep: Callable[[pb.BatchItem], Kept]
+    token_format: TokenFormat = MESSAGE
+    all_or_none: bool = False
+
+
 class Batch(Generic[Kept]):
     """One GenerateBatch call.
 
@@ -39,34 +69,22 @@ class Batch(Generic[Kept]):
 
     Args:
         model: Model that generates.
-        request: Request that all items share; its `source_ids` are replaced by each item's.
-        details: Parts of the response beside the text.
+        request: What to generate for each item.
+        format_: How to answer.
         reject: Counts an item that is refused.
-        own_seeds: Whether each item that samples has a seed of its own, so that equal inputs may differ.
-        keep: Converts a finished item to what is kept until all are finished.
-        token_format: Format in which the response's tokens will be written.
-        all_or_none: Whether the first item that fails ends the call.
     """
 
     def __init__(
         self,
         model: ServedModel,
-        request: GenerationRequest,
-        details: ResponseDetails,
+        request: BatchRequest,
+        format_: BatchFormat[Kept],
         reject: Callable[[Rejection], None],
-        own_seeds: bool,
-        keep: Callable[[pb.BatchItem], Kept],
-        token_format: TokenFormat = MESSAGE,
-        all_or_none: bool = False,
     ) -> None:
         self._model = model
         self._request = request
-        self._details = details
+        self._format = format_
         self._reject = reject
-        self._own_seeds = own_seeds
-        self._keep = keep
-        self._token_format = token_format
-        self._all_or_none = all_or_none
         self._failed = 0  # number of items
         self._bytes = 0  # of the finished items
         self._queue: CallQueue | None = None
@@ -91,13 +109,14 @@ class Batch(Generic[Kept]):
             record.begin_tokenizing(len(inputs))
         sources = await self._encode(inputs)
         for source in sources:
-            if self._all_or_none and isinstance(source, ApiError):
+            if self._format.all_or_none and isinstance(source, ApiError):
                 raise source
         source_tokens = sum(len(source) for source in sources if not isinstance(source, ApiError))
         if record is not None:
             record.end_tokenizing(source_tokens)
-        self._model.check_attention(self._details, self._request.search, source_tokens)
-        self._model.sizes.check(self._details, self._request.search, source_tokens, self._token_format, len(inputs))
+        search, details = self._request.shared.search, self._request.details
+        self._model.check_attention(details, search, source_tokens)
+        self._model.sizes.check(details, search, source_tokens, self._format.token_format, len(inputs))
         items: dict[int, Kept] = {}
         work = iter(enumerate(sources))
         try:
@@ -149,7 +168,7 @@ class Batch(Generic[Kept]):
             await self._time_slice.yield_if_over()
             response = source if isinstance(source, ApiError) else await self._generate(source)
             if isinstance(response, ApiError):
-                if self._all_or_none:
+                if self._format.all_or_none:
                     raise response
                 if response.rejection:
                     self._reject(response.rejection)
@@ -160,17 +179,18 @@ class Batch(Generic[Kept]):
             self._bytes += item.ByteSize()
             if self._bytes > self._model.limits.answer_bytes:
                 raise self._model.sizes.too_large()
-            items[index] = self._keep(item)
+            items[index] = self._format.keep(item)
 
     async def _generate(self, source: list[int]) -> pb.GenerateResponse | ApiError:
-        search = reseeded(self._request.search) if self._own_seeds else self._request.search
+        shared = self._request.shared
+        search = reseeded(shared.search) if self._request.own_seeds else shared.search
         stages = None if RECORD.get() is None else Stages(time.monotonic())
-        request = replace(self._request, source_ids=source, search=search, stages=stages)
+        request = replace(shared, source_ids=source, search=search, stages=stages)
         generation: Generation | None = None
         try:
             generation = self._model.submit(request, self._queue)
             finished = await generation.result()
-            return await self._model.write_response(request, finished, self._details, may_wait=True)
+            return await self._model.write_response(request, finished, self._request.details, may_wait=True)
         except (EngineUnavailableError, OutOfMemoryError) as error:
             return from_engine(error)
         finally:

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
-from dragoman_server.api.batch import Batch, Kept
+from dragoman_server.api.batch import Batch, BatchFormat, BatchRequest, Kept
 from dragoman_server.api.streaming import stream_response
 from dragoman_server.core.call_record import RECORD
 from dragoman_server.core.errors import Rejection
@@ -19,7 +19,7 @@ from dragoman_server.core.requests import GenerationRequest, Priority
 from dragoman_server.messages.api_error import invalid
 from dragoman_server.messages.generation_options import ResponseDetails, read_priority, read_time_limit
 from dragoman_server.messages.protobuf_encoding import EncodedMessage, length_delimited
-from dragoman_server.messages.response_size import JSON, MESSAGE, TokenFormat
+from dragoman_server.messages.response_size import JSON
 from dragoman_server.messages.served_model import ServedModel
 from dragoman_server.models.registry import ModelRegistry
 
@@ -64,22 +64,18 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
 
     async def GenerateBatch(self, request: pb.GenerateBatchRequest, context: Context) -> EncodedMessage:
         """Returns a serialized GenerateBatchResponse."""
-        return EncodedMessage(b"".join(await self._answer_batch(request, context, _encoded)))
+        return EncodedMessage(b"".join(await self._answer_batch(request, context, BatchFormat(_encoded))))
 
     async def answer_all(self, request: pb.GenerateBatchRequest, context: Context) -> list[pb.GenerateResponse]:
         """Answers a batch like GenerateBatch, but the first input that fails ends the call with its error.
 
         The size of the answers is estimated as JSON.
         """
-        return await self._answer_batch(request, context, lambda item: item.response, JSON, all_or_none=True)
+        format_ = BatchFormat(lambda item: item.response, JSON, all_or_none=True)
+        return await self._answer_batch(request, context, format_)
 
     async def _answer_batch(
-        self,
-        request: pb.GenerateBatchRequest,
-        context: Context,
-        keep: Callable[[pb.BatchItem], Kept],
-        token_format: TokenFormat = MESSAGE,
-        all_or_none: bool = False,
+        self, request: pb.GenerateBatchRequest, context: Context, format_: BatchFormat[Kept]
     ) -> list[Kept]:
         arrival = time.monotonic()
         with self._models.use(request.model) as model:
@@ -87,9 +83,8 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             stop = read_time_limit(request.options, arrival)
             priority = read_priority(request.priority, Priority.BATCH)
             shared = GenerationRequest([], search, _deadline(context), stop, priority=priority)
-            own_seeds = not request.options.HasField("seed")
-            batch = Batch(model, shared, details, self._reject, own_seeds, keep, token_format, all_or_none)
-            return await batch.run(request.inputs)
+            batch_request = BatchRequest(shared, details, own_seeds=not request.options.HasField("seed"))
+            return await Batch(model, batch_request, format_, self._reject).run(request.inputs)
 
     async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
         with self._models.use(request.model) as model:

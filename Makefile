@@ -1,5 +1,5 @@
 # Dragoman. `make help` lists the targets; `make demo` and `make test` are the two to start with.
-# ARGS goes to the program that a target runs: make test ARGS="tests/unit -k tokenizer"
+# ARGS is passed to the program that a target runs: make test ARGS="tests/unit -k tokenizer"
 
 SHELL := /bin/bash
 VENV := .venv
@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 ARGS ?=
 
-# The first Python on the path that is new enough; `make PYTHON=/some/python3.12 setup` chooses another.
+# The first Python on the path that is recent enough; override with `make PYTHON=/some/python3.12 setup`.
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python" && break; done)
 
@@ -17,40 +17,40 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(INSTALLED) ## make .venv with everything in it
+setup: $(INSTALLED) ## create .venv with all dependencies
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
-		echo 'Dragoman needs Python 3.11 or newer. Name one with: make PYTHON=/path/to/python3.12 setup' >&2; exit 1; }
+		echo 'Dragoman needs Python 3.11 or newer. Specify one: make PYTHON=/path/to/python3.12 setup' >&2; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
-	@echo 'Installing into $(VENV); the first time this fetches PyTorch and takes a few minutes.'
+	@echo 'Installing into $(VENV); the first time, this downloads PyTorch and takes a few minutes.'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-# Two processes, the tests of a file in one, in the order of tests/conftest.py: most tests wait more than they compute.
-test: setup ## run every test
+# Two processes, each with whole files in the order of tests/conftest.py: most tests wait more than they compute.
+test: setup ## run all tests
 	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-demo: setup ## serve the shipped model, send it real requests, show the answers and the metrics
+demo: setup ## serve the shipped model, send requests, show answers and metrics
 	@$(BIN)/python -m dragoman.demo $(ARGS)
 
-bench: setup ## measure the server beside its step loop and CTranslate2: ten minutes
+bench: setup ## compare the server with its bare step loop and CTranslate2: ten minutes
 	@$(BIN)/python -m tests.benchmark $(ARGS)
 	@$(BIN)/python -m tests.benchmark.page
 	@$(BIN)/python -m tests.benchmark.readme
 
-bench-servers: setup ## measure the server beside Triton and a plain asyncio server, in int8: ten minutes
+bench-servers: setup ## compare the server with Triton and a plain asyncio server, in int8: ten minutes
 	@$(BIN)/python -m tests.benchmark.servers $(ARGS)
 	@$(BIN)/python -m tests.benchmark.page
 
-soak: setup ## load a server for ten minutes with all that clients do, and see what they leave behind
+soak: setup ## load a server for ten minutes with good and bad clients, and check what they leave behind
 	@$(BIN)/python -m tests.soak $(ARGS)
 
-platforms: setup ## hold the answers of emulated processors, x86 and ARM64, against this one's: ten minutes
+platforms: setup ## compare answers of emulated x86 and ARM64 processors with this one's: ten minutes
 	@$(BIN)/python -m tests.platforms $(ARGS)
 	@$(BIN)/python -m tests.platforms --arm64 $(ARGS)
 
-lint: setup ## check formatting, lint and the direction of imports
+lint: setup ## check formatting, lint and import layers
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/lint-imports
@@ -58,19 +58,19 @@ lint: setup ## check formatting, lint and the direction of imports
 types: setup ## check types
 	@$(BIN)/mypy
 
-format: setup ## rewrite the code in the house style
+format: setup ## format the code and fix lint
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-protos: setup ## renew the stubs in protos/dragoman/v1 from the .proto files
+protos: setup ## regenerate the stubs in protos/dragoman/v1 from the .proto files
 	@$(BIN)/python protos/generate.py
 
-chart: setup ## renew what is made from the Helm chart and from the server's options in deploy/
+chart: setup ## regenerate the files in deploy/ made from the Helm chart and the server's options
 	@$(BIN)/python -m deploy.generate
 
-dashboards: setup ## renew the dashboards and recording rules from deploy/monitoring/build
+dashboards: setup ## regenerate the dashboards and recording rules from deploy/monitoring/build
 	@$(BIN)/python -m deploy.monitoring.build
 
-clean: ## remove .venv, caches and what was built
+clean: ## remove .venv, caches and build outputs
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find training export server protos tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,4 @@
-"""Fixtures that several tiers share."""
+"""Fixtures shared by several test tiers."""
 
 import os
 import signal
@@ -13,24 +13,24 @@ from dragoman.local import LocalServer
 
 ROOT = Path(__file__).parent.parent
 StartServer = Callable[..., LocalServer]
-# Their tests run whole programs, which must keep to the clock.
+# These tests run whole programs, which depend on timing.
 WHOLE_PROGRAMS = tuple(ROOT / "tests" / tier for tier in ("deploy", "integration", "system"))
 
-# A shell lets what it starts in the background ignore Ctrl-C. Programs under test would inherit that, and wait forever.
+# Shells make background jobs ignore SIGINT. Programs under test would inherit that, and wait forever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Nor is a proxy of the user's asked for what stands on this machine, which gRPC and urllib would do.
+# gRPC and urllib would use the user's proxy even for this machine.
 for variable in ("no_proxy", "NO_PROXY"):
     os.environ[variable] = ",".join(filter(None, [os.environ.get(variable), "localhost,127.0.0.1,127.0.0.0/8,::1"]))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Starts the longest tests first, and in CI gives tests of whole programs a second try.
+    """Runs the longest tests first, and in CI gives tests of whole programs a second try.
 
-    Emulated processors and training take minutes each: started last, one process would run them while the other idles.
-    CI machines may stall for seconds. Nothing is retried elsewhere, since a test that fails now and then shows a
-    defect. Retries are reported at the end, with the first failure; pyproject.toml limits their number.
+    Emulated processors and training take minutes each: run last, they would occupy one process while the other idles.
+    CI machines may stall for seconds. Outside CI nothing is retried, because a flaky test reveals a defect. The summary
+    reports retries with their first failure; pyproject.toml limits their number.
     """
     items.sort(key=lambda item: not item.path.is_relative_to(ROOT / "tests" / "system"))
     if os.environ.get("CI") != "true":
@@ -42,26 +42,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of public corpora beside the checkout; tests that want it are skipped where it is not there."""
+    """The directory of public corpora beside the checkout; without it, tests that use it are skipped."""
     folder = ROOT.parent / "shared" / "data"
     if not folder.is_dir():
-        pytest.skip(f"needs the corpora in {folder}, which this machine does not have")
+        pytest.skip(f"needs the corpora in {folder}")
     return folder
 
 
 def run_program(name: str, *arguments: str | Path) -> None:
-    """Runs one of our programs, as installed beside this Python; fails the test with its words where it fails."""
+    """Runs one of our programs, as installed beside this Python; if it fails, so does the test, with its output."""
     command = [str(Path(sys.executable).with_name(name)), *map(str, arguments)]
     done = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240, check=False
     )
     if done.returncode != 0:
-        pytest.fail(f"{' '.join(command)} exited with {done.returncode} and said:\n{done.stdout}", pytrace=False)
+        pytest.fail(f"{' '.join(command)} exited with {done.returncode}:\n{done.stdout}", pytrace=False)
 
 
 @pytest.fixture(scope="session")
 def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of the recipe `tiny`, trained here: reads numbers out, "42" -> "forty two". Not to be changed."""
+    """A finished run of the recipe `tiny`, which spells numbers out: "42" -> "forty two". Do not change it."""
     run = tmp_path_factory.mktemp("tiny") / "run"
     run_program("dragoman-train", "tiny", "--out", run, "--device", "cpu", "--threads", "1")
     return run
@@ -69,7 +69,7 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_bundle(tiny_run: Path) -> Path:
-    """The bundle exported from `tiny_run`. Not to be changed; copy it to damage it."""
+    """The bundle exported from `tiny_run`. Do not change it; copy it to damage it."""
     bundle = tiny_run.parent / "bundle"
     run_program("dragoman-export", tiny_run, bundle)
     return bundle
@@ -79,7 +79,7 @@ def tiny_bundle(tiny_run: Path) -> Path:
 def start_server(tmp_path: Path) -> Iterator[StartServer]:
     """Starts servers: `start_server("--bundle", str(folder))`.
 
-    Each that still runs when the test ends must then stop with exit status 0.
+    Servers that still run at the end of the test must stop with exit status 0.
     """
     servers: list[LocalServer] = []
 
@@ -101,7 +101,7 @@ def start_server(tmp_path: Path) -> Iterator[StartServer]:
 
 @pytest.fixture(scope="session")
 def tiny_server(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    """A server of `tiny_bundle` that all tests share: for requests that leave it as it was."""
+    """A server of `tiny_bundle` shared by all tests, for requests that do not change its state."""
     log = tmp_path_factory.mktemp("server") / "server.log"
     with LocalServer("--bundle", str(tiny_bundle), log=log) as server:
         yield server

@@ -20,7 +20,7 @@ Render = Callable[..., list[Document]]
 
 def only(documents: list[Document], kind: str, name: str | None = None) -> Document:
     """Returns the only object of a kind, and of a name if given."""
-    found = [each for each in documents if each["kind"] == kind and name in (None, each["metadata"]["name"])]
+    found = [doc for doc in documents if doc["kind"] == kind and name in (None, doc["metadata"]["name"])]
     assert len(found) == 1, f"{len(found)} objects {kind} {name or ''}"
     return found[0]
 

@@ -12,7 +12,7 @@ from dragoman.local import LocalServer
 from tests.support.bundles import SHIPPED_FP32
 from tests.support.scripted_server import ScriptedServer
 
-if TYPE_CHECKING:  # they bring PyTorch and transformers, which most tests here do without
+if TYPE_CHECKING:  # these import PyTorch and transformers, which most tests here do not need
     import ctranslate2
 
     from tests.support.parity import Shipped
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # they bring PyTorch and transformers, which most tests here 
 
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedServer]:
-    """A server that follows the script of the test, and is the default server of the `dragoman` command."""
+    """A scripted server, which is also the default server of the `dragoman` command."""
     with ScriptedServer() as server:
         monkeypatch.setenv("DRAGOMAN_ADDRESS", server.address)
         yield server
@@ -41,7 +41,7 @@ def translator(shipped: Shipped, tmp_path_factory: pytest.TempPathFactory) -> ct
 
 @pytest.fixture(scope="session")
 def shipped_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """Of a server of the shipped model, in fp32."""
+    """A client of a server of the shipped model in fp32."""
     log = tmp_path_factory.mktemp("server") / "server.log"
     with LocalServer("--bundle", str(SHIPPED_FP32), log=log) as server, Client(server.address) as client:
         yield client

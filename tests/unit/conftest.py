@@ -9,6 +9,6 @@ from tests.support.fake_engines import FakeServer, serve_fake
 
 @pytest_asyncio.fixture
 async def server() -> AsyncIterator[FakeServer]:
-    """A gRPC server over fake engines that answer with the source backwards."""
+    """A gRPC server over fake engines that answer with the reversed source."""
     async with serve_fake() as server:
         yield server

@@ -1,4 +1,4 @@
-"""Prometheus and its tool, for the tests of what is in deploy/monitoring."""
+"""Prometheus and promtool, for the tests of deploy/monitoring."""
 
 import os
 import shutil
@@ -13,8 +13,10 @@ PROGRAMS = ("prometheus", "promtool")
 
 @pytest.fixture(scope="session")
 def prometheus_installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The programs of Debian's package prometheus. Where they are not installed they are unpacked, and nothing more:
-    the package would start a service, which takes a port that our servers like to have.
+    """Puts the programs of Debian's package prometheus on the PATH.
+
+    If they are missing, the package is unpacked, but not installed: that would start a service on a port that our
+    servers use.
     """
     with pytest.MonkeyPatch.context() as patch:
         if not _found():
@@ -30,7 +32,7 @@ def _found() -> bool:
 
 
 def _unpacked(folder: Path) -> Path:
-    """A folder for $PATH with the programs in it, as long as there is a Debian that knows where to get them."""
+    """Returns a directory for $PATH; on Debian with package lists, it has the programs."""
     if shutil.which("apt-get") and shutil.which("dpkg-deb"):
         subprocess.run(["apt-get", "download", "-qq", "prometheus"], cwd=folder, capture_output=True, check=False)
         for package in folder.glob("*.deb"):

@@ -19,7 +19,7 @@ from dragoman_training.errors import missing_extra
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-@app.command(epilog="Exit codes: 0 the bundle was made, or passed the check; 1 it was not made, or failed the check.")
+@app.command(epilog="Exit status: 0 the bundle was made, or passed the check; 1 it was not made, or failed the check.")
 def export(
     run: Annotated[Path | None, typer.Argument(help="A directory that dragoman-train wrote.")] = None,
     bundle: Annotated[Path | None, typer.Argument(help="The directory of the bundle to make.")] = None,
@@ -75,7 +75,7 @@ def export(
         Literal["auto", "cpu", "cuda"], typer.Option(help="Device to check the graphs on; auto: a GPU if one works.")
     ] = "auto",
 ) -> None:
-    """Exports a RUN to a BUNDLE: ONNX graphs, tokenizers and a manifest, checked against the trained model."""
+    """Export RUN to BUNDLE: ONNX graphs, tokenizers and a manifest, checked against the trained model."""
     if (check is None) == (run is None) or (check is None) == (bundle is None):
         raise typer.BadParameter("pass RUN and BUNDLE to make a bundle, or --check BUNDLE to check one")
     if not 0 <= max_quality_loss < math.inf:

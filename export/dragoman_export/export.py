@@ -113,7 +113,7 @@ def _check_destination(bundle: Path, *, overwrite: bool) -> None:
     if not bundle.exists():
         return
     if not overwrite:
-        raise ExportError(f"{bundle} exists already: choose another place, or replace it with --overwrite")
+        raise ExportError(f"{bundle} already exists: choose another place, or replace it with --overwrite")
     if not (bundle / MANIFEST_FILE).exists():
         raise ExportError(f"{bundle} is not a bundle (it has no {MANIFEST_FILE}), so it is not overwritten")
 

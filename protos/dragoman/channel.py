@@ -71,7 +71,7 @@ class Tls:
 
     def __post_init__(self) -> None:
         if (self.cert is None) != (self.key is None):
-            raise ValueError("tls: cert and key need each other")
+            raise ValueError("tls: cert and key must be set together")
 
 
 def channel_options(target: str, *, follow_health: bool = False) -> list[Option]:

@@ -248,7 +248,7 @@ def _float32(value: Any, name: str) -> float:
         raise TypeError(f"{name}: expected a number, got {value!r}")
     number = float(value)
     if not abs(number) <= _FLOAT32_MAX:  # refuses NaN, too
-        raise ValueError(f"{name}: expected a number of 32 bits, got {value!r}")
+        raise ValueError(f"{name}: expected a 32-bit number, got {value!r}")
     return number
 
 

@@ -207,13 +207,13 @@ def test_targets_are_scored(scripted: ScriptedServer) -> None:
         (["generate", "--timeout", "0", "a"], "timeout"),
         (["tokenize", "--side", "left", "a"], "side"),
         (["generate", "--stream", "-n", "2", "a"], "--stream of more than one hypothesis needs --json"),
-        (["generate", "--prefix", "a", "--prefix-ids", "5", "a"], "exclude each other"),
+        (["generate", "--prefix", "a", "--prefix-ids", "5", "a"], "are mutually exclusive"),
         (["generate", "--length-normalization", "wu", "a"], "length"),
         (["generate", "--vocabulary", "no-such-file", "a"], "no-such-file"),
         (["generate", "--prefix-ids", "5 b", "a"], 'dragoman: --prefix-ids: expected token ids, as in "5 17", got'),
         (["generate", "--seed", "-1", "a"], "dragoman: seed: -1 does not fit in 64 bits without a sign"),
-        (["generate", "--temperature", "nan", "a"], "dragoman: temperature: expected a number of 32 bits, got nan"),
-        (["models", "--cert", "x.pem"], "--cert and --key need each other"),
+        (["generate", "--temperature", "nan", "a"], "dragoman: temperature: expected a 32-bit number, got nan"),
+        (["models", "--cert", "x.pem"], "--cert and --key must be set together"),
     ],
 )
 def test_wrong_usage_is_one_sentence(scripted: ScriptedServer, arguments: list[str], message: str) -> None:

@@ -159,7 +159,7 @@ def test_the_command_line_uses_tls(start_server: StartServer, ours: Authority, t
     assert command(server, **names).stdout == SOUND + "\n"
     for arguments, status, words in (
         (("--tls", "--timeout", "2"), 1, "is not signed by a trusted authority"),
-        (("--ca", ours.ca, "--cert", good.cert), 2, "--cert and --key need each other"),
+        (("--ca", ours.ca, "--cert", good.cert), 2, "--cert and --key must be set together"),
         (("--ca", "/no/such"), 2, "tls: ca /no/such can't be read: No such file or directory"),
         (("--ca", good.key), 2, "holds no certificate in PEM form"),
     ):
@@ -211,7 +211,7 @@ def test_unusable_files_prevent_the_start(ours: Authority, tmp_path: Path) -> No
     mismatch = f"the key in {other.key} does not match the certificate in {pair.cert}"
     said = refusal("--tls-cert", pair.cert, "--tls-key", other.key)
     assert said == f"dragoman-serve: {mismatch} (--tls-cert, --tls-key)"
-    assert "--tls-cert and --tls-key need each other" in refusal("--tls-cert", pair.cert)
+    assert "--tls-cert and --tls-key must be set together" in refusal("--tls-cert", pair.cert)
     assert "--tls-client-ca needs --tls-cert and --tls-key" in refusal("--tls-client-ca", ours.ca)
     keys = tmp_path / "keys.txt"
     gone = f"dragoman-serve: {keys} can't be read: No such file or directory"

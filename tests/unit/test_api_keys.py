@@ -128,8 +128,8 @@ def test_invalid_arguments_leave_the_file_unchanged(
         (f"a {HASH} canary=5", "only per_second=N, at_once=N and admin"),
         (f"a {HASH} per_second=-5", "a number above 0"),
         (f"canary! {HASH}", "must begin with a name"),
-        (f"b {HASH}", "has the key of a line above it"),
-        (f"canary sha256:{'1' * 64}", "has the name of a line above it"),
+        (f"b {HASH}", "repeats the key of an earlier line"),
+        (f"canary sha256:{'1' * 64}", "repeats the name of an earlier line"),
     ],
 )
 def test_an_invalid_line_is_named_by_its_number_and_not_quoted(line: str, words: str) -> None:

@@ -145,8 +145,8 @@ def test_unusable_tls_files_are_named_with_the_reason(kind: Any, tmp_path: Path)
         ({"ca": text}, f"^tls: ca {text} holds no certificate in PEM form$"),
         ({"ca": pair.key}, "holds no certificate in PEM form$"),
         ({"cert": pair.cert, "key": pair.cert}, "^tls: key .* holds no private key in PEM form$"),
-        ({"cert": pair.cert}, "^tls: cert and key need each other$"),
-        ({"key": pair.key}, "^tls: cert and key need each other$"),
+        ({"cert": pair.cert}, "^tls: cert and key must be set together$"),
+        ({"key": pair.key}, "^tls: cert and key must be set together$"),
     ]
     for tls, message in wrong:
         with pytest.raises(ValueError, match=message):

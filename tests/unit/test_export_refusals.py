@@ -125,7 +125,7 @@ def test_data_of_the_same_size_with_other_texts(run: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("file", "overwrite", "sentence"),
-    [(MANIFEST_FILE, False, "exists already"), ("letters.txt", True, "is not a bundle")],
+    [(MANIFEST_FILE, False, "already exists"), ("letters.txt", True, "is not a bundle")],
 )
 def test_directory_that_is_not_overwritten(
     file: str, overwrite: bool, sentence: str, sound_run: Path, tmp_path: Path

@@ -137,5 +137,5 @@ def test_a_directory_is_itself(tmp_path: Path) -> None:
     assert (folder, origin.name, origin.revision) == (tmp_path, tmp_path.name, "")
     with pytest.raises(ExportError, match="--revision is for models of the hub"):
         resolve(str(tmp_path), "main")
-    with pytest.raises(ExportError, match="no such directory, and no name of a model"):
+    with pytest.raises(ExportError, match="neither a directory nor the name of a model"):
         resolve(str(tmp_path / "gone"))

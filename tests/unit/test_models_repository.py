@@ -270,7 +270,7 @@ def test_missing_models_are_reported_and_a_missing_default_is_an_error(tmp_path:
 
 
 def test_a_bundle_and_a_repository_exclude_each_other(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match=r"--bundle and --model-repository exclude each other"):
+    with pytest.raises(ValidationError, match=r"--bundle and --model-repository are mutually exclusive"):
         ServerConfig(bundle=tmp_path, model_repository=tmp_path)
 
 

@@ -217,7 +217,7 @@ def test_overridden_values_are_checked_too() -> None:
 def test_options_that_need_each_other_may_come_from_different_sources() -> None:
     config = configure({}, {"DRAGOMAN_TLS_KEY": "key.pem"}, yaml_file("tls_cert: cert.pem")).config
     assert (config.tls_cert, config.tls_key) == (Path.cwd() / "cert.pem", Path("key.pem"))
-    sentence = "--tls-cert and --tls-key need each other"
+    sentence = "--tls-cert and --tls-key must be set together"
     assert refusal(flags={"tls_cert": "cert.pem"}) == sentence
     assert refusal("tls_cert: cert.pem") == f"{sentence} (--tls-cert is from server.yaml:1)"
     said = refusal("\nbundle: one", {"DRAGOMAN_MODEL_REPOSITORY": "many"})

@@ -189,7 +189,7 @@ def test_written_pairs_round_trip(tmp_path_factory: pytest.TempPathFactory) -> N
     [
         (b"a\tb\nc\n", ":2: expected source<TAB>target, found 1 field(s)"),
         (b"a\tb\tc\n", ":1: expected source<TAB>target, found 3 field(s)"),
-        (b"a\tb\nc\td", ":2: the line has no end, so the file is truncated"),
+        (b"a\tb\nc\td", ":2: the last line is incomplete, so the file is truncated"),
         (b"a\tb\\x\n", r":1: \x is not an escape"),
         (b"a\tb\\\n", ":1: \\ is not an escape"),
         (b"\xff\tb\n", ": cannot be read"),

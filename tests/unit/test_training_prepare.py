@@ -86,7 +86,7 @@ def test_overlap_with_dev_and_test(policy: str, pairs: int, notice: str, tmp_pat
 
 def test_test_set_equal_to_train_leaves_nothing(tmp_path: Path) -> None:
     recipe = numbers_recipe(tmp_path, f"data.test=[{tmp_path / 'train.tsv'}]", "data.dev_held_out_sources=0")
-    with pytest.raises(DataError, match=r"every source is in dev or test too; set data\.overlap: keep"):
+    with pytest.raises(DataError, match=r"every source is also in dev or test; set data\.overlap: keep"):
         split(recipe)
 
 

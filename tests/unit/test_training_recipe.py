@@ -55,7 +55,7 @@ def test_the_manual_explains_every_key() -> None:
         ("training.schedule=linear", "training.schedule: expected 'inverse_square_root', 'noam' or 'cosine'"),
         ("training.average_last=9", "training: average_last (9) must not be larger than keep_checkpoints (3)"),
         ("training.warmup_steps=500", "training: warmup_steps (500) must be smaller than steps (500)"),
-        ("training.average_best=2", "training: average_best and average_last exclude each other"),
+        ("training.average_best=2", "training: average_best and average_last are mutually exclusive"),
         ("model.heads=7", "model: d_model (64) must be divisible by heads (7)"),
         ("model.dropout=1", "model.dropout: expected less than 1.0, but got 1"),
         ("model.share_embeddings=all", "model.share_embeddings: all needs tokenizers.joint: true"),
@@ -68,7 +68,7 @@ def test_the_manual_explains_every_key() -> None:
         ("data.train=[3]", "data.train.0: expected a path, but got 3"),
         ("data.train=[{source: a}]", "the key data.train.0.target is missing"),
         ("data.train=[{source: a, target: b, traget: c}]", "unknown key data.train.0.traget (did you mean target?)"),
-        ("data.dev=[a.tsv]", "data: dev and dev_held_out_sources exclude each other"),
+        ("data.dev=[a.tsv]", "data: dev and dev_held_out_sources are mutually exclusive"),
         ("data.dev_held_out_sources=null", "data.dev_held_out_sources: expected a whole number, but got None"),
         ("evaluation.choose_by=bleu", "evaluation: choose_by (bleu) must be loss or one of metrics"),
         (

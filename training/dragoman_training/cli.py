@@ -26,7 +26,7 @@ class Device(StrEnum):
     cuda = "cuda"
 
 
-@app.command(epilog="Exit codes: 0 finished, 1 error, 75 stopped by SIGTERM or Ctrl-C with a checkpoint saved.")
+@app.command(epilog="Exit status: 0 finished, 1 failed, 75 stopped by SIGTERM or Ctrl-C with a checkpoint saved.")
 def run(
     recipe: Annotated[Path, typer.Argument(help="A recipe file, or a shipped recipe: g2p-en, g2p-en-quick, tiny.")],
     out: Annotated[

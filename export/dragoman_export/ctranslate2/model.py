@@ -157,7 +157,7 @@ def _scale(file: ModelFile, width: int) -> bool:
         return False
     if len(factors) == 1 and math.isclose(factors.pop(), math.sqrt(width), rel_tol=1e-5):
         return True
-    raise KeyError("scale_embeddings has another factor than 1 or the root of the width")
+    raise KeyError("a scale_embeddings other than 1 or the root of the width")
 
 
 def _output_scale(file: ModelFile, width: int) -> bool:
@@ -165,7 +165,7 @@ def _output_scale(file: ModelFile, width: int) -> bool:
     if name not in file or float(file[name]) in (0.0, 1.0):
         return False
     if file[name].is_floating_point() and not math.isclose(float(file[name]), width**-0.5, rel_tol=1e-5):
-        raise KeyError("scale_outputs has another factor than the inverse root of the width")
+        raise KeyError("a scale_outputs other than 1 or the inverse root of the width")
     return True
 
 

@@ -58,7 +58,7 @@ def resolve(model: str, revision: str | None = None) -> tuple[Path, Origin]:
             raise ExportError(f"--revision is for models of the hub, but {model} is a directory")
         return folder, Origin(folder.resolve().name)
     if not REPOSITORY.fullmatch(model):
-        raise ExportError(f"{model}: no such directory, and no name of a model on the hub (owner/name)")
+        raise ExportError(f"{model}: neither a directory nor the name of a model on the hub (owner/name)")
     return _download(model, revision)
 
 

@@ -36,7 +36,7 @@ def read_config(folder: Path) -> Any:
     try:
         document, _ = PreTrainedConfig.get_config_dict(folder, local_files_only=True)
         if document.get("auto_map"):
-            raise ExportError(f"{path}: auto_map requires code of the model's own, which is not run")
+            raise ExportError(f"{path}: auto_map requires the model's own code, which is never run")
         if document.get("quantization_config"):
             raise ExportError(
                 f"{path}: quantization_config: quantized checkpoints can't be imported; take the original"

@@ -50,7 +50,7 @@ class WeightFiles:
         if tuple(tensor.shape) != shape:
             raise ExportError(f"weight {found[0]} is {_size(tensor.shape)}, but config.json makes it {_size(shape)}")
         if not tensor.isfinite().all():
-            raise ExportError(f"weight {found[0]} has numbers that are not finite")
+            raise ExportError(f"weight {found[0]} contains numbers that are not finite")
         return tensor
 
     def same(self, first: str, second: str) -> bool:

@@ -115,7 +115,7 @@ class Server:
         from dragoman.retry import RetryPolicy
 
         if (self.cert is None) != (self.key is None):
-            raise ValueError("--cert and --key need each other")
+            raise ValueError("--cert and --key must be set together")
         tls = self.tls or any(option is not None for option in (self.ca, self.cert, self.server_name))
         return {
             "timeout": self.timeout,

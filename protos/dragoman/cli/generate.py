@@ -200,7 +200,7 @@ def generate(
     if stream and not as_json and (num_hypotheses or 1) > 1:
         raise typer.BadParameter("--stream of more than one hypothesis needs --json")
     if prefix is not None and prefix_ids is not None:
-        raise typer.BadParameter("--prefix and --prefix-ids exclude each other")
+        raise typer.BadParameter("--prefix and --prefix-ids are mutually exclusive")
 
     with reporting_errors():
         from dragoman.cli.runner import parse_ids, read_ids, run

@@ -100,7 +100,7 @@ def _read_manifest(root: Path) -> Manifest:
     if type(version) is not int or version not in READ_VERSIONS:  # 2.0 == 2
         raise BundleError(
             f"{path}: format_version is {version!r}, but this server reads versions "
-            f"{' and '.join(map(str, READ_VERSIONS))}; dragoman-export makes a bundle for it"
+            f"{' and '.join(map(str, READ_VERSIONS))}; export the model again with a matching dragoman-export"
         )
     try:
         manifest = Manifest.model_validate(document)

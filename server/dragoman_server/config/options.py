@@ -90,7 +90,7 @@ class ModelOptions(_Options, title="Model"):
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if self.model_repository is not None and self.bundle != shipped_bundle():
-            raise ValueError("--bundle and --model-repository exclude each other")
+            raise ValueError("--bundle and --model-repository are mutually exclusive")
         return self
 
     @model_validator(mode="after")
@@ -212,7 +212,7 @@ class AccessOptions(_Options, title="Access"):
     @model_validator(mode="after")
     def _belong_together(self) -> Self:
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("--tls-cert and --tls-key need each other")
+            raise ValueError("--tls-cert and --tls-key must be set together")
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise ValueError("--tls-client-ca needs --tls-cert and --tls-key")
         return self

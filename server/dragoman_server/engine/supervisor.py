@@ -128,7 +128,7 @@ class Supervisor:
         """
         alive = [site.model for site in self._sites if site.model is not None and site.restarting is None]
         if not alive:
-            raise WorkerLostError("no worker runs")
+            raise WorkerLostError("no worker is running")
         self._scorers += 1
         return alive[self._scorers % len(alive)].scorer()
 

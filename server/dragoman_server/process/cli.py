@@ -28,7 +28,7 @@ PANEL = "Configuration"
 EPILOG = (
     f"Every option can also be set in the file (--max-rows as max_rows) or in the environment ({PREFIX}MAX_ROWS). "
     "Flags override the environment, which overrides the file. "
-    f"Exit status: 0 stopped by a signal, {FAILED} failed, {WRONG_CONFIGURATION} wrong configuration."
+    f"Exit status: 0 stopped by a signal, {FAILED} failed, {WRONG_CONFIGURATION} invalid configuration."
 )
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")

@@ -205,9 +205,9 @@ def read_entries(content: bytes, name: str) -> tuple[Entry, ...]:
         try:
             entry = read_entry(words)
             if any(entry.name == other.name for other in entries):
-                raise ValueError("has the name of a line above it")
+                raise ValueError("repeats the name of an earlier line")
             if any(entry.digest[:DIGEST_PREFIX] == other.digest[:DIGEST_PREFIX] for other in entries):
-                raise ValueError("has the key of a line above it")
+                raise ValueError("repeats the key of an earlier line")
         except ValueError as error:
             raise FileError(f"line {number} of {name} {error}") from None
         entries.append(entry)

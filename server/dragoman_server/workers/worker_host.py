@@ -80,10 +80,10 @@ class WorkerHost:
 
     def load(self, bundle: Bundle, options: EngineOptions) -> RemoteModel:
         if options.device != self._device_option:
-            raise DeviceError(f"device {options.device}: a model can't have one of its own where there are workers")
+            raise DeviceError(f"device {options.device}: with worker processes, a model can't have its own")
         process = self._process
         if process is None:
-            raise WorkerLostError(f"{self.name} does not run")
+            raise WorkerLostError(f"{self.name} is not running")
         return RemoteModel(process, bundle, replace(options, device=self._device, cores=self._cores))
 
     def restart(self) -> None:

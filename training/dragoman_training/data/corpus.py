@@ -176,7 +176,7 @@ def _parallel(files: ParallelFiles, bad: BadLines) -> Iterator[Pair]:
         if left is None or right is None:
             short, long = (files.source, files.target) if left is None else (files.target, files.source)
             raise DataError(
-                f"{short} ends after {number - 1} lines but {long} goes on; parallel files need equally many lines"
+                f"{short} ends after {number - 1} lines but {long} goes on; parallel files must have equally many lines"
             )
         source = _decode(left, files.source, number, bad)
         target = None if source is None else _decode(right, files.target, number, bad)

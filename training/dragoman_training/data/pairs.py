@@ -62,7 +62,7 @@ def read_pairs_file(path: Path) -> list[Pair]:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read ({error})") from None
     if lines.pop():
-        raise DataError(f"{path}:{len(lines) + 1}: the line has no end, so the file is truncated")
+        raise DataError(f"{path}:{len(lines) + 1}: the last line is incomplete, so the file is truncated")
     pairs: list[Pair] = []
     for number, line in enumerate(lines, 1):
         fields = line.split("\t")

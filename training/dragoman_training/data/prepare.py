@@ -87,7 +87,7 @@ def read_splits(recipe: Recipe, bad: BadLines) -> Splits:
         keyed = [(key, pair) for key, pair in keyed if key not in held_out]
     if not keyed:
         raise DataError(
-            "data.train: no pair is left for training: every source is in dev or test too; "
+            "data.train: no pair is left for training: every source is also in dev or test; "
             "set data.overlap: keep to train on them anyway"
         )
     return Splits([pair for _, pair in keyed], dev, test, overlap)

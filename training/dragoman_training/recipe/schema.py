@@ -47,7 +47,7 @@ class DataConfig(Section):
     @model_validator(mode="after")
     def _dev_is_unique(self) -> "DataConfig":
         if self.dev and self.dev_held_out_sources:
-            raise ValueError("dev and dev_held_out_sources exclude each other; set only one")
+            raise ValueError("dev and dev_held_out_sources are mutually exclusive; set only one")
         return self
 
 
@@ -103,7 +103,7 @@ class TrainingConfig(Section):
         if self.schedule == "noam" and self.warmup_steps == 0:
             raise ValueError("warmup_steps must be at least 1 with schedule: noam")
         if self.average_best and self.average_last > 1:
-            raise ValueError("average_best and average_last exclude each other; set only one")
+            raise ValueError("average_best and average_last are mutually exclusive; set only one")
         if self.average_last > self.keep_checkpoints:
             raise ValueError(
                 f"average_last ({self.average_last}) must not be larger than keep_checkpoints ({self.keep_checkpoints})"

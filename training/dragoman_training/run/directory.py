@@ -58,7 +58,7 @@ def prepare_directory(recipe: Recipe, run: Path, resume: bool) -> dict[str, tupl
         }
         fixed = [key for key in changed if finished or key not in CHANGEABLE]
         if fixed:
-            raise TrainingError(f"{run} was started with another recipe, {saved}: {', '.join(fixed)} changed")
+            raise TrainingError(f"{run} was started with a different recipe, {saved}: {', '.join(fixed)} changed")
         return changed
     if resume and saved.exists() and load_recipe(saved) == recipe:
         # Killed before its first checkpoint. The tokenizers stay: training unigram again does not give the same one.

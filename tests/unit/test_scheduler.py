@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dragoman_server.core.errors import QueueFullError
 from dragoman_server.core.requests import GenerationRequest, Priority
 from dragoman_server.core.search_options import BeamOptions, SearchOptions
 from dragoman_server.decoding.factory import make_search
@@ -33,13 +34,9 @@ def job(arrived: float = 0.0, source: int = 4, rows: int = 1, **times: Any) -> J
     return Job(GenerationRequest([5] * source, options, **times), search, arrived)
 
 
-def scheduler(
-    engines: int = 1, queue_size: int = 100, gather_share: float = 0.5, encode_tokens: int = 1000
-) -> Scheduler:
-    return Scheduler(
-        engines,
-        eager(queue_size=queue_size, gather_share=gather_share, gather_seconds=0.25, encode_tokens=encode_tokens),
-    )
+def scheduler(engines: int = 1, **options: Any) -> Scheduler:
+    defaults = {"queue_size": 100, "gather_share": 0.5, "gather_seconds": 0.25, "encode_tokens": 1000}
+    return Scheduler(engines, eager(**{**defaults, **options}))
 
 
 def test_first_come_first_served_up_to_the_free_rows() -> None:
@@ -61,6 +58,42 @@ def test_overdue_jobs_leave_the_queue_and_are_never_admitted(free_rows: int) -> 
     assert (admission.expired, admission.out_of_time) == ([late], [limited])
     assert admission.admitted == ([fine] if free_rows else [])
     assert queue.waiting == (0 if free_rows else 1), "their places are free again"
+
+
+def test_queue_of_each_priority_is_bounded_in_requests_and_source_tokens() -> None:
+    queue = scheduler(queue_size=3, queue_tokens=20)
+    for _ in range(3):
+        queue.submit(job(priority=Priority.BATCH))
+    with pytest.raises(QueueFullError) as full:
+        queue.submit(job(priority=Priority.BATCH))
+    assert full.value.bound == "requests"
+    queue.submit(job(priority=Priority.INTERACTIVE, source=15))
+    with pytest.raises(QueueFullError) as full:
+        queue.submit(job(priority=Priority.INTERACTIVE, source=6))
+    assert full.value.bound == "tokens"
+    assert 0 < full.value.retry_after <= 5
+    queue.submit(job(priority=Priority.INTERACTIVE, source=5))
+    assert queue.backlog() == (5, 32)
+
+
+def test_job_with_more_tokens_than_the_queue_allows_may_wait_alone() -> None:
+    queue = scheduler(queue_tokens=20)
+    queue.submit(job(source=30))
+    with pytest.raises(QueueFullError):
+        queue.submit(job(source=1))
+
+
+def test_sweep_removes_overdue_jobs_and_updates_the_next_expiry() -> None:
+    queue = scheduler()
+    jobs = [job(priority=Priority.BATCH, deadline=2.0), job(priority=Priority.INTERACTIVE, time_limit=3.0)]
+    jobs += [job(priority=Priority.BATCH, deadline=9.0), job(priority=Priority.BATCH)]
+    for each in jobs:
+        queue.submit(each)
+    assert queue.next_expiry == 2.0
+    assert queue.sweep(1.9).expired == []
+    admission = queue.sweep(3.0)
+    assert (admission.expired, admission.out_of_time, admission.admitted) == ([jobs[0]], [jobs[1]], [])
+    assert (queue.next_expiry, *queue.backlog()) == (9.0, 2, 8)
 
 
 def test_cancelled_job_leaves_the_queue() -> None:

@@ -1,4 +1,7 @@
-"""Who gets rows when: shares of the priorities, wide requests among narrow ones, bounds. A fake clock, no engine."""
+"""Fairness of the scheduler: shares of priorities and calls, wide jobs among narrow ones, bounds of the queue.
+
+The clock is fake and there are no engines.
+"""
 
 import random
 from collections import Counter
@@ -21,289 +24,259 @@ INTERACTIVE, BATCH = Priority.INTERACTIVE, Priority.BATCH
 OPTIONS = SearchOptions(5)
 
 
-class Rows:
-    """A search, as far as the scheduler looks at it."""
+class FakeSearch:
+    """A fake search; the scheduler reads only its rows."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
 
 
-def job(priority: Priority = INTERACTIVE, rows: int = 1, source: int = 4, arrived: float = 0.0, **times: Any) -> Job:
+def make_job(
+    priority: Priority = INTERACTIVE, rows: int = 1, source: int = 4, arrived: float = 0.0, **times: Any
+) -> Job:
     request = GenerationRequest([5] * source, OPTIONS, priority=priority, **times)
-    return Job(request, cast(Search, Rows(rows)), arrived)
+    return Job(request, cast(Search, FakeSearch(rows)), arrived)
 
 
-def scheduler(
-    engines: int = 1, queue_size: int = 1000, queue_tokens: int = 10**6, encode_tokens: int = 10**6
-) -> Scheduler:
-    options = eager(queue_size=queue_size, queue_tokens=queue_tokens, encode_tokens=encode_tokens, gather_share=0.0)
-    return Scheduler(engines, options)
+def scheduler(engines: int = 1, **options: int) -> Scheduler:
+    limits = {"queue_size": 1000, "queue_tokens": 10**6, "encode_tokens": 10**6, **options}
+    return Scheduler(engines, eager(**limits, gather_share=0.0))
 
 
 class Engines:
-    """Engines that end each job a given number of turns after its start.
+    """Fake engines that end each job a fixed number of turns after its start.
 
     Attributes:
-        started: jobs in the order of their start.
-        ends: turns that each job takes.
+        started: Jobs in the order of their start.
+        dropped: Jobs that expired or ran out of time in the queue.
+        turns: Turns that each job takes.
     """
 
     def __init__(self, queue: Scheduler, max_rows: int, engines: int = 1) -> None:
         self.queue, self.max_rows = queue, max_rows
         self.running: list[dict[Job, int]] = [{} for _ in range(engines)]
-        self.ends: dict[Job, int] = {}
+        self.turns: dict[Job, int] = {}
         self.started: list[Job] = []
         self.dropped: list[Job] = []
         self.now = 0.0
 
-    def submit(self, new: Job, ends: int = 1, call: CallQueue | None = None) -> Job:
+    def submit(self, new: Job, turns: int = 1, call: CallQueue | None = None) -> Job:
         self.queue.submit(new, call)
-        self.ends[new] = ends
+        self.turns[new] = turns
         return new
 
+    def fill(self, count: int, priority: Priority = INTERACTIVE, rows: int = 1, **options: Any) -> list[Job]:
+        return [self.submit(make_job(priority, rows), **options) for _ in range(count)]
+
     def rows(self, engine: int, *priorities: Priority) -> int:
-        wanted = priorities or tuple(Priority)
-        return sum(each.search.rows for each in self.running[engine] if each.request.priority in wanted)
+        """Returns the rows in use by jobs of some priorities, by default of all."""
+        return sum(job.search.rows for job in self.running[engine] if job.request.priority in (priorities or Priority))
 
     def turn(self, engine: int = 0) -> list[Job]:
-        """Lets jobs of an engine end, and starts others; gives those."""
+        """Ends the jobs of an engine that are over, and starts others; returns those."""
         running = self.running[engine]
-        for each in running:
-            running[each] -= 1
-        over = [each for each, turns in running.items() if turns <= 0]
-        for each in over:
-            del running[each]
-        if freed := sum(each.search.rows for each in over):
-            self.queue.release(engine, freed, self.now, len(over))
+        for job in running:
+            running[job] -= 1
+        ended = [job for job, turns in running.items() if turns <= 0]
+        for job in ended:
+            del running[job]
+        if freed := sum(job.search.rows for job in ended):
+            self.queue.release(engine, freed, self.now, len(ended))
         used = self.rows(engine)
         admission = self.queue.take(engine, self.max_rows - used, self.now, self.rows(engine, BATCH))
         self.dropped += admission.expired + admission.out_of_time
-        for each in admission.admitted:
-            running[each] = self.ends[each]
+        for job in admission.admitted:
+            running[job] = self.turns[job]
         self.started += admission.admitted
         self.now += 1.0
         return admission.admitted
 
+    def run(self, turns: int) -> None:
+        for _ in range(turns):
+            self.turn()
 
-def test_of_the_rows_that_start_interactive_requests_get_four_of_five() -> None:
+
+def test_interactive_jobs_get_four_of_five_rows() -> None:
     engines = Engines(scheduler(), max_rows=1)
-    for _ in range(40):
-        engines.submit(job(BATCH))
-        engines.submit(job(INTERACTIVE))
-    for _ in range(50):
-        engines.turn()
-    assert Counter(each.request.priority for each in engines.started[:50]) == {INTERACTIVE: 40, BATCH: 10}
+    engines.fill(40, BATCH)
+    engines.fill(40, INTERACTIVE)
+    engines.run(50)
+    assert Counter(job.request.priority for job in engines.started[:50]) == {INTERACTIVE: 40, BATCH: 10}
     for start in range(0, 45, 5):
-        assert [each.request.priority for each in engines.started[start : start + 5]].count(BATCH) == 1
+        assert [job.request.priority for job in engines.started[start : start + 5]].count(BATCH) == 1
 
 
-def test_rows_count_and_not_requests() -> None:
+def test_shares_count_rows_not_jobs() -> None:
     engines = Engines(scheduler(), max_rows=4)
-    for _ in range(100):
-        engines.submit(job(INTERACTIVE, rows=4))
-        engines.submit(job(BATCH, rows=1))
-    for _ in range(60):
-        engines.turn()
+    engines.fill(100, INTERACTIVE, rows=4)
+    engines.fill(100, BATCH, rows=1)
+    engines.run(60)
     rows = Counter[Priority]()
-    for each in engines.started:
-        rows[each.request.priority] += each.search.rows
+    for job in engines.started:
+        rows[job.request.priority] += job.search.rows
     assert rows[BATCH] / (rows[BATCH] + rows[INTERACTIVE]) == pytest.approx(1 / 5, abs=0.05)
 
 
-def test_an_empty_priority_saves_up_nothing() -> None:
+def test_idle_priority_earns_no_credit() -> None:
     engines = Engines(scheduler(), max_rows=1)
     for _ in range(100):
-        engines.submit(job(INTERACTIVE))
+        engines.submit(make_job(INTERACTIVE))
         engines.turn()
-    for _ in range(20):
-        engines.submit(job(BATCH))
-        engines.submit(job(INTERACTIVE))
+    engines.fill(20, BATCH)
+    engines.fill(20, INTERACTIVE)
     engines.started.clear()
-    for _ in range(10):
-        engines.turn()
-    assert [each.request.priority for each in engines.started].count(BATCH) == 2
+    engines.run(10)
+    assert [job.request.priority for job in engines.started].count(BATCH) == 2
 
 
-def test_an_interactive_request_finds_rows_while_long_batch_requests_have_all_they_may() -> None:
+def test_long_batch_jobs_leave_rows_for_interactive_ones() -> None:
     engines = Engines(scheduler(), max_rows=16)
-    for _ in range(100):
-        engines.submit(job(BATCH), ends=1000)
+    engines.fill(100, BATCH, turns=1000)
     engines.turn()
     assert engines.rows(0) == 14, "one of eight rows stays free"
-    comes = [engines.submit(job(INTERACTIVE), ends=1000) for _ in range(2)]
-    assert engines.turn() == comes
+    new = engines.fill(2, INTERACTIVE, turns=1000)
+    assert engines.turn() == new
 
 
-def test_batch_jobs_do_not_save_up_rows_that_they_may_not_have() -> None:
+def test_batch_jobs_earn_no_credit_for_reserved_rows() -> None:
     engines = Engines(scheduler(), max_rows=8)
-    for _ in range(200):
-        engines.submit(job(BATCH), ends=3)
-    for _ in range(50):  # seven rows are taken by batch requests all the time, the eighth by interactive ones
-        engines.submit(job(INTERACTIVE), ends=1)
+    engines.fill(200, BATCH, turns=3)
+    for _ in range(50):  # batch jobs always occupy seven rows, interactive ones the eighth
+        engines.submit(make_job(INTERACTIVE), turns=1)
         engines.turn()
-    for _ in range(50):
-        engines.submit(job(INTERACTIVE), ends=1)
+    engines.fill(50, INTERACTIVE, turns=1)
     engines.started.clear()
-    for _ in range(20):
-        engines.turn()
-    assert Counter(each.request.priority for each in engines.started)[INTERACTIVE] >= 20
+    engines.run(20)
+    assert Counter(job.request.priority for job in engines.started)[INTERACTIVE] >= 20
 
 
 @pytest.mark.parametrize("priority", Priority)
 @pytest.mark.parametrize("rows", [5, 8])
-def test_a_wide_request_starts_among_ever_more_narrow_ones_which_go_on_meanwhile(priority: Priority, rows: int) -> None:
+def test_wide_job_starts_among_endless_narrow_ones_that_keep_running(priority: Priority, rows: int) -> None:
     engines = Engines(scheduler(), max_rows=8)
-    for _ in range(7):  # so that rows become free one by one
-        engines.submit(job(INTERACTIVE), ends=8)
+    for _ in range(7):  # so that rows are freed one by one
+        engines.submit(make_job(INTERACTIVE), turns=8)
         engines.turn()
-    wide = engines.submit(job(priority, rows), ends=5)
+    wide = engines.submit(make_job(priority, rows), turns=5)
     turns = narrow = 0
     while wide not in engines.started:
-        for each in Priority:
-            engines.submit(job(each), ends=8)
+        for other in Priority:
+            engines.submit(make_job(other), turns=8)
         narrow += len(engines.turn())
         turns += 1
         assert turns <= 2 * rows * 8
-    assert narrow > rows / 2, "others were not held up"
+    assert narrow > rows / 2, "narrow jobs keep starting"
 
 
-def test_wide_requests_start_in_their_order() -> None:
+def test_wide_jobs_start_in_order() -> None:
     engines = Engines(scheduler(), max_rows=8)
     for _ in range(8):
-        engines.submit(job(), ends=3)
+        engines.submit(make_job(), turns=3)
         engines.turn()
-    wide = [engines.submit(job(rows=rows), ends=3) for rows in (8, 4, 6, 8, 2)]
+    wide = [engines.submit(make_job(rows=rows), turns=3) for rows in (8, 4, 6, 8, 2)]
     for _ in range(200):
-        engines.submit(job(), ends=3)
+        engines.submit(make_job(), turns=3)
         engines.turn()
-    assert [each for each in engines.started if each.search.rows > 4] == [wide[0], wide[2], wide[3]]
+    assert [job for job in engines.started if job.search.rows > 4] == [wide[0], wide[2], wide[3]]
     assert set(wide) <= set(engines.started)
 
 
-def test_a_wide_request_takes_the_first_engine_that_has_room() -> None:
+def test_wide_job_takes_the_first_engine_with_room() -> None:
     engines = Engines(scheduler(engines=2), max_rows=4, engines=2)
-    for _ in range(8):
-        engines.submit(job(), ends=100)
+    engines.fill(8, turns=100)
     engines.turn(0)
     engines.turn(1)
-    wide = engines.submit(job(rows=4))
+    wide = engines.submit(make_job(rows=4))
     engines.turn(0)
-    for each in engines.running[1]:
-        engines.running[1][each] = 1
+    for job in engines.running[1]:
+        engines.running[1][job] = 1
     assert engines.turn(1) == [wide]
 
 
-def test_a_cancelled_reservation_frees_its_rows() -> None:
+def test_cancelled_reservation_frees_its_rows() -> None:
     engines = Engines(scheduler(), max_rows=4)
-    for ends in (1, 9, 9):
-        engines.submit(job(), ends=ends)
+    for turns in (1, 9, 9):
+        engines.submit(make_job(), turns=turns)
     engines.turn()
-    wide = engines.submit(job(rows=4))
-    late = engines.submit(job(rows=4, deadline=2.5))
+    wide = engines.submit(make_job(rows=4))
+    late = engines.submit(make_job(rows=4, deadline=2.5))
     engines.turn()
     assert engines.queue.cancel(wide)
-    engines.turn()
-    engines.turn()
+    engines.run(2)
     assert engines.dropped == [late]
-    comes = [engines.submit(job()) for _ in range(2)]
-    assert engines.turn() == comes, "what was set aside is free again"
+    new = engines.fill(2)
+    assert engines.turn() == new, "the reserved rows are free again"
     assert engines.queue.waiting == 0
 
 
-def test_each_priority_has_a_queue_of_its_own_bounded_in_requests_and_in_source_tokens() -> None:
-    queue = scheduler(queue_size=3, queue_tokens=20)
-    for _ in range(3):
-        queue.submit(job(BATCH))
-    with pytest.raises(QueueFullError) as full:
-        queue.submit(job(BATCH))
-    assert full.value.bound == "requests"
-    queue.submit(job(INTERACTIVE, source=15))
-    with pytest.raises(QueueFullError) as full:
-        queue.submit(job(INTERACTIVE, source=6))
-    assert full.value.bound == "tokens"
-    assert 0 < full.value.retry_after <= 5
-    queue.submit(job(INTERACTIVE, source=5))
-    assert queue.backlog() == (5, 32)
-
-
-def test_a_request_with_more_tokens_than_the_queue_allows_may_wait_alone() -> None:
-    queue = scheduler(queue_tokens=20)
-    queue.submit(job(source=30))
-    with pytest.raises(QueueFullError):
-        queue.submit(job(source=1))
-
-
 def started_of(engines: Engines, jobs: Sequence[Job]) -> int:
-    return sum(each in jobs for each in engines.started)
+    return sum(job in jobs for job in engines.started)
 
 
-def test_batch_calls_start_rows_in_turn_however_many_jobs_they_have() -> None:
+def test_batch_calls_take_turns_whatever_their_number_of_jobs() -> None:
     engines = Engines(scheduler(), max_rows=1)
     large, small = CallQueue(), CallQueue()
-    of_large = [engines.submit(job(BATCH), call=large) for _ in range(200)]
-    for _ in range(50):
-        engines.turn()
-    of_small = [engines.submit(job(BATCH), call=small) for _ in range(10)]
-    for _ in range(10):
-        engines.turn()
-    assert (started_of(engines, of_large), started_of(engines, of_small)) == (55, 5), "it has saved up nothing"
+    large_jobs = engines.fill(200, BATCH, call=large)
+    engines.run(50)
+    small_jobs = engines.fill(10, BATCH, call=small)
+    engines.run(10)
+    assert (started_of(engines, large_jobs), started_of(engines, small_jobs)) == (55, 5), "an idle call earns no credit"
 
 
-def test_batch_calls_share_rows_and_not_jobs() -> None:
+def test_batch_calls_share_rows_not_jobs() -> None:
     engines = Engines(scheduler(), max_rows=3)
     wide, narrow = CallQueue(), CallQueue()
-    of_wide = [engines.submit(job(rows=2), call=wide) for _ in range(90)]
-    of_narrow = [engines.submit(job(), call=narrow) for _ in range(90)]
-    for _ in range(40):
-        engines.turn()
-    assert started_of(engines, of_narrow) == pytest.approx(2 * started_of(engines, of_wide), abs=3)
+    wide_jobs = engines.fill(90, rows=2, call=wide)
+    narrow_jobs = engines.fill(90, call=narrow)
+    engines.run(40)
+    assert started_of(engines, narrow_jobs) == pytest.approx(2 * started_of(engines, wide_jobs), abs=3)
 
 
 @pytest.mark.parametrize("priority", Priority)
 @pytest.mark.parametrize("calls", [1, 3])
-def test_single_calls_and_batch_calls_start_by_turns(priority: Priority, calls: int) -> None:
+def test_single_and_batch_calls_take_turns(priority: Priority, calls: int) -> None:
     engines = Engines(scheduler(queue_size=2), max_rows=1)
     items = [
-        engines.submit(job(priority), call=call) for call in [CallQueue() for _ in range(calls)] for _ in range(30)
+        engines.submit(make_job(priority), call=call) for call in [CallQueue() for _ in range(calls)] for _ in range(30)
     ]
     singles = []
     for _ in range(40):
-        while True:  # they come again and again, and fill the queue
+        while True:  # keep the queue full
             try:
-                singles.append(engines.submit(job(priority)))
+                singles.append(engines.submit(make_job(priority)))
             except QueueFullError:
                 break
         engines.turn()
     assert started_of(engines, items) == 40 - started_of(engines, singles) == pytest.approx(20, abs=1)
 
 
-def test_a_batch_is_refused_with_its_first_job_or_not_at_all_and_takes_no_room_from_single_calls() -> None:
+def test_batch_is_refused_at_its_first_job_only_and_takes_no_room_from_single_calls() -> None:
     queue = scheduler(queue_size=2, queue_tokens=20)
     call, late = CallQueue(), CallQueue()
     for _ in range(50):
-        queue.submit(job(BATCH), call)
+        queue.submit(make_job(BATCH), call)
     for _ in range(2):
-        queue.submit(job(BATCH))
+        queue.submit(make_job(BATCH))
     for refused in (None, late):
         with pytest.raises(QueueFullError):
-            queue.submit(job(BATCH), refused)
-    queue.submit(job(BATCH), call)
+            queue.submit(make_job(BATCH), refused)
+    queue.submit(make_job(BATCH), call)
     assert queue.backlog() == (53, 4 * 53)
     first = queue.take(0, 1, 0.0).admitted
     queue.take(0, 1, 0.0)
-    queue.submit(job(BATCH, source=16), late)
+    queue.submit(make_job(BATCH, source=16), late)
     assert queue.backlog() == (52, 4 * 51 + 16), "a single call has started"
     assert first[0].queue is None
 
 
-def test_a_wide_job_of_a_batch_call_is_not_overtaken_for_long_and_holds_up_nobody() -> None:
+def test_wide_job_of_a_batch_call_starts_soon_and_delays_nobody() -> None:
     engines = Engines(scheduler(), max_rows=8)
     narrow, wide = CallQueue(), CallQueue()
-    for _ in range(7):  # so that rows become free one by one
-        engines.submit(job(), ends=7)
+    for _ in range(7):  # so that rows are freed one by one
+        engines.submit(make_job(), turns=7)
         engines.turn()
-    widest = engines.submit(job(rows=8), ends=1, call=wide)
-    others = [engines.submit(job(), ends=7, call=narrow) for _ in range(100)]
+    widest = engines.submit(make_job(rows=8), turns=1, call=wide)
+    others = engines.fill(100, turns=7, call=narrow)
     turns = 0
     while widest not in engines.started:
         engines.turn()
@@ -312,114 +285,111 @@ def test_a_wide_job_of_a_batch_call_is_not_overtaken_for_long_and_holds_up_nobod
     assert started_of(engines, others) > 4
 
 
-def test_jobs_of_a_batch_call_expire_and_leave_like_others() -> None:
+def test_jobs_of_a_batch_call_expire_and_cancel_like_others() -> None:
     queue = scheduler()
     early, late = CallQueue(), CallQueue()
-    of_early = [job(deadline=2.0) for _ in range(3)]
-    of_late = [job(time_limit=3.0) for _ in range(3)]
-    for each in of_early:
-        queue.submit(each, early)
-    for each in of_late:
-        queue.submit(each, late)
-    assert queue.cancel(of_early[0])
-    assert not queue.cancel(of_early[0])
-    assert queue.sweep(2.5).expired == of_early[1:]
+    early_jobs = [make_job(deadline=2.0) for _ in range(3)]
+    late_jobs = [make_job(time_limit=3.0) for _ in range(3)]
+    for job in early_jobs:
+        queue.submit(job, early)
+    for job in late_jobs:
+        queue.submit(job, late)
+    assert queue.cancel(early_jobs[0])
+    assert not queue.cancel(early_jobs[0])
+    assert queue.sweep(2.5).expired == early_jobs[1:]
     assert queue.next_expiry == 3.0
-    assert queue.sweep(3.0).out_of_time == of_late
+    assert queue.sweep(3.0).out_of_time == late_jobs
     assert (queue.backlog(), queue.take(0, 8, 3.0).admitted) == ((0, 0), [])
-    queue.submit(job(), early)
+    queue.submit(make_job(), early)
     assert queue.remove_engine(0)
     assert queue.waiting == 0
 
 
-def test_a_sweep_removes_overdue_jobs_and_updates_the_next_expiry() -> None:
-    queue = scheduler()
-    times: list[tuple[Priority, dict[str, Any]]] = [
-        (BATCH, {"deadline": 2.0}),
-        (INTERACTIVE, {"time_limit": 3.0}),
-        (BATCH, {"deadline": 9.0}),
-        (BATCH, {}),
-    ]
-    jobs = [job(priority, **limits) for priority, limits in times]
-    for each in jobs:
-        queue.submit(each)
-    assert queue.next_expiry == 2.0
-    assert queue.sweep(1.9).expired == []
-    admission = queue.sweep(3.0)
-    assert (admission.expired, admission.out_of_time, admission.admitted) == ([jobs[0]], [jobs[1]], [])
-    assert (queue.next_expiry, *queue.backlog()) == (9.0, 2, 8)
+class RandomLoad:
+    """Random jobs on fake engines; checks the scheduler's bounds at every step."""
+
+    def __init__(self, seed: int, engines: int, max_rows: int) -> None:
+        self.draw = draw = random.Random(seed)
+        self.limits = {"queue_size": draw.randint(1, 30), "queue_tokens": draw.randint(5, 200)}
+        self.encode_tokens = draw.randint(5, 100)
+        self.queue = scheduler(engines, **self.limits, encode_tokens=self.encode_tokens)
+        self.engines, self.count, self.max_rows = Engines(self.queue, max_rows, engines), engines, max_rows
+        self.calls = {priority: [CallQueue() for _ in range(3)] for priority in Priority}
+        self.deadlines = {self.calls[priority][0]: float(draw.randint(1, 300)) for priority in (BATCH, INTERACTIVE)}
+        self.call_of: dict[Job, CallQueue | None] = {}
+        self.waiting: set[Job] = set()
+        self.accepted: list[Job] = []
+        self.cancelled: set[Job] = set()
+
+    def submit(self) -> None:
+        """Submits a job; it must be accepted if and only if the queue has room or its call is accepted already."""
+        draw = self.draw
+        priority = draw.choice(list(Priority))
+        rows = draw.choice([1, 1, 1, 2, draw.randint(1, self.max_rows)])
+        call = draw.choice([None, None, None, *self.calls[priority]])
+        times = {"deadline": self.engines.now + draw.randint(1, 40)} if draw.random() < 0.2 else {}
+        if call is not None:
+            times = {"deadline": self.deadlines[call]} if call in self.deadlines else {}
+        new = make_job(priority, min(rows, self.max_rows), draw.randint(1, 30), self.engines.now, **times)
+        self.call_of[new] = call
+        singles = [job for job in self.waiting if job.request.priority is priority and self.call_of[job] is None]
+        tokens = sum(len(job.request.source_ids) for job in [*singles, new])
+        fits = not singles or (len(singles) < self.limits["queue_size"] and tokens <= self.limits["queue_tokens"])
+        fits = fits or (call is not None and call.accepted)
+        try:
+            self.engines.submit(new, draw.randint(1, 6), call)
+        except QueueFullError:
+            assert not fits
+        else:
+            assert fits
+            self.waiting.add(new)
+            self.accepted.append(new)
+
+    def cancel(self) -> None:
+        job = self.draw.choice(sorted(self.waiting, key=self.accepted.index))
+        assert self.queue.cancel(job)
+        self.waiting.discard(job)
+        self.cancelled.add(job)
+
+    def turn(self) -> None:
+        engines, max_rows = self.engines, self.max_rows
+        engine = self.draw.randrange(self.count)
+        batch_before = engines.rows(engine, BATCH)
+        started = engines.turn(engine)
+        self.waiting.difference_update(started, engines.dropped)
+        rows = [engines.rows(index) for index in range(self.count)]
+        assert max(rows) <= max_rows
+        assert self.queue.running == sum(rows)
+        assert self.queue.backlog() == (len(self.waiting), sum(len(job.request.source_ids) for job in self.waiting))
+        tokens = [len(job.request.source_ids) for job in started]
+        assert len(tokens) <= 1 or sum(tokens) <= self.encode_tokens
+        narrow = [job for job in started if job.request.priority is BATCH and job.search.rows == 1]
+        if narrow and batch_before:
+            widest = max(job.search.rows for job in engines.running[engine])
+            assert widest > 1 or engines.rows(engine, BATCH) <= max_rows - max_rows // BATCH_RESERVE
+        assert not any(job.expired(engines.now - 1.0) for job in started)
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 20))
-def test_bounds_hold_and_every_job_starts_under_random_load(seed: int, engines_count: int, max_rows: int) -> None:
-    draw = random.Random(seed)
-    queue_size, queue_tokens, encode_tokens = draw.randint(1, 30), draw.randint(5, 200), draw.randint(5, 100)
-    queue = scheduler(engines_count, queue_size, queue_tokens, encode_tokens)
-    engines = Engines(queue, max_rows, engines_count)
-    calls = {priority: [CallQueue() for _ in range(3)] for priority in Priority}
-    times_of = {call: {"deadline": float(draw.randint(1, 300))} for call in (calls[BATCH][0], calls[INTERACTIVE][0])}
-    call_of: dict[Job, CallQueue | None] = {}
-    waiting: set[Job] = set()
-    accepted: list[Job] = []
-    left = set()
-
-    def turn() -> None:
-        engine = draw.randrange(engines_count)
-        batch_before = engines.rows(engine, BATCH)
-        started = engines.turn(engine)
-        waiting.difference_update(started, engines.dropped)
-        for index in range(engines_count):
-            assert engines.rows(index) <= max_rows
-        assert queue.running == sum(engines.rows(index) for index in range(engines_count))
-        assert queue.backlog() == (len(waiting), sum(len(each.request.source_ids) for each in waiting))
-        tokens = [len(each.request.source_ids) for each in started]
-        assert len(tokens) <= 1 or sum(tokens) <= encode_tokens
-        narrow = [each for each in started if each.request.priority is BATCH and each.search.rows == 1]
-        if narrow and batch_before:
-            widest = max(each.search.rows for each in engines.running[engine])
-            assert widest > 1 or engines.rows(engine, BATCH) <= max_rows - max_rows // BATCH_RESERVE
-        for each in started:
-            assert not each.expired(engines.now - 1.0)
-
-    for _ in range(draw.randint(10, 150)):
-        for _ in range(draw.randint(0, 3)):
-            priority = draw.choice(list(Priority))
-            rows = draw.choice([1, 1, 1, 2, draw.randint(1, max_rows)])
-            call = draw.choice([None, None, None, *calls[priority]])
-            times = {"deadline": engines.now + draw.randint(1, 40)} if draw.random() < 0.2 else {}
-            times = times if call is None else times_of.get(call, {})
-            new = job(priority, min(rows, max_rows), draw.randint(1, 30), engines.now, **times)
-            call_of[new] = call
-            of_priority = [each for each in waiting if each.request.priority is priority and call_of[each] is None]
-            length = len(new.request.source_ids)
-            tokens = sum(len(each.request.source_ids) for each in of_priority)
-            fits = not of_priority or (len(of_priority) < queue_size and tokens + length <= queue_tokens)
-            fits = fits or (call is not None and call.accepted)
-            try:
-                engines.submit(new, draw.randint(1, 6), call)
-                took = True
-            except QueueFullError:
-                took = False
-            assert took == fits
-            if took:
-                waiting.add(new)
-                accepted.append(new)
-        if waiting and draw.random() < 0.1:
-            gone = draw.choice(sorted(waiting, key=accepted.index))
-            assert queue.cancel(gone)
-            waiting.discard(gone)
-            left.add(gone)
-        turn()
+def test_bounds_hold_and_every_job_starts_under_random_load(seed: int, engine_count: int, max_rows: int) -> None:
+    load = RandomLoad(seed, engine_count, max_rows)
+    for _ in range(load.draw.randint(10, 150)):
+        for _ in range(load.draw.randint(0, 3)):
+            load.submit()
+        if load.waiting and load.draw.random() < 0.1:
+            load.cancel()
+        load.turn()
     turns = 0
-    while waiting or queue.running:  # nobody waits for ever, nor for very long
-        turn()
+    while load.waiting or load.queue.running:
+        load.turn()
         turns += 1
-        assert turns < 40 * (len(accepted) + 10) * engines_count
-    assert set(engines.started) | set(engines.dropped) | left == set(accepted)
-    assert len(engines.started) == len(set(engines.started))
-    singles = [each for each in engines.started if each.search.rows == 1]
-    for priority, call in {(each.request.priority, call_of[each]) for each in singles}:
-        alike = [each for each in singles if (each.request.priority, call_of[each]) == (priority, call)]
-        order = [accepted.index(each) for each in alike]
-        assert order == sorted(order), "of equal ones the first come starts first"
+        assert turns < 40 * (len(load.accepted) + 10) * engine_count, "a job waits too long"
+    started = load.engines.started
+    assert set(started) | set(load.engines.dropped) | load.cancelled == set(load.accepted)
+    assert len(started) == len(set(started))
+    order: dict[tuple[Priority, CallQueue | None], list[int]] = {}
+    for job in started:
+        if job.search.rows == 1:
+            order.setdefault((job.request.priority, load.call_of[job]), []).append(load.accepted.index(job))
+    assert all(indices == sorted(indices) for indices in order.values()), "equal jobs start in their order of arrival"

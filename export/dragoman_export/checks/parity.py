@@ -39,7 +39,7 @@ def check_bundle(bundle: Bundle, model: Transformer | None, texts: Sequence[str]
     Args:
         bundle: The loaded bundle, so its files match the manifest.
         model: The trained model. Without it the bundle is compared with itself: its cached step with its scorer, and
-            its greedy answers with those in the manifest. So is a quantized bundle, which computes something else than
+            its greedy answers with those in the manifest. So is a quantized bundle, which computes something other than
             the model; only its greedy answers are compared with those of the model.
         texts: Sources to decode greedily with model and graphs. Those beyond the model's limit are left out.
         device: Device to run the graphs on.

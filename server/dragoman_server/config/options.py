@@ -156,10 +156,10 @@ class RequestOptions(_Options, title="Requests"):
         description="Maximum size of a response; a request that could exceed it is refused before it is computed.",
     )
     queue_size: int = Field(
-        default=1024, ge=1, description="Maximum waiting requests of each priority; further ones are refused."
+        default=1024, ge=1, description="Maximum waiting single calls of each priority; further calls are refused."
     )
     queue_tokens: int = Field(
-        default=262_144, ge=1, description="Maximum source tokens of the waiting requests of each priority."
+        default=262_144, ge=1, description="Maximum source tokens of the waiting single calls of each priority."
     )
 
 

@@ -95,10 +95,10 @@ class BeamSearch:
     Each step ranks the one-token continuations of all running hypotheses by the sums of their log-probabilities. Of the
     best 2 * beam_size, those with the end token (or with the end of a stop sequence) finish if they are among the first
     beam_size, and are dropped if not; the best beam_size of the others run on, as in Hugging Face and CTranslate2. Of
-    those that have max_new_tokens, the first beam_size finish and the rest is dropped.
+    those that reach max_new_tokens, the first beam_size finish and the rest are dropped.
 
     Finished hypotheses compete by score (hypothesis_score.py; Wu et al. 2016). The search is over when none runs on, or
-    when no running one can become better than those that the answer would take now. With `early_stopping` it is also
+    when no running one can score higher than the hypotheses currently in the answer. With `early_stopping` it is also
     over when round(patience * beam_size) have finished, halves rounded up (Kasai et al. 2022), but not before there are
     num_hypotheses.
 
@@ -108,7 +108,7 @@ class BeamSearch:
     groups, at most a group's width from each. A hypothesis of an earlier group is not taken from a later one again.
 
     The answer after `stop` has the finished hypotheses first, then the best running ones if there are too few. Where no
-    continuation is possible and none has finished, it has those that ran last.
+    continuation is possible and none has finished, it has the hypotheses that were still running.
 
     Args:
         options: Options of the request, `beam` among them.
@@ -138,9 +138,8 @@ class BeamSearch:
         self._top_tokens = options.top_tokens
         self._max_new_tokens = options.max_new_tokens
         self._sizes = sizes = BeamSizes.of(options, vocabulary_size, rank)
-        self._score = HypothesisScore(
-            beam, options.max_new_tokens
-        )  # max_new_tokens are the most with the end token too
+        # The length, end token included, never exceeds max_new_tokens.
+        self._score = HypothesisScore(beam, options.max_new_tokens)
         self._uses_coverage = beam.coverage_penalty != 0
         self._inspects = bool(rules.soft or self._uses_coverage or options.top_tokens or options.alternatives)
 
@@ -328,8 +327,8 @@ class BeamSearch:
     ) -> FinishedHypothesis:
         """Scores a hypothesis that ends.
 
-        The text that becomes certain only at the end may complete a stop sequence. An end token is then no part of the
-        hypothesis any more; the score still includes it.
+        The text that becomes certain only at the end may complete a stop sequence. An end token is then no longer part of
+        the hypothesis; the score still includes it.
         """
         parent = hypothesis.parent
         score = self._score.score(hypothesis.total, length, None if parent is None else parent.coverage)
@@ -374,7 +373,7 @@ class BeamSearch:
         return sorted(contributions, key=itemgetter(0), reverse=True)
 
     def _unfinished(self, reason: FinishReason) -> list[FinishedHypothesis]:
-        """Returns what ran last, best first, as if it ended there."""
+        """Returns the hypotheses that still run, best first, as if they ended here."""
         cut = [self._finish(hypothesis, self._generated, reason) for hypothesis in self._running]
         cut.sort(key=itemgetter(0), reverse=True)
         return list({tuple(finished.ids()): finished for finished in cut}.values())  # groups may run the same ones

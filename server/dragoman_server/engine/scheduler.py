@@ -11,13 +11,13 @@ from dragoman_server.engine.priority_queue import LOOK_AHEAD, AdmissionBudget, P
 # While jobs of both priorities wait, they start rows in this ratio.
 INTERACTIVE_WEIGHT, BATCH_WEIGHT = 4, 1
 BATCH = Priority.BATCH  # a module constant, since looking up an enum member is slow
-BATCH_RESERVE = 8  # batch jobs leave one row of so many free
+BATCH_RESERVE = 8  # batch jobs leave one row in this many free
 
-# Measured with a model of 5 million parameters on two cores: up to eight items of batches one engine answers a tenth
-# more than two, in three quarters of the CPU time. Of single calls, each of which takes a third as much time of the
-# event loop as of the engines, it answers a tenth more at 16 and 32, and no less at 64; with random arrivals at two
-# thirds of the capacity it answers in two thirds of the time. With 77 million parameters, whose steps take ten times
-# as long, two engines answer more from the second request on.
+# Measured with a model of 5 million parameters on two cores. With up to eight batch items, one engine has 10 % more
+# throughput than two, at three quarters of the CPU time. With single calls, which cost the event loop a third of what
+# they cost the engines, one engine has 10 % more throughput at 16 and 32 calls, and no less at 64; with random arrivals
+# at two thirds of the capacity its latency is a third lower. With 77 million parameters, whose steps take ten times as
+# long, two engines have more throughput from the second request on.
 MIN_ROWS_PER_ENGINE, MIN_SINGLE_ROWS_PER_ENGINE = 8, 48
 
 
@@ -27,15 +27,15 @@ class SchedulerOptions:
 
     Attributes:
         queue_size: Single calls of each priority that may wait.
-        queue_tokens: Source tokens of each priority's waiting single calls; one call may have more.
-        gather_share: Share of its running rows that a busy engine waits for before it encodes new jobs, since an
-            encoder run of many costs less for each. An idle engine does not wait.
-        gather_seconds: Time after which a busy engine encodes fewer.
-        gather_steps: Steps that a busy engine makes before it encodes fewer, however long they take.
+        queue_tokens: Source tokens of each priority's waiting single calls; a single call may exceed this if nothing else waits.
+        gather_share: Share of its running rows that a busy engine waits for before it encodes new jobs, since
+            encoding many jobs in one run costs less per job. An idle engine does not wait.
+        gather_seconds, gather_steps: Once a job has waited this long and the engine has made this many steps, it
+            encodes whatever waits.
         encode_tokens: Source tokens that an engine encodes between two steps; one job always starts.
-        min_source_tokens: Source tokens that a job counts for at least: the length to which a device pads it.
+        min_source_tokens: Minimum source tokens counted per job: the length to which a device pads it.
         min_rows_per_engine: Rows that each other engine runs before the last one helps. Where there is an engine for
-            each core, the last one takes the core of the event loop, and few rows cost less in one step than in two.
+            each core, the last one takes the core of the event loop, and one step of few rows costs less than two smaller ones.
             With 1 all engines share the work from the start.
         min_single_rows_per_engine: The same while only interactive jobs of one row wait, whose calls the event loop
             has to handle one by one.
@@ -56,7 +56,7 @@ class Scheduler:
     """Assigns waiting jobs to engines with free rows.
 
     Jobs wait in two queues, one for each priority. While both have jobs, interactive ones get four of every five rows
-    that start; a queue that was empty has saved up nothing. Inside a queue each batch call has a sub-queue, see
+    that start; a queue accumulates no credit while it is empty. Inside a queue each batch call has a sub-queue, see
     PriorityQueue, and jobs of a sub-queue start in the order of their arrival. A single call that finds its queue full
     is refused; a batch call is refused only if its first job finds the queue full. The jobs of batch calls take no
     room from single calls.
@@ -237,7 +237,7 @@ class Scheduler:
         return jobs
 
     def add_engine(self, engine: int) -> None:
-        """Counts an engine again that had ended."""
+        """Marks an engine that had ended as active again."""
         self.active.add(engine)
 
     def _needs_engine_after(self, busy: int) -> bool:
@@ -270,7 +270,7 @@ class Scheduler:
     def _budget(self, engine: int, free_rows: int, batch_rows: int) -> AdmissionBudget:
         running, options = self._running[engine], self._options
         # An even share keeps the first engine that looks from taking everything while the others have nothing to do.
-        # Between busy engines new jobs are not split into groups smaller than worth encoding.
+        # Between busy engines new jobs are not split into groups too small to be worth encoding.
         others = len(self.active) - 1
         sharing = others if others and not self._exceeds(self._rows_per_engine() * others) else others + 1
         share = -(-(self.running + self._waiting_rows) // sharing) - running
@@ -281,7 +281,7 @@ class Scheduler:
         return AdmissionBudget(free_rows, share, batch_rows, batch_limit, options.encode_tokens)
 
     def _start_reserved(self, engine: int, free_rows: int, budget: AdmissionBudget, admitted: list[Job]) -> None:
-        """Starts jobs with a reservation here or at another engine; takes a reservation here off the budget."""
+        """Starts jobs with a reservation here or at another engine; subtracts this engine's reservation from the budget."""
         own = self._reservations[engine]
         if own is not None:
             rows, reserved = own.job.search.rows, own.rows
@@ -306,7 +306,7 @@ class Scheduler:
         """Returns the job of a queue that an engine should start next, None if none fits.
 
         Args:
-            is_first: Whether it is the first to start now: it may exceed the engine's share, to start somewhere.
+            is_first: Whether it is the first to start now: it may exceed the engine's share, so that it can start at all.
             may_reserve: Whether rows may be reserved for a job that needs more than are free.
         """
         if budget.share <= 0:

@@ -13,11 +13,11 @@ from dragoman_server.messages.blank_text import describe_characters, is_blank
 
 # Texts of up to this many characters are tokenized on the event loop, in a millisecond or two; longer ones in a thread.
 INLINE_CHARACTERS = 2048
-# So few characters are tokenized without releasing the interpreter's lock: getting it back from an engine takes longer.
+# Texts this short are tokenized while holding the interpreter's lock: getting it back from an engine takes longer.
 BRIEF_CHARACTERS = 128
 # A text may have this many times more characters than the longest tokens could cover: normalization can shorten it.
 SHRINKING = 4
-MIN_CHARACTERS = 4096  # allowed in any case
+MIN_CHARACTERS = 4096  # always allowed
 # Maximum size of one tokenizer run of a batch, to let the event loop do other work in between.
 CHUNK_TEXTS, CHUNK_CHARACTERS = 256, 65536
 
@@ -79,7 +79,7 @@ class TextEncoder:
             while end < len(text) and unicodedata.combining(text[end]):  # normalized into one character with it
                 end += 1
             where = f"at position {start} (counted from 0)"
-            raise invalid(field, f"has {_describe(text[start:end])} {where}, which the model has never seen")
+            raise invalid(field, f"has {_describe(text[start:end])} {where}, which is not in the model's vocabulary")
 
 
 class SourceEncoder(TextEncoder):
@@ -151,7 +151,7 @@ class SourceEncoder(TextEncoder):
         return checked
 
     def check_size(self, text: str, field: str) -> None:
-        """Checks a text as far as possible without tokenizing it.
+        """Makes the checks that need no tokenizing.
 
         Raises:
             ApiError: the text is empty or blank, or far too long.

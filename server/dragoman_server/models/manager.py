@@ -27,7 +27,7 @@ from dragoman_server.models.versions import LATEST, is_name, split
 
 log = structlog.get_logger()
 
-CLOSE_SECONDS = 3.0  # for last steps to end at shutdown
+CLOSE_SECONDS = 3.0  # for the last steps to finish at shutdown
 
 STOPPING = "the server is shutting down"
 
@@ -388,7 +388,7 @@ class ModelManager:
         cores = usable_cpus()
         if threads != self._threads and threads > 2 * cores and len(self._loaded()) > 1:
             log.warning(
-                "models that are busy at the same time compete for the cores; give them fewer engines",
+                "the loaded models have more compute threads than there are cores; give them fewer engines",
                 threads=threads,
                 cores=cores,
             )

@@ -15,7 +15,7 @@ from dragoman_server.runtime.step import Step
 from dragoman_server.runtime.step_results import TopKResult
 
 WARM_UP_TOKENS = 8  # tokens per source in warm-up batches
-WARM_UP_ENCODED = 1024  # tokens per warm-up batch, padding included: no more than requests will use
+WARM_UP_ENCODED = 1024  # tokens per warm-up batch, padding included: never more than real requests use
 
 # The kernels of x86 without AVX2 sum over source positions four at a time and over the rest one by one. Without this
 # padding, a row's sums would depend on the length of the sources beside it.

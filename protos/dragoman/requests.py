@@ -88,7 +88,7 @@ class GenerateOptions(TypedDict, total=False):
     Details to return with the text:
         tokens: Return the tokens of the answer.
         log_probabilities: Return the tokens with their log-probabilities, the sum of these, and the score.
-        top_tokens: Return the so many most probable tokens at every position. Implies log_probabilities.
+        top_tokens: Number of most probable tokens to return at every position. Implies log_probabilities.
         alignment: Return for each target token the source token with the highest attention. Implies tokens.
         attention: Return the attention of every layer and head. Implies tokens.
     """

@@ -25,7 +25,7 @@ from tests.support.load import LoadGenerator, percentile
 IN_FLIGHT = (0, 64, 300, 1000)
 WORDS = 2048
 EVERY_SECONDS = 0.05  # one of each kind is asked
-SETTLE_SECONDS = 1.0  # until as many calls are in flight as shall be
+SETTLE_SECONDS = 1.0  # until the requested number of calls is in flight
 PATIENCE = 60.0
 ECHO, HEALTH_PORT, LIVEZ, READYZ, PORT = "echo", "--health-port", "/livez", "/readyz", "--port"
 

@@ -56,7 +56,7 @@ random arrivals."""
 LOOP = """An engine of one thread on g2p-en in int8 whose rows are always busy; microseconds of a turn. *Rest* is what
 is not spent in ONNX Runtime: scheduler, searches, rows that move, metrics; *steady* is that of a turn in which no
 request begins or ends."""
-HEALTH = """Milliseconds until a health check is answered, p50 / p99, while so many calls of `Generate` are in flight;
+HEALTH = """Milliseconds until a health check is answered, p50 / p99, with this many calls of `Generate` in flight;
 each kind is asked every 50 ms. `--health-port` and `--port` are `grpc.health.v1.Health/Check`, `/livez` and `/readyz`
 HTTP with a connection each; *echo* is a byte to a process that does nothing else, and back: what this machine's
 scheduler takes. Of `--health-port`, `/livez` and `/readyz`, which threads of their own answer, a p99 of at most

@@ -50,7 +50,7 @@ def _servers(axes: Axes, systems: Any) -> None:
             axes.plot([x for x, _, _ in points], [y for _, y, _ in points], "o-", color=f"C{number}", label=name, ms=4)
             for rate, p99, callers in points:
                 axes.annotate(str(callers), (rate, p99), fontsize=7)
-    axes.set(xlabel="tokens/s, with so many callers", ylabel="p99 of a call, ms", yscale="log", xlim=(0, None))
+    axes.set(xlabel="tokens/s, by number of callers", ylabel="p99 of a call, ms", yscale="log", xlim=(0, None))
     axes.grid(alpha=0.3)
     axes.legend()
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END = "<!-- measured: written by python -m tests.benchmark.readme -->", "<!-- end of measured -->"
 MODELS = ("g2p-en", "base")
 CALLERS = 64
-LACKING = "–"
+MISSING = "–"
 INT8, FP32 = "int8", "fp32"
 
 Found = Mapping[str, Served]
@@ -43,20 +43,20 @@ def beside(system: str, load: int, precision: str, *, beam: bool = False) -> Cal
 def alone(found: Found) -> str:
     """Returns the median latency of one call at a time, and CTranslate2's."""
     rows = [INT8 in found and found[INT8].at(system, 1) for system in ("unary", "ctranslate2")]
-    return " / ".join(_milliseconds(row.p50) if row and row.p50 else LACKING for row in rows)
+    return " / ".join(_milliseconds(row.p50) if row and row.p50 else MISSING for row in rows)
 
 
 def arrivals(found: Found) -> str:
     """Returns rate, median and p99 of calls with random arrivals."""
     if INT8 not in found or not (calls := found[INT8].arrivals):
-        return LACKING
+        return MISSING
     return f"{_rounded(calls.calls_per_second)}/s: {' / '.join(map(_milliseconds, (calls.p50, calls.p99)))}"
 
 
 def memory(found: Found) -> str:
     """Returns the peak memory of the server and of CTranslate2."""
     peaks = found[INT8].peak_mb if INT8 in found else {}
-    return " / ".join(f"{peaks[name]:.0f} MB" if name in peaks else LACKING for name in ("server", "CTranslate2"))
+    return " / ".join(f"{peaks[name]:.0f} MB" if name in peaks else MISSING for name in ("server", "CTranslate2"))
 
 
 LINES = (
@@ -109,7 +109,7 @@ def main(
 def lines(served: Mapping[str, Served], chinese: bool) -> Iterator[str]:
     """What stands between the marks."""
     models = [_of(served, model) for model in MODELS]
-    titles = [found[INT8].model if INT8 in found else LACKING for found in models]
+    titles = [found[INT8].model if INT8 in found else MISSING for found in models]
     rows = [[line.chinese if chinese else line.english, *map(line.tell, models)] for line in LINES]
     yield table(["tokens/s", *titles], rows)
     yield ""
@@ -148,7 +148,7 @@ def _replace(path: Path, content: Sequence[str]) -> None:
 
 def _rate(found: Found, precision: str, system: str, load: int | None, *, beam: bool = False) -> str:
     row = found[precision].at(system, load, beam=beam) if precision in found else None
-    return _rounded(row.rate) if row else LACKING
+    return _rounded(row.rate) if row else MISSING
 
 
 def _rounded(value: float) -> str:

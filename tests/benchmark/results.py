@@ -100,7 +100,7 @@ def serving(folder: Path = RESULTS) -> dict[str, Served]:
         return {label: Served.model_validate(each) for label, each in read("serving", folder).items()}
     except ValidationError:
         raise SystemExit(
-            f"{folder / 'serving.json'} is not what this version writes; remove it, and measure anew"
+            f"{folder / 'serving.json'} has the format of another version; remove it and measure again"
         ) from None
 
 

@@ -65,7 +65,7 @@ class Translators:
         }
 
     def contenders(self, loads: Iterable[int | None], beam: int = 1) -> list[Contender]:
-        """With so many inputs at a call."""
+        """Returns contenders for each number of inputs per call."""
 
         def measure(actor: Actor, load: int | None, seconds: float) -> Sample:
             sample: Sample = actor.call("measure", seconds, load, beam)

@@ -88,7 +88,7 @@ def random_symbols(bundle: Bundle, count: int, source_tokens: int, target_tokens
 
 
 def random_text(bundle: Bundle, symbols: int, draw: random.Random) -> str:
-    """So many of the model's words."""
+    """Returns `symbols` random words of the model."""
     tokens = bundle.manifest.tokens
     special = {tokens.pad, tokens.unknown, tokens.begin, tokens.end}
     ids = [i for i in range(bundle.manifest.shape.source_vocabulary) if i not in special]

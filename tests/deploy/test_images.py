@@ -88,7 +88,7 @@ def image(docker: Docker) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def installed(docker: Docker) -> dict[str, Any]:
-    """What a Python in the image finds there, whoever runs it."""
+    """What Python finds in the image when an arbitrary user runs it."""
     run = f"docker run --rm --read-only --user 4711:4711 --entrypoint python3 dragoman:{VERSION}"
     found: dict[str, Any] = json.loads(docker.run(f"{run} -c '{INSTALLED}'"))
     return found

@@ -20,10 +20,10 @@ print(resident_memory(), sum(runtime.cache_bytes for runtime in runtimes))
 
 
 def resident(engines: int) -> tuple[int, int]:
-    """Bytes of a process with so many engines, and those of their caches."""
+    """Returns the bytes of a process with this many engines, and of their caches."""
     command = [sys.executable, "-c", SCRIPT, str(engines), str(ROWS)]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    return int(told[0]), int(told[1])
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    return int(output[0]), int(output[1])
 
 
 def test_three_more_engines_take_room_for_their_caches_but_not_for_the_weights() -> None:

@@ -45,7 +45,7 @@ def until_connected(server: LocalServer, connections: int) -> None:
 
 
 def call(connections: Iterable[Http2Connection], times: int) -> list[bytes | None]:
-    """Makes so many calls on each connection, one after the other, and on all of them at the same time."""
+    """Makes `times` calls on each connection one after the other, on all connections concurrently."""
     request = pb.GenerateRequest(input=pb.Input(text=WORD)).SerializeToString()
     left = dict.fromkeys(connections, times)
     answers: list[bytes | None] = []

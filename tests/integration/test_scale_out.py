@@ -22,7 +22,7 @@ from tests.support.steady_load import constant_load, steady_ports
 from tests.support.waiting import PATIENCE, until_async
 
 NAME = "g2p-dragoman.speech.svc"
-AT_ONCE = 16  # calls of each client; so many that, but for rare chance, some run at every server at every moment
+AT_ONCE = 16  # concurrent calls of each client: enough that some almost certainly run on every server at any time
 CONNECTION_AGE = 2.0
 GRPC_BETWEEN_LOOKS = 30.0  # seconds, at least; our client asks for fewer
 LONG = "honorificabilitudinitatibus" * 2

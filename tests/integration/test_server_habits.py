@@ -13,7 +13,7 @@ from dragoman_server.bundle.load import shipped_bundle
 from tests.conftest import StartServer
 from tests.support.bundles import SHIPPED_FP32
 
-# Python imports a module of this name when it starts. NOTE: on SIGUSR1 it tells of the event loop, and that it hears.
+# Python imports a module of this name when it starts. NOTE: on SIGUSR1 it reports the event loop and confirms receipt.
 SITE = """
 import os, signal, sys
 

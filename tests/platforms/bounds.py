@@ -11,7 +11,7 @@ All answers must equal those of the environment that runs this, byte by byte. Pr
 status is 1 if an answer differs or an environment can't be installed.
 
     python -m tests.platforms.bounds                  takes some minutes, and downloads what pip has not cached
-    python -m tests.platforms.bounds --folder DIR     keeps the environments, which a later run makes anew
+    python -m tests.platforms.bounds --folder DIR     keeps the environments, which a later run recreates
 """
 
 import json

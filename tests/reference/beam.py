@@ -91,7 +91,7 @@ class BeamReference:
                 moves = self._moves(group, chosen)
                 if self.rank is not None and generated == 1:
                     if 0 < self.rank >= len(moves):
-                        return []  # there are not so many tokens
+                        return []  # there are too few tokens
                     moves = self._ranked_move(moves, self.rank)
                 self._select(group, moves, at_limit=generated == self.options.max_new_tokens)
                 if self._is_over(group, kept, generated):

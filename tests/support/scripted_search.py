@@ -58,7 +58,7 @@ def table(
 
 
 def random_model(seed: int, size: int, spread: float) -> Script:
-    """Returns a model with logits of both signs, drawn anew for every hypothesis."""
+    """Returns a model with logits of both signs, drawn for every hypothesis."""
 
     def probabilities(so_far: tuple[int, ...]) -> NDArray[np.float64]:
         return np.exp(np.random.default_rng([seed, *so_far]).normal(scale=spread, size=size))
@@ -126,7 +126,7 @@ class ScriptedResult:
 
     Args:
         rows: Steps by cache row.
-        delivered: Number of candidates of every row, as if other rows of the step had requested so many.
+        delivered: Number of candidates of every row, as if other rows of the step had requested as many.
     """
 
     def __init__(self, rows: dict[int, ScriptedRow], delivered: int = 0) -> None:

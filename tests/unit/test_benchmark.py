@@ -198,8 +198,8 @@ def test_an_engine_is_turned_by_hand() -> None:
     source = bundle.source_tokenizer.encode("word").ids
     turns = Loop(bundle, [source, source * 2], 20).measure(4, 0.1)
     assert all(turn.decoder > 0 and turn.rest > 0 for turn in turns), "there is a step in every turn"
-    assert {turn.encoder > 0 for turn in turns} == {True, False}, "nobody comes in most of them"
-    assert all(turn.changed for turn in turns if turn.encoder), "whoever is encoded has just come"
+    assert {turn.encoder > 0 for turn in turns} == {True, False}, "most turns have no new request"
+    assert all(turn.changed for turn in turns if turn.encoder), "encoded requests have just arrived"
 
 
 def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

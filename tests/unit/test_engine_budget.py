@@ -1,4 +1,4 @@
-"""How many cache rows the memory allows, and how that is told."""
+"""The number of cache rows that memory allows, and how it is reported."""
 
 from dataclasses import replace
 

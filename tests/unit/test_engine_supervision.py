@@ -1,4 +1,4 @@
-"""Engines that are lost or hang, over fake runtimes: who hears of it, and what comes after."""
+"""Engines that are lost or hang, over fake runtimes: errors of their requests, and restarts."""
 
 import asyncio
 import threading
@@ -150,7 +150,7 @@ async def test_the_pool_fails_if_the_model_can_not_be_loaded_again() -> None:
     async with pool_on(here, max_errors=3) as pool:
         here.lost()
         await asyncio.wait_for(pool.failed.wait(), 5)
-        assert here.loads == 4, "once, and three times anew"
+        assert here.loads == 4, "once, and three restarts"
         with pytest.raises(EngineUnavailableError):
             pool.submit(request(5))
 

@@ -93,7 +93,7 @@ def test_answers_are_those_of_ctranslate2(directory: Path) -> None:
     for _ in range(20):
         length = int(torch.randint(2, 12, (1,), generator=generator))
         source = torch.randint(4, len(read.source) - 1, (length,), generator=generator).tolist()
-        # mBART starts with the target language, which stands in every request; any token does here.
+        # mBART starts with the target language, which every request includes; any token will do here.
         prefix = [[read.target[5]]] if "mbart" in str(directory) else None
         [theirs] = translator.translate_batch(
             [[read.source[index] for index in source]],

@@ -114,11 +114,11 @@ def test_metrics_of_a_version_disappear_with_it() -> None:
     assert 'version="1"' not in page
     assert 'dragoman_device_info{device="cpu",model="m",precision="fp32",version="2"} 1.0' in page
 
-    anew = ModelMetrics()
-    metrics.show("m", "2", anew)
-    metrics.unloaded("m", "2", second)  # which goes on while the new one serves
+    reloaded = ModelMetrics()
+    metrics.show("m", "2", reloaded)
+    metrics.unloaded("m", "2", second)  # while the reloaded version serves
     assert 'version="2"' in generate_latest(metrics.registry).decode()
-    metrics.unloaded("m", "2", anew)
+    metrics.unloaded("m", "2", reloaded)
     metrics.forget("m")
     assert 'model="m"' not in generate_latest(metrics.registry).decode()
 

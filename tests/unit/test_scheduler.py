@@ -327,7 +327,7 @@ async def test_few_requests_run_together_in_one_engine_and_many_in_all() -> None
 @settings(deadline=None)
 @given(st.data())
 def test_row_table_stays_dense_and_moves_carry_every_row(data: st.DataObject) -> None:
-    """Against a model: each row's content must follow its owner, whoever comes, grows, shrinks and leaves."""
+    """Model-based: each row's content follows its owner while jobs come, grow, shrink and leave."""
     table = RowTable(12)
     content: dict[int, tuple[int, int]] = {}  # row -> (job number, which of its rows)
     held: dict[Job, tuple[int, list[int]]] = {}  # job number, and which of its rows it has

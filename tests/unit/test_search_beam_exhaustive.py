@@ -31,7 +31,7 @@ NORMALIZATIONS = [
 
 @dataclass
 class RandomModel:
-    """Probabilities and attention drawn anew for each sequence of tokens.
+    """Random probabilities and attention for each sequence of tokens.
 
     Args:
         sharpness: Standard deviation of logits.

@@ -50,7 +50,7 @@ def assert_as_reference(played: Run, script: Script, options: SearchOptions, ind
     model: Forward = forward
     reference = decode(model, replace(options, num_hypotheses=index + 1), END, DECODER.decode)
     assume(reference.margin > 1e-4)
-    assume(len(reference.hypotheses) == index + 1)  # otherwise there are not so many alternatives
+    assume(len(reference.hypotheses) == index + 1)  # otherwise there are fewer alternatives
     expected, actual = reference.hypotheses[index], played.hypothesis
     assert (actual.ids, actual.reason) == (expected.ids, expected.reason)
     assert (actual.prefix, actual.characters) == (expected.prefix, expected.characters)

@@ -79,7 +79,7 @@ def test_messages_of_exceptions_are_logged_on_demand_only(
         logging.getLogger("asyncio").error("Task said %r", error, exc_info=error)
         logging.getLogger("grpc._cython.cygrpc").error(f"Unexpected [{error}]")
         logging.getLogger("another").warning("is slow", exc_info=error)
-        if not text:  # else it is pytest that is told
+        if not text:  # otherwise pytest receives it
             thread = threading.Thread(target=fail, args=[word])
             thread.start()
             thread.join()

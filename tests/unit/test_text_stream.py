@@ -343,6 +343,6 @@ def test_long_texts_cost_no_more_per_token_than_short_ones(kind: str) -> None:
     stream, ids = TextStream(decoder), [draw.randrange(size) for _ in range(20_000)]
     started = time.thread_time()
     pieces = [stream.push([index]) for index in ids]
-    # Decoding everything anew with every token would take minutes.
+    # Decoding everything again with every token would take minutes.
     assert time.thread_time() - started < 20
     assert "".join([*pieces, stream.finish()]) == decoder.decode(ids)

@@ -16,7 +16,7 @@ from dragoman_server.messages.api_error import ApiError, malformed
 from dragoman_server.messages.protobuf_encoding import EncodedMessage
 
 # The first bytes of gzip data. No protobuf message starts with them: there is no wire type 7. Messages of gRPC's other
-# algorithm, deflate, can't be told from uncompressed ones, so gRPC refuses those.
+# algorithm, deflate, can't be distinguished from uncompressed ones, so gRPC refuses those.
 GZIP_MAGIC = b"\x1f\x8b"
 # A higher ratio than this, beyond a size that costs nothing, is an attack: gzip reaches 1000, ordinary text stays far
 # below 64.

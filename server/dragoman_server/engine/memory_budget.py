@@ -18,7 +18,7 @@ log = structlog.get_logger()
 # Rows of an engine if --max-rows is not set. Many more make a CPU no faster; but with as many a batch of 64 is decoded
 # at once beside the rows kept for single calls, which gave a large model in one engine a quarter more tokens.
 DEFAULT_ROWS = 80
-SPARE = 10  # without a budget, one byte of so many that are free stays free
+SPARE = 10  # without a budget, one of this many free bytes stays free
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,7 @@ class EnginePool:
         """Opens a sub-queue for the jobs of a batch call.
 
         Raises:
-            QueueFullError: There are so many batch calls that this one would start no job for long.
+            QueueFullError: Too many batch calls are open for this one to start a job soon.
         """
         if self._batch_calls >= max(self.batch_window, MIN_BATCH_CALLS):
             raise QueueFullError(BATCH_RETRY_SECONDS)

@@ -29,7 +29,7 @@ class _Counts:
     Attributes:
         clock: Monotonic seconds.
         moment: Seconds since 1970.
-        models: The totals of each version, with the object that counts: a version loaded anew starts again at zero.
+        models: The totals of each version with the object that counts them: a reloaded version starts at zero.
     """
 
     clock: float

@@ -91,7 +91,7 @@ class ServerMetrics(Collector):
         self._refused[name] = versions
 
     def unloaded(self, name: str, version: str, metrics: ModelMetrics) -> None:
-        """Removes the metrics of a version, unless it has been loaded anew meanwhile."""
+        """Removes the metrics of a version, unless it has been reloaded meanwhile."""
         if self._models.get((name, version)) is metrics:
             del self._models[name, version]
             self._loads.pop((name, version), None)

@@ -83,7 +83,7 @@ class LoadedVersion:
         await asyncio.gather(self.scorer.close(), self.pool.close(seconds))
 
     async def retire(self, seconds: float) -> None:
-        """Waits until no call uses it, for at most so many seconds, and closes it."""
+        """Waits at most `seconds` until no call uses the version, and closes it."""
         log.info("retiring", model=self.name, version=self.version, calls=self.served.calls)
         try:
             if self.served.calls:

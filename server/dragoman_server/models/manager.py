@@ -121,7 +121,7 @@ class ModelManager:
 
         Args:
             name: NAME, NAME@VERSION or NAME@ALIAS.
-            again: Whether to load it anew if it is served already and has not changed.
+            again: Whether to reload a served model that has not changed.
 
         Raises:
             UnknownModelError: No such model or version exists.

@@ -37,7 +37,7 @@ class Tracer(Protocol):
         """
 
     def close(self, seconds: float) -> None:
-        """Sends the remaining spans, for at most so many seconds."""
+        """Sends the remaining spans, for at most `seconds`."""
 
 
 def start_tracing(config: ServerConfig) -> Tracer | None:

@@ -57,7 +57,7 @@ class Contender(ABC):
         """One step of the optimizer; the loss."""
 
     def measure(self, first: int, attention: Attention) -> Steps:
-        """So many steps as a sample has, from that batch of the first epoch on; the weights stay."""
+        """Measures the steps of a sample from batch `first` of the first epoch on; weights are kept."""
         batches = BatchSampler(self.work.pairs, self.work.training.batch_tokens, seed=1).stream(0, first)
         target, loss = 0, 0.0
         started = time.perf_counter()

@@ -86,7 +86,7 @@ def drawn_lengths(source: float, target: float, deviation: float, longest: int) 
 
 
 def pairs_of(lengths: np.ndarray, source_vocabulary: int, target_vocabulary: int) -> list[EncodedPair]:
-    """Pairs of random tokens with so many tokens each, the end token included."""
+    """Returns pairs of random tokens with these lengths, which include the end token."""
     rng = np.random.default_rng(SEED)
     draws = (_symbols(rng, lengths[:, 0], source_vocabulary), _symbols(rng, lengths[:, 1], target_vocabulary))
     return [EncodedPair(source, target) for source, target in zip(*draws, strict=True)]

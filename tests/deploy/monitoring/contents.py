@@ -79,7 +79,7 @@ def series_in(expression: str) -> set[str]:
 
 
 def documented_queries() -> list[str]:
-    """PromQL that stands in what is written for people."""
+    """Returns the PromQL queries in the documentation."""
     blocks = re.compile(r"^```promql\n(.+?)^```$", re.MULTILINE | re.DOTALL)
     pages = [*sorted(MONITORING.glob("*.md")), METRICS_PAGE]
     return [query.strip() for page in pages for query in blocks.findall(page.read_text(encoding="utf-8"))]

@@ -1,7 +1,7 @@
-"""What a machine without Kubernetes and without a GPU can't tell, as it looks where there are some.
+"""Metrics that a machine without Kubernetes and GPUs lacks, as their exporters would report them.
 
 Names and labels are those that the exporters document: kube-state-metrics in docs/metrics/workload, dcgm-exporter in
-its METRICS.md. The third part is what our own server tells of GPUs.
+its METRICS.md. The third part is what our own server reports about GPUs.
 """
 
 import threading

@@ -52,13 +52,15 @@ CALLS: list[Call] = [
 async def load(
     address: str, tls: Tls, api_key: str, over_limit: str, *, seconds: float, at_once: int = 24
 ) -> Counter[tuple[str, str]]:
-    """Calls in turn, so many at once, for so long.
+    """Makes calls of all kinds in turn.
 
     Args:
-        over_limit: a key that may do next to nothing.
+        over_limit: API key with a very low limit.
+        seconds: Duration.
+        at_once: Number of concurrent calls.
 
     Returns:
-        how many calls ended in which way: the method of the client, "OK" or the kind of its error.
+        Number of calls by the client's method and outcome, "OK" or the kind of error.
     """
     ended: Counter[tuple[str, str]] = Counter()
     deadline, turns = time.monotonic() + seconds, count()

@@ -49,7 +49,7 @@ def test_keda_sums_what_waits_in_the_pods_of_the_release(render: Render, tmp_pat
 
 
 def test_prometheus_adapter_tells_what_waits_in_each_pod(tmp_path: Path) -> None:
-    """The adapter puts the labels of the pods that it is asked for in place of what stands in << >>."""
+    """The adapter replaces << >> with the labels of the requested pods."""
     (rule,) = example("autoscaling", "prometheus-adapter.yaml")["rules"]["custom"]
     pods = ["dragoman-6d4cf56db6-x7k2p", "dragoman-6d4cf56db6-q8w4n"]
     query = (

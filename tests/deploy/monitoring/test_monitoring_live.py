@@ -207,7 +207,7 @@ def test_a_panel_shows_something_and_it_is_possible(panel: Panel, watched: Watch
             assert len(course) == 1
     if panel.kind in ("timeseries", "bargauge"):
         assert all(names)
-        assert [name for name, count in Counter(names).items() if count > 1] == [], "they can't be told from each other"
+        assert [name for name, count in Counter(names).items() if count > 1] == [], "names must be unique"
 
 
 @pytest.mark.parametrize("board", boards(), ids=lambda board: str(board["uid"]))

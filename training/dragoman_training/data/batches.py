@@ -63,7 +63,7 @@ def collate(pairs: Sequence[EncodedPair]) -> Batch:
 
 
 class BatchSampler:
-    """Splits the training pairs into batches, anew for each epoch, as a function of seed and epoch alone.
+    """Splits the training pairs into new batches for each epoch, as a function of seed and epoch alone.
 
     Pairs are sorted by source and target length (ties in random order) and cut where the next pair would exceed the
     budget, rows x (longest source + longest target). The batches are then shuffled.

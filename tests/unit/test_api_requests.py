@@ -65,7 +65,7 @@ INPUTS = {
     "several code points": (
         text("haA\u0308b"),
         ".text",
-        "has 'A\u0308' at position 2 (counted from 0), which the model",
+        "has 'A\u0308' at position 2 (counted from 0), which is not in the model's vocabulary",
     ),
     "NUL": (text("a\0b"), ".text", "the character '\\x00' (U+0000) at position 1"),
     "emoji": (text("hi 😀"), ".text", "the character '😀' (U+1F600) at position 3"),

@@ -327,8 +327,8 @@ class BeamSearch:
     ) -> FinishedHypothesis:
         """Scores a hypothesis that ends.
 
-        The text that becomes certain only at the end may complete a stop sequence. An end token is then no longer part of
-        the hypothesis; the score still includes it.
+        The text that becomes certain only at the end may complete a stop sequence. An end token is then no longer
+        part of the hypothesis; the score still includes it.
         """
         parent = hypothesis.parent
         score = self._score.score(hypothesis.total, length, None if parent is None else parent.coverage)

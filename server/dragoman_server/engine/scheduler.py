@@ -27,7 +27,8 @@ class SchedulerOptions:
 
     Attributes:
         queue_size: Single calls of each priority that may wait.
-        queue_tokens: Source tokens of each priority's waiting single calls; a single call may exceed this if nothing else waits.
+        queue_tokens: Source tokens of each priority's waiting single calls; one call may exceed this if
+            nothing else waits.
         gather_share: Share of its running rows that a busy engine waits for before it encodes new jobs, since
             encoding many jobs in one run costs less per job. An idle engine does not wait.
         gather_seconds, gather_steps: Once a job has waited this long and the engine has made this many steps, it
@@ -35,8 +36,8 @@ class SchedulerOptions:
         encode_tokens: Source tokens that an engine encodes between two steps; one job always starts.
         min_source_tokens: Minimum source tokens counted per job: the length to which a device pads it.
         min_rows_per_engine: Rows that each other engine runs before the last one helps. Where there is an engine for
-            each core, the last one takes the core of the event loop, and one step of few rows costs less than two smaller ones.
-            With 1 all engines share the work from the start.
+            each core, the last one takes the core of the event loop, and one step of few rows costs
+            less than two smaller ones. With 1 all engines share the work from the start.
         min_single_rows_per_engine: The same while only interactive jobs of one row wait, whose calls the event loop
             has to handle one by one.
     """
@@ -281,7 +282,7 @@ class Scheduler:
         return AdmissionBudget(free_rows, share, batch_rows, batch_limit, options.encode_tokens)
 
     def _start_reserved(self, engine: int, free_rows: int, budget: AdmissionBudget, admitted: list[Job]) -> None:
-        """Starts jobs with a reservation here or at another engine; subtracts this engine's reservation from the budget."""
+        """Starts jobs with a reservation here or elsewhere; subtracts this engine's reservation from the budget."""
         own = self._reservations[engine]
         if own is not None:
             rows, reserved = own.job.search.rows, own.rows
@@ -306,7 +307,7 @@ class Scheduler:
         """Returns the job of a queue that an engine should start next, None if none fits.
 
         Args:
-            is_first: Whether it is the first to start now: it may exceed the engine's share, so that it can start at all.
+            is_first: Whether it is the first to start now: it may exceed the engine's share, to start at all.
             may_reserve: Whether rows may be reserved for a job that needs more than are free.
         """
         if budget.share <= 0:

@@ -71,8 +71,8 @@ class Authenticator(Collector):
     def collect(self) -> Iterable[Metric]:
         if self._keys is not None:
             for name, text, counts in (
-                ("dragoman_key_calls", "Calls that were let in.", self._calls),
-                ("dragoman_key_refusals", "Calls over a limit of their API key.", self._refusals),
+                ("dragoman_key_calls", "Calls that were let in", self._calls),
+                ("dragoman_key_refusals", "Calls over a limit of their API key", self._refusals),
             ):
                 family = CounterMetricFamily(name, text, labels=["key"])
                 for key, count in counts.copy().items():

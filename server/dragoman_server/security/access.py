@@ -36,13 +36,13 @@ class Access(Collector):
 
     def collect(self) -> Iterable[Metric]:
         if self.files:
-            text = "1 if changed files can't be used, so the previous ones stay in use."
+            text = "1 if changed files can't be used, so the previous ones stay in use"
             unusable = GaugeMetricFamily("dragoman_files_unusable", text, labels=["files"])
             for files in self.files:
                 unusable.add_metric([files.name], files.problem is not None)
             yield unusable
         if self.tls is not None and self.tls.expires is not None:
-            text = "When the certificate of the gRPC port expires, in seconds since 1970."
+            text = "When the certificate of the gRPC port expires, in seconds since 1970"
             yield GaugeMetricFamily("dragoman_certificate_end_timestamp_seconds", text, value=self.tls.expires)
 
 

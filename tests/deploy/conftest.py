@@ -20,9 +20,9 @@ Render = Callable[..., list[Document]]
 
 def only(documents: list[Document], kind: str, name: str | None = None) -> Document:
     """Returns the only object of a kind, and of a name if given."""
-    found = [doc for doc in documents if doc["kind"] == kind and name in (None, doc["metadata"]["name"])]
-    assert len(found) == 1, f"{len(found)} objects {kind} {name or ''}"
-    return found[0]
+    matches = [doc for doc in documents if doc["kind"] == kind and name in (None, doc["metadata"]["name"])]
+    assert len(matches) == 1, f"{len(matches)} objects {kind} {name or ''}"
+    return matches[0]
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,7 @@ class BlockingStream:
 
 
 class BlockingAsyncClient:
-    """Wraps an AsyncClient with an event loop, so that each test covers both clients."""
+    """Wraps an AsyncClient with an event loop, so that result test covers both clients."""
 
     def __init__(self, address: str, **arguments: Any) -> None:
         self._loop = asyncio.new_event_loop()
@@ -48,7 +48,7 @@ class BlockingAsyncClient:
 
     def generate_many(self, *arguments: Any, **options: Any) -> list[Any]:
         async def collect() -> list[Any]:
-            return [each async for each in self._client.generate_many(*arguments, **options)]
+            return [result async for result in self._client.generate_many(*arguments, **options)]
 
         return list(self._wait(collect()))
 

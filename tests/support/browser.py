@@ -33,8 +33,8 @@ FLAGS = (
 
 def chromium() -> str | None:
     """Returns the path of the program, or None."""
-    found = (shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome"))
-    return next((path for path in found if path), None)
+    paths = (shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome"))
+    return next((path for path in paths if path), None)
 
 
 def require_chromium() -> None:

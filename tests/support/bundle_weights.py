@@ -185,7 +185,7 @@ def read_weights(graph: onnx.GraphProto) -> GraphWeights:
         scales = tensors.get(name.removesuffix(INTEGERS) + ROW_SCALES) if name.endswith(INTEGERS) else None
         return values if scales is None else values * numpy_helper.to_array(scales)
 
-    found = GraphWeights()
+    result = GraphWeights()
     turned: dict[str, str] = {}  # quantized tables that are also factors: [out, in] in the file
     origin = {value.name: value.name for value in graph.input}  # the graph input behind each reshaped or packed value
     for node in graph.node:
@@ -193,25 +193,25 @@ def read_weights(graph: onnx.GraphProto) -> GraphWeights:
         if node.op_type in ("Squeeze", "Cast", "Reshape", "GatherND", "GatherElements") and node.input[0] in origin:
             origin[node.output[0]] = origin[node.input[0]]
         elif node.op_type in ("Attention", "GroupQueryAttention"):
-            found.scaled |= any(a.name == "scale" and a.f == 1 for a in node.attribute)
+            result.scaled |= any(a.name == "scale" and a.f == 1 for a in node.attribute)
         elif node.op_type == "LayerNormalization":
             bias = array(node.input[2]) if len(node.input) > 2 else np.zeros_like(array(node.input[1]))
-            found.norms.append((array(node.input[1]), bias))
+            result.norms.append((array(node.input[1]), bias))
         elif node.op_type == "Gather" and node.input[0] in tensors and not node.input[0].endswith(ROW_SCALES):
-            found.tables[origin.get(node.input[1], "")] = array(node.input[0])
+            result.tables[origin.get(node.input[1], "")] = array(node.input[0])
         elif node.op_type == "Gemm" and node.input[1] in tensors:
             transposed = any(a.name == "transB" and a.i for a in node.attribute)
             weight = array(node.input[1])
             bias_ = array(node.input[2]) if len(node.input) > 2 and node.input[2] else None
-            found.linears.append((weight if transposed else weight.T, bias_))
+            result.linears.append((weight if transposed else weight.T, bias_))
         elif node.op_type == "Transpose" and node.input[0] in tensors:
             turned[node.output[0]] = node.input[0]
         elif node.op_type == "MatMulIntegerToFloat":
             name, scales = node.input[1], node.input[3]
             bias_ = array(node.input[6]) if len(node.input) > 6 and node.input[6] else None
-            found.linears.append((array(turned[name]) if name in turned else (array(name) * array(scales)).T, bias_))
+            result.linears.append((array(turned[name]) if name in turned else (array(name) * array(scales)).T, bias_))
         elif node.op_type == "MatMul" and node.input[1] in tensors:
             following = consumers.get(node.output[0], [])
             added = [n for f in following if f.op_type == "Add" for n in f.input if n in tensors]
-            found.linears.append((array(weights[0]).T, array(added[0]) if added else None))
-    return found
+            result.linears.append((array(weights[0]).T, array(added[0]) if added else None))
+    return result

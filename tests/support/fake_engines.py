@@ -1,4 +1,4 @@
-"""The gRPC server over engines without a model: a response is the source backwards, a token per letter."""
+"""The gRPC server over fake engines: an answer is the reversed source, with a token per letter."""
 
 import asyncio
 import threading
@@ -325,11 +325,16 @@ async def serve_fake(
     observer: Observer | None = None,
     unseen: Sequence[int] = (),
 ) -> AsyncIterator[FakeServer]:
-    """A server on a free port of the loopback interface.
+    """Runs a server on a free port of the loopback interface.
 
     Args:
-        pool: Real engines to use instead.
-        unseen: source tokens that the model was not trained on.
+        engines: Fake engines; new ones by default.
+        pool: A real engine pool instead of fake engines.
+        ready: Whether the model is served.
+        score_queue: Queue size of the scorer.
+        administration: Model administration of the Open Inference service.
+        observer: Observer of calls.
+        unseen: Source tokens that the model was not trained on.
     """
     engines, scoring = engines or FakeEngines(), FakeScorerSession()
     metrics, health = ServerMetrics(), Health([SERVICE])

@@ -18,7 +18,7 @@ T5_IDS: dict[str, Any] = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
 MADLAD_IDS: dict[str, Any] = {"unk_id": 0, "pad_id": 1, "eos_id": 2, "bos_id": -1}
 SPECIAL = ("<unk>", "<s>", "</s>")
 
-# Directory name, class of its tokenizer, and what else its tokenizer_config.json says.
+# Directory name, class of its tokenizer, and other entries of its tokenizer_config.json.
 LAYOUTS: dict[str, dict[str, Any]] = {
     "marian": {"tokenizer_class": "MarianTokenizer", "source_lang": "en", "target_lang": "mul"},
     "marian-split": {"tokenizer_class": "MarianTokenizer", "separate_vocabs": True},

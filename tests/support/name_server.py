@@ -38,10 +38,13 @@ class NameServer(asyncio.DatagramProtocol):
         identity, _, _, _, _, _ = HEADER.unpack_from(data)
         end = data.index(b"\0", HEADER.size) + 1
         name, (kind, _) = _dotted(data[HEADER.size : end]), struct.unpack_from("!HH", data, end)
-        found = self.addresses if name == self._name and kind == ADDRESS else []
+        addresses = self.addresses if name == self._name and kind == ADDRESS else []
         self.queries += name == self._name and kind == ADDRESS
         flags = ANSWER if name == self._name and self.addresses else NO_SUCH_NAME
-        records = [RECORD.pack(NAME_OF_QUESTION, ADDRESS, INTERNET, 0, 4) + IPv4Address(each).packed for each in found]
+        records = [
+            RECORD.pack(NAME_OF_QUESTION, ADDRESS, INTERNET, 0, 4) + IPv4Address(address).packed
+            for address in addresses
+        ]
         question = data[HEADER.size : end + 4]
         self._transport.sendto(
             HEADER.pack(identity, flags, 1, len(records), 0, 0) + question + b"".join(records), sender

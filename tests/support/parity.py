@@ -77,9 +77,9 @@ class Shipped:
         return [self.target_tokenizer.id_to_token(token) or "" for token in ids]
 
     def ids(self, names: Sequence[str]) -> list[int]:
-        found = [self.target_tokenizer.token_to_id(name) for name in names]
-        assert None not in found
-        return cast(list[int], found)
+        ids = [self.target_tokenizer.token_to_id(name) for name in names]
+        assert None not in ids
+        return cast(list[int], ids)
 
     def undecided(self, word: str, options: SearchOptions) -> bool:
         """Returns whether some decision of the search is so close that rounding may change it."""

@@ -117,7 +117,7 @@ def nginx(servers: Sequence[str], folder: Path) -> Iterator[int]:
             pytest.fail(reason)
         pytest.skip(reason)
     port = free_port()
-    lines = "\n        ".join(f"server {each} fail_timeout=1s;" for each in servers)
+    lines = "\n        ".join(f"server {server} fail_timeout=1s;" for server in servers)
     configuration = folder / "nginx.conf"
     configuration.write_text(CONFIGURATION.format(folder=folder, servers=lines, address=f"{LOOPBACK}:{port}"))
     log = folder / "log"

@@ -41,6 +41,6 @@ def violation(error: grpc.aio.AioRpcError) -> tuple[str, str]:
 
 def assert_refused(error: grpc.aio.AioRpcError, field: str, words: str) -> None:
     """Asserts that an error names a field, and contains some words about it."""
-    found, problem = violation(error)
-    assert found == field
+    violated, problem = violation(error)
+    assert violated == field
     assert words in problem

@@ -65,7 +65,7 @@ def _text(source: pb.Input) -> str:
 
 
 def _tokens(text: str) -> list[pb.Token]:
-    return [pb.Token(id=ord(each), text=each) for each in text]
+    return [pb.Token(id=ord(character), text=character) for character in text]
 
 
 def _attention(targets: int, sources: int) -> pb.Attention:
@@ -147,7 +147,7 @@ class ScriptedServer(pb_grpc.GenerationServiceServicer):
             yield pb.GenerateStreamResponse(text=answer.hypotheses[0].text, final=answer)
             return
         count = 0
-        for characters in zip_longest(*(each.text for each in answer.hypotheses)):
+        for characters in zip_longest(*(hypothesis.text for hypothesis in answer.hypotheses)):
             for index, character in enumerate(characters):
                 if broken and count == broken.after:
                     broken.abort(context)
@@ -162,29 +162,29 @@ class ScriptedServer(pb_grpc.GenerationServiceServicer):
 
     def GenerateBatch(self, request: pb.GenerateBatchRequest, context: Any) -> pb.GenerateBatchResponse:
         self._follow("GenerateBatch", request, context)
-        lossy = self.losses > 0 and any(each.text.startswith("lost") for each in request.inputs)
+        lossy = self.losses > 0 and any(source.text.startswith("lost") for source in request.inputs)
         self.losses -= lossy
         items = []
-        for index, each in enumerate(request.inputs):
-            if each.text.startswith("bad"):
+        for index, source in enumerate(request.inputs):
+            if source.text.startswith("bad"):
                 refusal = Fail(grpc.StatusCode.INVALID_ARGUMENT, "is bad", field=f"inputs[{index}].text")
                 items.append(pb.BatchItem(error=refusal.status()))
-            elif lossy and each.text.startswith("lost"):
+            elif lossy and source.text.startswith("lost"):
                 items.append(pb.BatchItem(error=Fail(grpc.StatusCode.UNAVAILABLE, "a worker died").status()))
             else:
-                items.append(pb.BatchItem(response=self._answer(each, request, context)))
+                items.append(pb.BatchItem(response=self._answer(source, request, context)))
         return pb.GenerateBatchResponse(items=items)
 
     def Score(self, request: pb.ScoreRequest, context: Any) -> pb.ScoreResponse:
-        """A target's tokens are as likely as they are far down it; the model has 2 layers of 3 heads."""
+        """Answers with the log-probability -place / 4 for each token, and attention of 2 layers with 3 heads."""
         self._follow("Score", request, context)
         source = _text(request.input)
         response = pb.ScoreResponse(source=_tokens(source + END), model="capitals")
-        for each in request.targets:
-            tokens = _tokens(_text(each) + END)
+        for target in request.targets:
+            tokens = _tokens(_text(target) + END)
             for place, token in enumerate(tokens):
                 token.log_probability = -0.25 * place
-            score = response.scores.add(tokens=tokens, log_probability=sum(each.log_probability for each in tokens))
+            score = response.scores.add(tokens=tokens, log_probability=sum(token.log_probability for token in tokens))
             if request.alignment:
                 score.alignment.extend(min(place, len(source)) for place in range(len(tokens)))
             if request.attention:
@@ -232,7 +232,7 @@ class ScriptedServer(pb_grpc.GenerationServiceServicer):
         response = pb.GenerateResponse(source_tokens=len(text) + 1, model="capitals")
         for index in range(max(1, request.options.num_hypotheses)):
             prefix, answer = _text(request.options.prefix), text.upper()[:limit] + "!" * index
-            dead = bool(answer) and all(ord(each) in request.options.suppressed_tokens for each in answer)
+            dead = bool(answer) and all(ord(character) in request.options.suppressed_tokens for character in answer)
             answer = "" if dead else answer
             hypothesis = response.hypotheses.add(text=prefix + answer, target_tokens=len(prefix + answer))
             hypothesis.finish_reason = pb.FINISH_REASON_LENGTH if limit < len(text) else pb.FINISH_REASON_EOS

@@ -23,7 +23,7 @@ def steady_ports(count: int) -> list[int]:
     since other tests search at the same time.
     """
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    found: list[int] = []
+    ports: list[int] = []
     candidates = range(1025, first)
     for port in random.sample(candidates, len(candidates)):
         with socket.socket() as probe:
@@ -31,9 +31,9 @@ def steady_ports(count: int) -> list[int]:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-        found.append(port)
-        if len(found) == count:
-            return found
+        ports.append(port)
+        if len(ports) == count:
+            return ports
     raise AssertionError("no ports are free")
 
 

@@ -40,12 +40,12 @@ def test_local_server_retries_if_its_free_port_is_taken(monkeypatch: pytest.Monk
     with socket.socket() as other:
         other.bind((local.LOOPBACK, 0))
         other.listen()
-        found = [local.free_port() for _ in range(4)]
-        found[taken] = other.getsockname()[1]
-        ports = iter(found)
-        monkeypatch.setattr(local, "free_port", lambda: next(ports))
+        ports = [local.free_port() for _ in range(4)]
+        ports[taken] = other.getsockname()[1]
+        remaining = iter(ports)
+        monkeypatch.setattr(local, "free_port", lambda: next(remaining))
         with LocalServer() as server:
-            assert [server.port, server.metrics_port] == found[2:]
+            assert [server.port, server.metrics_port] == ports[2:]
 
 
 def test_local_server_does_not_replace_a_given_port() -> None:

@@ -1,4 +1,4 @@
-"""The same answers on processors that this machine is not, emulated: `python -m tests.platforms` shows them."""
+"""Emulated processors give the same answers as this machine; `python -m tests.platforms` prints a comparison."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from tests.platforms.models import MODELS, SHIPPED, Model, make_repository
 from tests.platforms.processors import PROCESSORS, command, missing, serving, unknown
 
 Platform = dict[str, Answers]
-GRAVITON = "neoverse-n1"  # the second; Ampere's Altra has the same cores
+GRAVITON = "neoverse-n1"  # of Graviton 2 and Ampere Altra
 PASSES = 3
 
 
@@ -22,10 +22,10 @@ def repository(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return make_repository(tiny_run, tmp_path_factory.mktemp("platforms") / "models")
 
 
-def answers_of(
+def server_answers(
     repository: Path, command: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> list[Platform]:
-    """What a server answers, the shipped model several times."""
+    """Returns the answers of a server: of all models, then of the shipped model again."""
     with serving(repository, command, environment) as server, Client(server.address) as client:
         first = {model.name: ask(client, model) for model in MODELS}
         return [first, *({SHIPPED.name: ask(client, SHIPPED)} for _ in range(PASSES - 1))]
@@ -33,11 +33,11 @@ def answers_of(
 
 @pytest.fixture(scope="module")
 def here(repository: Path) -> Platform:
-    """This machine's own answers."""
-    return answers_of(repository)[0]
+    """The answers of this machine."""
+    return server_answers(repository)[0]
 
 
-def test_answers_do_not_depend_on_the_batch_here(here: Platform) -> None:
+def test_answers_do_not_depend_on_the_batch(here: Platform) -> None:
     assert [name for name, answers in here.items() if not answers.batch_invariant] == []
 
 
@@ -45,8 +45,8 @@ def test_answers_do_not_depend_on_the_batch_here(here: Platform) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("processor", PROCESSORS)
-def test_answers_are_the_same_on_another_processor(processor: str, repository: Path, here: Platform) -> None:
-    there = answers_of(repository, command(processor))
+def test_another_processor_gives_the_same_answers(processor: str, repository: Path, here: Platform) -> None:
+    there = server_answers(repository, command(processor))
     results = [compare(model, here[model.name], there[0][model.name], exact=not model.blockwise) for model in MODELS]
     assert not [str(result) for result in results if not result.passed]
     assert all(again[SHIPPED.name] == there[0][SHIPPED.name] for again in there)
@@ -55,21 +55,21 @@ def test_answers_are_the_same_on_another_processor(processor: str, repository: P
 @pytest.mark.skipif(arm64.missing() is not None, reason=str(arm64.missing()))
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_answers_are_those_of_arm64_but_for_ties(repository: Path, here: Platform) -> None:
+def test_arm64_gives_the_same_answers_except_for_ties(repository: Path, here: Platform) -> None:
     try:
         machine = arm64.prepare(arm64.ROOT / "build" / "arm64")
     except arm64.NoMachineError as error:
         if os.environ.get("CI") == "true":
             raise
         pytest.skip(str(error))
-    there = answers_of(repository, machine.command(GRAVITON), machine.environment())
+    there = server_answers(repository, machine.command(GRAVITON), machine.environment())
     results = [compare(model, here[model.name], there[0][model.name], exact=False) for model in MODELS]
     assert not [str(result) for result in results if not result.passed]
-    assert all(again[SHIPPED.name] == there[0][SHIPPED.name] for again in there), "to the last bit of a score"
+    assert all(again[SHIPPED.name] == there[0][SHIPPED.name] for again in there), "scores are bit-identical"
 
 
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))
-def test_processors_that_the_emulator_does_not_know_are_told() -> None:
+def test_processors_unknown_to_the_emulator_are_reported() -> None:
     assert unknown([*PROCESSORS, "Haswell,-fma"]) is None
     assert str(unknown(["Haswell", "Hasbeen"])).startswith("qemu-x86_64 knows no Hasbeen; ")
 
@@ -80,21 +80,21 @@ def greedy(*positions: Position) -> Answers:
     )
 
 
-def test_a_tie_is_told_from_another_answer() -> None:
+def test_ties_are_distinguished_from_different_answers() -> None:
     first = Position(7, {7: -0.1, 8: -3.0})
     model = Model("some", ["x"] * 100)
     here, there = greedy(first, Position(4, {4: -0.70, 5: -0.71})), greedy(first, Position(5, {5: -0.69, 4: -0.71}))
-    one = Answers([*there.greedy[:1], *here.greedy[1:]], [], batch_invariant=True)
-    tied = compare(model, here, one, exact=False)
+    one_differs = Answers([*there.greedy[:1], *here.greedy[1:]], [], batch_invariant=True)
+    tied = compare(model, here, one_differs, exact=False)
     assert (tied.ties, tied.different, tied.passed) == (["x"], [], True)
     assert str(tied) == "some: 99 of 100 answers equal, scores within 0.0e+00; equally likely answers to 'x'"
-    assert not compare(model, here, one, exact=True).passed, "where only sums are ordered otherwise nothing is settled"
-    assert not compare(model, here, there, exact=False).passed, "too many for chance"
+    assert not compare(model, here, one_differs, exact=True).passed, "the exact comparison allows no ties"
+    assert not compare(model, here, there, exact=False).passed, "too many ties for chance"
     other = Answers(
         [*greedy(first, Position(5, {5: -0.2, 4: -1.9})).greedy[:1], *here.greedy[1:]], [], batch_invariant=True
     )
-    told = compare(model, here, other, exact=False)
-    assert (told.ties, told.different, told.passed) == ([], ["x"], False)
+    result = compare(model, here, other, exact=False)
+    assert (result.ties, result.different, result.passed) == ([], ["x"], False)
     ended = Answers([*greedy(first).greedy[:1], *here.greedy[1:]], [], batch_invariant=True)
     assert not compare(model, here, ended, exact=False).passed, "an answer that ends early"
     same = compare(model, here, greedy(Position(7, {7: -0.125}), Position(4, {4: -0.70})), exact=True)

@@ -35,7 +35,7 @@ def finish(process: "subprocess.Popen[str]", code: int = 0) -> str:
 
 def wait_for_checkpoint(process: "subprocess.Popen[str]", run: Path, step: int) -> None:
     deadline = time.monotonic() + 120
-    while not any(found >= step for found in checkpoint_steps(run)):
+    while not any(saved >= step for saved in checkpoint_steps(run)):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -51,12 +51,12 @@ def uninterrupted_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def assert_bit_equal(run: Path, other: Path) -> None:
     last = checkpoint_path(Path(), 240)
     for name in (Path("model.pt"), last):
-        one, two = load_state(run / name), load_state(other / name)
-        assert all(torch.equal(one["model"][key], two["model"][key]) for key in one["model"] | two["model"])
-    assert torch.equal(one["rng"], two["rng"])
-    assert (one["epoch"], one["position"]) == (two["epoch"], two["position"])
-    for key, state in one["optimizer"]["state"].items():
-        assert all(torch.equal(value, two["optimizer"]["state"][key][name]) for name, value in state.items())
+        first, second = load_state(run / name), load_state(other / name)
+        assert all(torch.equal(first["model"][key], second["model"][key]) for key in first["model"] | second["model"])
+    assert torch.equal(first["rng"], second["rng"])
+    assert (first["epoch"], first["position"]) == (second["epoch"], second["position"])
+    for key, state in first["optimizer"]["state"].items():
+        assert all(torch.equal(value, second["optimizer"]["state"][key][name]) for name, value in state.items())
     reports = [json.loads((folder / "report.json").read_text()) for folder in (run, other)]
     assert reports[0] == reports[1]
 
@@ -75,7 +75,7 @@ def test_repeated_kills(uninterrupted_run: Path, tmp_path: Path) -> None:
     assert_bit_equal(run, uninterrupted_run)
 
 
-def test_a_kill_before_the_first_checkpoint(uninterrupted_run: Path, tmp_path: Path) -> None:
+def test_kill_before_the_first_checkpoint(uninterrupted_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = start(run)
     while not (run / "source_tokenizer.json").exists():
@@ -99,7 +99,7 @@ def test_sigterm_saves_a_checkpoint(uninterrupted_run: Path, tmp_path: Path) -> 
     assert_bit_equal(run, uninterrupted_run)
 
 
-def test_the_tiny_recipe_learns_its_task(tiny_run: Path) -> None:
+def test_tiny_recipe_learns_its_task(tiny_run: Path) -> None:
     report = json.loads((tiny_run / "report.json").read_text())
     assert report["test"]["exact_match"] > 95
     assert report["test"]["sources"] == 300

@@ -1,4 +1,4 @@
-"""The wheel, for those who install Dragoman without cloning it."""
+"""The wheel: its contents, and its use without a clone."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder into which pip installed the wheel."""
+    """The directory into which pip installed the wheel."""
     folder = tmp_path_factory.mktemp("site")
     options = ["--quiet", "--no-deps", "--no-index", "--target", str(folder)]
     subprocess.run([sys.executable, "-m", "pip", "install", *options, str(wheel)], check=True)
@@ -35,7 +35,7 @@ def run_installed(installed: Path, code: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, cwd=installed).stdout.strip()
 
 
-def test_wheel_holds_packages_data_and_licences(wheel: Path) -> None:
+def test_wheel_contains_packages_data_and_licences(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     packages = ("dragoman_training", "dragoman_export", "dragoman_server", "dragoman")
     expected = {f"{package}/{name}" for package in packages for name in ("__init__.py", "py.typed")}

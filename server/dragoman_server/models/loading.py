@@ -148,8 +148,9 @@ async def load_version(
         raise LoadError(f"there is not enough memory to load it; {remedy}") from None
     scorer = Scorer(pool.scorer, manifest.shape, config.queue_size, metrics)
     request = request_limits(config, pool.rows, manifest.shape)
-    served = ServedVersion(ServedModel(bundle, pool, scorer, str(pool.device), request, metrics.unseen))
-    return LoadedVersion(served, pool, scorer, metrics, time.monotonic() - started)
+    # In a thread, since it decodes every token of the vocabulary, which takes a second for 250,000.
+    model = await asyncio.to_thread(ServedModel, bundle, pool, scorer, str(pool.device), request, metrics.unseen)
+    return LoadedVersion(ServedVersion(model), pool, scorer, metrics, time.monotonic() - started)
 
 
 def _compare_runtime(model: str, oldest: str, device: Device | None) -> None:

@@ -4,13 +4,11 @@ It writes its counts so far to standard output, one JSON object per line, and en
 """
 
 import asyncio
-import json
 import os
 import pickle
 import random
 import signal
 import sys
-from collections import Counter
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +18,10 @@ import grpc
 
 from tests.soak.answers import EXHAUSTED, RefusedError, WrongAnswerError, assemble, is_same, is_truncated, open_call
 from tests.soak.calls import Call
+from tests.soak.processes import Counts
 
 REPORT_SECONDS = 0.5
 PATIENCE_SECONDS = 300.0
-MAX_FAULTS = 5  # described per process
 CALLS_PER_CONNECTION = 6
 BEHAVIOURS = {"patient": 60, "cancelled": 13, "deadline": 13, "limited": 10, "slow": 4}
 SHORT_SECONDS = 0.4  # longest deadline, time limit or time to cancellation
@@ -42,24 +40,6 @@ NICE = 10  # the clients share the machine with the server, which takes preceden
 EXPECTED = {"cancelled": {"CANCELLED"}, "deadline": {"DEADLINE_EXCEEDED", "CANCELLED"}}
 
 
-class Tally:
-    """The counts of one process: attributes of `tests.soak.processes.Counts` with the same names."""
-
-    def __init__(self) -> None:
-        self.right = self.wrong = self.partial = 0
-        self.codes: Counter[str] = Counter()
-        self.methods: Counter[str] = Counter()
-        self.faults: list[str] = []
-
-    def fault(self, call: Call, behaviour: str, problem: str) -> None:
-        self.wrong += 1
-        if len(self.faults) < MAX_FAULTS:
-            self.faults.append(f"{call.name}, {behaviour}: {problem}")
-
-    def report(self) -> None:
-        print(json.dumps(vars(self)), flush=True)
-
-
 class Clients:
     """Concurrent clients.
 
@@ -68,7 +48,7 @@ class Clients:
     """
 
     def __init__(self, address: str, calls: list[tuple[Call, Any]], seed: int) -> None:
-        self.tally = Tally()
+        self.counts = Counts()
         self.stopping = False
         self._address = address
         self._calls = calls
@@ -94,8 +74,8 @@ class Clients:
             if behaviour == "slow" and not call.streams:
                 behaviour = "patient"
             code = await self._call(slow if behaviour == "slow" else channel, call, expected, behaviour)
-            self.tally.codes[f"{behaviour}: {code}"] += 1
-            self.tally.methods[call.name] += 1
+            self.counts.codes[f"{behaviour}: {code}"] += 1
+            self.counts.methods[call.name] += 1
             if code == EXHAUSTED:
                 await asyncio.sleep(self._draw.uniform(0.02, 0.2))
 
@@ -119,27 +99,30 @@ class Clients:
             elif behaviour == "deadline" and AGED in str(error.details()):
                 code = "ended with its connection"
             elif code == EXHAUSTED and "grpc-status-details-bin" not in dict(error.trailing_metadata() or ()):
-                self.tally.fault(call, behaviour, f"refused without a delay: {error.details()}")
+                self._add_fault(call, behaviour, f"refused without a delay: {error.details()}")
             elif code not in EXPECTED.get(behaviour, ()) and code != EXHAUSTED:
-                self.tally.fault(call, behaviour, f"{code}: {error.details()}")
+                self._add_fault(call, behaviour, f"{code}: {error.details()}")
         except RefusedError as error:
             code = str(error).partition(":")[0]
             if code not in EXPECTED.get(behaviour, ()) and code != EXHAUSTED:
-                self.tally.fault(call, behaviour, str(error))
+                self._add_fault(call, behaviour, str(error))
         except WrongAnswerError as error:
             code = "OK"
-            self.tally.fault(call, behaviour, str(error))
+            self._add_fault(call, behaviour, str(error))
         else:
             code = "OK"
             if is_same(call, expected, answer):
-                self.tally.right += 1
+                self.counts.right += 1
             elif behaviour == "limited" and is_truncated(call, expected, answer):
-                self.tally.partial += 1
+                self.counts.partial += 1
             else:
-                self.tally.fault(call, behaviour, f"answered {answer!r:.2000}, expected {expected!r:.2000}")
+                self._add_fault(call, behaviour, f"answered {answer!r:.2000}, expected {expected!r:.2000}")
         if code == "CANCELLED" and code not in EXPECTED.get(behaviour, ()):
-            self.tally.fault(call, behaviour, "cancelled, but not by the client")
+            self._add_fault(call, behaviour, "cancelled, but not by the client")
         return code
+
+    def _add_fault(self, call: Call, behaviour: str, problem: str) -> None:
+        self.counts.add_fault(f"{call.name}, {behaviour}: {problem}")
 
     async def _read(self, rpc: Any, call: Call, behaviour: str) -> list[Any]:
         if not call.streams:
@@ -161,10 +144,10 @@ async def main(process: Clients, clients: int) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: setattr(process, "stopping", True))
     running = asyncio.create_task(process.run(clients))
     while not running.done():
-        process.tally.report()
+        process.counts.report()
         await asyncio.wait([running], timeout=REPORT_SECONDS)
     await running
-    process.tally.report()
+    process.counts.report()
 
 
 if __name__ == "__main__":

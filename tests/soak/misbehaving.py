@@ -7,18 +7,17 @@ SIGTERM.
 
 import asyncio
 import contextlib
-import json
 import os
 import random
 import signal
 import socket
 import struct
 import sys
-from collections import Counter
 from collections.abc import Callable
 
 from dragoman.v1 import generation_pb2 as pb
 from tests.soak.client import NICE, REPORT_SECONDS
+from tests.soak.processes import Counts
 from tests.support.http2 import (
     DATA,
     END_HEADERS,
@@ -192,16 +191,10 @@ SILENT = (silent, half_a_preface)
 
 
 class MisbehavingClients:
-    """Concurrent misbehaving clients.
-
-    Attributes:
-        misbehaviours: Connections by misbehaviour.
-        outstayed: Silent connections still open after LONG_SECONDS.
-    """
+    """Concurrent misbehaving clients; silent connections that are open after LONG_SECONDS count as outstayed."""
 
     def __init__(self, host: str, port: int, seed: int) -> None:
-        self.misbehaviours: Counter[str] = Counter()
-        self.outstayed = 0
+        self.counts = Counts()
         self._address = host, port
         self._draw = random.Random(seed)
 
@@ -209,15 +202,12 @@ class MisbehavingClients:
         """Runs that many clients until cancelled."""
         await asyncio.gather(*(self._client() for _ in range(clients)))
 
-    def report(self) -> None:
-        print(json.dumps({"misbehaviours": self.misbehaviours, "outstayed": self.outstayed}), flush=True)
-
     async def _client(self) -> None:
         while True:
             misbehaviour = self._draw.choice(MISBEHAVIOURS)
             with contextlib.suppress(OSError):
                 await self._misbehave(misbehaviour)
-            self.misbehaviours[misbehaviour.__name__] += 1
+            self.counts.misbehaviours[misbehaviour.__name__] += 1
 
     async def _misbehave(self, misbehaviour: Callable[[random.Random], bytes]) -> None:
         loop = asyncio.get_running_loop()
@@ -235,7 +225,7 @@ class MisbehavingClients:
                     while await loop.sock_recv(connection, 65536):
                         pass
             except TimeoutError:
-                self.outstayed += stay == LONG_SECONDS and misbehaviour in SILENT
+                self.counts.outstayed += stay == LONG_SECONDS and misbehaviour in SILENT
 
 
 async def main(host: str, port: str, seed: str, clients: str) -> None:
@@ -243,11 +233,11 @@ async def main(host: str, port: str, seed: str, clients: str) -> None:
     running = asyncio.create_task(process.run(int(clients)))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
     while not running.done():
-        process.report()
+        process.counts.report()
         await asyncio.wait([running], timeout=REPORT_SECONDS)
     with contextlib.suppress(asyncio.CancelledError):
         await running
-    process.report()
+    process.counts.report()
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ MISBEHAVING_CLIENTS = 30
 LIFE_SECONDS = 1.0, 5.0  # until a process is killed
 FREEZE_SECONDS = 0.5, 3.0
 FROZEN_SHARE = 0.3  # of the killed processes, frozen first
+MAX_FAULTS = 5  # described per process
 END_SECONDS = 330.0  # longer than the longest call
 
 
@@ -31,7 +32,7 @@ class ProcessFailedError(Exception):
 
 @dataclass
 class Counts:
-    """Totals of all processes; those of a killed one date from its last report.
+    """The counts of one process, or of all; those of a killed process date from its last report.
 
     Attributes:
         right, partial, wrong: Correct answers, answers cut by a time limit, faults.
@@ -54,6 +55,23 @@ class Counts:
     killed: int = 0
     frozen: int = 0
 
+    def add_fault(self, description: str) -> None:
+        self.wrong += 1
+        if len(self.faults) < MAX_FAULTS:
+            self.faults.append(description)
+
+    def report(self) -> None:
+        """Writes the counts to standard output, as a line of JSON."""
+        print(json.dumps(vars(self)), flush=True)
+
+    def add_report(self, report: dict[str, Any]) -> None:
+        for name, value in report.items():
+            total = getattr(self, name)
+            if isinstance(total, Counter):
+                total.update(value)
+            else:
+                setattr(self, name, total + value)
+
 
 class ClientProcesses:
     """Starts, kills and freezes client processes.
@@ -73,11 +91,7 @@ class ClientProcesses:
     def counts(self) -> Counts:
         counts = Counts(killed=self._killed, frozen=self._frozen)
         for report in self._reports:
-            for name in ("right", "partial", "wrong", "outstayed"):
-                setattr(counts, name, getattr(counts, name) + report.get(name, 0))
-            for name in ("codes", "methods", "misbehaviours"):
-                getattr(counts, name).update(report.get(name, {}))
-            counts.faults += report.get("faults", [])
+            counts.add_report(report)
         return counts
 
     async def run(self, seconds: float) -> None:

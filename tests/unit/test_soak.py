@@ -1,5 +1,6 @@
 """A soak detects each kind of fault."""
 
+import json
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -57,6 +58,14 @@ def test_healthy_server_passes() -> None:
 def test_each_fault_fails_one_check(fault: dict[str, Any], words: str) -> None:
     [claim] = failed_checks(**fault)
     assert words in claim
+
+
+def test_reports_of_processes_add_up() -> None:
+    total = Counts(killed=2)
+    for number in (1, 2):
+        total.add_report(json.loads(json.dumps(vars(counts(right=number, faults=[f"fault {number}"], killed=0)))))
+    assert (total.right, total.killed, total.faults) == (3, 2, ["fault 1", "fault 2"])
+    assert total.codes == Counter(dict.fromkeys(EXPECTED_CODES, 2))
 
 
 def test_short_soak_does_not_judge_memory() -> None:

@@ -15,8 +15,8 @@ from dragoman_server.core.call_record import CallRecord, record_call
 from dragoman_server.telemetry.observer import call_fields
 from dragoman_server.telemetry.phases import phases
 from dragoman_server.telemetry.summary import MAX_TIMES, SummaryWindow, percentile
+from tests.support.call_logs import Log, call_record
 from tests.support.fake_engines import MODEL, FakeEngines, FakeServer, serve_fake
-from tests.support.observing import Log, call_record
 
 SERVICE = "dragoman.v1.GenerationService"
 

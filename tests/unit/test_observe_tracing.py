@@ -18,8 +18,8 @@ from dragoman_server.core.call_record import CallRecord
 from dragoman_server.core.errors import StartError
 from dragoman_server.telemetry.observer import start_tracing
 from dragoman_server.telemetry.tracing import CODES, CallTracer, tracer_provider
+from tests.support.call_logs import Log, call_record
 from tests.support.fake_engines import MODEL, serve_fake
-from tests.support.observing import Log, call_record
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PHASES = ["receive", "tokenize", "wait", "encode", "decode", "detokenize"]

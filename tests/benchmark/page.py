@@ -31,45 +31,45 @@ Written by `python -m tests.benchmark.page` from the JSON files in [`results/`](
 run of one benchmark. Nothing here is typed by hand.
 
 ```sh
-make bench                            # the server beside its step loop and CTranslate2, and the loop: ten minutes
-make bench-servers                    # beside Triton and a plain asyncio server: ten minutes
-python -m tests.benchmark.health      # how long a busy server takes to say how it is
+make bench                            # the server, its step loop, CTranslate2, and the loop around the graphs: ten minutes
+make bench-servers                    # the server, Triton and a plain asyncio server: ten minutes
+python -m tests.benchmark.health      # how fast a busy server answers health checks
 python -m tests.benchmark.growth      # how time grows with rows, lengths and vocabulary
-python -m tests.benchmark.training    # training beside nn.Transformer and Marian
+python -m tests.benchmark.training    # training, compared with nn.Transformer and Marian
 python -m tests.benchmark.gpu         # steps on a GPU
 ```
 
-**g2p-en** is the small model that ships (d 256, 4+2 layers, V 43), asked for real words; **base** is the shape of
-"Attention Is All You Need" (d 512, 6+6 layers, V 32,000) with random weights. The *step loop* is the bundle's graphs
-stepped with nobody to serve. CTranslate2 runs in-process with the same weights in the same precision, its fastest
-kernels and its best thread setting, inputs tokenized beforehand. Tokens are generated ones, an end token included. All
-take turns, round after round, each in its own process; ratios are taken within a round. The load generator shares the
-cores with the server."""
-SERVING = """Of {} marks that were set and measured {} are reached (✓), the others missed (✗). A number without either
-has no mark; – was not measured."""
+**g2p-en** is the shipped small model (d 256, 4+2 layers, V 43), given real words; **base** has the shape of
+"Attention Is All You Need" (d 512, 6+6 layers, V 32,000) and random weights. The *step loop* runs the bundle's graphs
+step by step, without serving anyone. CTranslate2 runs in-process with the same weights in the same precision, its
+fastest kernels and its best thread setting, on inputs tokenized beforehand. Tokens are generated tokens, the end token
+included. All systems take turns, round after round, each in its own process; ratios are taken within a round. The load
+generator shares the cores with the server."""
+SERVING = """Of {} goals that were set and measured, {} are met (✓), the others missed (✗). A number without either
+has no goal; – means not measured."""
 SAME = """Answers with the same tokens as CTranslate2's: {}. Where two tokens are almost equally likely, rounding
-decides, and with random weights in int8 that is soon."""
-BESIDE = """The same texts over gRPC, from the same load generator; all tokenize, generate greedily and join the text.
-Triton runs CTranslate2 in its Python backend with dynamic batching; the asyncio server makes a batch of what came while
-the last one ran; both in the setting with the most tokens for 64 callers. Callers wait for their answers, but for
-random arrivals."""
-LOOP = """An engine of one thread on g2p-en in int8 whose rows are always busy; microseconds of a turn. *Rest* is what
-is not spent in ONNX Runtime: scheduler, searches, rows that move, metrics; *steady* is that of a turn in which no
-request begins or ends."""
+decides; with random weights in int8, that happens soon."""
+BESIDE = """The same texts over gRPC, from the same load generator; all servers tokenize, generate greedily and join the
+text. Triton runs CTranslate2 in its Python backend with dynamic batching; the asyncio server batches what arrived while
+the last batch ran; both use the setting with the most tokens for 64 callers. A caller waits for each answer before the
+next call, except with random arrivals."""
+LOOP = """One engine with one thread runs g2p-en in int8 with all rows always in use; microseconds per turn. *Rest*
+is what is not spent in ONNX Runtime: scheduler, searches, moving rows, metrics; *steady rest* is that of a turn in
+which no request starts or ends."""
 HEALTH = """Milliseconds until a health check is answered, p50 / p99, with this many calls of `Generate` in flight;
-each kind is asked every 50 ms. `--health-port` and `--port` are `grpc.health.v1.Health/Check`, `/livez` and `/readyz`
-HTTP with a connection each; *echo* is a byte to a process that does nothing else, and back: what this machine's
-scheduler takes. Of `--health-port`, `/livez` and `/readyz`, which threads of their own answer, a p99 of at most
-{:.0f} ms is wanted: ✓ or ✗."""
-GROWTH = """In int8 on one thread; 8 rows, 16 source tokens and 16 target tokens where they do not grow. An exponent e
-says that time grows as size^e between the ends; 1 is linear."""
-TRAINING = f"""A step: making a batch, forward, backward, clipping, AdamW. All trainers get the same batches, shapes,
-optimizer, label smoothing, dropout and threads; of nn.Transformer and Marian the faster of PyTorch's two ways to
-compute attention counts. Wanted: at least {TRAINING_MARK} times the better of the two. Memory is what a process took
-beyond its imports and data."""
-GPU = """{}, {}, random weights; milliseconds of a step. The floor is the time to read weights and valid cache at the
+each kind is checked every 50 ms. `--health-port` and `--port` are `grpc.health.v1.Health/Check`; `/livez` and `/readyz`
+are HTTP, with a connection per check; *echo* sends a byte to an otherwise idle process and back, which shows the delay
+of this machine's scheduler. The goal for `--health-port`, `/livez` and `/readyz`, which have threads of their own, is a
+p99 of at most {:.0f} ms: ✓ or ✗."""
+GROWTH = """In int8 on one thread; 8 rows, 16 source tokens and 16 target tokens, except for the one that grows. An
+exponent e means that time grows as size^e from the first size to the last; 1 is linear."""
+TRAINING = f"""A step is making a batch, forward, backward, clipping and AdamW. All trainers get the same batches,
+shapes, optimizer, label smoothing, dropout and threads; for nn.Transformer and Marian, the faster of PyTorch's two ways
+to compute attention counts. The goal is at least {TRAINING_MARK} times the better of the two. Memory is what a process
+took beyond its imports and data."""
+GPU = """{}, {}, random weights; milliseconds per step. The floor is the time to read weights and valid cache at the
 bandwidth of a copy ({:,.0f} GB/s); launch gaps are the share of a step in which the device waits for the host;
-CTranslate2's time is its whole translation by steps."""
+CTranslate2's time is that of its whole translation, divided by the number of steps."""
 
 
 def main(
@@ -110,7 +110,7 @@ def _serving(document: dict[str, Any], measured: Measured) -> Iterator[str]:
 def marks_table(measured: Measured) -> str:
     """Returns the table of all serving marks."""
     rows = [[mark.name, mark.goal(), *(mark.cell(measured, label) for label in LABELS)] for mark in MARKS]
-    return table(["", "wanted", *LABELS], rows)
+    return table(["", "goal", *LABELS], rows)
 
 
 def _rates(measured: Measured) -> Iterator[list[str]]:

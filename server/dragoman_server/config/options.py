@@ -224,7 +224,7 @@ class LifeOptions(_Options, title="Stopping"):
     hang_seconds: float = Field(
         default=60.0,
         ge=0.01,
-        description="A step that takes longer hangs, and ends the process that computes it. An event loop that hangs "
+        description="A step that takes longer counts as hung, and ends the process that computes it. An event loop that hangs "
         "for longer makes the server unready.",
     )
     max_device_errors: int = Field(

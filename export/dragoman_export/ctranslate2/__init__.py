@@ -1,1 +1,1 @@
-"""Models that were converted for CTranslate2, as Transformers of ours."""
+"""Imports models that were converted for CTranslate2."""

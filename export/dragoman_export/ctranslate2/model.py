@@ -1,4 +1,4 @@
-"""A directory of CTranslate2 becomes a Transformer of ours: fp32 and fp16 encoder-decoders of the published families.
+"""Reads a CTranslate2 directory into our Transformer: fp32 and fp16 encoder-decoders of the published families.
 
 Names and layout follow CTranslate2's TransformerSpec: queries, keys and values are one matrix (`linear_0` of
 self-attention), keys and values one (`linear_1` of cross-attention), every sub-layer holds its own norm, and switches
@@ -26,7 +26,7 @@ SPEC = "TransformerSpec"
 # ctranslate2.specs.common_spec.Activation
 _ACTIVATIONS: dict[int, Activation] = {0: "relu", 1: "gelu_tanh", 2: "silu", 3: "gelu"}
 _GATED: dict[int, Activation] = {0: "reglu", 1: "geglu_tanh", 2: "swiglu", 3: "geglu"}
-UNLIMITED = 512  # positions of a model whose positions know no limit
+UNLIMITED = 512  # positions of a model without a limit
 LAYER_EPSILON, RMS_EPSILON = 1e-5, 1e-6
 REFUSED = {
     "decoder/alibi": "ALiBi positions",
@@ -41,8 +41,8 @@ class Converted:
     """A model and its vocabularies.
 
     Attributes:
-        source, target: Tokens by id; the same list where the vocabulary is joint.
-        start: Id of what the decoder reads first.
+        source, target: Tokens by id; the same list if the vocabulary is joint.
+        start: Id of the first decoder input.
         end, unknown: Ids of the special tokens.
     """
 
@@ -56,7 +56,7 @@ class Converted:
 
 @torch.no_grad()
 def read_converted(folder: Path) -> Converted:
-    """The model of a directory, in 32-bit floats.
+    """Reads the model of a directory, in 32-bit floats.
 
     A decoder that starts from a zero vector gets one more token, whose embedding is zero and which is never written.
 
@@ -150,7 +150,7 @@ def _positions(file: ModelFile, stack: str) -> int:
 
 
 def _scale(file: ModelFile, width: int) -> bool:
-    """Whether embeddings are multiplied by the root of the width: a switch, or the factor itself."""
+    """Returns whether embeddings are multiplied by sqrt(d_model); the file has a switch or the factor itself."""
     scales = [file[f"{stack}/scale_embeddings"] for stack in ("encoder", "decoder")]
     factors = {float(s) if s.is_floating_point() else (math.sqrt(width) if s else 1.0) for s in scales}
     if factors == {1.0}:
@@ -180,7 +180,7 @@ class _Filler:
     """Copies variables into a model.
 
     Args:
-        zero: Id of a token whose embedding is zero and which is never written; None for none.
+        zero: Id of a token whose embedding is zero and which is never written, or None.
     """
 
     def __init__(self, file: ModelFile, model: Transformer, zero: int | None) -> None:

@@ -1,4 +1,4 @@
-"""model.bin of CTranslate2: variables by name, in its binary version 6."""
+"""Reads CTranslate2's model.bin: variables by name, in versions 4 to 6 of the binary format."""
 
 import struct
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dragoman_export.errors import ExportError
 
-VERSIONS = range(4, 7)  # of the binary format; since 4 variables have a type and aliases
+VERSIONS = range(4, 7)  # of the binary format; variables have types and aliases since 4
 _DTYPES = {0: torch.float32, 1: torch.int8, 2: torch.int16, 3: torch.int32, 4: torch.float16, 5: torch.bfloat16}
 
 
@@ -20,7 +20,7 @@ class ModelFile:
     Attributes:
         spec: Name of the kind of model.
         variables: Tensors by name, in the type of the file.
-        aliases: Names that stand for another variable's, by name.
+        aliases: Variable name by alias.
     """
 
     spec: str
@@ -34,12 +34,12 @@ class ModelFile:
         return self.variables[self.aliases.get(name, name)]
 
     def same(self, first: str, second: str) -> bool:
-        """Whether two names stand for one variable."""
+        """Returns whether two names mean the same variable."""
         return self.aliases.get(first, first) == self.aliases.get(second, second)
 
 
 class _Reader:
-    """Little-endian numbers and names, one after the other."""
+    """Reads little-endian numbers and names in sequence."""
 
     def __init__(self, content: bytes) -> None:
         self._content, self._at = content, 0

@@ -1,4 +1,4 @@
-"""The families of published models, as switches of our Transformer."""
+"""Families of published models, as switches of our Transformer."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

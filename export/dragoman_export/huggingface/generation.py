@@ -1,4 +1,4 @@
-"""How a Hugging Face directory wants its answers searched for: generation_config.json, or else config.json."""
+"""Generation settings of a Hugging Face directory, from generation_config.json or else config.json."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -8,27 +8,27 @@ from typing import Any, Literal
 from dragoman_export.errors import ExportError
 from dragoman_export.huggingface.text import first_line
 
-REQUIRED = ("decoder_start_token_id", "eos_token_id", "bos_token_id")  # config.json has them where settings do not
-NEW_TOKENS = 20  # of transformers' `generate`, where nothing says how many
+REQUIRED = ("decoder_start_token_id", "eos_token_id", "bos_token_id")  # defaults come from config.json
+NEW_TOKENS = 20  # default of transformers' `generate`
 
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """What `generate` does without arguments, under the names of `transformers.GenerationConfig`.
+    """Settings of `generate` without arguments, under the names of `transformers.GenerationConfig`.
 
-    Lengths count as in our API: tokens behind the start token, the end token not among them.
+    Lengths count as in our API: tokens after the start token, without the end token.
 
     Attributes:
-        start: What the decoder reads first.
-        end: Ends a target.
-        forced_first, forced_last: Tokens that must stand first, and last where nothing ended before; None for any.
-        max_new_tokens: At most.
-        min_new_tokens: At least.
+        start: First decoder input.
+        end: End token of a target.
+        forced_first: Required first token; None for any.
+        forced_last: Token forced at the maximum length if the target has not ended; None for any.
+        max_new_tokens, min_new_tokens: Maximum and minimum length.
         early_stopping: Whether a search ends as soon as `num_beams` hypotheses have finished; "never" lets it run while
             a longer hypothesis might win.
-        bad_words: Sequences that are never completed; a single token is never chosen.
-        begin_suppressed: Tokens that can't stand first.
-        renormalized: Probabilities sum to 1 again after tokens were excluded.
+        bad_words: Forbidden sequences, possibly of a single token.
+        begin_suppressed: Tokens that can't come first.
+        renormalized: Whether probabilities are renormalized after tokens were excluded.
     """
 
     start: int
@@ -55,7 +55,7 @@ class GenerationSettings:
     typical_p: float | None = None
 
 
-# Values that change nothing, of keys that we can't follow.
+# Neutral values of unsupported keys.
 _WITHOUT_EFFECT: Mapping[str, Collection[Any]] = {
     "assistant_early_exit": (None,),
     "constraints": (None,),
@@ -81,18 +81,17 @@ _WITHOUT_EFFECT: Mapping[str, Collection[Any]] = {
 
 
 def read_generation(folder: Path, config: Any, ignore: Collection[str] = ()) -> GenerationSettings:
-    """The settings of a directory.
+    """Reads the settings of a directory.
 
-    Only generation_config.json counts where there is one; keys that config.json still holds are then ignored, as by
-    transformers.
+    If generation_config.json exists, the settings in config.json are ignored, as by transformers.
 
     Args:
-        config: From `read_config`.
-        ignore: Keys that may be ignored though they would change tokens.
+        config: Configuration from `read_config`.
+        ignore: Keys to ignore although they would change tokens.
 
     Raises:
-        ExportError: The file is damaged, or a key that is not in `ignore` would change tokens in a way that we don't
-            support; the message names it.
+        ExportError: The file is damaged, or a key outside `ignore` would change tokens in an unsupported way; the
+            message names it.
     """
     values, name = _values(folder)
     for key in ignore:
@@ -110,7 +109,7 @@ def read_generation(folder: Path, config: Any, ignore: Collection[str] = ()) -> 
 
 
 def _values(folder: Path) -> tuple[dict[str, Any], str]:
-    """What is set, and the file that sets it."""
+    """Returns the settings and the name of their file."""
     from transformers import GenerationConfig
 
     name = "generation_config.json"
@@ -120,7 +119,7 @@ def _values(folder: Path) -> tuple[dict[str, Any], str]:
         else:
             name = "config.json"
             found = GenerationConfig.from_pretrained(folder, config_file_name=name, local_files_only=True)
-    except Exception as error:  # of whatever kind the library likes
+    except Exception as error:  # the library raises various types
         raise ExportError(f"{folder / name}: cannot be read as generation settings ({first_line(error)})") from None
     return {key: value for key, value in found.to_dict().items() if value is not None}, name
 
@@ -183,7 +182,7 @@ def _settings(values: Mapping[str, Any], config: Any) -> GenerationSettings:
 
 
 def _most(values: Mapping[str, Any], number: Any, forced_last: int | None) -> int:
-    """Tokens that are generated at most, the end token not counted, which a forced last token takes the place of."""
+    """Returns the maximum number of new tokens without the end token, which a forced last token replaces."""
     most = number("max_new_tokens", int, None)
     if most is None:
         length = number("max_length", int, None)

@@ -1,7 +1,7 @@
-"""Models of the Hugging Face hub, downloaded to its cache with the revision pinned.
+"""Downloads models of the Hugging Face hub to its cache, with the revision pinned.
 
-Where the hub is, and the token for gated models, come from huggingface_hub's own variables: HF_ENDPOINT, HF_HOME,
-HF_TOKEN, HF_HUB_OFFLINE.
+huggingface_hub's own variables configure the hub and the token for gated models: HF_ENDPOINT, HF_HOME, HF_TOKEN,
+HF_HUB_OFFLINE.
 """
 
 import re
@@ -15,7 +15,7 @@ from dragoman_export.errors import ExportError
 
 REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")
 TEXT_FILES = ("*.json", "*.txt", "*.model", "*.spm", "*.bpe", "README.md")
-# Weights of one kind suffice; the first kind that a repository has is taken.
+# Formats of weights; only the first one in a repository is downloaded.
 WEIGHTS = (
     ("model.safetensors.index.json", ("model-*.safetensors",)),
     ("model.safetensors", ("model.safetensors",)),
@@ -26,12 +26,12 @@ WEIGHTS = (
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a model comes from.
+    """The origin of a model.
 
     Attributes:
         name: Repository, such as "Helsinki-NLP/opus-mt-de-en"; the directory's name for one on disk.
         revision: Commit of the repository; empty for a directory.
-        license: As the model card says; empty where it does not.
+        license: License in the model card; empty if it names none.
         card: Address of the model card; empty for a directory.
     """
 
@@ -42,7 +42,7 @@ class Origin:
 
 
 def resolve(model: str, revision: str | None = None) -> tuple[Path, Origin]:
-    """The directory of a model: itself, or downloaded.
+    """Returns the directory of a model, downloading it if necessary.
 
     Args:
         model: A directory, or a repository of the hub.
@@ -74,7 +74,7 @@ def _download(name: str, revision: str | None) -> tuple[Path, Origin]:
             return cached, Origin(name, cached.name, card=_card(name))
         info = HfApi().model_info(name, revision=revision)
         files = [sibling.rfilename for sibling in info.siblings or ()]
-        # By the name that was given, so that the cache can resolve it again without the hub.
+        # Under the given name, so that the cache can resolve it again without the hub.
         path = snapshot_download(name, revision=revision, allow_patterns=[*TEXT_FILES, *_weights(name, files)])
     except errors.GatedRepoError:
         page = f"{constants.ENDPOINT}/{name}"
@@ -88,7 +88,7 @@ def _download(name: str, revision: str | None) -> tuple[Path, Origin]:
         raise ExportError(sentence) from None
     except (errors.HfHubHTTPError, OSError) as error:
         raise ExportError(f"{name}: can't be downloaded from {constants.ENDPOINT}: {_reason(error)}") from None
-    except Exception as error:  # of the HTTP library beneath, whatever its kind
+    except Exception as error:  # the HTTP library raises various types
         if type(error).__module__.partition(".")[0] not in ("httpx", "httpx2", "httpcore", "requests"):
             raise
         raise ExportError(f"{name}: {constants.ENDPOINT} can't be reached: {_reason(error)}") from None
@@ -96,7 +96,7 @@ def _download(name: str, revision: str | None) -> tuple[Path, Origin]:
 
 
 def _cached(name: str, revision: str | None) -> Path:
-    """The directory in the cache; raises LocalEntryNotFoundError if it is not complete."""
+    """Returns the directory in the cache; raises LocalEntryNotFoundError if it is incomplete."""
     from huggingface_hub import errors, snapshot_download
 
     for present, patterns in WEIGHTS:

@@ -1,9 +1,9 @@
-"""The tokenizers of a Hugging Face directory as a bundle's: a vocabulary, and what frames a source.
+"""Converts the tokenizers of a Hugging Face directory for a bundle: the vocabulary and the ids around a source.
 
-What transformers' own class does to a text is the reference, since that is what the model was used with. Its classes
-are of two kinds. Those on the `tokenizers` library hand over their JSON. Those in Python take the pieces of a
-SentencePiece model and look them up in a vocabulary of their own; a bundle does the same, because the normalizer of
-`tokenizers` differs from SentencePiece's on combining characters (huggingface/tokenizers#2116).
+The reference is transformers' own tokenizer class, with which the model was used. Classes based on the `tokenizers`
+library provide their JSON. Classes in Python take the pieces of a SentencePiece model and look them up in their own
+vocabulary; a bundle does the same, because the normalizer of `tokenizers` differs from SentencePiece's on combining
+characters (huggingface/tokenizers#2116).
 """
 
 import re
@@ -27,11 +27,11 @@ BYTES = 256
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Text to ids and back.
+    """Converts text to ids and back.
 
     Attributes:
-        tokenizer: Vocabulary and decoder; it segments texts, too, where there is no SentencePiece model.
-        pieces: The SentencePiece model whose pieces are looked up in the vocabulary; None for none.
+        tokenizer: Vocabulary and decoder; without a SentencePiece model, also segments texts.
+        pieces: SentencePiece model whose pieces are looked up in the vocabulary, or None.
     """
 
     tokenizer: Tokenizer
@@ -40,7 +40,7 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Language:
-    """Token ids of a language; None where a model does not name it on that side."""
+    """Token ids of a language; None if the model has none for that side."""
 
     source: int | None = None
     target: int | None = None
@@ -48,14 +48,14 @@ class Language:
 
 @dataclass(frozen=True)
 class ImportedText:
-    """How texts become token ids.
+    """The conversion of texts to token ids.
 
     Attributes:
-        source, target: The same object where the vocabulary is joint.
-        before, after: What stands around the ids of a source.
-        text_prefix: Text put in front of a source's before it is tokenized, with {target_language} to fill in.
-        languages: By code; empty for a model that knows none.
-        forces_language: The first target token is that of the target language.
+        source, target: Converters of each side; the same object if the vocabulary is joint.
+        before, after: Ids around those of a source.
+        text_prefix: Text put before a source text, with the placeholder {target_language}.
+        languages: Languages by code; empty for a model without any.
+        forces_language: Whether the first target token is that of the target language.
     """
 
     source: Vocabulary
@@ -68,7 +68,7 @@ class ImportedText:
 
 
 def read_text(folder: Path) -> ImportedText:
-    """The tokenizers of a directory, as `transformers.AutoTokenizer` understands it.
+    """Reads the tokenizers of a directory, as `transformers.AutoTokenizer` does.
 
     Raises:
         ExportError: The files are missing or damaged, or of a class that is not supported.
@@ -86,12 +86,12 @@ def read_text(folder: Path) -> ImportedText:
 
 
 def _class_name(folder: Path) -> str:
-    """The class that the directory asks for; empty where only its kind of model says so."""
+    """Returns the name of the directory's tokenizer class; empty if only its model type implies one."""
     from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
     try:
         name = get_tokenizer_config(folder, local_files_only=True).get("tokenizer_class")
-    except Exception as error:  # of whatever kind the library likes
+    except Exception as error:  # the library raises various types
         raise ExportError(f"{folder / 'tokenizer_config.json'}: {first_line(error)}") from None
     return name if isinstance(name, str) else ""
 
@@ -101,7 +101,7 @@ def _load(folder: Path) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # of whatever kind the library likes
+    except Exception as error:  # the library raises various types
         raise ExportError(f"{folder}: cannot read the tokenizer ({first_line(error)})") from None
 
 
@@ -110,13 +110,13 @@ def first_line(error: Exception) -> str:
 
 
 def _fast(tokenizer: Any) -> ImportedText:
-    """A class on the `tokenizers` library: its JSON without what frames a text."""
+    """Converts a class based on the `tokenizers` library: its JSON, without ids around a text."""
     copy = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     before, after = _frame(copy, tokenizer)
     copy.post_processor = None
     copy.no_padding()
     copy.no_truncation()
-    if tokenizer.clean_up_tokenization_spaces and not isinstance(copy.model, models.BPE):  # whose text it would spoil
+    if tokenizer.clean_up_tokenization_spaces and not isinstance(copy.model, models.BPE):  # it would garble BPE's text
         steps = [copy.decoder] if copy.decoder else []
         copy.decoder = decoders.Sequence([*steps, decoders.Fuse(), *_clean_up()])
     vocabulary = Vocabulary(copy)
@@ -141,7 +141,7 @@ def _with_language(ids: Sequence[int], language: int) -> tuple[Part, ...]:
 
 
 def _frame(copy: Tokenizer, tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ids that the class puts before and behind those of a text."""
+    """Returns the ids that the class puts before and after those of a text."""
     bare = copy.encode("a", add_special_tokens=False).ids
     framed = tokenizer("a").input_ids
     for start in range(len(framed) - len(bare) + 1):
@@ -151,7 +151,7 @@ def _frame(copy: Tokenizer, tokenizer: Any) -> tuple[tuple[int, ...], tuple[int,
 
 
 def _fairseq_codes(tokenizer: Any) -> list[str]:
-    """The language codes of the module that defines the class."""
+    """Returns the language codes of the module that defines the class."""
     import sys
 
     codes: list[str] = sys.modules[type(tokenizer).__module__].FAIRSEQ_LANGUAGE_CODES
@@ -193,7 +193,7 @@ def _plbart(tokenizer: Any) -> ImportedText:
 
 
 def _pieces(tokenizer: Any, ids: Mapping[str, int], model: str, processor: Any) -> Vocabulary:
-    """The vocabulary of a class that looks SentencePiece's pieces up."""
+    """Converts the vocabulary of a class that looks up the pieces of SentencePiece."""
     size = max(ids.values()) + 1
     if len(set(ids.values())) != len(ids):
         raise ExportError(f"{tokenizer.name_or_path}: two tokens of the vocabulary have the same id")
@@ -212,7 +212,7 @@ def _pieces(tokenizer: Any, ids: Mapping[str, int], model: str, processor: Any) 
 
 
 def _clean_up() -> list[decoders.Replace]:
-    """What `clean_up_tokenization_spaces` does to English text that was tokenized at punctuation."""
+    """Returns decoders with the effect of `clean_up_tokenization_spaces` on English text that was tokenized at punctuation."""
     pairs = [(f" {mark}", mark) for mark in ".?!,"] + [(" ' ", "'"), (" n't", "n't")]
     return [decoders.Replace(*pair) for pair in pairs + [(f" '{end}", f"'{end}") for end in ("m", "s", "ve", "re")]]
 
@@ -222,7 +222,7 @@ def _controls(processor: Any) -> list[str]:
 
 
 def _byt5(tokenizer: Any) -> ImportedText:
-    """Bytes, three ids further on, and special tokens around them."""
+    """Converts a byte tokenizer: ids are bytes plus three, between special tokens."""
     special = {str(token): index for index, token in tokenizer.added_tokens_decoder.items()}
     letters = sorted(pre_tokenizers.ByteLevel.alphabet(), key=_byte_of)
     ids = {letter: index + tokenizer.offset for index, letter in enumerate(letters)}
@@ -235,7 +235,7 @@ def _byt5(tokenizer: Any) -> ImportedText:
 
 
 def _byte_of(letter: str) -> int:
-    """The byte that a letter of the byte-level alphabet stands for (Radford et al. 2019)."""
+    """Returns the byte that a letter of the byte-level alphabet represents (Radford et al. 2019)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(BYTES) if byte not in printable]
     code = ord(letter)

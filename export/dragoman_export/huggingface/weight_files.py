@@ -18,7 +18,7 @@ INDEX = ".index.json"
 
 
 class WeightFiles:
-    """Tensors by name, in 32-bit floats. Safetensors files are read on demand, `.bin` files at once.
+    """The tensors of a directory by name, in 32-bit floats. Safetensors files are read on demand, `.bin` files at once.
 
     Args:
         folder: Directory with one of FILES, or with its shards and their index. Safetensors are preferred.
@@ -58,7 +58,7 @@ class WeightFiles:
         return torch.equal(self._read(first), self._read(second))
 
     def ignore(self, *names: str) -> None:
-        """Marks tensors as used that may exist and mean nothing."""
+        """Excludes tensors, which may be missing, from `unused`."""
         self._taken.update(names)
 
     def unused(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""What each family of published models calls its weights."""
+"""Weight names of each family of published models."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

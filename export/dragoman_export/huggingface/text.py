@@ -212,7 +212,7 @@ def _pieces(tokenizer: Any, ids: Mapping[str, int], model: str, processor: Any) 
 
 
 def _clean_up() -> list[decoders.Replace]:
-    """Returns decoders with the effect of `clean_up_tokenization_spaces` on English text that was tokenized at punctuation."""
+    """Returns decoders that do what `clean_up_tokenization_spaces` does to English text split at punctuation."""
     pairs = [(f" {mark}", mark) for mark in ".?!,"] + [(" ' ", "'"), (" n't", "n't")]
     return [decoders.Replace(*pair) for pair in pairs + [(f" '{end}", f"'{end}") for end in ("m", "s", "ve", "re")]]
 

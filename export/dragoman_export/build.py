@@ -129,7 +129,7 @@ def _quantize_and_check(work: BuildInput, task: QuantizationTask) -> tuple[Quant
         if cache == "int8":
             message = f"{error}{short_data_note(work, task.exact)} (--cache float keeps floats)"
             raise CheckFailedError(message, error.report) from error
-        work.say(f"with integers in the caches {error}: back to floats")
+        work.say(f"with integer caches, {error}: back to float caches")
     quantized = quantize_within_limit(task, "float")
     return quantized, _check(work, quantized.bundle, CPU)
 

@@ -53,10 +53,10 @@ def export_run(
             raise ExportError(f"--example {text!r} {fault}")
     if not loaded.provenance["finished"]:
         steps = ", ".join(map(str, loaded.provenance["steps_averaged"]))
-        say(f"{run} is not finished; the bundle is made of the checkpoint at step {steps}")
+        say(f"{run} is not finished; the bundle is made from the checkpoint at step {steps}")
     data = evaluation_data(loaded, say)
     if not any(data.values()):
-        raise ExportError(f"{run}: there is neither dev nor test data to compare the answers of model and graphs on")
+        raise ExportError(f"{run}: there is no dev or test data on which to compare the answers of model and graphs")
     try:
         bundle.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{bundle.name}.", dir=bundle.parent))
@@ -78,7 +78,7 @@ def check(bundle: Path, run: Path | None, device: str, say: Callable[[str], None
 
     Args:
         bundle: The bundle.
-        run: The run that it was made of. Without it the bundle is compared with itself, see `check_bundle`.
+        run: The run that it was made from. Without it the bundle is compared with itself, see `check_bundle`.
         device: Device to run the graphs on.
         say: Prints a line for the user.
 
@@ -94,10 +94,10 @@ def check(bundle: Path, run: Path | None, device: str, say: Callable[[str], None
             return check_bundle(loaded, None, [], chosen)
         origin = _load(run)
         if model_shape(origin) != loaded.manifest.shape:
-            raise ExportError(f"{bundle} was not made of {run}: the shapes of the models differ")
+            raise ExportError(f"{bundle} was not made from {run}: the shapes of the models differ")
         steps, now = loaded.manifest.training.get("steps_averaged"), origin.provenance["steps_averaged"]
         if steps != now:
-            raise ExportError(f"{bundle} was made of the checkpoints at steps {steps}, but {run} has those at {now}")
+            raise ExportError(f"{bundle} was made from the checkpoints at steps {steps}, but {run} has those at {now}")
         sources = [pair.source for pairs in evaluation_data(origin, say).values() for pair in pairs]
         return check_bundle(loaded, origin.model, spread(sources, GREEDY_SOURCES), chosen)
 

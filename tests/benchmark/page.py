@@ -31,7 +31,7 @@ Written by `python -m tests.benchmark.page` from the JSON files in [`results/`](
 run of one benchmark. Nothing here is typed by hand.
 
 ```sh
-make bench                            # the server, its step loop, CTranslate2, and the loop around the graphs: ten minutes
+make bench                            # the server, its step loop and CTranslate2; the engine loop: ten minutes
 make bench-servers                    # the server, Triton and a plain asyncio server: ten minutes
 python -m tests.benchmark.health      # how fast a busy server answers health checks
 python -m tests.benchmark.growth      # how time grows with rows, lengths and vocabulary

@@ -131,7 +131,7 @@ def test_integers_in_the_caches_that_fail_the_check_go_back_to_floats(
     bundle, _ = build(build_input(run, tmp_path / "auto", options, say=lines.append))
     assert checked == ["float", "int8", "float"]
     assert bundle.manifest.cache == "float"
-    assert any("back to floats" in line for line in lines)
+    assert any("back to float caches" in line for line in lines)
     work = build_input(run, tmp_path / "int8", replace(options, cache="int8"), run.dev_pairs()[:1])
     with pytest.raises(CheckFailedError) as raised:
         build(work)

@@ -48,7 +48,7 @@ def refused(run: Path, bundle: Path, options: ExportOptions = OPTIONS) -> str:
     [
         ("recipe.yaml", "recipe.yaml is missing"),
         ("model.pt", "neither model.pt nor a checkpoint exists"),
-        ("dev.tsv", "there is neither dev nor test data"),
+        ("dev.tsv", "there is no dev or test data"),
     ],
 )
 def test_run_with_a_missing_file(missing: str, sentence: str, run: Path, tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_unfinished_run_is_reported(run: Path, tmp_path: Path) -> None:
     lines: list[str] = []
     with pytest.raises(ExportError):
         export_run(run, tmp_path / "bundle", OPTIONS, lines.append)
-    assert lines[0] == f"{run} is not finished; the bundle is made of the checkpoint at step 120"
+    assert lines[0] == f"{run} is not finished; the bundle is made from the checkpoint at step 120"
 
 
 def add_test_set(run: Path, content: str) -> Path:

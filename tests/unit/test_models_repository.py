@@ -183,13 +183,13 @@ def test_a_model_overrides_options(tmp_path: Path) -> None:
     [
         ("a: [", "is not YAML"),
         ("[1]", "it must be a mapping"),
-        ("modells: {}", "modells is not known; the keys here are default, models"),
+        ("modells: {}", "modells is not a known key; the keys here are default, models"),
         ("models: 0", "models must be a mapping"),
         ("models: {m: no}", "models.m must be a mapping"),
         ("models: {m: {aliases: []}}", "models.m.aliases must be a mapping"),
         ("default: [1]", "default: [1] is not a model name"),
         ("models: {../x: {}}", "models: '../x' is not a model name"),
-        ("models: {m: {version: 1}}", "models.m.version is not known"),
+        ("models: {m: {version: 1}}", "models.m.version is not a known key"),
         ("models: {m: {versions: 3}}", "models.m.versions: 3 is none of latest"),
         (
             "models: {m: {versions: 2026-05-03}}",

@@ -66,7 +66,7 @@ def read_converted(folder: Path) -> Converted:
     path = folder / "model.bin"
     file = read_model_file(path)
     if file.spec != SPEC:
-        raise ExportError(f"{path}: a {file.spec}; only encoder-decoder Transformers ({SPEC}) can be imported")
+        raise ExportError(f"{path}: is a {file.spec}; only encoder-decoder Transformers ({SPEC}) can be imported")
     for name, what in REFUSED.items():
         if name in file and bool(file[name].any()):
             raise ExportError(f"{path}: {what} are not supported")

@@ -81,7 +81,7 @@ def read_text(folder: Path) -> ImportedText:
     if (reader := _READERS.get(name)) is not None:
         return reader(tokenizer)
     if not tokenizer.is_fast:
-        raise ExportError(f"{folder}: {name} is a tokenizer in Python that is not supported")
+        raise ExportError(f"{folder}: {name} is a Python tokenizer that is not supported")
     return _fast(tokenizer)
 
 

@@ -109,7 +109,7 @@ def quantize_within_limit(task: QuantizationTask, cache: CacheChoice) -> Quantiz
             kept = {weights.names[key]: WIDER[precision] for key in wider}
             return QuantizedBundle(bundle, decoded, uncalibrated | kept)
         if cache == "auto" and scales is not None:
-            say(f"{precision} with integers in the caches loses {points:.3g} points: back to floats")
+            say(f"{precision} with integer caches loses {points:.3g} points: back to float caches")
             scales = None
             continue
         say(f"{precision} with {len(wider)} of {len(weights.names)} weights wider loses {points:.3g} points")

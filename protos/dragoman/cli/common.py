@@ -47,7 +47,7 @@ class Server:
         _option(
             envvar="DRAGOMAN_ADDRESS",
             metavar="HOST:PORT",
-            help="Address of the server; several, with commas, take turns.",
+            help="Address of the server, or several separated by commas, used in turn.",
         ),
     ] = DEFAULT_ADDRESS
     timeout: Annotated[

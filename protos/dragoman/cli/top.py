@@ -19,7 +19,7 @@ def top(
     address: Annotated[
         str,
         typer.Argument(
-            envvar="DRAGOMAN_METRICS_ADDRESS", metavar="[HOST:PORT]", help="Metrics port of the server, plain HTTP."
+            envvar="DRAGOMAN_METRICS_ADDRESS", metavar="[HOST:PORT]", help="Metrics address of the server, plain HTTP."
         ),
     ] = "127.0.0.1:9090",
     once: Annotated[

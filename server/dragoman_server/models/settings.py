@@ -205,7 +205,7 @@ def _table(value: Any, where: str) -> dict[Any, Any]:
 def _check_keys(table: dict[Any, Any], known: set[str], where: str) -> None:
     for key in table:
         if key not in known:
-            raise SettingsError(f"{where}{key} is not known; the keys here are {', '.join(sorted(known))}")
+            raise SettingsError(f"{where}{key} is not a known key; the keys here are {', '.join(sorted(known))}")
 
 
 def _yaml(value: Any) -> str:

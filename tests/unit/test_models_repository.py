@@ -204,7 +204,7 @@ def test_a_model_overrides_options(tmp_path: Path) -> None:
         ("models: {m: {aliases: {'7': 1}}}", "models.m.aliases: '7' can't be an alias"),
         ("models: {m: {aliases: {latest: 1}}}", "models.m.aliases: 'latest' can't be an alias"),
         ("models: {m: {aliases: {stable: ../1}}}", "models.m.aliases.stable: '../1' can't be a version"),
-        ("models: {m: {port: 1}}", "models.m.port is not known"),
+        ("models: {m: {port: 1}}", "models.m.port is not a known key"),
         ("models: {m: {max_rows: 0}}", "models.m.max_rows is 0; expected a whole number of at least 1"),
         ("models: {m: {max_rows: yes}}", "models.m.max_rows is true; expected a whole number of at least 1"),
         ("models: {m: {device: gpu}}", "models.m.device is 'gpu': "),

@@ -224,8 +224,8 @@ class LifeOptions(_Options, title="Stopping"):
     hang_seconds: float = Field(
         default=60.0,
         ge=0.01,
-        description="A step that takes longer counts as hung, and ends the process that computes it. An event loop that hangs "
-        "for longer makes the server unready.",
+        description="A step that takes longer counts as hung, and ends the process that computes it. An event loop "
+        "that hangs for longer makes the server unready.",
     )
     max_device_errors: int = Field(
         default=3, ge=1, description="Consecutive errors of a device that end the process that computes on it."

@@ -1,1 +1,1 @@
-"""Types that every room shares: requests, results, errors, and the contract between an engine and a search."""
+"""Types that every package shares: requests, results, errors, and the contract between an engine and a search."""

@@ -18,6 +18,14 @@ class LengthNormalization(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LENGTH_NORMALIZATION_GNMT: _ClassVar[LengthNormalization]
     LENGTH_NORMALIZATION_NONE: _ClassVar[LengthNormalization]
 
+class Stopping(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STOPPING_UNSPECIFIED: _ClassVar[Stopping]
+    STOPPING_EXACT: _ClassVar[Stopping]
+    STOPPING_EARLY: _ClassVar[Stopping]
+    STOPPING_CURRENT_LENGTH: _ClassVar[Stopping]
+    STOPPING_MAX_LENGTH: _ClassVar[Stopping]
+
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
@@ -52,6 +60,11 @@ LENGTH_NORMALIZATION_UNSPECIFIED: LengthNormalization
 LENGTH_NORMALIZATION_LENGTH: LengthNormalization
 LENGTH_NORMALIZATION_GNMT: LengthNormalization
 LENGTH_NORMALIZATION_NONE: LengthNormalization
+STOPPING_UNSPECIFIED: Stopping
+STOPPING_EXACT: Stopping
+STOPPING_EARLY: Stopping
+STOPPING_CURRENT_LENGTH: Stopping
+STOPPING_MAX_LENGTH: Stopping
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_EOS: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -87,7 +100,7 @@ class Input(_message.Message):
     def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ...) -> None: ...
 
 class GenerationOptions(_message.Message):
-    __slots__ = ("max_new_tokens", "time_limit", "min_new_tokens", "num_hypotheses", "beam_size", "length_normalization", "length_penalty", "coverage_penalty", "early_stopping", "patience", "beam_groups", "diversity_penalty", "sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "prefix", "prefix_bias", "suppressed_tokens", "suppressed_sequences", "repetition_penalty", "no_repeat_ngram_size", "stop_sequences", "include_stop_sequence", "vocabulary", "alternatives")
+    __slots__ = ("max_new_tokens", "time_limit", "min_new_tokens", "num_hypotheses", "beam_size", "length_normalization", "length_penalty", "coverage_penalty", "early_stopping", "patience", "beam_groups", "diversity_penalty", "sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "prefix", "prefix_bias", "suppressed_tokens", "suppressed_sequences", "repetition_penalty", "no_repeat_ngram_size", "stop_sequences", "include_stop_sequence", "vocabulary", "alternatives", "stopping", "encoder_no_repeat_ngram_size")
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TIME_LIMIT_FIELD_NUMBER: _ClassVar[int]
     MIN_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -117,6 +130,8 @@ class GenerationOptions(_message.Message):
     INCLUDE_STOP_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
+    STOPPING_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_NO_REPEAT_NGRAM_SIZE_FIELD_NUMBER: _ClassVar[int]
     max_new_tokens: int
     time_limit: _duration_pb2.Duration
     min_new_tokens: int
@@ -146,7 +161,9 @@ class GenerationOptions(_message.Message):
     include_stop_sequence: bool
     vocabulary: TokenIds
     alternatives: bool
-    def __init__(self, max_new_tokens: _Optional[int] = ..., time_limit: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., min_new_tokens: _Optional[int] = ..., num_hypotheses: _Optional[int] = ..., beam_size: _Optional[int] = ..., length_normalization: _Optional[_Union[LengthNormalization, str]] = ..., length_penalty: _Optional[float] = ..., coverage_penalty: _Optional[float] = ..., early_stopping: _Optional[bool] = ..., patience: _Optional[float] = ..., beam_groups: _Optional[int] = ..., diversity_penalty: _Optional[float] = ..., sample: _Optional[bool] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., typical_p: _Optional[float] = ..., seed: _Optional[int] = ..., prefix: _Optional[_Union[Input, _Mapping]] = ..., prefix_bias: _Optional[float] = ..., suppressed_tokens: _Optional[_Iterable[int]] = ..., suppressed_sequences: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., repetition_penalty: _Optional[float] = ..., no_repeat_ngram_size: _Optional[int] = ..., stop_sequences: _Optional[_Iterable[str]] = ..., include_stop_sequence: _Optional[bool] = ..., vocabulary: _Optional[_Union[TokenIds, _Mapping]] = ..., alternatives: _Optional[bool] = ...) -> None: ...
+    stopping: Stopping
+    encoder_no_repeat_ngram_size: int
+    def __init__(self, max_new_tokens: _Optional[int] = ..., time_limit: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., min_new_tokens: _Optional[int] = ..., num_hypotheses: _Optional[int] = ..., beam_size: _Optional[int] = ..., length_normalization: _Optional[_Union[LengthNormalization, str]] = ..., length_penalty: _Optional[float] = ..., coverage_penalty: _Optional[float] = ..., early_stopping: _Optional[bool] = ..., patience: _Optional[float] = ..., beam_groups: _Optional[int] = ..., diversity_penalty: _Optional[float] = ..., sample: _Optional[bool] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., typical_p: _Optional[float] = ..., seed: _Optional[int] = ..., prefix: _Optional[_Union[Input, _Mapping]] = ..., prefix_bias: _Optional[float] = ..., suppressed_tokens: _Optional[_Iterable[int]] = ..., suppressed_sequences: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., repetition_penalty: _Optional[float] = ..., no_repeat_ngram_size: _Optional[int] = ..., stop_sequences: _Optional[_Iterable[str]] = ..., include_stop_sequence: _Optional[bool] = ..., vocabulary: _Optional[_Union[TokenIds, _Mapping]] = ..., alternatives: _Optional[bool] = ..., stopping: _Optional[_Union[Stopping, str]] = ..., encoder_no_repeat_ngram_size: _Optional[int] = ...) -> None: ...
 
 class Details(_message.Message):
     __slots__ = ("tokens", "log_probabilities", "top_tokens", "alignment", "attention")
@@ -333,14 +350,18 @@ class ScoreResponse(_message.Message):
     def __init__(self, scores: _Optional[_Iterable[_Union[TargetScore, _Mapping]]] = ..., source: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., model: _Optional[str] = ..., model_version: _Optional[str] = ..., unseen_source_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
-    __slots__ = ("model", "text", "side")
+    __slots__ = ("model", "text", "side", "source_language", "target_language")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     SIDE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     side: Side
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., side: _Optional[_Union[Side, str]] = ...) -> None: ...
+    source_language: str
+    target_language: str
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., side: _Optional[_Union[Side, str]] = ..., source_language: _Optional[str] = ..., target_language: _Optional[str] = ...) -> None: ...
 
 class TokenizeResponse(_message.Message):
     __slots__ = ("tokens",)
@@ -387,7 +408,7 @@ class GetModelResponse(_message.Message):
     def __init__(self, model: _Optional[_Union[Model, _Mapping]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "version", "description", "license", "precision", "device", "max_source_tokens", "max_target_tokens", "source_vocabulary_size", "target_vocabulary_size", "parameters", "quality", "examples", "decoder_layers", "heads", "limits", "state", "problem", "aliases", "current", "default")
+    __slots__ = ("name", "version", "description", "license", "precision", "device", "max_source_tokens", "max_target_tokens", "source_vocabulary_size", "target_vocabulary_size", "parameters", "quality", "examples", "decoder_layers", "heads", "limits", "state", "problem", "aliases", "current", "default", "languages", "default_source_language", "default_target_language", "default_options", "origin")
     class QualityEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -416,6 +437,11 @@ class Model(_message.Message):
     ALIASES_FIELD_NUMBER: _ClassVar[int]
     CURRENT_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_FIELD_NUMBER: _ClassVar[int]
+    LANGUAGES_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_SOURCE_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_TARGET_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     description: str
@@ -437,7 +463,22 @@ class Model(_message.Message):
     aliases: _containers.RepeatedScalarFieldContainer[str]
     current: bool
     default: bool
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., description: _Optional[str] = ..., license: _Optional[str] = ..., precision: _Optional[str] = ..., device: _Optional[str] = ..., max_source_tokens: _Optional[int] = ..., max_target_tokens: _Optional[int] = ..., source_vocabulary_size: _Optional[int] = ..., target_vocabulary_size: _Optional[int] = ..., parameters: _Optional[int] = ..., quality: _Optional[_Mapping[str, float]] = ..., examples: _Optional[_Iterable[str]] = ..., decoder_layers: _Optional[int] = ..., heads: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., state: _Optional[_Union[ModelState, str]] = ..., problem: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., current: _Optional[bool] = ..., default: _Optional[bool] = ...) -> None: ...
+    languages: _containers.RepeatedCompositeFieldContainer[Language]
+    default_source_language: str
+    default_target_language: str
+    default_options: GenerationOptions
+    origin: str
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., description: _Optional[str] = ..., license: _Optional[str] = ..., precision: _Optional[str] = ..., device: _Optional[str] = ..., max_source_tokens: _Optional[int] = ..., max_target_tokens: _Optional[int] = ..., source_vocabulary_size: _Optional[int] = ..., target_vocabulary_size: _Optional[int] = ..., parameters: _Optional[int] = ..., quality: _Optional[_Mapping[str, float]] = ..., examples: _Optional[_Iterable[str]] = ..., decoder_layers: _Optional[int] = ..., heads: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., state: _Optional[_Union[ModelState, str]] = ..., problem: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., current: _Optional[bool] = ..., default: _Optional[bool] = ..., languages: _Optional[_Iterable[_Union[Language, _Mapping]]] = ..., default_source_language: _Optional[str] = ..., default_target_language: _Optional[str] = ..., default_options: _Optional[_Union[GenerationOptions, _Mapping]] = ..., origin: _Optional[str] = ...) -> None: ...
+
+class Language(_message.Message):
+    __slots__ = ("code", "source", "target")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    source: bool
+    target: bool
+    def __init__(self, code: _Optional[str] = ..., source: _Optional[bool] = ..., target: _Optional[bool] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("beam_size", "hypotheses", "top_tokens", "stop_sequences", "stop_sequence_characters", "suppressed_sequences", "batch_items", "score_targets", "suppressed_tokens", "attention_weights", "answer_bytes")

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 
-from dragoman_server.bundle.manifest import FORMAT_VERSION, MANIFEST_FILE, READ_VERSIONS, Manifest
+from dragoman_server.bundle.manifest import MANIFEST_FILE, NARROW_INT8_VERSION, READ_VERSIONS, Manifest
 
 
 class BundleError(Exception):
@@ -108,7 +108,7 @@ def _read_manifest(root: Path) -> Manifest:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
         raise BundleError(f"{path}: {field}: {first['msg']}") from None
-    if version < FORMAT_VERSION and manifest.precision == "int8":
+    if version < NARROW_INT8_VERSION and manifest.precision == "int8":
         raise BundleError(
             f"{path}: an int8 bundle of format_version {version} has 8-bit weights, which overflow on CPUs "
             "without VNNI; export the run again with this version's dragoman-export"

@@ -4,8 +4,10 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-FORMAT_VERSION = 3
-READ_VERSIONS = (2, FORMAT_VERSION)  # version 2 had 8-bit weights in int8, which overflow on some CPUs
+# Version 2 had 8-bit weights in int8, which overflow on some CPUs; version 3 had neither `text` nor `generation`.
+FORMAT_VERSION = 4
+READ_VERSIONS = (2, 3, FORMAT_VERSION)
+NARROW_INT8_VERSION = 3  # from which int8 products have 7-bit weights
 MANIFEST_FILE = "manifest.json"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
@@ -14,6 +16,9 @@ Precision = Literal["fp32", "int8", "int8-weights", "int4", "fp16", "bf16"]
 INTEGERS: tuple[Integers, ...] = get_args(Integers)
 Attention = Literal["ort", "standard"]
 Cache = Literal["float", "int8"]
+
+
+SourcePart = int | Literal["source_language", "target_language"]
 
 
 class Part(BaseModel):
@@ -74,10 +79,59 @@ class Graphs(Part):
 
 
 class Tokenizers(Part):
-    """File names of the tokenizers; the same name twice if the vocabulary is joint."""
+    """File names of the tokenizers; the same name twice if the vocabulary is joint.
+
+    With a SentencePiece model, texts are split by it and its pieces are looked up in the tokenizer's vocabulary.
+    """
 
     source: str
     target: str
+    source_pieces: str = Field(default="", description="file name of a SentencePiece model; empty for none")
+    target_pieces: str = Field(default="", description="file name of a SentencePiece model; empty for none")
+
+
+class LanguageTokens(Part):
+    """Token ids of a language on each side; None if it cannot be chosen there.
+
+    The first decoder token is `target` if `Text.forces_language`.
+    """
+
+    source: int | None = Field(default=None, ge=0)
+    target: int | None = Field(default=None, ge=0)
+
+
+class Text(Part):
+    """How an imported model's texts become token ids.
+
+    Without it the tokenizers add the end token themselves, and characters that are not in the vocabulary are refused.
+    """
+
+    before: list[SourcePart] = Field(
+        default=[], description="ids before those of a source, or languages of the request"
+    )
+    after: list[SourcePart] = Field(default=[], description="ids after those of a source, or languages of the request")
+    prefix: str = Field(default="", description="text put before a source, with {target_language}")
+    languages: dict[str, LanguageTokens] = Field(default={}, description="languages by code")
+    source_language: str = Field(default="", description="default source language")
+    target_language: str = Field(default="", description="default target language")
+    forces_language: bool = Field(default=False, description="whether targets start with the target language's token")
+
+
+class Generation(Part):
+    """How an imported model generates unless a request says otherwise, and the rules it was published with."""
+
+    options: dict[str, Any] = Field(default={}, description="default GenerationOptions, as protobuf's JSON")
+    forced_first: int | None = Field(default=None, ge=0, description="first token of every target")
+    forces_end: bool = Field(
+        default=False, description="whether a target of the maximum length ends with the end token, of probability 1"
+    )
+    begin_suppressed: list[int] = Field(default=[], description="tokens that cannot come first")
+    renormalized: bool = Field(
+        default=True, description="whether probabilities are renormalized after tokens were excluded"
+    )
+    whole_history: bool = Field(
+        default=False, description="whether rules on repetition see the begin token and the forced first token"
+    )
 
 
 class File(Part):
@@ -90,7 +144,7 @@ class File(Part):
 class Manifest(Part):
     """The description of a bundle."""
 
-    format_version: Literal[2, 3] = 3
+    format_version: Literal[2, 3, 4] = 4
     name: str = Field(pattern=NAME_PATTERN, description="default name of the model")
     version: str = "1"
     description: str = ""
@@ -107,6 +161,11 @@ class Manifest(Part):
     graphs: Graphs
     tokenizers: Tokenizers
     files: dict[str, File] = Field(description="every file of the bundle except the manifest, by name")
+    text: Text | None = None
+    generation: Generation | None = None
+    origin: dict[str, str] = Field(
+        default={}, description="of an imported model: name, revision, license and address of the model card"
+    )
     unseen_source_tokens: list[int] = Field(default=[], description="source ids that the training data lacks")
     examples: list[str] = Field(default=[], description="typical inputs")
     quality: dict[str, float] = Field(

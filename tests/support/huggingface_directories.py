@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import sentencepiece
-from tokenizers import ByteLevelBPETokenizer
+from tokenizers import ByteLevelBPETokenizer, CharBPETokenizer
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 
 SIZE = 1000
@@ -48,6 +48,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "pegasus": {"tokenizer_class": "PegasusTokenizer"},
     "bart": {"tokenizer_class": "BartTokenizer"},
     "blenderbot": {"tokenizer_class": "BlenderbotTokenizer"},
+    "blenderbot-small": {"tokenizer_class": "BlenderbotSmallTokenizer"},
     "byt5": {"tokenizer_class": "ByT5Tokenizer", "extra_ids": 125},
     "fsmt": {"tokenizer_class": "FSMTTokenizer"},
 }
@@ -155,6 +156,22 @@ def _files(layout: str) -> Iterator[tuple[str, Any]]:
             model = json.loads(trained.to_str())["model"]
             yield "vocab.json", model["vocab"]
             yield "merges.txt", "\n".join(["#version: 0.2", *map(" ".join, model["merges"])])
+        case "blenderbot-small":
+            trained = CharBPETokenizer(unk_token="__unk__", lowercase=True, split_on_whitespace_only=True)
+            trained.train_from_iterator(
+                lines(), SIZE, show_progress=False, special_tokens=["__null__", "__start__", "__end__", "__unk__"]
+            )
+            model = json.loads(trained.to_str())["model"]
+            last = {token: token.removesuffix("</w>") for token in model["vocab"] if token.endswith("</w>")}
+            special = [token for token in model["vocab"] if token.startswith("__")]
+            yield (
+                "vocab.json",
+                {
+                    token if token in special else last.get(token, f"{token}@@"): index
+                    for token, index in model["vocab"].items()
+                },
+            )
+            yield "merges.txt", "\n".join(["#version: 0.2", *map(" ".join, model["merges"]), ""])
         case "fsmt":
             yield "vocab-src.json", _numbered(["<s>", "<pad>", "</s>", "<unk>", "a</w>"])
             yield "vocab-tgt.json", _numbered(["<s>", "<pad>", "</s>", "<unk>", "a</w>"])

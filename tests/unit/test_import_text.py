@@ -91,6 +91,8 @@ def test_ids_become_the_same_text(imported: tuple[str, Any, ImportedText]) -> No
             written = decode(ids)
             # Their classes in Python strip the end, too.
             wanted = theirs.decode(ids, skip_special_tokens=True)
+            if layout == "blenderbot-small":  # of a word that never ended
+                wanted = wanted.removesuffix("@@")
             assert (written if theirs.is_fast or layout == "byt5" else written.rstrip()) == wanted
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from dragoman_export.errors import ExportError
 
@@ -234,6 +234,38 @@ def _byt5(tokenizer: Any) -> ImportedText:
     return ImportedText(vocabulary, vocabulary, (), (tokenizer.eos_token_id,))
 
 
+def _blenderbot_small(tokenizer: Any) -> ImportedText:
+    """Converts byte-pair encoding as subword-nmt writes it (Sennrich et al. 2016): "@@" marks pieces within a word.
+
+    The JSON has "</w>" at the end of a word's last piece instead, as merges.txt does.
+    """
+    special = [str(token) for token in tokenizer.all_special_tokens]
+    ids = {
+        token if token in special else token.removesuffix("@@") if token.endswith("@@") else f"{token}</w>": index
+        for token, index in tokenizer.encoder.items()
+    }
+    merges = [tuple(pair) for pair in tokenizer.bpe_ranks]
+    lost = [first + second for first, second in merges if not {first, second, first + second} <= ids.keys()]
+    if lost:
+        raise ExportError(f"{tokenizer.name_or_path}: merges.txt makes {lost[0]!r}, which vocab.json does not have")
+    copy = Tokenizer(
+        models.BPE(vocab=ids, merges=merges, unk_token=str(tokenizer.unk_token), end_of_word_suffix="</w>")
+    )
+    new_line = normalizers.Replace(Regex(r"(?<=[^\s'])\n"), " __newln__")
+    copy.normalizer = normalizers.Sequence([new_line, normalizers.Lowercase()])
+    copy.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.WhitespaceSplit(),
+            pre_tokenizers.Split(Regex("[.,!?()]"), "merged_with_next"),
+            pre_tokenizers.Split("'", "isolated"),
+        ]
+    )
+    copy.decoder = decoders.BPEDecoder("</w>")
+    copy.add_special_tokens([AddedToken(token, normalized=False) for token in special])
+    vocabulary = Vocabulary(copy)
+    return ImportedText(vocabulary, vocabulary)
+
+
 def _byte_of(letter: str) -> int:
     """Returns the byte that a letter of the byte-level alphabet represents (Radford et al. 2019)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
@@ -247,6 +279,7 @@ REFUSED: Mapping[str, str] = {
     "FSMTTokenizer": "tokenizes with Moses' rules, which are not supported; send token ids",
 }
 _READERS: Mapping[str, Callable[[Any], ImportedText]] = {
+    "BlenderbotSmallTokenizer": _blenderbot_small,
     "ByT5Tokenizer": _byt5,
     "M2M100Tokenizer": _m2m_100,
     "MarianTokenizer": _marian,

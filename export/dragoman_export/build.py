@@ -1,6 +1,6 @@
 """Builds a bundle in a working directory: traces the graphs, quantizes them, checks parity and measures quality."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from dragoman_export.checks.parity import check_bundle
 from dragoman_export.checks.quality import NAMES, DecodedSet, decode_set
 from dragoman_export.checks.report import CheckFailedError, ParityReport
 from dragoman_export.errors import ExportError
+from dragoman_export.original import Original
 from dragoman_export.precision.calibration import calibration_feeds
 from dragoman_export.precision.quality_loss import check_judgeable, compare
 from dragoman_export.precision.quantization_search import QuantizationTask, QuantizedBundle, quantize_within_limit
@@ -20,7 +21,6 @@ from dragoman_server.bundle.load import Bundle, load_bundle
 from dragoman_server.bundle.manifest import INTEGERS, Integers, Precision
 from dragoman_server.runtime.device import CPU, Device, DeviceError, choose_device
 from dragoman_training.data.pairs import Pair
-from dragoman_training.run.load import Run
 
 GREEDY_SOURCES = 256  # sources decoded by model and graphs
 EXAMPLES = 6
@@ -31,32 +31,24 @@ class BuildInput:
     """The input of a build.
 
     Attributes:
-        run: The run to export.
-        data: Pairs by name of the data set, at least one set.
-        longest: The longest training pairs of the run; may be empty.
+        original: The model to export.
         folder: An empty directory.
         options: Options of the export.
         say: Prints a line for the user.
     """
 
-    run: Run
-    data: dict[str, list[Pair]]
-    longest: list[Pair]
+    original: Original
     folder: Path
     options: ExportOptions
     say: Callable[[str], None]
 
     @property
-    def sources(self) -> list[str]:
-        return [pair.source for pairs in self.data.values() for pair in pairs]
-
-    @property
-    def comparison_set(self) -> tuple[str, list[Pair]]:
+    def comparison_set(self) -> tuple[str, Sequence[Pair]]:
         """Name and pairs of the set on which precisions are compared: dev if there is one."""
-        return next(iter(self.data.items()))
+        return next(iter(self.original.data.items()))
 
-    def decode(self, bundle: Bundle, device: Device, pairs: list[Pair]) -> DecodedSet:
-        return decode_set(bundle, device, pairs, self.run.recipe.evaluation.metrics)
+    def decode(self, bundle: Bundle, device: Device, pairs: Sequence[Pair]) -> DecodedSet:
+        return decode_set(bundle, device, pairs, self.original.metrics)
 
 
 def build(work: BuildInput) -> tuple[Bundle, ParityReport]:
@@ -105,7 +97,9 @@ def _build_quantized(work: BuildInput, precision: Integers) -> tuple[Bundle, Par
     before = work.decode(exact, CPU, pairs)
     limit = work.options.max_quality_loss
     check_judgeable(before, name, precision, limit)
-    task = QuantizationTask(exact, work.folder / precision, precision, pairs, work.longest, before, limit, work.say)
+    task = QuantizationTask(
+        exact, work.folder / precision, precision, pairs, work.original.longest, before, limit, work.say
+    )
     quantized, report = _quantize_and_check(work, task)
     decoded = before, quantized.decoded
     loss = compare((exact, quantized.bundle), decoded, calibration_feeds(exact, pairs), CPU)
@@ -138,7 +132,7 @@ def short_data_note(work: BuildInput, exact: Bundle) -> str:
     """Returns why cache scales may not fit longer texts: no calibration data was long. Empty if some was."""
     limits = exact.manifest.limits
     name, pairs = work.comparison_set
-    dev_feeds, train_feeds = calibration_feeds(exact, pairs), calibration_feeds(exact, work.longest)
+    dev_feeds, train_feeds = calibration_feeds(exact, pairs), calibration_feeds(exact, work.original.longest)
     short = []
     for side, limit in (("source", limits.max_source_tokens), ("target", limits.max_target_tokens)):
         dev, train = (
@@ -158,13 +152,15 @@ def _trace(work: BuildInput, precision: Precision) -> Bundle:
     folder = work.folder / precision
     folder.mkdir()
     options = replace(work.options, precision=precision)
-    write_manifest(write_files(work.run, folder, options, options.examples or spread(work.sources, EXAMPLES)), folder)
+    write_manifest(
+        write_files(work.original, folder, options, options.examples or spread(work.original.sources, EXAMPLES)), folder
+    )
     return load_bundle(folder)
 
 
 def _check(work: BuildInput, bundle: Bundle, device: Device) -> ParityReport:
     work.say(f"comparing the graphs in {bundle.manifest.precision} with the model, on {device}")
-    report = check_bundle(bundle, work.run.model, spread(work.sources, GREEDY_SOURCES), device)
+    report = check_bundle(bundle, work.original.model, spread(work.original.sources, GREEDY_SOURCES), device)
     if report.failures:
         raise CheckFailedError(f"the check failed, so no bundle was made: {report.failures[0]}", report)
     return report
@@ -182,7 +178,7 @@ def _finish(
     work.say("measuring their quality")
     quality = {
         f"{name} {NAMES[metric]}": round(value, 3)
-        for name, pairs in work.data.items()
+        for name, pairs in work.original.data.items()
         for metric, value in (decoded.get(name) or work.decode(*runnable_bundle, pairs)).scores.items()
     }
     update = {"parity": report.document, "quality": quality, "loss": loss}

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from dragoman_export.bundle.options import CacheChoice, ExportOptions
+from dragoman_export.bundle.options import CacheChoice, ExportOptions, ImportOptions
 from dragoman_server.bundle.manifest import Attention, Precision
 from dragoman_training.errors import missing_extra
 
@@ -21,7 +21,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command(epilog="Exit status: 0 the bundle was made, or passed the check; 1 it was not made, or failed the check.")
 def export(
-    run: Annotated[Path | None, typer.Argument(help="A directory that dragoman-train wrote.")] = None,
+    run: Annotated[
+        Path | None, typer.Argument(help="A directory that dragoman-train wrote; left out with --from-....")
+    ] = None,
     bundle: Annotated[Path | None, typer.Argument(help="The directory of the bundle to make.")] = None,
     check: Annotated[
         Path | None, typer.Option("--check", metavar="BUNDLE", help="Check this bundle again instead of making one.")
@@ -29,6 +31,36 @@ def export(
     against: Annotated[
         Path | None,
         typer.Option("--run", metavar="RUN", help="With --check: the run to compare the bundle with."),
+    ] = None,
+    from_transformers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Export this model instead of a run: a directory that Hugging Face's transformers saved, or the name "
+            "of a repository on its hub.",
+        ),
+    ] = None,
+    revision: Annotated[
+        str | None,
+        typer.Option(
+            help="With --from-transformers: branch, tag or commit on the hub.", show_default="the newest commit"
+        ),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY",
+            help="With --from-transformers: generation setting to ignore; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    sources: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --from-transformers: typical inputs, one a line, to compare answers of graphs and model on.",
+            show_default="sentences in many languages",
+        ),
     ] = None,
     attention: Annotated[
         Attention,
@@ -76,6 +108,14 @@ def export(
     ] = "auto",
 ) -> None:
     """Export RUN to BUNDLE: ONNX graphs, tokenizers and a manifest, checked against the trained model."""
+    imported = None
+    if from_transformers is not None:
+        imported = ImportOptions("transformers", revision, ignore or [], sources)
+        if bundle is not None:
+            raise typer.BadParameter("--from-transformers MODEL replaces RUN; pass only BUNDLE beside it")
+        run, bundle = Path(from_transformers), run
+    elif revision is not None or ignore or sources is not None:
+        raise typer.BadParameter("--revision, --ignore and --sources need --from-transformers")
     if (check is None) == (run is None) or (check is None) == (bundle is None):
         raise typer.BadParameter("pass RUN and BUNDLE to make a bundle, or --check BUNDLE to check one")
     if not 0 <= max_quality_loss < math.inf:
@@ -90,7 +130,7 @@ def export(
         from dragoman_export.checks.report import CheckFailedError, print_loss, print_report
         from dragoman_export.errors import ExportError
         from dragoman_export.export import check as check_again
-        from dragoman_export.export import export_run
+        from dragoman_export.export import export_import, export_run
     except ModuleNotFoundError as error:
         print(f"error: {missing_extra(error, 'export')}", file=sys.stderr)
         raise typer.Exit(1) from None
@@ -119,7 +159,10 @@ def export(
             overwrite=overwrite,
             device=device,
         )
-        manifest, report = export_run(run, bundle, options, say)
+        if imported is None:
+            manifest, report = export_run(run, bundle, options, say)
+        else:
+            manifest, report = export_import(str(run), bundle, options, imported, say)
         print_report(report, console)
         print_loss(manifest.loss, console)
         for metric, value in manifest.quality.items():

@@ -1,4 +1,4 @@
-"""Exports a run to a bundle, or checks a bundle again."""
+"""Exports a run or an imported model to a bundle, or checks a bundle again."""
 
 import re
 import shutil
@@ -8,20 +8,19 @@ from pathlib import Path
 
 from dragoman_export.build import GREEDY_SOURCES, BuildInput, build
 from dragoman_export.bundle.bf16_on_cpu import runnable
-from dragoman_export.bundle.options import ExportOptions
+from dragoman_export.bundle.options import ExportOptions, ImportOptions
 from dragoman_export.bundle.write import model_shape
 from dragoman_export.checks.parity import check_bundle
 from dragoman_export.checks.report import ParityReport
 from dragoman_export.errors import ExportError
-from dragoman_export.run_data import evaluation_data, longest_training_pairs, source_fault, spread
+from dragoman_export.imports import read_import
+from dragoman_export.original import Original
+from dragoman_export.run_data import read_run, source_fault, spread
 from dragoman_server.bundle.load import BundleError, load_bundle
 from dragoman_server.bundle.manifest import MANIFEST_FILE, NAME_PATTERN, Manifest
 from dragoman_server.runtime.device import DeviceError
-from dragoman_training.data.tokenizers import UNKNOWN_ID
-from dragoman_training.errors import TrainingError
-from dragoman_training.run.load import Run, load_run
 
-__all__ = ["ExportOptions", "check", "export_run"]
+__all__ = ["ExportOptions", "ImportOptions", "check", "export_import", "export_run"]
 
 
 def _silent(_: str) -> None:
@@ -45,25 +44,53 @@ def export_run(
     """
     _check_destination(bundle, overwrite=options.overwrite)
     _check_options(options)
-    loaded = _load(run)
-    _check_heads(loaded, options)
+    original = read_run(run, say)
+    if not original.provenance["finished"]:
+        steps = ", ".join(map(str, original.provenance["steps_averaged"]))
+        say(f"{run} is not finished; the bundle is made from the checkpoint at step {steps}")
+    if not original.sources:
+        raise ExportError(f"{run}: there is no dev or test data on which to compare the answers of model and graphs")
     for text in options.examples:
-        fault = source_fault(loaded.source_tokenizer, text, loaded.recipe.model.max_source_length, UNKNOWN_ID)
+        fault = source_fault(
+            original.source.tokenizer, text, original.limits.max_source_tokens, original.tokens.unknown
+        )
         if fault:
             raise ExportError(f"--example {text!r} {fault}")
-    if not loaded.provenance["finished"]:
-        steps = ", ".join(map(str, loaded.provenance["steps_averaged"]))
-        say(f"{run} is not finished; the bundle is made from the checkpoint at step {steps}")
-    data = evaluation_data(loaded, say)
-    if not any(data.values()):
-        raise ExportError(f"{run}: there is no dev or test data on which to compare the answers of model and graphs")
+    return _export(original, bundle, options, say)
+
+
+def export_import(
+    model: str, bundle: Path, options: ExportOptions, imported: ImportOptions, say: Callable[[str], None] = _silent
+) -> tuple[Manifest, ParityReport]:
+    """Exports a model of another program, checks the graphs against it. The bundle appears only then.
+
+    Args:
+        model: Directory, file or name of the model.
+        bundle: Directory to make. A hidden one beside it holds the files meanwhile.
+        options: Options of the export.
+        imported: Options of the import.
+        say: Prints a line for the user. An exception that it raises ends the export.
+
+    Raises:
+        ExportError: The model cannot be read, the options are invalid, the bundle exists, or the check failed. Nothing
+            is left behind then, and a bundle that was to be overwritten is unchanged.
+    """
+    _check_destination(bundle, overwrite=options.overwrite)
+    _check_options(options)
+    return _export(read_import(model, imported, say), bundle, options, say)
+
+
+def _export(
+    original: Original, bundle: Path, options: ExportOptions, say: Callable[[str], None]
+) -> tuple[Manifest, ParityReport]:
+    _check_heads(original, options)
     try:
         bundle.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{bundle.name}.", dir=bundle.parent))
     except OSError as error:
         raise ExportError(f"{bundle} can't be made: {error.strerror}") from error
     try:
-        built, report = build(BuildInput(loaded, data, longest_training_pairs(loaded), folder, options, say))
+        built, report = build(BuildInput(original, folder, options, say))
         say(f"moving {bundle} into place")
         _move_into_place(built.path, bundle)
     except OSError as error:
@@ -92,21 +119,13 @@ def check(bundle: Path, run: Path | None, device: str, say: Callable[[str], None
             raise ExportError(str(error)) from error
         if run is None:
             return check_bundle(loaded, None, [], chosen)
-        origin = _load(run)
-        if model_shape(origin) != loaded.manifest.shape:
+        original = read_run(run, say)
+        if model_shape(original.model) != loaded.manifest.shape:
             raise ExportError(f"{bundle} was not made from {run}: the shapes of the models differ")
-        steps, now = loaded.manifest.training.get("steps_averaged"), origin.provenance["steps_averaged"]
+        steps, now = loaded.manifest.training.get("steps_averaged"), original.provenance["steps_averaged"]
         if steps != now:
             raise ExportError(f"{bundle} was made from the checkpoints at steps {steps}, but {run} has those at {now}")
-        sources = [pair.source for pairs in evaluation_data(origin, say).values() for pair in pairs]
-        return check_bundle(loaded, origin.model, spread(sources, GREEDY_SOURCES), chosen)
-
-
-def _load(run: Path) -> Run:
-    try:
-        return load_run(run)
-    except TrainingError as error:
-        raise ExportError(str(error)) from error
+        return check_bundle(loaded, original.model, spread(original.sources, GREEDY_SOURCES), chosen)
 
 
 def _check_destination(bundle: Path, *, overwrite: bool) -> None:
@@ -130,11 +149,12 @@ def _check_options(options: ExportOptions) -> None:
         names.add(notice.name)
 
 
-def _check_heads(run: Run, options: ExportOptions) -> None:
-    width = model_shape(run).d_head
+def _check_heads(original: Original, options: ExportOptions) -> None:
+    width = model_shape(original.model).d_head
     if options.attention == "ort" and width % 8:
         raise ExportError(
-            f"{run.path}: heads are {width} wide, but --attention ort needs a multiple of 8: pass --attention standard"
+            f"{original.place}: heads are {width} wide, but --attention ort needs a multiple of 8: "
+            "pass --attention standard"
         )
 
 

@@ -1,20 +1,58 @@
-"""The data of a run, as far as its files still exist."""
+"""A run as the original of a bundle, with its data as far as the files still exist."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from dragoman_export.errors import ExportError
+from dragoman_export.original import Original, Vocabulary
+from dragoman_server.bundle.manifest import Limits, SpecialTokens
 from dragoman_server.messages.blank_text import is_blank
 from dragoman_training.data.corpus import BadLines, read_pairs
 from dragoman_training.data.encode import Tokenizers, encode_pairs
 from dragoman_training.data.pairs import Pair, distinct_sources, read_pairs_file
 from dragoman_training.data.prepare import pairs_digest
-from dragoman_training.errors import DataError
+from dragoman_training.data.tokenizers import BEGIN_ID, END_ID, PAD_ID, UNKNOWN_ID
+from dragoman_training.errors import DataError, TrainingError
 from dragoman_training.files import DATA_FILE, DEV_FILE, LONGEST_FILE
 from dragoman_training.recipe import ParallelFiles
-from dragoman_training.run.load import Run
+from dragoman_training.run.load import Run, load_run
+
+TOKENS = SpecialTokens(pad=PAD_ID, unknown=UNKNOWN_ID, begin=BEGIN_ID, end=END_ID)  # of models trained here
+
+
+def read_run(path: Path, say: Callable[[str], None]) -> Original:
+    """Reads a run.
+
+    Args:
+        path: The run directory.
+        say: Prints a line for the user on each data set that is left out, and why.
+
+    Raises:
+        ExportError: The run cannot be read, or its data has changed.
+    """
+    try:
+        run = load_run(path)
+    except TrainingError as error:
+        raise ExportError(str(error)) from error
+    data = evaluation_data(run, say)
+    config = run.recipe.model
+    return Original(
+        str(path),
+        run.model,
+        Vocabulary(run.source_tokenizer),
+        Vocabulary(run.target_tokenizer),
+        TOKENS,
+        Limits(max_source_tokens=config.max_source_length, max_target_tokens=config.max_target_length),
+        [pair.source for pairs in data.values() for pair in pairs],
+        data,
+        longest_training_pairs(run),
+        run.recipe.evaluation.metrics,
+        run.unseen_source_tokens,
+        run.provenance | {"files": _data_files(run)},
+    )
 
 
 def evaluation_data(run: Run, say: Callable[[str], None]) -> dict[str, list[Pair]]:
@@ -100,3 +138,17 @@ def _within_limits(run: Run, pairs: Sequence[Pair]) -> list[Pair]:
     """Returns the pairs that training would use."""
     tokenizers = Tokenizers(run.source_tokenizer, run.target_tokenizer)
     return [pair for pair, _, fault in encode_pairs(run.recipe, tokenizers, pairs) if fault is None]
+
+
+def _data_files(run: Run) -> dict[str, str | None]:
+    """Returns name and SHA-256 of each file the run was trained on; None for a file that no longer exists."""
+    files: list[Path] = []
+    data = run.recipe.data
+    for entry in [*data.train, *(data.dev or []), *(data.test or [])]:
+        files += [entry] if isinstance(entry, Path) else [entry.source, entry.target]
+    return {file.name: _sha256(file) if file.is_file() else None for file in files}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

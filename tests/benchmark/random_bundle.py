@@ -15,12 +15,11 @@ from dragoman_export.bundle.options import CacheChoice, ExportOptions
 from dragoman_export.bundle.write import write_files, write_manifest
 from dragoman_export.checks.quality import decode_set
 from dragoman_export.precision.quantization_search import QuantizationTask, quantize_within_limit
-from dragoman_export.run_data import evaluation_data
+from dragoman_export.run_data import read_run
 from dragoman_server.bundle.load import Bundle, BundleError, load_bundle
 from dragoman_server.bundle.manifest import INTEGERS, Precision
 from dragoman_server.runtime.device import CPU
 from dragoman_training.model import ModelConfig
-from dragoman_training.run.load import load_run
 from tests.support.random_model import write_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,15 +74,15 @@ def random_bundle(
 
 def _unchecked(run: Path, scratch: Path, name: str, precision: Precision, cache: CacheChoice) -> Path:
     """Exports a run; returns the bundle's directory within `scratch`."""
-    loaded = load_run(run)
+    original = read_run(run, print)
     place = scratch / "traced"
     place.mkdir()
-    write_manifest(write_files(loaded, place, ExportOptions(name, description="random weights"), ()), place)
+    write_manifest(write_files(original, place, ExportOptions(name, description="random weights"), ()), place)
     for integers in INTEGERS:
         if precision == integers:
             exact = load_bundle(place)
-            pairs = next(iter(evaluation_data(loaded, lambda line: None).values()))
-            before = decode_set(exact, CPU, pairs, loaded.recipe.evaluation.metrics)
+            pairs = next(iter(original.data.values()))
+            before = decode_set(exact, CPU, pairs, original.metrics)
             folder = scratch / integers
             task = QuantizationTask(exact, folder, integers, pairs, [], before, math.inf, lambda line: None)
             return quantize_within_limit(task, cache).bundle.path

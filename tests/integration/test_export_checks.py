@@ -24,6 +24,7 @@ from dragoman_export.checks.tolerance import allowed_difference, largest_differe
 from dragoman_export.cli import app
 from dragoman_export.errors import ExportError
 from dragoman_export.export import ExportOptions, check, export_run
+from dragoman_export.run_data import read_run
 from dragoman_server.bundle.load import load_bundle
 from dragoman_server.bundle.manifest import SpecialTokens
 from dragoman_server.runtime.device import CPU
@@ -75,7 +76,7 @@ def chaotic_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_state(run / "model.pt", state)
     bundle = run.parent / "bundle"
     bundle.mkdir()
-    write_manifest(write_files(load_run(run), bundle, ExportOptions("x"), ["w5"]), bundle)
+    write_manifest(write_files(read_run(run, print), bundle, ExportOptions("x"), ["w5"]), bundle)
     return run
 
 

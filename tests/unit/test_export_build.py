@@ -12,16 +12,17 @@ from dragoman_export.bundle.write import write_files, write_manifest
 from dragoman_export.checks.quality import DecodedSet, decode_set
 from dragoman_export.checks.report import CheckFailedError, ParityReport
 from dragoman_export.errors import ExportError
+from dragoman_export.original import Original
 from dragoman_export.precision.calibration import Feed, cache_peaks
 from dragoman_export.precision.editable_graph import Floats
 from dragoman_export.precision.quality_loss import agreement, check_judgeable
+from dragoman_export.run_data import read_run
 from dragoman_server.bundle.load import Bundle, load_bundle, shipped_bundle
 from dragoman_server.bundle.manifest import Precision
 from dragoman_server.runtime.device import CPU, Device
 from dragoman_training.data.pairs import Pair
 from dragoman_training.evaluation.metrics import METRICS
 from dragoman_training.recipe import Metric
-from dragoman_training.run.load import Run, load_run
 from tests.support.random_model import small_run
 
 ALL: list[Metric] = ["exact_match", "sequence_error_rate", "word_error_rate", "bleu", "chrf"]
@@ -30,16 +31,15 @@ HALF_RIGHT = [target.replace("the", "a") for target in TARGETS]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return load_run(small_run(tmp_path_factory.mktemp("build") / "run"))
+def original(tmp_path_factory: pytest.TempPathFactory) -> Original:
+    return read_run(small_run(tmp_path_factory.mktemp("build") / "run"), print)
 
 
 @pytest.fixture(scope="module")
-def exact(run: Run) -> Bundle:
+def exact(original: Original, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """The run's bundle in fp32, unchecked."""
-    folder = run.path.parent / "exact"
-    folder.mkdir()
-    write_manifest(write_files(run, folder, ExportOptions("x"), ["w5"]), folder)
+    folder = tmp_path_factory.mktemp("exact")
+    write_manifest(write_files(original, folder, ExportOptions("x"), ["w5"]), folder)
     return load_bundle(folder)
 
 
@@ -88,7 +88,7 @@ def test_one_metric_better_than_chance_is_enough(answers: list[str]) -> None:
 
 @pytest.mark.parametrize("precision", ["int8", "bf16"])
 def test_build_refuses_to_judge_an_untrained_model(
-    precision: Precision, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    precision: Precision, original: Original, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = load_bundle(shipped_bundle())
     for name, result in (("_trace", bundle), ("_check", ParityReport({}, [])), ("runnable", (bundle, CPU))):
@@ -96,7 +96,7 @@ def test_build_refuses_to_judge_an_untrained_model(
     pairs = [Pair(word, "one two", tmp_path, 1) for word in ("hello", "cat", "dog")]
     options = ExportOptions("x", precision=precision, device="cpu")
     with pytest.raises(ExportError, match=rf"--precision {precision} costs can't be judged: .* to dev are no better"):
-        build(BuildInput(run, {"dev": pairs}, [], tmp_path, options, lambda _: None))
+        build(BuildInput(replace(original, data={"dev": pairs}), tmp_path, options, lambda _: None))
 
 
 def test_agreement_counts_answers_and_tokens() -> None:
@@ -106,14 +106,18 @@ def test_agreement_counts_answers_and_tokens() -> None:
 
 
 def build_input(
-    run: Run, folder: Path, options: ExportOptions, longest: Sequence[Pair] = (), say: Callable[[str], None] = print
+    original: Original,
+    folder: Path,
+    options: ExportOptions,
+    longest: Sequence[Pair] = (),
+    say: Callable[[str], None] = print,
 ) -> BuildInput:
     folder.mkdir(exist_ok=True)
-    return BuildInput(run, {"dev": run.dev_pairs()}, list(longest), folder, options, say)
+    return BuildInput(replace(original, longest=longest), folder, options, say)
 
 
 def test_integers_in_the_caches_that_fail_the_check_go_back_to_floats(
-    run: Run, exact: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    original: Original, exact: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checked: list[str] = []
 
@@ -128,11 +132,11 @@ def test_integers_in_the_caches_that_fail_the_check_go_back_to_floats(
     monkeypatch.setattr("dragoman_export.precision.quantization_search.are_faster", lambda *_: True)
     lines: list[str] = []
     options = ExportOptions("x", precision="int8", max_quality_loss=1000)
-    bundle, _ = build(build_input(run, tmp_path / "auto", options, say=lines.append))
+    bundle, _ = build(build_input(original, tmp_path / "auto", options, say=lines.append))
     assert checked == ["float", "int8", "float"]
     assert bundle.manifest.cache == "float"
     assert any("back to float caches" in line for line in lines)
-    work = build_input(run, tmp_path / "int8", replace(options, cache="int8"), run.dev_pairs()[:1])
+    work = build_input(original, tmp_path / "int8", replace(options, cache="int8"), original.data["dev"][:1])
     with pytest.raises(CheckFailedError) as raised:
         build(work)
     assert str(raised.value) == f"the check failed{short_data_note(work, exact)} (--cache float keeps floats)"
@@ -148,9 +152,13 @@ def test_integers_in_the_caches_that_fail_the_check_go_back_to_floats(
     ],
 )
 def test_short_calibration_data_is_reported(
-    longest: list[tuple[str, str]], expected: list[tuple[str, str, int]], run: Run, exact: Bundle, tmp_path: Path
+    longest: list[tuple[str, str]],
+    expected: list[tuple[str, str, int]],
+    original: Original,
+    exact: Bundle,
+    tmp_path: Path,
 ) -> None:
-    work = build_input(run, tmp_path, ExportOptions("x"), [Pair(*texts, tmp_path, 1) for texts in longest])
+    work = build_input(original, tmp_path, ExportOptions("x"), [Pair(*texts, tmp_path, 1) for texts in longest])
     sentences = [
         f"the longest {side} has 4 tokens in dev{training}, and the limit is {limit}"
         for side, training, limit in expected
@@ -159,15 +167,14 @@ def test_short_calibration_data_is_reported(
     assert short_data_note(work, exact) == f"; {'; '.join(sentences)}: {reason}"
 
 
-def test_long_calibration_data_is_not_blamed(run: Run, exact: Bundle, tmp_path: Path) -> None:
-    work = replace(
-        build_input(run, tmp_path, ExportOptions("x")), data={"dev": [Pair("w5 " * 8, "w5 " * 7, tmp_path, 1)]}
-    )
+def test_long_calibration_data_is_not_blamed(original: Original, exact: Bundle, tmp_path: Path) -> None:
+    long = replace(original, data={"dev": [Pair("w5 " * 8, "w5 " * 7, tmp_path, 1)]})
+    work = build_input(long, tmp_path, ExportOptions("x"))
     assert short_data_note(work, exact) == ""
 
 
 def test_caches_are_calibrated_on_the_longest_training_pairs_too(
-    run: Run, exact: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    original: Original, exact: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lengths: list[int] = []
 
@@ -178,5 +185,5 @@ def test_caches_are_calibrated_on_the_longest_training_pairs_too(
     monkeypatch.setattr("dragoman_export.build._trace", lambda *_: exact)
     monkeypatch.setattr("dragoman_export.precision.quantization_search.cache_peaks", record)
     options = ExportOptions("x", precision="int8", cache="int8", max_quality_loss=1000)
-    build(build_input(run, tmp_path, options, [Pair("w5 w6 w7 w8 w9 w10 w11 w12", "w5", tmp_path, 1)]))
+    build(build_input(original, tmp_path, options, [Pair("w5 w6 w7 w8 w9 w10 w11 w12", "w5", tmp_path, 1)]))
     assert lengths == [4] * 8 + [9]

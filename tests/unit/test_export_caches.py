@@ -16,6 +16,7 @@ from dragoman_export.precision.calibration import Feed, cache_peaks, scorer_feed
 from dragoman_export.precision.editable_graph import Floats
 from dragoman_export.precision.quantize import CalibratedWeights, quantize_bundle
 from dragoman_export.precision.scales import cache_scales
+from dragoman_export.run_data import read_run
 from dragoman_server.bundle.load import Bundle, BundleError, load_bundle
 from dragoman_server.bundle.manifest import INTEGERS
 from dragoman_server.core.search import StepRequest
@@ -25,7 +26,6 @@ from dragoman_server.runtime.device_memory import row_bytes
 from dragoman_server.runtime.graph_check import check_caches
 from dragoman_server.runtime.runtime import Runtime
 from dragoman_server.runtime.sessions import Sessions
-from dragoman_training.run.load import load_run
 from tests.support.bundles import altered_copy, edit_manifest
 from tests.support.random_model import VOCABULARY, small_run
 
@@ -37,7 +37,7 @@ LENGTHS = [3, 9, 1, 5, 7, 2] * 7
 def exact(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     folder = tmp_path_factory.mktemp("cache") / "exact"
     folder.mkdir()
-    run = load_run(small_run(folder.parent / "run"))
+    run = read_run(small_run(folder.parent / "run"), print)
     write_manifest(write_files(run, folder, ExportOptions("x"), ["w5"]), folder)
     return load_bundle(folder)
 

@@ -20,6 +20,7 @@ from dragoman_export.graphs.interface import DTYPES, decoder_interface, encoder_
 from dragoman_export.graphs.packing import Packing
 from dragoman_export.graphs.trace import count_operators, trace
 from dragoman_export.graphs.two_pass_top_k import block_width, split_top_k
+from dragoman_export.run_data import TOKENS
 from dragoman_server.bundle.manifest import Attention, Precision, Shape
 from dragoman_training.model import ModelConfig, Transformer
 from dragoman_training.run.load import Run, load_run
@@ -37,12 +38,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def ort_graphs(run: Run) -> Models:
-    return trace_graphs(run.model, model_shape(run), "ort", "fp32")
+    return trace_graphs(run.model, model_shape(run.model), TOKENS, "ort", "fp32")
 
 
 @pytest.fixture(scope="module")
 def standard_step(run: Run) -> onnx.ModelProto:
-    return trace_step(run.model, model_shape(run), "standard")
+    return trace_step(run.model, model_shape(run.model), "standard")
 
 
 def trace_step(
@@ -157,7 +158,7 @@ def test_graphs_have_the_nodes_they_need_and_no_more(
     steps: dict[Attention, onnx.ModelProto] = {"ort": ort_graphs[DECODER], "standard": standard_step}
     for form, step in steps.items():
         assert count_operators(step) == times(layers, STEP_LAYER[form]) + STEP_REST + STEP_FORM[form], form
-    interface = encoder_interface(model_shape(run), "fp32", "standard")
+    interface = encoder_interface(model_shape(run.model), "fp32", "standard")
     standard_encoder = trace(SourceEncoder(fold_model(run.model), last=False), interface)
     assert count_operators(standard_encoder) == encoder + ENCODER_REST
     for graph in (standard_encoder, standard_step, ort_graphs[SCORER]):
@@ -175,7 +176,7 @@ def test_graphs_hold_no_traces_of_the_machine(ort_graphs: Models) -> None:
 
 
 def test_the_same_model_gives_the_same_files(run: Run, ort_graphs: Models, tmp_path: Path) -> None:
-    again = trace_step(run.model, model_shape(run), "ort")
+    again = trace_step(run.model, model_shape(run.model), "ort")
     for name, model in (("one", copy_of(ort_graphs)[DECODER]), ("two", again)):
         (tmp_path / name).mkdir()
         save_models({DECODER: model}, tmp_path / name)
@@ -207,7 +208,7 @@ def test_three_graphs_share_one_copy_of_the_weights(run: Run, ort_graphs: Models
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 @pytest.mark.parametrize("attention", ["ort", "standard"])
 def test_half_precision_keeps_softmax_and_norms_in_float(run: Run, attention: Attention, precision: Precision) -> None:
-    model = trace_step(run.model, model_shape(run), attention, precision)
+    model = trace_step(run.model, model_shape(run.model), attention, precision)
     graph = model.graph
     types = {value.name: value.type.tensor_type.elem_type for value in [*graph.input, *graph.output]}
     kind = onnx.TensorProto.FLOAT16 if precision == "fp16" else onnx.TensorProto.BFLOAT16
@@ -232,7 +233,7 @@ def test_bf16_encoder_runs_in_the_reference_evaluator(run: Run, ort_graphs: Mode
     """ONNX Runtime has no bf16 on CPUs; ONNX's own evaluator does."""
     encoder = trace(
         SourceEncoder(fold_model(run.model).to(torch.bfloat16), last=True),
-        encoder_interface(model_shape(run), "bf16", "ort"),
+        encoder_interface(model_shape(run.model), "bf16", "ort"),
     )
     feed = {"source_ids": np.array([[4, 5, 6, 2], [7, 2, 0, 0]]), "source_lengths": np.array([4, 2], np.int32)}
     exact = ort.InferenceSession(ort_graphs[ENCODER].SerializeToString(), providers=["CPUExecutionProvider"])
@@ -277,7 +278,7 @@ def test_folding_changes_neither_the_model_nor_its_logits(
 
 def test_a_weight_that_is_also_an_embedding_keeps_its_layout(run: Run, ort_graphs: Models) -> None:
     weights = {t.name: numpy_helper.to_array(t) for t in ort_graphs[DECODER].graph.initializer}
-    shape: Shape = model_shape(run)
+    shape: Shape = model_shape(run.model)
     tables = [w for w in weights.values() if w.shape == (shape.target_vocabulary, shape.d_model)]
     assert len(tables) == 1
     expected = run.model.decoder.embedding.tokens.weight.detach().numpy() * np.sqrt(shape.d_model)

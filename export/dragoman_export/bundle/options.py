@@ -1,4 +1,4 @@
-"""The options of an export. Imports nothing heavy, for the command line."""
+"""The options of exports and imports. Imports nothing heavy, for the command line."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from typing import Literal
 from dragoman_server.bundle.manifest import Attention, Precision
 
 CacheChoice = Literal["auto", "float", "int8"]
+Program = Literal["transformers"]
 
 
 @dataclass(frozen=True)
@@ -41,3 +42,20 @@ class ExportOptions:
     examples: Sequence[str] = ()
     overwrite: bool = False
     device: str = "auto"
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """The options of an import.
+
+    Attributes:
+        program: The program that made the model.
+        revision: Branch, tag or commit of a model on the hub.
+        ignore: Generation settings to ignore although they would change tokens.
+        sources: File of texts to compare answers on, one a line; None for the ones in this package.
+    """
+
+    program: Program
+    revision: str | None = None
+    ignore: Sequence[str] = ()
+    sources: Path | None = None

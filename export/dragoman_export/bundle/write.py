@@ -14,58 +14,52 @@ from dragoman_export.graphs import DecoderStep, Scorer, SourceEncoder, fold_mode
 from dragoman_export.graphs.interface import DTYPES, Interface, decoder_interface, encoder_interface, scorer_interface
 from dragoman_export.graphs.trace import count_operators, trace
 from dragoman_export.graphs.two_pass_top_k import split_top_k
+from dragoman_export.original import Original
 from dragoman_server.bundle.manifest import (
     MANIFEST_FILE,
     Attention,
     File,
     Graph,
     Graphs,
-    Limits,
     Manifest,
     Precision,
     Shape,
     SpecialTokens,
     Tokenizers,
 )
-from dragoman_training.data.tokenizers import BEGIN_ID, END_ID, PAD_ID, UNKNOWN_ID
 from dragoman_training.model import Transformer
-from dragoman_training.run.load import Run
 
 EXPORTERS = ("dragoman", "onnx", "onnxscript", "torch")
 OLDEST_ONNXRUNTIME = "1.32.0"  # the lower bound of pyproject.toml, with which all tests run
 
 
-def write_files(run: Run, folder: Path, options: ExportOptions, examples: Sequence[str]) -> Manifest:
+def write_files(original: Original, folder: Path, options: ExportOptions, examples: Sequence[str]) -> Manifest:
     """Writes all files of a bundle except the manifest.
 
     Returns:
         The manifest, without the results of the check and the measurements.
     """
-    shape = model_shape(run)
-    graphs = trace_graphs(run.model, shape, options.attention, options.precision)
+    shape = model_shape(original.model)
+    graphs = trace_graphs(original.model, shape, original.tokens, options.attention, options.precision)
     save_models(graphs, folder)
-    tokenizers = _write_tokenizers(run, folder)
+    tokenizers = _write_tokenizers(original, folder)
     for notice in options.notices:
         shutil.copyfile(notice, folder / notice.name)
     provenance = {
-        **run.provenance,
-        "files": _data_files(run),
+        **original.provenance,
         "operators": {name: dict(count_operators(graph)) for name, graph in graphs.items()},
     }
     return Manifest(
         name=options.name,
         version=options.version,
         description=options.description,
-        license=options.license,
+        license=options.license or original.license,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         precision=options.precision,
         attention=options.attention,
         shape=shape,
-        tokens=SpecialTokens(pad=PAD_ID, unknown=UNKNOWN_ID, begin=BEGIN_ID, end=END_ID),
-        limits=Limits(
-            max_source_tokens=run.recipe.model.max_source_length,
-            max_target_tokens=run.recipe.model.max_target_length,
-        ),
+        tokens=original.tokens,
+        limits=original.limits,
         graphs=Graphs(
             **{
                 name.removesuffix(".onnx"): _graph(name, interface)
@@ -74,7 +68,10 @@ def write_files(run: Run, folder: Path, options: ExportOptions, examples: Sequen
         ),
         tokenizers=tokenizers,
         files={path.name: file_entry(path) for path in sorted(folder.iterdir())},
-        unseen_source_tokens=run.unseen_source_tokens,
+        text=original.text,
+        generation=original.generation,
+        origin=dict(original.origin),
+        unseen_source_tokens=list(original.unseen_source_tokens),
         examples=list(examples),
         exporter={name: version(name) for name in EXPORTERS},
         oldest_onnxruntime=OLDEST_ONNXRUNTIME,
@@ -88,13 +85,15 @@ def write_manifest(manifest: Manifest, folder: Path) -> None:
     (folder / MANIFEST_FILE).write_text(document + "\n", encoding="utf-8")
 
 
-def trace_graphs(model: Transformer, shape: Shape, attention: Attention, precision: Precision) -> Models:
+def trace_graphs(
+    model: Transformer, shape: Shape, tokens: SpecialTokens, attention: Attention, precision: Precision
+) -> Models:
     """Returns the three graphs of a model by file name, with their weights inside."""
     folded = fold_model(model).to(DTYPES[precision])
     modules = {
         ENCODER: SourceEncoder(folded, last=attention == "ort"),
         DECODER: DecoderStep(folded, attention),
-        SCORER: Scorer(folded, END_ID),
+        SCORER: Scorer(folded, tokens.end),
     }
     ports = _interfaces(shape, attention, precision)
     graphs = {name: trace(module, ports[name]) for name, module in modules.items()}
@@ -103,9 +102,9 @@ def trace_graphs(model: Transformer, shape: Shape, attention: Attention, precisi
     return graphs
 
 
-def model_shape(run: Run) -> Shape:
-    """Returns the dimensions of a run's model."""
-    config = run.recipe.model
+def model_shape(model: Transformer) -> Shape:
+    """Returns the dimensions of a model."""
+    config = model.config
     decoder = config.decoder_layer
     return Shape(
         d_model=config.d_model,
@@ -114,9 +113,9 @@ def model_shape(run: Run) -> Shape:
         d_ff=max(config.encoder_layer.d_ff, decoder.d_ff),
         encoder_layers=config.encoder_layers,
         decoder_layers=config.decoder_layers,
-        source_vocabulary=run.source_tokenizer.get_vocab_size(),
-        target_vocabulary=run.target_tokenizer.get_vocab_size(),
-        parameters=sum(parameter.numel() for parameter in run.model.parameters()),
+        source_vocabulary=model.encoder.embedding.tokens.num_embeddings,
+        target_vocabulary=model.decoder.projection.out_features,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
     )
 
 
@@ -142,21 +141,23 @@ def _graph(name: str, interface: Interface) -> Graph:
     )
 
 
-def _write_tokenizers(run: Run, folder: Path) -> Tokenizers:
-    """Writes one file if source and target share a tokenizer, else two."""
-    source, target = run.source_tokenizer.to_str(pretty=True), run.target_tokenizer.to_str(pretty=True)
+def _write_tokenizers(original: Original, folder: Path) -> Tokenizers:
+    """Writes one file if source and target share a tokenizer, else two; likewise SentencePiece models."""
+    source, target = original.source.tokenizer.to_str(pretty=True), original.target.tokenizer.to_str(pretty=True)
     names = Tokenizers(
-        source="source_tokenizer.json", target="source_tokenizer.json" if target == source else "target_tokenizer.json"
+        source="source_tokenizer.json",
+        target="source_tokenizer.json" if target == source else "target_tokenizer.json",
+        source_pieces=_copy_pieces(original.source.pieces, folder / "source.spm"),
+        target_pieces=_copy_pieces(original.target.pieces, folder / "target.spm"),
     )
     (folder / names.source).write_text(source, encoding="utf-8")
     (folder / names.target).write_text(target, encoding="utf-8")
     return names
 
 
-def _data_files(run: Run) -> dict[str, str | None]:
-    """Returns name and SHA-256 of each file the run was trained on; None for a file that no longer exists."""
-    files: list[Path] = []
-    data = run.recipe.data
-    for entry in [*data.train, *(data.dev or []), *(data.test or [])]:
-        files += [entry] if isinstance(entry, Path) else [entry.source, entry.target]
-    return {file.name: file_entry(file).sha256 if file.is_file() else None for file in files}
+def _copy_pieces(model: Path | None, place: Path) -> str:
+    """Copies a SentencePiece model and returns its new name; empty for None."""
+    if model is None:
+        return ""
+    shutil.copyfile(model, place)
+    return place.name

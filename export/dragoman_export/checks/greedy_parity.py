@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dragoman_export.checks.offline_decoding import decode_greedily, within_limit
+from dragoman_export.checks.offline_decoding import decode_greedily, encode_sources, within_limit
 from dragoman_export.checks.references import TorchReference, recorded_check
 from dragoman_export.checks.tolerance import allowed_difference
 from dragoman_server.bundle.load import Bundle
@@ -97,7 +97,7 @@ def repeat_greedy(bundle: Bundle, runtime: Runtime, failures: list[str]) -> dict
         failures.append("the manifest holds no greedy answers to compare with, so pass --run RUN")
         return {"sources": 0, "equal": 0}
     texts = [text for text, _ in answers]
-    sources = [encoding.ids for encoding in bundle.source_tokenizer.encode_batch(texts)]
+    sources = encode_sources(bundle, texts)
     decoded = decode_greedily(runtime, sources)
     equal = [answer == recorded for answer, (_, recorded) in zip(decoded, answers, strict=True)]
     if not all(equal):
@@ -122,8 +122,8 @@ def is_tie(trained: TorchReference, source: list[int], a: list[int], b: list[int
 def _decode_both(
     bundle: Bundle, runtime: Runtime, trained: TorchReference, texts: Sequence[str], failures: list[str]
 ) -> GreedyAnswers:
-    limits = bundle.manifest.limits
-    kept = list(within_limit(bundle.source_tokenizer, texts, limits.max_source_tokens))
+    limits, tokens = bundle.manifest.limits, bundle.manifest.tokens
+    kept = list(within_limit(bundle, texts))
     sources = [ids for _, ids in kept]
     if not sources:
         failures.append(
@@ -135,6 +135,8 @@ def _decode_both(
     middle = time.perf_counter()
     pytorch: list[list[int]] = []
     for i in range(0, len(sources), TORCH_CHUNK):
-        pytorch += torch_greedy(trained.trained, sources[i : i + TORCH_CHUNK], limits.max_target_tokens)
+        pytorch += torch_greedy(
+            trained.trained, sources[i : i + TORCH_CHUNK], limits.max_target_tokens, tokens.begin, tokens.end
+        )
     seconds = middle - start, time.perf_counter() - middle
     return GreedyAnswers([text for text, _ in kept], sources, graphs, pytorch, seconds)

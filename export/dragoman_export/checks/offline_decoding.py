@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
-from tokenizers import Tokenizer
+from sentencepiece import SentencePieceProcessor
 
+from dragoman_server.bundle.load import Bundle
+from dragoman_server.bundle.manifest import SourcePart, Text
 from dragoman_server.decoding.greedy import GreedyRows, GreedySearch
 from dragoman_server.runtime.runtime import Runtime
 
@@ -48,8 +50,38 @@ def decode_greedily(runtime: Runtime, sources: Sequence[Sequence[int]]) -> list[
     return [search.hypotheses()[0].ids for search in searches]
 
 
-def within_limit(tokenizer: Tokenizer, texts: Sequence[str], limit: int) -> Iterator[tuple[str, list[int]]]:
-    """Yields the texts of at most `limit` tokens, with their ids."""
-    for text, encoding in zip(texts, tokenizer.encode_batch(list(texts)), strict=True):
-        if len(encoding.ids) <= limit:
-            yield text, encoding.ids
+def within_limit(bundle: Bundle, texts: Sequence[str]) -> Iterator[tuple[str, list[int]]]:
+    """Yields the texts that are within the model's limit, with their ids."""
+    for text, ids in zip(texts, encode_sources(bundle, texts), strict=True):
+        if len(ids) <= bundle.manifest.limits.max_source_tokens:
+            yield text, ids
+
+
+def encode_sources(bundle: Bundle, texts: Sequence[str]) -> list[list[int]]:
+    """Returns the source ids of texts, in the default languages of a model that has languages."""
+    rules, pieces = bundle.manifest.text, bundle.manifest.tokenizers.source_pieces
+    if pieces:
+        processor, vocabulary = SentencePieceProcessor(str(bundle.path / pieces)), bundle.source_tokenizer.get_vocab()
+        unknown = bundle.manifest.tokens.unknown
+        bare = [
+            [vocabulary.get(piece, unknown) for piece in found] for found in processor.encode(list(texts), out_type=str)
+        ]
+    else:
+        bare = [encoding.ids for encoding in bundle.source_tokenizer.encode_batch(list(texts))]
+    if rules is None:
+        return bare
+    before, after = (_with_languages(rules, parts) for parts in (rules.before, rules.after))
+    return [[*before, *ids, *after] for ids in bare]
+
+
+def _with_languages(rules: Text, parts: Sequence[SourcePart]) -> list[int]:
+    ids = []
+    for part in parts:
+        if isinstance(part, int):
+            ids.append(part)
+            continue
+        code = getattr(rules, part) or next(iter(rules.languages))
+        token = rules.languages[code].source
+        assert token is not None
+        ids.append(token)
+    return ids

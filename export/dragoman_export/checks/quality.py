@@ -56,7 +56,7 @@ def decode_set(bundle: Bundle, device: Device, pairs: Sequence[Pair], metrics: S
     """Decodes the sources of a data set, in which several pairs may share a source, and scores the answers."""
     runtime = Runtime(Sessions(bundle, device, usable_cpus()), ROWS)
     expected = references(pairs, bundle.source_tokenizer, bundle.target_tokenizer)
-    kept = list(within_limit(bundle.source_tokenizer, list(expected), bundle.manifest.limits.max_source_tokens))
+    kept = list(within_limit(bundle, list(expected)))
     rows = decode_greedily(runtime, [ids for _, ids in kept])
     texts = [canonical(bundle.target_tokenizer, text) for text in bundle.target_tokenizer.decode_batch(rows)]
     answers = dict.fromkeys(expected, "") | {source: text for (source, _), text in zip(kept, texts, strict=True)}

@@ -150,6 +150,8 @@ class DecoderStep(nn.Module):
         super().__init__()
         self.decoder, self.layers = model.decoder, model.decoder_layers
         self.form = form
+        bias = self.decoder.logit_bias
+        self.graded_bias = bias is not None and bool((bias.isfinite() & (bias != 0)).any())
 
     def forward(self, *flat_inputs: Tensor) -> list[Tensor]:
         """Decodes one token of each row.
@@ -179,8 +181,8 @@ class DecoderStep(nn.Module):
         projection, logit_bias = self.decoder.projection.weight, self.decoder.logit_bias
         cross_keys = inputs.layers[-1][2]
         return [
-            *top_tokens(x, projection, logit_bias, inputs.whole),
-            *top_tokens(x, projection, logit_bias, inputs.short, inputs.shortlist),
+            *top_tokens(x, projection, logit_bias, inputs.whole, graded=self.graded_bias),
+            *top_tokens(x, projection, logit_bias, inputs.short, inputs.shortlist, graded=self.graded_bias),
             mean_attention(step.query, cross_keys, inputs.source_lengths, inputs.attention_rows),
             *step.written,
         ]

@@ -51,7 +51,13 @@ class Shortlist(NamedTuple):
 
 
 def top_tokens(
-    x: Tensor, projection: Tensor, bias: Tensor | None, inputs: HeadInputs, shortlist: Shortlist | None = None
+    x: Tensor,
+    projection: Tensor,
+    bias: Tensor | None,
+    inputs: HeadInputs,
+    shortlist: Shortlist | None = None,
+    *,
+    graded: bool = False,
 ) -> list[Tensor]:
     """Returns the most probable tokens of some rows.
 
@@ -65,6 +71,7 @@ def top_tokens(
         inputs: Which rows, and how each of them chooses.
         shortlist: None for the whole vocabulary. Otherwise all ids, those of edits included, are indices into a row's
             own list.
+        graded: Whether the bias has other values than 0 and -inf, so that a temperature changes it.
 
     Returns:
         Log-probabilities float32 [n, k] and ids int64 [n, k], best first, and log-probabilities float32 [n, edits] of
@@ -73,8 +80,8 @@ def top_tokens(
     x = gather_rows(x, inputs.rows)
     # A temperature divides the logits. Dividing the hidden states is the same and far cheaper, but could overflow in
     # half precision.
-    half = x.dtype != torch.float32
-    if not half:
+    late = graded or x.dtype != torch.float32
+    if not late:
         x = x * inputs.scales
     if shortlist is None:
         logits = functional.linear(x, projection, bias).float()  # [n, vocabulary]
@@ -82,7 +89,7 @@ def top_tokens(
         listed_bias = None if bias is None else bias.gather(0, shortlist.tokens)
         logits = functional.linear(x, gather_rows(projection, shortlist.tokens), listed_bias).float()  # [n, listed]
         logits = logits.gather(1, shortlist.columns) + shortlist.mask  # [n, own]
-    if half:
+    if late:
         logits = logits * inputs.scales
     before = logits.gather(1, inputs.edit_ids)
     penalties = inputs.edit_penalties

@@ -8,13 +8,14 @@ characters (huggingface/tokenizers#2116).
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from dragoman_export.errors import ExportError
+from dragoman_export.original import Vocabulary
 
 Part = int | Literal["source_language", "target_language"]
 
@@ -23,19 +24,6 @@ FAIRSEQ_CODE = re.compile(r"__(.+)__")
 MADLAD_CODE = re.compile(r"<2(\w+)>")
 STRIPPED = 2**16  # blanks at either end that a decoder strips
 BYTES = 256
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """Converts text to ids and back.
-
-    Attributes:
-        tokenizer: Vocabulary and decoder; without a SentencePiece model, also segments texts.
-        pieces: SentencePiece model whose pieces are looked up in the vocabulary, or None.
-    """
-
-    tokenizer: Tokenizer
-    pieces: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -56,6 +44,8 @@ class ImportedText:
         text_prefix: Text put before a source text, with the placeholder {target_language}.
         languages: Languages by code; empty for a model without any.
         forces_language: Whether the first target token is that of the target language.
+        source_language, target_language: Default languages; empty for none.
+        unknown: Id of the token for what the vocabulary lacks; None for none.
     """
 
     source: Vocabulary
@@ -65,6 +55,9 @@ class ImportedText:
     text_prefix: str = ""
     languages: Mapping[str, Language] = field(default_factory=dict)
     forces_language: bool = False
+    source_language: str = ""
+    target_language: str = ""
+    unknown: int | None = None
 
 
 def read_text(folder: Path) -> ImportedText:
@@ -78,11 +71,21 @@ def read_text(folder: Path) -> ImportedText:
         raise ExportError(f"{folder}: {name} {reason}")
     tokenizer = _load(folder)
     name = type(tokenizer).__name__
-    if (reader := _READERS.get(name)) is not None:
-        return reader(tokenizer)
-    if not tokenizer.is_fast:
+    reader = _READERS.get(name)
+    if reader is None and not tokenizer.is_fast:
         raise ExportError(f"{folder}: {name} is a Python tokenizer that is not supported")
-    return _fast(tokenizer)
+    text = (reader or _fast)(tokenizer)
+    source, target = (
+        _code(text.languages, getattr(tokenizer, attribute, None)) for attribute in ("src_lang", "tgt_lang")
+    )
+    return replace(text, source_language=source, target_language=target, unknown=tokenizer.unk_token_id)
+
+
+def _code(languages: Mapping[str, Language], token: str | None) -> str:
+    """Returns the code of a language that a tokenizer names; empty if the model does not know it."""
+    match = FAIRSEQ_CODE.fullmatch(token or "")
+    code = match[1] if match else token or ""
+    return code if code in languages else ""
 
 
 def _class_name(folder: Path) -> str:

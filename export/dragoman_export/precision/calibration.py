@@ -43,7 +43,7 @@ def calibration_feeds(bundle: Bundle, pairs: Sequence[Pair]) -> list[Feed]:
     limits, tokens = bundle.manifest.limits, bundle.manifest.tokens
     targets = {pair.source: pair.target for pair in pairs}
     sources = spread(list(targets), CALIBRATION_SOURCES)
-    kept = list(within_limit(bundle.source_tokenizer, sources, limits.max_source_tokens))
+    kept = list(within_limit(bundle, sources))
     encoded = bundle.target_tokenizer.encode_batch([targets[source] for source, _ in kept])
     ids = [[i for i in encoding.ids if i not in (tokens.begin, tokens.end)] for encoding in encoded]
     return [

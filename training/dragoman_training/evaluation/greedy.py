@@ -13,30 +13,37 @@ BATCH_TOKENS = 8192  # rows x longest source of a batch: about 500 words, or 100
 
 
 @torch.no_grad()
-def greedy(model: Transformer, sources: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
+def greedy(
+    model: Transformer,
+    sources: Sequence[Sequence[int]],
+    max_tokens: int,
+    begin: int = BEGIN_ID,
+    end: int = END_ID,
+) -> list[list[int]]:
     """Decodes one batch, taking the most probable token at each step.
 
     Args:
         model: Model in eval mode.
         sources: Token ids of each row, with the end token.
         max_tokens: Limit at which a row is cut.
+        begin, end: First decoder input and last token of a target.
 
     Returns:
         The target ids of each row, without begin and end token.
     """
     device = next(model.parameters()).device
     memory, mask = model.encode(pad(sources, model.pad).to(device))  # [rows, source, d_model], [rows, 1, 1, source]
-    target = torch.full((len(sources), 1), BEGIN_ID, device=device)  # [rows, 1], one column more per step
+    target = torch.full((len(sources), 1), begin, device=device)  # [rows, 1], one column more per step
     ended = torch.zeros(len(sources), dtype=torch.bool, device=device)  # [rows]
     for _ in range(max_tokens):
         token = model.decoder(target, memory, mask)[0][:, -1].argmax(-1)  # [rows]
-        token = token.masked_fill(ended, END_ID)
-        ended |= token == END_ID
+        token = token.masked_fill(ended, end)
+        ended |= token == end
         target = torch.cat([target, token[:, None]], 1)
         if ended.all():
             break
     rows = [row[1:] for row in target.tolist()]
-    return [row[: row.index(END_ID)] if END_ID in row else row for row in rows]
+    return [row[: row.index(end)] if end in row else row for row in rows]
 
 
 def answer(

@@ -1,0 +1,54 @@
+"""Reads models of other programs as originals of bundles."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from dragoman_export.bundle.options import ImportOptions, Program
+from dragoman_export.errors import ExportError
+from dragoman_export.huggingface import reader as huggingface
+from dragoman_export.original import Original
+from dragoman_server.messages.blank_text import is_blank
+
+SAMPLES = Path(__file__).with_name("samples.txt")
+
+
+Reader = Callable[[str, ImportOptions, Callable[[str], None]], Original]
+
+
+def _transformers(model: str, options: ImportOptions, say: Callable[[str], None]) -> Original:
+    return huggingface.read_original(model, options.revision, options.ignore, say)
+
+
+READERS: Mapping[Program, Reader] = {"transformers": _transformers}
+
+
+def read_import(model: str, options: ImportOptions, say: Callable[[str], None]) -> Original:
+    """Reads a model.
+
+    Args:
+        model: Directory, file or name of the model.
+        options: Options of the import.
+        say: Prints a line for the user.
+
+    Raises:
+        ExportError: The model or the file of sources cannot be read.
+    """
+    sources = read_sources(options.sources or SAMPLES)
+    return replace(READERS[options.program](model, options, say), sources=sources)
+
+
+def read_sources(path: Path) -> list[str]:
+    """Returns the distinct lines of a file that are not blank.
+
+    Raises:
+        ExportError: The file cannot be read, or has no such line.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ExportError(f"{path}: cannot be read ({error})") from None
+    texts = list(dict.fromkeys(line.strip("\r") for line in lines if not is_blank(line)))
+    if not texts:
+        raise ExportError(f"{path}: has no text; expected one source a line")
+    return texts

@@ -1,6 +1,6 @@
 """Builds a bundle in a working directory: traces the graphs, quantizes them, checks parity and measures quality."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from dragoman_export.bundle.bf16_on_cpu import runnable
 from dragoman_export.bundle.options import CacheChoice, ExportOptions
 from dragoman_export.bundle.write import write_files, write_manifest
 from dragoman_export.checks.parity import check_bundle
-from dragoman_export.checks.quality import NAMES, DecodedSet, decode_set
+from dragoman_export.checks.quality import NAMES, AnswerSet, ComparisonSet, DecodedSet, PairSet
 from dragoman_export.checks.report import CheckFailedError, ParityReport
 from dragoman_export.errors import ExportError
 from dragoman_export.original import Original
@@ -20,7 +20,6 @@ from dragoman_export.run_data import spread
 from dragoman_server.bundle.load import Bundle, load_bundle
 from dragoman_server.bundle.manifest import INTEGERS, Integers, Precision
 from dragoman_server.runtime.device import CPU, Device, DeviceError, choose_device
-from dragoman_training.data.pairs import Pair
 
 GREEDY_SOURCES = 256  # sources decoded by model and graphs
 EXAMPLES = 6
@@ -43,12 +42,17 @@ class BuildInput:
     say: Callable[[str], None]
 
     @property
-    def comparison_set(self) -> tuple[str, Sequence[Pair]]:
-        """Name and pairs of the set on which precisions are compared: dev if there is one."""
-        return next(iter(self.original.data.items()))
+    def sets(self) -> list[PairSet]:
+        """The data sets of a run; none for an imported model."""
+        return [PairSet(name, pairs, self.original.metrics) for name, pairs in self.original.data.items()]
 
-    def decode(self, bundle: Bundle, device: Device, pairs: Sequence[Pair]) -> DecodedSet:
-        return decode_set(bundle, device, pairs, self.original.metrics)
+    @property
+    def longest(self) -> PairSet:
+        return PairSet("training", self.original.longest)
+
+    def comparison_set(self, exact: Bundle) -> ComparisonSet:
+        """Returns the data on which precisions are compared with fp32: dev if there is one."""
+        return self.sets[0] if self.original.data else AnswerSet(exact, self.original.sources)
 
 
 def build(work: BuildInput) -> tuple[Bundle, ParityReport]:
@@ -70,18 +74,19 @@ def build(work: BuildInput) -> tuple[Bundle, ParityReport]:
     if precision == "fp32":
         return _finish(work, bundle, (runnable_bundle, device), report, {}, {}), report
     exact = _trace(work, "fp32")
-    name, pairs = work.comparison_set
-    work.say(f"measuring on {name} what {precision} changes")
+    data = work.comparison_set(exact)
+    work.say(f"measuring on {data.name} what {precision} changes")
     limit = work.options.max_quality_loss
-    before = work.decode(exact, CPU, pairs)
-    check_judgeable(before, name, precision, limit)
-    after = work.decode(runnable_bundle, device, pairs)
-    loss = compare((exact, runnable_bundle), (before, after), calibration_feeds(exact, pairs), device)
+    before = data.decode(exact, CPU)
+    check_judgeable(before, data.name, precision, limit)
+    after = data.decode(runnable_bundle, device)
+    loss = compare((exact, runnable_bundle), (before, after), calibration_feeds(exact, data), device)
     if loss["points_lost"] > limit:
         raise ExportError(
             f"--precision {precision} loses {loss['points_lost']:g} points of quality; --max-quality-loss is {limit:g}"
         )
-    return _finish(work, bundle, (runnable_bundle, device), report, {"data": name} | loss, {name: after}), report
+    loss = {"data": data.name} | loss
+    return _finish(work, bundle, (runnable_bundle, device), report, loss, {data.name: after}), report
 
 
 def _build_quantized(work: BuildInput, precision: Integers) -> tuple[Bundle, ParityReport]:
@@ -92,22 +97,20 @@ def _build_quantized(work: BuildInput, precision: Integers) -> tuple[Bundle, Par
         raise ExportError(str(error)) from error
     exact = _trace(work, "fp32")
     exact_report = _check(work, exact, CPU)
-    name, pairs = work.comparison_set
-    work.say(f"quantizing them to {precision}, and measuring on {name} what that changes")
-    before = work.decode(exact, CPU, pairs)
+    data = work.comparison_set(exact)
+    work.say(f"quantizing them to {precision}, and measuring on {data.name} what that changes")
+    before = data.decode(exact, CPU)
     limit = work.options.max_quality_loss
-    check_judgeable(before, name, precision, limit)
-    task = QuantizationTask(
-        exact, work.folder / precision, precision, pairs, work.original.longest, before, limit, work.say
-    )
+    check_judgeable(before, data.name, precision, limit)
+    task = QuantizationTask(exact, work.folder / precision, precision, data, work.longest, before, limit, work.say)
     quantized, report = _quantize_and_check(work, task)
     decoded = before, quantized.decoded
-    loss = compare((exact, quantized.bundle), decoded, calibration_feeds(exact, pairs), CPU)
+    loss = compare((exact, quantized.bundle), decoded, calibration_feeds(exact, data), CPU)
     report.document["fp32"] = {
         key: exact_report.document[key] for key in ("reference", "tolerance", "largest_difference", "scorer", "choices")
     }
-    loss = {"data": name} | loss | {"wider": quantized.wider}
-    bundle = _finish(work, quantized.bundle, (quantized.bundle, CPU), report, loss, {name: quantized.decoded})
+    loss = {"data": data.name} | loss | {"wider": quantized.wider}
+    bundle = _finish(work, quantized.bundle, (quantized.bundle, CPU), report, loss, {data.name: quantized.decoded})
     return bundle, report
 
 
@@ -121,25 +124,24 @@ def _quantize_and_check(work: BuildInput, task: QuantizationTask) -> tuple[Quant
         if quantized.bundle.manifest.cache == "float":
             raise
         if cache == "int8":
-            message = f"{error}{short_data_note(work, task.exact)} (--cache float keeps floats)"
+            message = f"{error}{short_data_note(task)} (--cache float keeps floats)"
             raise CheckFailedError(message, error.report) from error
         work.say(f"with integer caches, {error}: back to float caches")
     quantized = quantize_within_limit(task, "float")
     return quantized, _check(work, quantized.bundle, CPU)
 
 
-def short_data_note(work: BuildInput, exact: Bundle) -> str:
+def short_data_note(task: QuantizationTask) -> str:
     """Returns why cache scales may not fit longer texts: no calibration data was long. Empty if some was."""
-    limits = exact.manifest.limits
-    name, pairs = work.comparison_set
-    dev_feeds, train_feeds = calibration_feeds(exact, pairs), calibration_feeds(exact, work.original.longest)
+    limits = task.exact.manifest.limits
+    dev_feeds, train_feeds = (calibration_feeds(task.exact, data) for data in (task.data, task.longest))
     short = []
     for side, limit in (("source", limits.max_source_tokens), ("target", limits.max_target_tokens)):
         dev, train = (
             max((feed[f"{side}_ids"].size for feed in feeds), default=0) for feeds in (dev_feeds, train_feeds)
         )
         if dev < max(train, limit):
-            seen = f"{dev} tokens in {name}" + (f" and {train} in training" if train else "")
+            seen = f"{dev} tokens in {task.data.name}" + (f" and {train} in training" if train else "")
             short.append(f"the longest {side} has {seen}, and the limit is {limit}")
     if not short:
         return ""
@@ -175,11 +177,12 @@ def _finish(
     decoded: dict[str, DecodedSet],
 ) -> Bundle:
     """Measures the quality on sets that are not decoded yet, and writes all results into the manifest."""
-    work.say("measuring their quality")
+    if work.sets:
+        work.say("measuring their quality")
     quality = {
-        f"{name} {NAMES[metric]}": round(value, 3)
-        for name, pairs in work.original.data.items()
-        for metric, value in (decoded.get(name) or work.decode(*runnable_bundle, pairs)).scores.items()
+        f"{data.name} {NAMES[metric]}": round(value, 3)
+        for data in work.sets
+        for metric, value in (decoded.get(data.name) or data.decode(*runnable_bundle)).scores.items()
     }
     update = {"parity": report.document, "quality": quality, "loss": loss}
     write_manifest(bundle.manifest.model_copy(update=update), bundle.path)

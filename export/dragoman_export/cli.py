@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from dragoman_export.bundle.options import CacheChoice, ExportOptions, ImportOptions
+from dragoman_export.bundle.options import MOST_LOST, MOST_LOST_BY_IMPORTS, CacheChoice, ExportOptions, ImportOptions
 from dragoman_server.bundle.manifest import Attention, Precision
 from dragoman_training.errors import missing_extra
 
@@ -75,12 +75,14 @@ def export(
         ),
     ] = "fp32",
     max_quality_loss: Annotated[
-        float,
+        float | None,
         typer.Option(
             metavar="POINTS",
-            help="How much quality on dev a precision below fp32 may cost, in points of its metrics; 100: any loss.",
+            help="How much quality a precision below fp32 may cost, in points: of a run's metrics on dev, or of chrF "
+            "against an imported model's own answers in fp32, where small changes cost several points; 100: any loss.",
+            show_default="0.1, 10 for an import",
         ),
-    ] = 0.1,
+    ] = None,
     cache: Annotated[
         CacheChoice,
         typer.Option(
@@ -118,6 +120,8 @@ def export(
         raise typer.BadParameter("--revision, --ignore and --sources need --from-transformers")
     if (check is None) == (run is None) or (check is None) == (bundle is None):
         raise typer.BadParameter("pass RUN and BUNDLE to make a bundle, or --check BUNDLE to check one")
+    if max_quality_loss is None:
+        max_quality_loss = MOST_LOST if imported is None else MOST_LOST_BY_IMPORTS
     if not 0 <= max_quality_loss < math.inf:
         raise typer.BadParameter(f"--max-quality-loss is {max_quality_loss:g}; expected 0 or more points")
     if check is not None and (precision, cache) != ("fp32", "auto"):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dragoman_export.bundle.options import CacheChoice, ExportOptions
 from dragoman_export.bundle.write import write_files, write_manifest
-from dragoman_export.checks.quality import decode_set
+from dragoman_export.checks.quality import PairSet
 from dragoman_export.precision.quantization_search import QuantizationTask, quantize_within_limit
 from dragoman_export.run_data import read_run
 from dragoman_server.bundle.load import Bundle, BundleError, load_bundle
@@ -81,10 +81,11 @@ def _unchecked(run: Path, scratch: Path, name: str, precision: Precision, cache:
     for integers in INTEGERS:
         if precision == integers:
             exact = load_bundle(place)
-            pairs = next(iter(original.data.values()))
-            before = decode_set(exact, CPU, pairs, original.metrics)
+            data, none = PairSet("dev", original.data["dev"], original.metrics), PairSet("training", [])
             folder = scratch / integers
-            task = QuantizationTask(exact, folder, integers, pairs, [], before, math.inf, lambda line: None)
+            task = QuantizationTask(
+                exact, folder, integers, data, none, data.decode(exact, CPU), math.inf, lambda line: None
+            )
             return quantize_within_limit(task, cache).bundle.path
     return place
 

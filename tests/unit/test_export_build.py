@@ -9,13 +9,14 @@ import pytest
 from dragoman_export.build import BuildInput, build, short_data_note
 from dragoman_export.bundle.options import ExportOptions
 from dragoman_export.bundle.write import write_files, write_manifest
-from dragoman_export.checks.quality import DecodedSet, decode_set
+from dragoman_export.checks.quality import DecodedSet, PairSet
 from dragoman_export.checks.report import CheckFailedError, ParityReport
 from dragoman_export.errors import ExportError
 from dragoman_export.original import Original
 from dragoman_export.precision.calibration import Feed, cache_peaks
 from dragoman_export.precision.editable_graph import Floats
 from dragoman_export.precision.quality_loss import agreement, check_judgeable
+from dragoman_export.precision.quantization_search import QuantizationTask
 from dragoman_export.run_data import read_run
 from dragoman_server.bundle.load import Bundle, load_bundle, shipped_bundle
 from dragoman_server.bundle.manifest import Precision
@@ -48,7 +49,7 @@ def test_references_are_normalised_as_answers_are(tmp_path: Path) -> None:
     targets = {"hello": "HH AH L OW", "cat": "K AE T", "dog": "D AO G"}
     spaced = [Pair(word.upper(), f"{phones.replace(' ', '  ')} ", tmp_path, 1) for word, phones in targets.items()]
     twin = Pair("hello", "HH EH L OW", tmp_path, 2)
-    measured = decode_set(bundle, CPU, [*spaced, twin], ["exact_match", "word_error_rate"])
+    measured = PairSet("dev", [*spaced, twin], ["exact_match", "word_error_rate"]).decode(bundle, CPU)
     assert measured.scores == {"exact_match": 100, "word_error_rate": 0}
 
 
@@ -116,6 +117,11 @@ def build_input(
     return BuildInput(replace(original, longest=longest), folder, options, say)
 
 
+def task(work: BuildInput, exact: Bundle) -> QuantizationTask:
+    data = work.comparison_set(exact)
+    return QuantizationTask(exact, work.folder / "int8", "int8", data, work.longest, data.decode(exact, CPU), 0, print)
+
+
 def test_integers_in_the_caches_that_fail_the_check_go_back_to_floats(
     original: Original, exact: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,7 +145,7 @@ def test_integers_in_the_caches_that_fail_the_check_go_back_to_floats(
     work = build_input(original, tmp_path / "int8", replace(options, cache="int8"), original.data["dev"][:1])
     with pytest.raises(CheckFailedError) as raised:
         build(work)
-    assert str(raised.value) == f"the check failed{short_data_note(work, exact)} (--cache float keeps floats)"
+    assert str(raised.value) == f"the check failed{short_data_note(task(work, exact))} (--cache float keeps floats)"
 
 
 @pytest.mark.parametrize(
@@ -164,13 +170,13 @@ def test_short_calibration_data_is_reported(
         for side, training, limit in expected
     ]
     reason = "scales that were found on short texts may not fit longer ones"
-    assert short_data_note(work, exact) == f"; {'; '.join(sentences)}: {reason}"
+    assert short_data_note(task(work, exact)) == f"; {'; '.join(sentences)}: {reason}"
 
 
 def test_long_calibration_data_is_not_blamed(original: Original, exact: Bundle, tmp_path: Path) -> None:
     long = replace(original, data={"dev": [Pair("w5 " * 8, "w5 " * 7, tmp_path, 1)]})
     work = build_input(long, tmp_path, ExportOptions("x"))
-    assert short_data_note(work, exact) == ""
+    assert short_data_note(task(work, exact)) == ""
 
 
 def test_caches_are_calibrated_on_the_longest_training_pairs_too(

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from dragoman_export.bundle.onnx_files import load_models, save_models
+from dragoman_export.bundle.onnx_files import WEIGHTS_FILE, load_models, save_models
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.bundle.manifest import Manifest
 from dragoman_server.runtime.device import CPU, Device, DeviceError, choose_device
@@ -67,7 +67,7 @@ def emulate(bundle: Bundle, folder: Path) -> Bundle:
         folder: Where to write the graphs.
 
     Returns:
-        The bundle with the emulated graphs and its own manifest.
+        The bundle with the emulated graphs and its own manifest, and copies of its other files.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -75,6 +75,9 @@ def emulate(bundle: Bundle, folder: Path) -> Bundle:
     for model in models.values():
         widen(model, TensorProto.BFLOAT16)
     save_models(models, folder)
+    for name in bundle.manifest.files:
+        if name not in models and name != WEIGHTS_FILE:
+            shutil.copyfile(bundle.path / name, folder / name)
     return replace(bundle, path=folder)
 
 

@@ -7,7 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from dragoman_export.checks.offline_decoding import decode_greedily, encode_sources, within_limit
+from dragoman_export.checks.offline_decoding import (
+    decode_greedily,
+    encode_sources,
+    forced_first,
+    longest_answer,
+    within_limit,
+)
 from dragoman_export.checks.references import TorchReference, recorded_check
 from dragoman_export.checks.tolerance import allowed_difference
 from dragoman_server.bundle.load import Bundle
@@ -122,21 +128,21 @@ def is_tie(trained: TorchReference, source: list[int], a: list[int], b: list[int
 def _decode_both(
     bundle: Bundle, runtime: Runtime, trained: TorchReference, texts: Sequence[str], failures: list[str]
 ) -> GreedyAnswers:
-    limits, tokens = bundle.manifest.limits, bundle.manifest.tokens
+    manifest, forced = bundle.manifest, forced_first(bundle.manifest)
+    begin = [manifest.tokens.begin] if forced is None else [manifest.tokens.begin, forced]
     kept = list(within_limit(bundle, texts))
     sources = [ids for _, ids in kept]
     if not sources:
         failures.append(
             f"none of the {len(texts)} sources to compare greedy answers on is within the limit of "
-            f"{limits.max_source_tokens} tokens"
+            f"{manifest.limits.max_source_tokens} tokens"
         )
     start = time.perf_counter()
     graphs = decode_greedily(runtime, sources)
     middle = time.perf_counter()
     pytorch: list[list[int]] = []
     for i in range(0, len(sources), TORCH_CHUNK):
-        pytorch += torch_greedy(
-            trained.trained, sources[i : i + TORCH_CHUNK], limits.max_target_tokens, tokens.begin, tokens.end
-        )
+        chunk = sources[i : i + TORCH_CHUNK]
+        pytorch += torch_greedy(trained.trained, chunk, longest_answer(manifest), begin, manifest.tokens.end)
     seconds = middle - start, time.perf_counter() - middle
     return GreedyAnswers([text for text, _ in kept], sources, graphs, pytorch, seconds)

@@ -1,13 +1,16 @@
 """Greedy decoding of many sources with a bundle's graphs, without an engine."""
 
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from sentencepiece import SentencePieceProcessor
 
 from dragoman_server.bundle.load import Bundle
-from dragoman_server.bundle.manifest import SourcePart, Text
+from dragoman_server.bundle.manifest import Manifest, SourcePart, Text
 from dragoman_server.decoding.greedy import GreedyRows, GreedySearch
 from dragoman_server.runtime.runtime import Runtime
+
+IMPORTED_ANSWER = 64  # longest answer of an imported model in tokens, as its limit may be hundreds of times that
 
 
 def decode_greedily(runtime: Runtime, sources: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -18,10 +21,11 @@ def decode_greedily(runtime: Runtime, sources: Sequence[Sequence[int]]) -> list[
         sources: Token ids with the end token, within the model's limit.
 
     Returns:
-        Target ids of each source without begin and end token, cut at the model's limit.
+        Target ids of each source without begin and end token, cut at `longest_answer`.
     """
-    end = runtime.manifest.tokens.end
-    searches = [GreedySearch(end, runtime.target_capacity) for _ in sources]
+    manifest = runtime.manifest
+    end, longest, forced = manifest.tokens.end, longest_answer(manifest), forced_first(manifest)
+    searches = [GreedySearch(end, longest) for _ in sources]
     # Sources of similar length are encoded together, which saves padding.
     waiting = sorted(range(len(sources)), key=lambda i: len(sources[i]))
     running: list[int] = []  # source of each row
@@ -31,10 +35,15 @@ def decode_greedily(runtime: Runtime, sources: Sequence[Sequence[int]]) -> list[
         free = runtime.max_rows - len(running)
         if waiting and (not running or free >= max(1, runtime.max_rows // 8)):
             joining, waiting = waiting[:free], waiting[free:]
-            runtime.encode([sources[i] for i in joining], len(running))
+            first = len(running)
+            runtime.encode([sources[i] for i in joining], first)
             for i in joining:
                 rows.add(len(running), searches[i])
                 running.append(i)
+            if forced is not None:
+                runtime.top(len(running), 1)  # for older rows a repetition, which changes nothing
+                runtime.tokens[first : len(running)] = forced
+                runtime.positions[first : len(running)] = 1
         used = len(running)
         positions = runtime.positions[:used]
         finished = rows.advance(runtime.top(used, 1), positions, runtime.tokens[:used])
@@ -47,7 +56,22 @@ def decode_greedily(runtime: Runtime, sources: Sequence[Sequence[int]]) -> list[
                 rows.move([(last, row)])
                 running[row] = running[last]
             running.pop()
-    return [search.hypotheses()[0].ids for search in searches]
+    answers = [search.hypotheses()[0].ids for search in searches]
+    return answers if forced is None else [[forced, *ids[1:]] for ids in answers]
+
+
+def longest_answer(manifest: Manifest) -> int:
+    """Returns at how many tokens answers are cut in checks and measurements."""
+    limit = manifest.limits.max_target_tokens
+    return limit if manifest.text is None else min(limit, IMPORTED_ANSWER)
+
+
+def forced_first(manifest: Manifest) -> int | None:
+    """Returns the first token of all answers, or None if it is free."""
+    rules = manifest.text
+    if rules is not None and rules.forces_language:
+        return rules.languages[_language(rules, "target")].target
+    return None if manifest.generation is None else manifest.generation.forced_first
 
 
 def within_limit(bundle: Bundle, texts: Sequence[str]) -> Iterator[tuple[str, list[int]]]:
@@ -60,6 +84,9 @@ def within_limit(bundle: Bundle, texts: Sequence[str]) -> Iterator[tuple[str, li
 def encode_sources(bundle: Bundle, texts: Sequence[str]) -> list[list[int]]:
     """Returns the source ids of texts, in the default languages of a model that has languages."""
     rules, pieces = bundle.manifest.text, bundle.manifest.tokenizers.source_pieces
+    if rules is not None and "{target_language}" in rules.prefix:
+        prefix = rules.prefix.format(target_language=_language(rules, "target"))
+        texts = [prefix + text for text in texts]
     if pieces:
         processor, vocabulary = SentencePieceProcessor(str(bundle.path / pieces)), bundle.source_tokenizer.get_vocab()
         unknown = bundle.manifest.tokens.unknown
@@ -70,18 +97,20 @@ def encode_sources(bundle: Bundle, texts: Sequence[str]) -> list[list[int]]:
         bare = [encoding.ids for encoding in bundle.source_tokenizer.encode_batch(list(texts))]
     if rules is None:
         return bare
-    before, after = (_with_languages(rules, parts) for parts in (rules.before, rules.after))
+    before, after = (list(_with_languages(rules, parts)) for parts in (rules.before, rules.after))
     return [[*before, *ids, *after] for ids in bare]
 
 
-def _with_languages(rules: Text, parts: Sequence[SourcePart]) -> list[int]:
-    ids = []
+def _with_languages(rules: Text, parts: Sequence[SourcePart]) -> Iterator[int]:
     for part in parts:
         if isinstance(part, int):
-            ids.append(part)
-            continue
-        code = getattr(rules, part) or next(iter(rules.languages))
-        token = rules.languages[code].source
-        assert token is not None
-        ids.append(token)
-    return ids
+            yield part
+        else:
+            token = rules.languages[_language(rules, "source" if part == "source_language" else "target")].source
+            assert token is not None
+            yield token
+
+
+def _language(rules: Text, side: Literal["source", "target"]) -> str:
+    """Returns the default language of a side; without one, any."""
+    return (rules.source_language if side == "source" else rules.target_language) or next(iter(rules.languages))

@@ -1,12 +1,14 @@
-"""The quality of the exported graphs on the run's own data."""
+"""The quality of exported graphs: on the pairs of a run, or against an imported model's own answers in fp32."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from dragoman_export.checks.offline_decoding import decode_greedily, within_limit
+from dragoman_export.run_data import spread
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.machine import usable_cpus
-from dragoman_server.runtime.device import Device
+from dragoman_server.runtime.device import CPU, Device
 from dragoman_server.runtime.runtime import Runtime
 from dragoman_server.runtime.sessions import Sessions
 from dragoman_training.data.normalization import canonical
@@ -15,6 +17,7 @@ from dragoman_training.evaluation.metrics import LOWER_IS_BETTER, METRICS, bette
 from dragoman_training.recipe import Metric
 
 ROWS = 64
+EXAMPLES = 512  # examples of a set
 NAMES: dict[Metric, str] = {
     "bleu": "BLEU",
     "chrf": "chrF",
@@ -52,16 +55,97 @@ class DecodedSet:
         return best
 
 
-def decode_set(bundle: Bundle, device: Device, pairs: Sequence[Pair], metrics: Sequence[Metric]) -> DecodedSet:
-    """Decodes the sources of a data set, in which several pairs may share a source, and scores the answers."""
+class ComparisonSet(Protocol):
+    """Data on which bundles of the same model are compared.
+
+    Attributes:
+        name: Name for reports.
+    """
+
+    name: str
+
+    def decode(self, bundle: Bundle, device: Device) -> DecodedSet:
+        """Decodes the sources and scores the answers."""
+
+    def examples(self, bundle: Bundle) -> list[tuple[list[int], list[int]]]:
+        """Returns ids of sources and of targets without begin and end token, some of them, all within the limits."""
+
+
+@dataclass
+class PairSet:
+    """Pairs, of which several may share a source.
+
+    Attributes:
+        name: Name for reports.
+        pairs: The pairs.
+        metrics: Metrics of the answers.
+    """
+
+    name: str
+    pairs: Sequence[Pair]
+    metrics: Sequence[Metric] = ()
+
+    def decode(self, bundle: Bundle, device: Device) -> DecodedSet:
+        expected = references(self.pairs, bundle.source_tokenizer, bundle.target_tokenizer)
+        rows = _decode(bundle, device, list(expected))
+        texts = bundle.target_tokenizer.decode_batch(list(rows.values()))
+        texts = [canonical(bundle.target_tokenizer, text) for text in texts]
+        answers = dict.fromkeys(expected, "") | dict(zip(rows, texts, strict=True))
+        return _scored(rows, answers, expected, self.metrics)
+
+    def examples(self, bundle: Bundle) -> list[tuple[list[int], list[int]]]:
+        limits, tokens = bundle.manifest.limits, bundle.manifest.tokens
+        targets = {pair.source: pair.target for pair in self.pairs}
+        kept = list(within_limit(bundle, spread(list(targets), EXAMPLES)))
+        encoded = bundle.target_tokenizer.encode_batch([targets[source] for source, _ in kept])
+        ids = [[i for i in encoding.ids if i not in (tokens.begin, tokens.end)] for encoding in encoded]
+        return [
+            (source, target)
+            for (_, source), target in zip(kept, ids, strict=True)
+            if len(target) < limits.max_target_tokens
+        ]
+
+
+class AnswerSet:
+    """Texts of which only the model's own answers in fp32 are known: what an imported model brings.
+
+    The metric is chrF against those answers, so it is 100 for the bundle that gave them.
+
+    Args:
+        exact: The bundle in fp32.
+        texts: The sources.
+    """
+
+    name = "sample texts"
+
+    def __init__(self, exact: Bundle, texts: Sequence[str]) -> None:
+        self._answers = _decode(exact, CPU, texts)
+        self._sources = dict(within_limit(exact, texts))
+
+    def decode(self, bundle: Bundle, device: Device) -> DecodedSet:
+        decode = bundle.target_tokenizer.decode_batch
+        rows = _decode(bundle, device, list(self._answers))
+        answers = dict(zip(rows, decode(list(rows.values())), strict=True))
+        texts = decode([self._answers[source] for source in rows])
+        expected = {source: [text] for source, text in zip(rows, texts, strict=True)}
+        return _scored(rows, answers, expected, ["chrf"])
+
+    def examples(self, bundle: Bundle) -> list[tuple[list[int], list[int]]]:
+        longest = bundle.manifest.limits.max_target_tokens - 1
+        return [(self._sources[text], self._answers[text][:longest]) for text in spread(list(self._answers), EXAMPLES)]
+
+
+def _decode(bundle: Bundle, device: Device, texts: Sequence[str]) -> dict[str, list[int]]:
+    """Returns the answers to the texts within the model's limit."""
     runtime = Runtime(Sessions(bundle, device, usable_cpus()), ROWS)
-    expected = references(pairs, bundle.source_tokenizer, bundle.target_tokenizer)
-    kept = list(within_limit(bundle, list(expected)))
-    rows = decode_greedily(runtime, [ids for _, ids in kept])
-    texts = [canonical(bundle.target_tokenizer, text) for text in bundle.target_tokenizer.decode_batch(rows)]
-    answers = dict.fromkeys(expected, "") | {source: text for (source, _), text in zip(kept, texts, strict=True)}
+    kept = dict(within_limit(bundle, texts))
+    return dict(zip(kept, decode_greedily(runtime, list(kept.values())), strict=True))
+
+
+def _scored(
+    ids: dict[str, list[int]], answers: dict[str, str], expected: dict[str, list[str]], metrics: Sequence[Metric]
+) -> DecodedSet:
     scores = {metric: METRICS[metric](answers, expected).value for metric in metrics}
-    ids = {source: row for (source, _), row in zip(kept, rows, strict=True)}
     return DecodedSet(ids, scores, answers, expected)
 
 

@@ -7,6 +7,7 @@ characters (huggingface/tokenizers#2116).
 """
 
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -103,7 +104,9 @@ def _load(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about sacremoses, which Marian's class never calls
+            return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the library raises various types
         raise ExportError(f"{folder}: cannot read the tokenizer ({first_line(error)})") from None
 

@@ -9,17 +9,14 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from dragoman_export.checks.offline_decoding import within_limit
+from dragoman_export.checks.quality import ComparisonSet
 from dragoman_export.precision.editable_graph import EditableGraph, Floats
-from dragoman_export.run_data import spread
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.machine import usable_cpus
 from dragoman_server.runtime.device import CPU
 from dragoman_server.runtime.runtime import Runtime
 from dragoman_server.runtime.sessions import Sessions
-from dragoman_training.data.pairs import Pair
 
-CALIBRATION_SOURCES = 512
 CACHE_ROWS = 32  # rows decoded together to measure the caches
 
 Feed = Mapping[str, NDArray[np.generic]]
@@ -38,19 +35,9 @@ class Range:
     most: Floats
 
 
-def calibration_feeds(bundle: Bundle, pairs: Sequence[Pair]) -> list[Feed]:
-    """Returns scorer inputs for evenly spaced pairs, without those beyond the model's limits."""
-    limits, tokens = bundle.manifest.limits, bundle.manifest.tokens
-    targets = {pair.source: pair.target for pair in pairs}
-    sources = spread(list(targets), CALIBRATION_SOURCES)
-    kept = list(within_limit(bundle, sources))
-    encoded = bundle.target_tokenizer.encode_batch([targets[source] for source, _ in kept])
-    ids = [[i for i in encoding.ids if i not in (tokens.begin, tokens.end)] for encoding in encoded]
-    return [
-        scorer_feed(source, target, tokens.begin)
-        for (_, source), target in zip(kept, ids, strict=True)
-        if len(target) < limits.max_target_tokens
-    ]
+def calibration_feeds(bundle: Bundle, data: ComparisonSet) -> list[Feed]:
+    """Returns scorer inputs for the examples of a data set."""
+    return [scorer_feed(source, target, bundle.manifest.tokens.begin) for source, target in data.examples(bundle)]
 
 
 def scorer_feed(source: Sequence[int], target: Sequence[int], begin: int) -> Feed:

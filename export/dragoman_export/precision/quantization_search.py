@@ -10,7 +10,7 @@ import onnx
 
 from dragoman_export.bundle.onnx_files import SCORER, load_models
 from dragoman_export.bundle.options import CacheChoice
-from dragoman_export.checks.quality import DecodedSet, decode_set
+from dragoman_export.checks.quality import ComparisonSet, DecodedSet
 from dragoman_export.errors import ExportError
 from dragoman_export.precision.caches import Scales, are_faster
 from dragoman_export.precision.calibration import (
@@ -34,7 +34,6 @@ from dragoman_server.bundle.load import Bundle
 from dragoman_server.bundle.manifest import Integers
 from dragoman_server.machine import usable_cpus
 from dragoman_server.runtime.device import CPU
-from dragoman_training.data.pairs import Pair
 
 RANKED_SOURCES = 48  # calibration sources by which the sensitivity of weights is ranked
 WIDEST_SHARE = 4  # at most one of this many weights is kept wider
@@ -48,9 +47,9 @@ class QuantizationTask:
         exact: The bundle in fp32.
         folder: Where to write the quantized bundle.
         precision: Precision of the weights.
-        pairs: Data to calibrate with and to measure quality on.
+        data: Data to calibrate with and to measure quality on.
         longest: More data to calibrate with, possibly longer: activations and caches grow with the length.
-        decoded: The answers of `exact` to `pairs`.
+        decoded: The answers of `exact` to `data`.
         max_loss: Points that may be lost.
         say: Prints a line for the user.
     """
@@ -58,8 +57,8 @@ class QuantizationTask:
     exact: Bundle
     folder: Path
     precision: Integers
-    pairs: Sequence[Pair]
-    longest: Sequence[Pair]
+    data: ComparisonSet
+    longest: ComparisonSet
     decoded: DecodedSet
     max_loss: float
     say: Callable[[str], None]
@@ -90,7 +89,7 @@ def quantize_within_limit(task: QuantizationTask, cache: CacheChoice) -> Quantiz
         ExportError: Too much is lost even so.
     """
     precision, say = task.precision, task.say
-    feeds = [*calibration_feeds(task.exact, task.pairs), *calibration_feeds(task.exact, task.longest)]
+    feeds = [*calibration_feeds(task.exact, task.data), *calibration_feeds(task.exact, task.longest)]
     models = load_models(task.exact.path)
     scorer = models[SCORER]
     names, ranges = weight_names(models), activation_ranges(scorer, feeds)
@@ -102,7 +101,7 @@ def quantize_within_limit(task: QuantizationTask, cache: CacheChoice) -> Quantiz
     least_lost = float("inf")
     while True:
         bundle = quantize_bundle(task.exact, task.folder, precision, weights, wider, scales)
-        decoded = decode_set(bundle, CPU, task.pairs, list(task.decoded.scores))
+        decoded = task.data.decode(bundle, CPU)
         points = points_lost(task.decoded, decoded)
         if points <= task.max_loss:
             uncalibrated = {name: "fp32" for key, name in names.items() if key not in ranges}

@@ -17,7 +17,7 @@ def greedy(
     model: Transformer,
     sources: Sequence[Sequence[int]],
     max_tokens: int,
-    begin: int = BEGIN_ID,
+    begin: Sequence[int] = (BEGIN_ID,),
     end: int = END_ID,
 ) -> list[list[int]]:
     """Decodes one batch, taking the most probable token at each step.
@@ -26,16 +26,17 @@ def greedy(
         model: Model in eval mode.
         sources: Token ids of each row, with the end token.
         max_tokens: Limit at which a row is cut.
-        begin, end: First decoder input and last token of a target.
+        begin: First decoder inputs: the begin token, and tokens that all answers start with.
+        end: Last token of a target.
 
     Returns:
         The target ids of each row, without begin and end token.
     """
     device = next(model.parameters()).device
     memory, mask = model.encode(pad(sources, model.pad).to(device))  # [rows, source, d_model], [rows, 1, 1, source]
-    target = torch.full((len(sources), 1), begin, device=device)  # [rows, 1], one column more per step
+    target = torch.tensor([begin] * len(sources), device=device)  # [rows, first inputs], one column more per step
     ended = torch.zeros(len(sources), dtype=torch.bool, device=device)  # [rows]
-    for _ in range(max_tokens):
+    for _ in range(max_tokens + 1 - len(begin)):
         token = model.decoder(target, memory, mask)[0][:, -1].argmax(-1)  # [rows]
         token = token.masked_fill(ended, end)
         ended |= token == end

@@ -51,8 +51,7 @@ def ask(client: Client, model: Model) -> Answers:
     Raises:
         DragomanError: The server is unavailable or refuses an input.
     """
-    batch = client.generate_batch(model.inputs, model=model.name, top_tokens=2, timeout=SECONDS)
-    greedy = [_answer(result) for result in batch]
+    greedy = greedy_answers(client, model.name, model.inputs)
     lone = [
         _answer(client.generate(text, model=model.name, top_tokens=2, timeout=SECONDS))
         for text in model.inputs[:LONE_INPUTS]
@@ -64,6 +63,15 @@ def ask(client: Client, model: Model) -> Answers:
         else []
     )
     return Answers(greedy, [_answer(result) for result in beams], lone == greedy[:LONE_INPUTS])
+
+
+def greedy_answers(client: Client, model: str, inputs: list[str]) -> list[Answer]:
+    """Returns the greedy answers to a batch.
+
+    Raises:
+        DragomanError: The server is unavailable or refuses an input.
+    """
+    return [_answer(result) for result in client.generate_batch(inputs, model=model, top_tokens=2, timeout=SECONDS)]
 
 
 def _answer(result: Result | Exception) -> Answer:

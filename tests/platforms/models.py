@@ -5,8 +5,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from dragoman_export.bundle.options import CacheChoice
+from dragoman_export.checks.quality import decode_set
 from dragoman_export.export import ExportOptions, export_run
-from dragoman_server.bundle.load import shipped_bundle
+from dragoman_export.precision.quantization_search import QuantizationTask, quantize_within_limit
+from dragoman_export.run_data import longest_training_pairs
+from dragoman_server.bundle.load import load_bundle, shipped_bundle
+from dragoman_server.bundle.manifest import Integers
+from dragoman_server.runtime.device import CPU
+from dragoman_training.run.load import load_run
 from tests.support.parity import WORDS
 
 INPUTS = 200
@@ -30,14 +37,13 @@ class Model:
 
 
 SHIPPED = Model("shipped", WORDS[:INPUTS])
-FRESH = {
-    "fp32": ExportOptions(name="fp32"),
-    "int8": ExportOptions(name="int8", precision="int8", cache="float", max_quality_loss=ANY_LOSS),
-    "int8-caches": ExportOptions(name="int8-caches", precision="int8", cache="int8", max_quality_loss=ANY_LOSS),
-    "int8-weights": ExportOptions(name="int8-weights", precision="int8-weights", max_quality_loss=ANY_LOSS),
-    "int4": ExportOptions(name="int4", precision="int4", max_quality_loss=ANY_LOSS),
+QUANTIZED: dict[str, tuple[Integers, CacheChoice]] = {
+    "int8": ("int8", "float"),
+    "int8-caches": ("int8", "int8"),
+    "int8-weights": ("int8-weights", "float"),
+    "int4": ("int4", "float"),
 }
-MODELS = [SHIPPED, *(Model(name, NUMBERS, name in ("int8-weights", "int4")) for name in FRESH)]
+MODELS = [SHIPPED, *(Model(name, NUMBERS, name in ("int8-weights", "int4")) for name in ("fp32", *QUANTIZED))]
 
 
 def make_repository(run: Path, folder: Path, say: Callable[[str], None] = lambda _: None) -> Path:
@@ -48,7 +54,15 @@ def make_repository(run: Path, folder: Path, say: Callable[[str], None] = lambda
         folder: A directory that does not exist yet.
     """
     shutil.copytree(shipped_bundle(), folder / SHIPPED.name / "1")
-    for name, options in FRESH.items():
-        say(f"exporting {name}")
-        export_run(run, folder / name / "1", options)
+    say("exporting fp32")
+    export_run(run, folder / "fp32" / "1", ExportOptions(name="fp32"))
+    exact = load_bundle(folder / "fp32" / "1")
+    loaded = load_run(run)
+    pairs, longest = loaded.dev_pairs(), longest_training_pairs(loaded)
+    decoded = decode_set(exact, CPU, pairs, loaded.recipe.evaluation.metrics)
+    for name, (precision, cache) in QUANTIZED.items():
+        say(f"quantizing to {name}")
+        (folder / name).mkdir()
+        task = QuantizationTask(exact, folder / name / "1", precision, pairs, longest, decoded, ANY_LOSS, say)
+        quantize_within_limit(task, cache)
     return folder

@@ -2,19 +2,22 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dragoman import Client
 from tests.platforms import arm64
-from tests.platforms.answers import Answer, Answers, Position, ask, compare
+from tests.platforms.answers import Answer, Answers, Position, ask, compare, greedy_answers
 from tests.platforms.models import MODELS, SHIPPED, Model, make_repository
 from tests.platforms.processors import PROCESSORS, command, missing, serving, unknown
 
 Platform = dict[str, Answers]
 GRAVITON = "neoverse-n1"  # of Graviton 2 and Ampere Altra
-PASSES = 3
+# Emulated, the shipped model takes as long for a word as the small ones for ten. `python -m tests.platforms` asks all.
+FEWER = [replace(SHIPPED, inputs=SHIPPED.inputs[:100]), *MODELS[1:]]
+AGAIN = 32  # words that the shipped model is asked again, in a smaller batch
 
 
 @pytest.fixture(scope="module")
@@ -24,17 +27,19 @@ def repository(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 def server_answers(
     repository: Path, command: Sequence[str] = (), environment: Mapping[str, str] | None = None
-) -> list[Platform]:
-    """Returns the answers of a server: of all models, then of the shipped model again."""
+) -> Platform:
+    """Returns the answers of a server, of which it repeats some of the shipped model's to the last bit of a score."""
     with serving(repository, command, environment) as server, Client(server.address) as client:
-        first = {model.name: ask(client, model) for model in MODELS}
-        return [first, *({SHIPPED.name: ask(client, SHIPPED)} for _ in range(PASSES - 1))]
+        found = {model.name: ask(client, model) for model in FEWER}
+        again = greedy_answers(client, SHIPPED.name, SHIPPED.inputs[:AGAIN])
+    assert again == found[SHIPPED.name].greedy[:AGAIN]
+    return found
 
 
 @pytest.fixture(scope="module")
 def here(repository: Path) -> Platform:
     """The answers of this machine."""
-    return server_answers(repository)[0]
+    return server_answers(repository)
 
 
 def test_answers_do_not_depend_on_the_batch(here: Platform) -> None:
@@ -47,9 +52,8 @@ def test_answers_do_not_depend_on_the_batch(here: Platform) -> None:
 @pytest.mark.parametrize("processor", PROCESSORS)
 def test_another_processor_gives_the_same_answers(processor: str, repository: Path, here: Platform) -> None:
     there = server_answers(repository, command(processor))
-    results = [compare(model, here[model.name], there[0][model.name], exact=not model.blockwise) for model in MODELS]
+    results = [compare(model, here[model.name], there[model.name], exact=not model.blockwise) for model in FEWER]
     assert not [str(result) for result in results if not result.passed]
-    assert all(again[SHIPPED.name] == there[0][SHIPPED.name] for again in there)
 
 
 @pytest.mark.skipif(arm64.missing() is not None, reason=str(arm64.missing()))
@@ -63,9 +67,8 @@ def test_arm64_gives_the_same_answers_except_for_ties(repository: Path, here: Pl
             raise
         pytest.skip(str(error))
     there = server_answers(repository, machine.command(GRAVITON), machine.environment())
-    results = [compare(model, here[model.name], there[0][model.name], exact=False) for model in MODELS]
+    results = [compare(model, here[model.name], there[model.name], exact=False) for model in FEWER]
     assert not [str(result) for result in results if not result.passed]
-    assert all(again[SHIPPED.name] == there[0][SHIPPED.name] for again in there), "scores are bit-identical"
 
 
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))

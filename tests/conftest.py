@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.local import LocalServer
+from tests.support.shared_work import make_once, remember_graphs, shared_folder
 
 ROOT = Path(__file__).parent.parent
 StartServer = Callable[..., LocalServer]
@@ -69,17 +70,27 @@ def run_program(name: str, *arguments: str | Path) -> None:
 @pytest.fixture(scope="session")
 def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of the recipe `tiny`, which spells numbers out: "42" -> "forty two". Do not change it."""
-    run = tmp_path_factory.mktemp("tiny") / "run"
-    run_program("dragoman-train", "tiny", "--out", run, "--device", "cpu", "--threads", "1")
-    return run
+
+    def train(run: Path) -> None:
+        run_program("dragoman-train", "tiny", "--out", run, "--device", "cpu", "--threads", "1")
+
+    return make_once(shared_folder(tmp_path_factory) / "tiny-run", train)
 
 
 @pytest.fixture(scope="session")
 def tiny_bundle(tiny_run: Path) -> Path:
     """The bundle exported from `tiny_run`. Do not change it; copy it to damage it."""
-    bundle = tiny_run.parent / "bundle"
-    run_program("dragoman-export", tiny_run, bundle)
-    return bundle
+    return make_once(tiny_run.with_name("tiny-bundle"), lambda bundle: run_program("dragoman-export", tiny_run, bundle))
+
+
+@pytest.fixture(scope="module")
+def shared_graphs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Shares the graphs of equal models among tests that export, in all test processes."""
+    from dragoman_export.bundle import write
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(write, "trace_graphs", remember_graphs(write.trace_graphs, shared_folder(tmp_path_factory)))
+        yield
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from dragoman_export.bundle.onnx_files import WEIGHTS_FILE
+from dragoman_export.bundle.write import trace_graphs
 from dragoman_export.checks.parity import BATCHES
 from dragoman_export.checks.report import CheckFailedError, ParityReport
 from dragoman_export.errors import ExportError
@@ -27,6 +28,8 @@ from dragoman_training.evaluation.greedy import answer
 from dragoman_training.model import Transformer
 from dragoman_training.run.load import load_run
 from tests.support.random_model import small_run
+
+pytestmark = pytest.mark.usefixtures("shared_graphs")
 
 # As in T5 1.1: no bias, no scale but at the end, heads of their own width, and relative positions.
 T5 = {
@@ -220,6 +223,7 @@ def test_failed_export_leaves_nothing_and_an_older_bundle_unchanged(
         return copy
 
     monkeypatch.setattr("dragoman_export.bundle.write.fold_model", fold_wrongly)
+    monkeypatch.setattr("dragoman_export.bundle.write.trace_graphs", trace_graphs)  # not those of the sound model
     with pytest.raises(CheckFailedError, match="so no bundle was made: cached step and PyTorch") as raised:
         export_run(run, place, ExportOptions(name="small", overwrite=True, device="cpu"))
     assert isinstance(raised.value.report, ParityReport)

@@ -36,6 +36,8 @@ from dragoman_training.run.load import load_run
 from tests.support.bundles import Change, altered_copy, edit_graph, edit_manifest
 from tests.support.random_model import small_run
 
+pytestmark = pytest.mark.usefixtures("shared_graphs")
+
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> None:

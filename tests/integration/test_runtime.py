@@ -20,6 +20,8 @@ from dragoman_server.runtime.step_results import TopKResult
 from tests.support.bundles import SHIPPED_FP32
 from tests.support.random_model import small_run
 
+pytestmark = pytest.mark.usefixtures("shared_graphs")
+
 FORCED_TOKENS = [23, 14, 9, 30]  # decoder inputs, whatever the model predicts
 VOCABULARY = 43
 

@@ -26,6 +26,8 @@ from dragoman_training.evaluation.metrics import METRICS
 from dragoman_training.recipe import Metric
 from tests.support.random_model import small_run
 
+pytestmark = pytest.mark.usefixtures("shared_graphs")
+
 ALL: list[Metric] = ["exact_match", "sequence_error_rate", "word_error_rate", "bleu", "chrf"]
 TARGETS = [f"the {a} of {b}" for a in ("king", "queen", "cat", "dog") for b in ("spain", "france", "egypt")]
 HALF_RIGHT = [target.replace("the", "a") for target in TARGETS]

@@ -29,6 +29,8 @@ from dragoman_server.runtime.sessions import Sessions
 from tests.support.bundles import altered_copy, edit_manifest
 from tests.support.random_model import VOCABULARY, small_run
 
+pytestmark = pytest.mark.usefixtures("shared_graphs")
+
 ROWS, STEPS = 6, 5
 LENGTHS = [3, 9, 1, 5, 7, 2] * 7
 

@@ -154,9 +154,8 @@ def _trace(work: BuildInput, precision: Precision) -> Bundle:
     folder = work.folder / precision
     folder.mkdir()
     options = replace(work.options, precision=precision)
-    write_manifest(
-        write_files(work.original, folder, options, options.examples or spread(work.original.sources, EXAMPLES)), folder
-    )
+    typical = spread(work.original.sources, EXAMPLES) if work.original.typical else []
+    write_manifest(write_files(work.original, folder, options, options.examples or typical), folder)
     return load_bundle(folder)
 
 

@@ -4,6 +4,7 @@ import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -112,10 +113,11 @@ def export(
     """Export RUN to BUNDLE: ONNX graphs, tokenizers and a manifest, checked against the trained model."""
     imported = None
     if from_transformers is not None:
-        imported = ImportOptions("transformers", revision, ignore or [], sources)
-        if bundle is not None:
-            raise typer.BadParameter("--from-transformers MODEL replaces RUN; pass only BUNDLE beside it")
-        run, bundle = Path(from_transformers), run
+        imported = ImportOptions("transformers", from_transformers, revision, ignore or [], sources)
+        if bundle is not None or against is not None:
+            raise typer.BadParameter("--from-transformers MODEL takes the place of RUN; pass no run beside it")
+        if check is None:
+            run, bundle = Path(from_transformers), run
     elif revision is not None or ignore or sources is not None:
         raise typer.BadParameter("--revision, --ignore and --sources need --from-transformers")
     if (check is None) == (run is None) or (check is None) == (bundle is None):
@@ -139,10 +141,10 @@ def export(
         print(f"error: {missing_extra(error, 'export')}", file=sys.stderr)
         raise typer.Exit(1) from None
     console = Console(highlight=False)
-    say = _until_terminated(console)
+    say = _until_terminated(console, timed=imported is not None)
     try:
         if check is not None:
-            report = check_again(check, against, device, say)
+            report = check_again(check, imported or against, device, say)
             print_report(report, console)
             if report.failures:
                 raise ExportError(f"{check} failed the check: {report.failures[0]}")
@@ -166,13 +168,16 @@ def export(
         if imported is None:
             manifest, report = export_run(run, bundle, options, say)
         else:
-            manifest, report = export_import(str(run), bundle, options, imported, say)
+            manifest, report = export_import(imported, bundle, options, say)
         print_report(report, console)
         print_loss(manifest.loss, console)
         for metric, value in manifest.quality.items():
             console.print(f"{metric}: {value:g}")
         size = sum(file.bytes for file in manifest.files.values())
         console.print(f"{bundle}: {len(manifest.files)} files, {size / 1e6:.1f} MB")
+    except ModuleNotFoundError as error:  # imported where it is first needed
+        print(f"error: {missing_extra(error, 'import')}", file=sys.stderr)
+        raise typer.Exit(1) from None
     except ExportError as error:
         if isinstance(error, CheckFailedError):
             print_report(error.report, console)
@@ -180,9 +185,15 @@ def export(
         raise typer.Exit(1) from None
 
 
-def _until_terminated(console: Console) -> Callable[[str], None]:
-    """Makes SIGTERM end the export after cleaning up, and returns a function that prints lines until then."""
+def _until_terminated(console: Console, *, timed: bool) -> Callable[[str], None]:
+    """Makes SIGTERM end the export after cleaning up, and returns a function that prints lines until then.
+
+    Args:
+        console: Where to print.
+        timed: Whether each line starts with the seconds since now.
+    """
     received: list[int] = []
+    start = time.monotonic()
 
     def stop(number: int, _: FrameType | None) -> None:
         received.append(number)
@@ -191,7 +202,7 @@ def _until_terminated(console: Console) -> Callable[[str], None]:
     def say(line: str) -> None:
         if received:  # a library swallowed the exception
             raise SystemExit(128 + received[0])
-        console.print(line)
+        console.print(f"{time.monotonic() - start:4.0f} s  {line}" if timed else line)
 
     signal.signal(signal.SIGTERM, stop)
     return say

@@ -18,6 +18,7 @@ from dragoman_export.original import Original
 from dragoman_export.run_data import read_run, source_fault, spread
 from dragoman_server.bundle.load import BundleError, load_bundle
 from dragoman_server.bundle.manifest import MANIFEST_FILE, NAME_PATTERN, Manifest
+from dragoman_server.messages.blank_text import is_blank
 from dragoman_server.runtime.device import DeviceError
 
 __all__ = ["ExportOptions", "ImportOptions", "check", "export_import", "export_run"]
@@ -60,15 +61,14 @@ def export_run(
 
 
 def export_import(
-    model: str, bundle: Path, options: ExportOptions, imported: ImportOptions, say: Callable[[str], None] = _silent
+    imported: ImportOptions, bundle: Path, options: ExportOptions, say: Callable[[str], None] = _silent
 ) -> tuple[Manifest, ParityReport]:
-    """Exports a model of another program, checks the graphs against it. The bundle appears only then.
+    """Exports a model of another program, and checks the graphs against it. The bundle appears only then.
 
     Args:
-        model: Directory, file or name of the model.
+        imported: The model.
         bundle: Directory to make. A hidden one beside it holds the files meanwhile.
         options: Options of the export.
-        imported: Options of the import.
         say: Prints a line for the user. An exception that it raises ends the export.
 
     Raises:
@@ -77,7 +77,10 @@ def export_import(
     """
     _check_destination(bundle, overwrite=options.overwrite)
     _check_options(options)
-    return _export(read_import(model, imported, say), bundle, options, say)
+    for text in options.examples:
+        if is_blank(text):
+            raise ExportError(f"--example {text!r} has no visible characters")
+    return _export(read_import(imported, say), bundle, options, say)
 
 
 def _export(
@@ -100,31 +103,37 @@ def _export(
     return built.manifest, report
 
 
-def check(bundle: Path, run: Path | None, device: str, say: Callable[[str], None] = _silent) -> ParityReport:
+def check(
+    bundle: Path, origin: Path | ImportOptions | None, device: str, say: Callable[[str], None] = _silent
+) -> ParityReport:
     """Checks a bundle again.
 
     Args:
         bundle: The bundle.
-        run: The run that it was made from. Without it the bundle is compared with itself, see `check_bundle`.
+        origin: The run or the model that it was made from. Without it the bundle is compared with itself, see
+            `check_bundle`.
         device: Device to run the graphs on.
         say: Prints a line for the user.
 
     Raises:
-        ExportError: The bundle or the run cannot be read, they do not belong together, or the device does not work.
+        ExportError: The bundle or its origin cannot be read, they do not belong together, or the device does not work.
     """
     with tempfile.TemporaryDirectory() as scratch:
         try:
             loaded, chosen = runnable(load_bundle(bundle), device, Path(scratch) / "rounded")
         except (BundleError, DeviceError) as error:
             raise ExportError(str(error)) from error
-        if run is None:
+        if origin is None:
             return check_bundle(loaded, None, [], chosen)
-        original = read_run(run, say)
+        original = read_import(origin, say) if isinstance(origin, ImportOptions) else read_run(origin, say)
+        place = original.place
         if model_shape(original.model) != loaded.manifest.shape:
-            raise ExportError(f"{bundle} was not made from {run}: the shapes of the models differ")
-        steps, now = loaded.manifest.training.get("steps_averaged"), original.provenance["steps_averaged"]
+            raise ExportError(f"{bundle} was not made from {place}: the shapes of the models differ")
+        steps, now = (found.get("steps_averaged") for found in (loaded.manifest.training, original.provenance))
         if steps != now:
-            raise ExportError(f"{bundle} was made from the checkpoints at steps {steps}, but {run} has those at {now}")
+            raise ExportError(
+                f"{bundle} was made from the checkpoints at steps {steps}, but {place} has those at {now}"
+            )
         return check_bundle(loaded, original.model, spread(original.sources, GREEDY_SOURCES), chosen)
 
 

@@ -11,23 +11,20 @@ from dragoman_export.original import Original
 from dragoman_server.messages.blank_text import is_blank
 
 SAMPLES = Path(__file__).with_name("samples.txt")
+Reader = Callable[[ImportOptions, Callable[[str], None]], Original]
 
 
-Reader = Callable[[str, ImportOptions, Callable[[str], None]], Original]
-
-
-def _transformers(model: str, options: ImportOptions, say: Callable[[str], None]) -> Original:
-    return huggingface.read_original(model, options.revision, options.ignore, say)
+def _transformers(options: ImportOptions, say: Callable[[str], None]) -> Original:
+    return huggingface.read_original(options.model, options.revision, options.ignore, say)
 
 
 READERS: Mapping[Program, Reader] = {"transformers": _transformers}
 
 
-def read_import(model: str, options: ImportOptions, say: Callable[[str], None]) -> Original:
+def read_import(options: ImportOptions, say: Callable[[str], None]) -> Original:
     """Reads a model.
 
     Args:
-        model: Directory, file or name of the model.
         options: Options of the import.
         say: Prints a line for the user.
 
@@ -35,7 +32,8 @@ def read_import(model: str, options: ImportOptions, say: Callable[[str], None]) 
         ExportError: The model or the file of sources cannot be read.
     """
     sources = read_sources(options.sources or SAMPLES)
-    return replace(READERS[options.program](model, options, say), sources=sources)
+    original = READERS[options.program](options, say)
+    return replace(original, sources=sources, typical=options.sources is not None)
 
 
 def read_sources(path: Path) -> list[str]:

@@ -37,6 +37,7 @@ class Original:
         tokens: Ids of the special tokens.
         limits: Longest sequences.
         sources: Texts to compare answers of model and graphs on.
+        typical: Whether these are inputs that the model is meant for.
         data: Pairs to measure quality on, by name of the data set.
         longest: More pairs, possibly longer, to calibrate integers with.
         metrics: Metrics of quality.
@@ -53,6 +54,7 @@ class Original:
     tokens: SpecialTokens
     limits: Limits
     sources: Sequence[str]
+    typical: bool = True
     data: Mapping[str, Sequence[Pair]] = field(default_factory=dict)
     longest: Sequence[Pair] = ()
     metrics: Sequence[Metric] = ()

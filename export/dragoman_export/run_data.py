@@ -46,12 +46,12 @@ def read_run(path: Path, say: Callable[[str], None]) -> Original:
         Vocabulary(run.target_tokenizer),
         TOKENS,
         Limits(max_source_tokens=config.max_source_length, max_target_tokens=config.max_target_length),
-        [pair.source for pairs in data.values() for pair in pairs],
-        data,
-        longest_training_pairs(run),
-        run.recipe.evaluation.metrics,
-        run.unseen_source_tokens,
-        run.provenance | {"files": _data_files(run)},
+        sources=[pair.source for pairs in data.values() for pair in pairs],
+        data=data,
+        longest=longest_training_pairs(run),
+        metrics=run.recipe.evaluation.metrics,
+        unseen_source_tokens=run.unseen_source_tokens,
+        provenance=run.provenance | {"files": _data_files(run)},
     )
 
 

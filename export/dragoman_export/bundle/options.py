@@ -52,12 +52,14 @@ class ImportOptions:
 
     Attributes:
         program: The program that made the model.
+        model: Directory, file or name of the model.
         revision: Branch, tag or commit of a model on the hub.
         ignore: Generation settings to ignore although they would change tokens.
         sources: File of texts to compare answers on, one a line; None for the ones in this package.
     """
 
     program: Program
+    model: str
     revision: str | None = None
     ignore: Sequence[str] = ()
     sources: Path | None = None

@@ -3,8 +3,6 @@
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from sentencepiece import SentencePieceProcessor
-
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.bundle.manifest import Manifest, SourcePart, Text
 from dragoman_server.decoding.greedy import GreedyRows, GreedySearch
@@ -88,6 +86,8 @@ def encode_sources(bundle: Bundle, texts: Sequence[str]) -> list[list[int]]:
         prefix = rules.prefix.format(target_language=_language(rules, "target"))
         texts = [prefix + text for text in texts]
     if pieces:
+        from sentencepiece import SentencePieceProcessor  # of the extra `import`
+
         processor, vocabulary = SentencePieceProcessor(str(bundle.path / pieces)), bundle.source_tokenizer.get_vocab()
         unknown = bundle.manifest.tokens.unknown
         bare = [

@@ -8,6 +8,7 @@ from typing import Any
 from dragoman_export.errors import ExportError
 from dragoman_export.huggingface.generation import GenerationSettings, read_generation
 from dragoman_export.huggingface.hub import resolve
+from dragoman_export.huggingface.library_logits import compare_with_library
 from dragoman_export.huggingface.model import read_config, read_model
 from dragoman_export.huggingface.text import ImportedText, read_text
 from dragoman_export.original import Original
@@ -30,8 +31,10 @@ def read_original(name: str, revision: str | None, ignore: Collection[str], say:
     say(f"reading {folder}")
     config = read_config(folder)
     settings = read_generation(folder, config, ignore)
-    text = _with_default_target(read_text(folder), settings)
+    text = _with_targets(read_text(folder), settings)
     model = read_model(folder, config)
+    library, difference = compare_with_library(folder, config, model)
+    say(f"the model has the logits of {library}; largest difference {difference:.1e}")
     limits = Limits(max_source_tokens=model.config.max_source_length, max_target_tokens=model.config.max_target_length)
     original = Original(
         name,
@@ -42,6 +45,7 @@ def read_original(name: str, revision: str | None, ignore: Collection[str], say:
         limits,
         sources=(),
         text=_manifest_text(text),
+        provenance={"library": library, "largest_logit_difference": difference},
         generation=_generation(settings, limits),
         origin={key: value for key, value in asdict(origin).items() if value},
         license=origin.license,
@@ -50,12 +54,22 @@ def read_original(name: str, revision: str | None, ignore: Collection[str], say:
     return original
 
 
-def _with_default_target(text: ImportedText, settings: GenerationSettings) -> ImportedText:
-    """Makes the language of the forced first token the default target language."""
-    for code, language in text.languages.items():
-        if text.forces_language and language.target is not None and language.target == settings.forced_first:
-            return replace(text, target_language=code)
-    return text
+def _with_targets(text: ImportedText, settings: GenerationSettings) -> ImportedText:
+    """Returns the text rules with the target languages of the generation settings.
+
+    The language of a forced first token is the default one. A language that is itself the first decoder input, as of a
+    model for one pair of languages (mBART, cc25), is the only one.
+    """
+    if not text.forces_language:
+        return text
+    codes = {language.target: code for code, language in text.languages.items()}
+    if (only := codes.get(settings.start)) is not None:
+        languages = {
+            code: language if code == only else replace(language, target=None)
+            for code, language in text.languages.items()
+        }
+        return replace(text, languages=languages, target_language=only, forces_language=False)
+    return replace(text, target_language=codes.get(settings.forced_first, text.target_language))
 
 
 def _special_tokens(config: Any, settings: GenerationSettings, text: ImportedText) -> SpecialTokens:

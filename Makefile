@@ -19,12 +19,13 @@ help: ## show this list
 
 setup: $(INSTALLED) ## create .venv with all dependencies
 
+# Python compiles what a program imports. To compile all of PyTorch beforehand takes as long as to install it.
 $(INSTALLED): pyproject.toml constraints.txt
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 		echo 'Dragoman needs Python 3.11 or newer. Specify one: make PYTHON=/path/to/python3.12 setup' >&2; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
 	@echo 'Installing into $(VENV); the first time, this downloads PyTorch and takes a few minutes.'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 # Two processes, each with whole files in the order of tests/conftest.py: most tests wait more than they compute.

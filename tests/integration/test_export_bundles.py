@@ -258,14 +258,14 @@ SWALLOW_SIGNAL = """
 import os, signal
 from dragoman_export import cli, export
 
-def swallow(*arguments, load_run=export.load_run):
+def swallow(*arguments, read_run=export.read_run):
     try:
         os.kill(os.getpid(), signal.SIGTERM)
     except BaseException:  # as tracers do
         pass
-    return load_run(*arguments)
+    return read_run(*arguments)
 
-export.load_run = swallow
+export.read_run = swallow
 cli.main()
 """
 

@@ -3,7 +3,7 @@
 `pip install .` may install newer ones than constraints.txt pins here. They go into a folder that precedes this
 environment on the path, for the tests that call, stream, cancel and watch.
 
-    python -m tests.platforms.newest [ARGUMENT OF PYTEST ...]     half a minute, plus the download
+    python -m tests.platforms.newest [ARGUMENT OF PYTEST ...]     a minute, plus the download
 """
 
 import os
@@ -35,9 +35,19 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         packages = [str(package) for package in requirements("server") if package.name.startswith(GRPC_PACKAGES)]
         pip = (sys.executable, "-m", "pip")
-        run(*pip, "install", "--quiet", "--only-binary=:all:", "--target", folder, *packages, "grpcio-status")
+        run(
+            *pip,
+            "install",
+            "--quiet",
+            "--no-compile",
+            "--only-binary=:all:",
+            "--target",
+            folder,
+            *packages,
+            "grpcio-status",
+        )
         print(run(*pip, "list", "--path", folder, "--format", "freeze"), flush=True)
-        pytest = (sys.executable, "-m", "pytest", "--numprocesses", "2", "--dist", "loadfile")
+        pytest = (sys.executable, "-m", "pytest")
         environment = os.environ | {"PYTHONPATH": folder}
         return subprocess.run([*pytest, *(sys.argv[1:] or TESTS)], cwd=ROOT, env=environment, check=False).returncode
 

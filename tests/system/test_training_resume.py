@@ -14,9 +14,9 @@ from dragoman_training.run.checkpoint import checkpoint_path, checkpoint_steps, 
 
 OPTIONS = [
     *("--device", "cpu", "--threads", "1"),
-    *("--set", "training.steps=240"),
-    *("--set", "training.checkpoint_every=20"),
-    *("--set", "training.evaluate_every=60"),
+    *("--set", "training.steps=120"),
+    *("--set", "training.checkpoint_every=10"),
+    *("--set", "training.evaluate_every=30"),
     *("--set", "training.precision=bf16"),
     *("--set", "data.dev_held_out_sources=40"),
 ]
@@ -49,7 +49,7 @@ def uninterrupted_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def assert_bit_equal(run: Path, other: Path) -> None:
-    last = checkpoint_path(Path(), 240)
+    last = checkpoint_path(Path(), 120)
     for name in (Path("model.pt"), last):
         first, second = load_state(run / name), load_state(other / name)
         assert all(torch.equal(first["model"][key], second["model"][key]) for key in first["model"] | second["model"])
@@ -64,7 +64,7 @@ def assert_bit_equal(run: Path, other: Path) -> None:
 def test_repeated_kills(uninterrupted_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = start(run)
-    for step in (20, 60, 140):
+    for step in (10, 30, 70):
         wait_for_checkpoint(process, run, step)
         time.sleep(0.03 * (step % 7))  # at different points before the next checkpoint
         process.send_signal(signal.SIGKILL)
@@ -90,7 +90,7 @@ def test_kill_before_the_first_checkpoint(uninterrupted_run: Path, tmp_path: Pat
 def test_sigterm_saves_a_checkpoint(uninterrupted_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = start(run)
-    wait_for_checkpoint(process, run, 20)
+    wait_for_checkpoint(process, run, 10)
     process.send_signal(signal.SIGTERM)
     output = finish(process, code=75)
     step = checkpoint_steps(run)[-1]

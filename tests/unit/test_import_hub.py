@@ -134,7 +134,10 @@ def test_without_the_hub_and_not_in_the_cache(variables: dict[str, str], tmp_pat
 
 def test_a_directory_is_itself(tmp_path: Path) -> None:
     folder, origin = resolve(str(tmp_path))
-    assert (folder, origin.name, origin.revision) == (tmp_path, tmp_path.name, "")
+    assert (folder, origin.name, origin.revision, origin.license) == (tmp_path, tmp_path.name, "", "")
+    for card, license_ in (("---\nlicense: apache-2.0\n---\n# A model", "apache-2.0"), ("---\nlicense: [a\n---\n", "")):
+        (tmp_path / "README.md").write_text(card)
+        assert resolve(str(tmp_path))[1].license == license_
     with pytest.raises(ExportError, match="--revision is for models of the hub"):
         resolve(str(tmp_path), "main")
     with pytest.raises(ExportError, match="neither a directory nor the name of a model"):

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from yaml import YAMLError
+
 from dragoman_export.errors import ExportError
 
 REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -56,7 +58,7 @@ def resolve(model: str, revision: str | None = None) -> tuple[Path, Origin]:
     if folder.is_dir():
         if revision is not None:
             raise ExportError(f"--revision is for models of the hub, but {model} is a directory")
-        return folder, Origin(folder.resolve().name)
+        return folder, Origin(folder.resolve().name, license=_license(_card_data(folder / "README.md")))
     if not REPOSITORY.fullmatch(model):
         raise ExportError(f"{model}: neither a directory nor the name of a model on the hub (owner/name)")
     return _download(model, revision)
@@ -115,9 +117,19 @@ def _weights(name: str, files: Sequence[str]) -> Sequence[str]:
     raise ExportError(f"{name}: the repository has neither safetensors nor pytorch_model.bin")
 
 
+def _card_data(card: Path) -> Any:
+    """Returns the metadata of a model card on disk; None if there is no card or its metadata is damaged."""
+    from huggingface_hub.repocard import metadata_load
+
+    try:
+        return metadata_load(card) if card.is_file() else None
+    except (OSError, ValueError, YAMLError):
+        return None
+
+
 def _license(card: Any) -> str:
     found = card.get("license") if card is not None else None
-    return ", ".join(found) if isinstance(found, list) else found or ""
+    return ", ".join(map(str, found)) if isinstance(found, list) else str(found or "")
 
 
 def _card(name: str) -> str:

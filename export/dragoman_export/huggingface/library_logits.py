@@ -13,6 +13,7 @@ from dragoman_training.model import Transformer
 LENGTHS = (1, 9, 24)  # tokens of the compared sources, whose batch is padded
 TARGET = 12
 TOLERANCE = 1e-4  # of the largest logit; a wrong switch or weight changes far more
+ROUNDING_FACTOR = 10  # times what rounding to single precision changes, which for some models is more
 
 
 @torch.no_grad()
@@ -43,11 +44,17 @@ def compare_with_library(folder: Path, config: Any, model: Transformer) -> tuple
     expected = theirs(
         input_ids=source, attention_mask=(source != model.pad).long(), decoder_input_ids=target, use_cache=False
     ).logits
-    difference, largest = (model(source, target) - expected).abs().max().item(), expected.abs().max().item()
-    if not difference <= TOLERANCE * max(1.0, largest):
+    del theirs
+    logits = model(source, target)
+    difference, allowed = (logits - expected).abs().max().item(), TOLERANCE * max(1.0, expected.abs().max().item())
+    if not difference <= allowed:
+        exact = model.double()(source, target)
+        model.float()  # restores every number
+        allowed = max(allowed, ROUNDING_FACTOR * (logits - exact).abs().max().item())
+    if not difference <= allowed:
         raise ExportError(
             f"{folder}: the imported model's logits differ from those of {library} by {difference:.2g}; "
-            f"expected at most {TOLERANCE * max(1.0, largest):.2g}"
+            f"expected at most {allowed:.2g}"
         )
     return library, difference
 

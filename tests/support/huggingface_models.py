@@ -55,16 +55,21 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 FORCED_END = ("bart", "blenderbot", "blenderbot-small", "marian", "pegasus")
 SHARPENED = tuple(f"{name}.weight" for name in ("out_proj", ".o", "wo", "q_proj", ".q"))
-SHARPNESS = 6
 END_FACTOR = 2.5
 END_BONUS = 0.5  # logits; so that answers end
 
 
 @torch.no_grad()
-def write_model(folder: Path, layout: str, seed: int = 1) -> Path:
+def write_model(folder: Path, layout: str, sharpness: float = 6) -> Path:
     """Writes a random model and its tokenizer to folder / layout, with hardly a generation setting but token ids.
 
     Parameters are spread wide enough that mistakes show.
+
+    Args:
+        folder: An existing directory.
+        layout: A key of `MODELS`.
+        sharpness: A factor of the weights of attention. With a large one, answers change from token to token, and
+            rounding to integers or bf16 spoils them.
     """
     directory = folder / layout
     with TemporaryDirectory(dir=folder) as place:
@@ -73,13 +78,13 @@ def write_model(folder: Path, layout: str, seed: int = 1) -> Path:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # sacremoses, which Marian's class never calls
         tokenizer: Any = AutoTokenizer.from_pretrained(directory, local_files_only=True)
-    torch.manual_seed(seed)
+    torch.manual_seed(1)
     config = AutoConfig.for_model(kind, **_shape(layout, kind, tokenizer))
     model: Any = AutoModelForSeq2SeqLM.from_config(config)
     for name, parameter in model.named_parameters():
         parameter.add_(0.1 * torch.randn_like(parameter))
         if name.endswith(SHARPENED):  # else the last token alone decides on the next one
-            parameter.mul_(SHARPNESS)
+            parameter.mul_(sharpness)
         if parameter.size(0) > SIZE // 4:  # a table; its end token has logits of a wider range
             parameter[config.eos_token_id] *= END_FACTOR
     if hasattr(model, "final_logits_bias"):

@@ -12,6 +12,7 @@ from transformers.models.auto import AutoModelForSeq2SeqLM
 
 from dragoman_export.bundle.options import ImportOptions
 from dragoman_export.errors import ExportError
+from dragoman_export.huggingface.model import read_model
 from dragoman_export.imports import SAMPLES, read_import, read_sources
 from dragoman_export.original import Original
 from dragoman_training.data.batches import pad
@@ -84,15 +85,13 @@ def test_languages_and_their_defaults(tmp_path: Path) -> None:
 
 def test_what_the_library_computes_differently_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = write_model(tmp_path, "bart")
-    from dragoman_export.huggingface import reader
 
     def spoilt(folder: Path, config: Any) -> Any:
-        model = read_model(folder, config)
+        model: Any = read_model(folder, config)
         model.encoder.layers[1].feed_forward.contract.bias.data[3] += 0.1
         return model
 
-    read_model = reader.read_model
-    monkeypatch.setattr(reader, "read_model", spoilt)
+    monkeypatch.setattr("dragoman_export.huggingface.reader.read_model", spoilt)
     with pytest.raises(ExportError, match=r"the imported model's logits differ from those of transformers 5\S+ by 0\."):
         read(directory)
 

@@ -1,0 +1,140 @@
+"""`dragoman-export --from-transformers`: what the bundle holds and answers, the check against its origin, refusals."""
+
+import json
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+from transformers.models.auto import AutoModelForSeq2SeqLM
+from typer.testing import CliRunner
+
+from dragoman import Client
+from dragoman.local import LocalServer
+from dragoman.results import Result
+from dragoman_export.bundle.write import trace_graphs
+from dragoman_export.cli import app
+from dragoman_server.bundle.load import load_bundle
+from tests.support.huggingface_directories import lines
+from tests.support.huggingface_models import LONGEST, write_model
+from tests.support.shared_work import remember_graphs, shared_folder
+
+SOURCES = 40
+MOST = 30  # tokens of an answer
+
+
+@pytest.fixture(scope="module", autouse=True)
+def traced_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        remembered = remember_graphs(trace_graphs, shared_folder(tmp_path_factory))
+        patch.setattr("dragoman_export.bundle.write.trace_graphs", remembered)
+        yield
+
+
+@pytest.fixture(scope="module")
+def marian(tmp_path_factory: pytest.TempPathFactory, traced_once: None) -> Path:
+    """The directory of a model, with a bundle beside it."""
+    directory = write_model(tmp_path_factory.mktemp("import"), "marian", sharpness=2)
+    (directory / "README.md").write_text("---\nlicense: cc-by-4.0\n---\n# A model of nothing\n")
+    run("--from-transformers", directory, directory.parent / "bundle", "--device", "cpu")
+    return directory
+
+
+def run(*arguments: str | Path, status: int = 0) -> str:
+    result = CliRunner().invoke(app, [*map(str, arguments)])
+    assert result.exit_code == status, result.output
+    return result.output
+
+
+def test_bundle_describes_the_import(marian: Path) -> None:
+    manifest = load_bundle(marian.parent / "bundle").manifest
+    assert (manifest.name, manifest.license, manifest.examples) == ("bundle", "cc-by-4.0", [])
+    assert manifest.origin == {"name": "marian", "license": "cc-by-4.0"}
+    assert manifest.training["library"].startswith("transformers 5")
+    assert manifest.training["largest_logit_difference"] < 1e-3
+    assert manifest.parity["greedy"]["sources"] > 60
+    assert manifest.text is not None
+    assert {"deu", "fra"} == set(manifest.text.languages)
+    assert {"source.spm", "target.spm"} <= set(manifest.files)
+
+
+def test_bundle_is_checked_against_its_origin(marian: Path, tmp_path: Path) -> None:
+    bundle = marian.parent / "bundle"
+    output = run("--check", bundle, "--from-transformers", marian, "--device", "cpu")
+    assert "not checked" not in output
+    assert "not checked: whether cached step and scorer match" in run("--check", bundle, "--device", "cpu")
+    other = write_model(tmp_path, "bart")
+    output = run("--check", bundle, "--from-transformers", other, "--device", "cpu", status=1)
+    assert "the shapes of the models differ" in output.replace("\n", " ")
+
+
+def test_server_answers_as_generate_does(marian: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # sacremoses, which Marian's class never calls
+        tokenizer: Any = AutoTokenizer.from_pretrained(marian, local_files_only=True)
+    sources = [tokenizer(text, truncation=True, max_length=LONGEST).input_ids for text in lines()[:SOURCES]]
+    sources = [source for source in sources if tokenizer.unk_token_id not in source]
+    theirs: Any = AutoModelForSeq2SeqLM.from_pretrained(marian, local_files_only=True).eval()
+    settings = {"num_beams": 1, "do_sample": False, "max_length": MOST + 1, "forced_eos_token_id": None}
+    expected = []
+    for source in sources:
+        made = theirs.generate(input_ids=torch.tensor([source]), **settings)[0, 1:].tolist()
+        expected.append(made[:-1] if made[-1] == tokenizer.eos_token_id else made)
+    with LocalServer("--bundle", str(marian.parent / "bundle")) as server, Client(server.address) as client:
+        results = client.generate_batch(sources, max_new_tokens=MOST, tokens=True)
+    answers = [[token.id for token in result.best.tokens] for result in results if isinstance(result, Result)]
+    assert answers == expected
+
+
+def test_precisions_are_judged_by_the_answers_in_fp32(marian: Path, tmp_path: Path) -> None:
+    sources = tmp_path / "sources.txt"
+    sources.write_text("\n".join(lines()[:20]))
+    options = ("--precision", "int8", "--max-quality-loss", "100", "--device", "cpu", "--sources", sources)
+    run("--from-transformers", marian, tmp_path / "bundle", *options)
+    manifest = load_bundle(tmp_path / "bundle").manifest
+    assert (manifest.precision, manifest.quality) == ("int8", {})
+    assert manifest.loss["data"] == "sample texts"
+    assert manifest.loss["quality"]["chrF"]["fp32"] == 100
+    assert 0 <= manifest.loss["points_lost"] < 60
+    assert manifest.examples[0] in lines()[:20]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"config.json": {"model_type": "led"}}, "attends to a window of the source"),
+        ({"generation_config.json": {"guidance_scale": 2}}, "--ignore guidance_scale imports the model without it"),
+        ({"vocab.json": None}, "cannot read the tokenizer"),
+        ({"model.safetensors": None}, "no weights found"),
+    ],
+)
+def test_refusals_are_one_sentence_and_leave_nothing(
+    change: dict[str, dict[str, Any] | None], message: str, tmp_path: Path
+) -> None:
+    directory = write_model(tmp_path, "marian")
+    for name, keys in change.items():
+        if keys is None:
+            (directory / name).unlink()
+        else:
+            (directory / name).write_text(json.dumps(json.loads((directory / name).read_text()) | keys))
+    output = run("--from-transformers", directory, tmp_path / "bundles" / "x", status=1)
+    error = output[output.index("error: ") :]
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "bundles").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--from-transformers", "here", "run", "bundle"], "takes the place of RUN"),
+        (["run", "bundle", "--revision", "main"], "need --from-transformers"),
+        (["--from-transformers", "here"], "pass RUN and BUNDLE to make a bundle"),
+    ],
+)
+def test_arguments_that_contradict_each_other(arguments: list[str], message: str) -> None:
+    assert message in " ".join(run(*arguments, status=2).replace("│", " ").split())

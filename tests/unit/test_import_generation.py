@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from google.protobuf.json_format import ParseDict
 from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
+from dragoman.v1.generation_pb2 import GenerationOptions
 from dragoman_export.errors import ExportError
-from dragoman_export.huggingface.generation import NEW_TOKENS, GenerationSettings, read_generation
+from dragoman_export.huggingface.generation import NEW_TOKENS, GenerationSettings, generation_part, read_generation
 from dragoman_export.huggingface.model import read_config
 
 IDS = {"decoder_start_token_id": 9, "eos_token_id": 0, "pad_token_id": 9}
@@ -77,6 +79,8 @@ def test_only_the_generation_file_counts_where_there_is_one(tmp_path: Path) -> N
         ({"exponential_decay_length_penalty": [5, 1.1]}, "exponential_decay_length_penalty"),
         ({"eos_token_id": [0, 1]}, r"eos_token_id is \[0, 1\]; expected one token id"),
         ({"early_stopping": "soon"}, "early_stopping"),
+        ({"do_sample": True, "num_beams": 2}, "do_sample with num_beams is not supported"),
+        ({"forced_eos_token_id": 3}, "forced_eos_token_id is 3; expected eos_token_id, 0"),
         ({"max_length": 1}, "max_length leaves no token to generate"),
         ({"num_beams": "four"}, "num_beams"),
     ],
@@ -109,3 +113,58 @@ def test_lengths_are_those_of_generate(limits: dict[str, int], tmp_path: Path) -
     tokens = written[:-1] if expected.forced_last is not None else written
     assert len(tokens) == expected.max_new_tokens
     assert 0 not in tokens
+
+
+@pytest.mark.parametrize(
+    ("generation", "expected"),
+    [
+        ({"max_length": 60}, {"max_new_tokens": 39}),  # the model's limit
+        ({"max_length": 30, "min_length": 9}, {"max_new_tokens": 29, "min_new_tokens": 8}),
+        (
+            {"max_length": 30, "num_beams": 4, "length_penalty": 0.6},
+            {"max_new_tokens": 29, "beam_size": 4, "length_penalty": 0.6, "stopping": "STOPPING_CURRENT_LENGTH"},
+        ),
+        (
+            {"max_new_tokens": 9, "num_beams": 2, "early_stopping": "never", "num_return_sequences": 2},
+            {
+                "max_new_tokens": 9,
+                "num_hypotheses": 2,
+                "beam_size": 2,
+                "length_penalty": 1,
+                "stopping": "STOPPING_MAX_LENGTH",
+            },
+        ),
+        (
+            {"max_new_tokens": 9, "do_sample": True, "temperature": 0.7, "top_p": 0.9},
+            {"max_new_tokens": 9, "sample": True, "temperature": 0.7, "top_k": 50, "top_p": 0.9},
+        ),
+        ({"max_new_tokens": 9, "do_sample": True, "top_k": 0}, {"max_new_tokens": 9, "sample": True, "temperature": 1}),
+        (
+            {"max_new_tokens": 9, "bad_words_ids": [[9], [0], [3, 4]], "no_repeat_ngram_size": 3},
+            {
+                "max_new_tokens": 9,
+                "suppressed_tokens": [9],
+                "suppressed_sequences": [{"token_ids": {"ids": [3, 4]}}],
+                "no_repeat_ngram_size": 3,
+            },
+        ),
+    ],
+)
+def test_settings_become_options_of_our_api(
+    generation: dict[str, Any], expected: dict[str, Any], tmp_path: Path
+) -> None:
+    part = generation_part(settings(tmp_path, IDS | generation), 39, forces_language=False)
+    assert part.options == expected
+    ParseDict(part.options, GenerationOptions())
+
+
+def test_forced_tokens_are_not_counted(tmp_path: Path) -> None:
+    found = settings(tmp_path, IDS | {"max_length": 30, "min_length": 9, "forced_bos_token_id": 3})
+    part = generation_part(found, 99, forces_language=False)
+    assert (part.forced_first, part.options) == (3, {"max_new_tokens": 28, "min_new_tokens": 7})
+    part = generation_part(found, 99, forces_language=True)
+    assert (part.forced_first, part.options) == (None, {"max_new_tokens": 28, "min_new_tokens": 7})
+    assert (part.renormalized, part.whole_history, part.forces_end) == (False, True, False)
+    found = settings(tmp_path, IDS | {"max_length": 30, "forced_eos_token_id": 0, "renormalize_logits": True})
+    part = generation_part(found, 99, forces_language=False)
+    assert (part.options, part.renormalized, part.forces_end) == ({"max_new_tokens": 28}, True, True)

@@ -7,9 +7,11 @@ from typing import Any, Literal
 
 from dragoman_export.errors import ExportError
 from dragoman_export.huggingface.text import first_line
+from dragoman_server.bundle.manifest import Generation
 
 REQUIRED = ("decoder_start_token_id", "eos_token_id", "bos_token_id")  # defaults come from config.json
 NEW_TOKENS = 20  # default of transformers' `generate`
+SAMPLED_TOP_K = 50  # likewise
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,60 @@ def read_generation(folder: Path, config: Any, ignore: Collection[str] = ()) -> 
         raise ExportError(f"{folder / name}: {error}") from None
 
 
+def generation_part(settings: GenerationSettings, limit: int, *, forces_language: bool) -> Generation:
+    """Returns the settings as the manifest has them.
+
+    Args:
+        settings: The settings.
+        limit: Longest target in tokens, without the end token.
+        forces_language: Whether targets start with the token of a language, whatever the forced first token.
+    """
+    forced = int(forces_language or settings.forced_first is not None)  # tokens that our lengths do not count
+    most = max(min(settings.max_new_tokens, limit) - forced, 1)
+    least = min(max(settings.min_new_tokens - forced, 0), most)
+    words = [word for word in settings.bad_words if word != (settings.end,)]  # which transformers ignores
+    options: dict[str, Any] = {
+        "max_new_tokens": most,
+        "min_new_tokens": least or None,
+        "num_hypotheses": settings.num_return_sequences if settings.num_return_sequences > 1 else None,
+        "suppressed_tokens": sorted({word[0] for word in words if len(word) == 1}),
+        "suppressed_sequences": [{"token_ids": {"ids": list(word)}} for word in words if len(word) > 1],
+        "repetition_penalty": settings.repetition_penalty if settings.repetition_penalty != 1 else None,
+        "no_repeat_ngram_size": settings.no_repeat_ngram_size or None,
+        "encoder_no_repeat_ngram_size": settings.encoder_no_repeat_ngram_size or None,
+    } | (_sampling(settings) if settings.do_sample else _beam(settings))
+    return Generation(
+        options={name: value for name, value in options.items() if value not in (None, [])},
+        forced_first=None if forces_language else settings.forced_first,
+        forces_end=settings.forced_last is not None,
+        begin_suppressed=list(settings.begin_suppressed),
+        renormalized=settings.renormalized,
+        whole_history=True,
+    )
+
+
+def _beam(settings: GenerationSettings) -> dict[str, Any]:
+    if settings.num_beams == 1:
+        return {}
+    stopping = {True: "STOPPING_EARLY", False: "STOPPING_CURRENT_LENGTH", "never": "STOPPING_MAX_LENGTH"}
+    return {
+        "beam_size": settings.num_beams,
+        "length_penalty": settings.length_penalty,
+        "stopping": stopping[settings.early_stopping],
+    }
+
+
+def _sampling(settings: GenerationSettings) -> dict[str, Any]:
+    return {
+        "sample": True,
+        "temperature": settings.temperature,
+        "top_k": SAMPLED_TOP_K if settings.top_k is None else settings.top_k or None,
+        "top_p": settings.top_p,
+        "min_p": settings.min_p,
+        "typical_p": settings.typical_p,
+    }
+
+
 def _values(folder: Path) -> tuple[dict[str, Any], str]:
     """Returns the settings and the name of their file."""
     from transformers import GenerationConfig
@@ -148,6 +204,10 @@ def _settings(values: Mapping[str, Any], config: Any) -> GenerationSettings:
         missing = "decoder_start_token_id" if start is None else "eos_token_id"
         raise ValueError(f"{missing} is missing")
     forced_last = token("forced_eos_token_id")
+    if forced_last not in (None, end):
+        raise ValueError(f"forced_eos_token_id is {forced_last}; expected eos_token_id, {end}")
+    if values.get("do_sample") and number("num_beams", int, 1) > 1:
+        raise ValueError("do_sample with num_beams is not supported; --ignore do_sample or --ignore num_beams")
     stopping = values.get("early_stopping", False)
     if stopping not in (True, False, "never"):
         raise ValueError(f'early_stopping is {stopping!r}; expected true, false or "never"')

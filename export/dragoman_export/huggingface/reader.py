@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from dragoman_export.errors import ExportError
-from dragoman_export.huggingface.generation import GenerationSettings, read_generation
+from dragoman_export.huggingface.generation import GenerationSettings, generation_part, read_generation
 from dragoman_export.huggingface.hub import resolve
 from dragoman_export.huggingface.library_logits import compare_with_library
 from dragoman_export.huggingface.model import read_config, read_model
 from dragoman_export.huggingface.text import ImportedText, read_text
 from dragoman_export.original import Original
-from dragoman_server.bundle.manifest import Generation, LanguageTokens, Limits, SpecialTokens, Text
+from dragoman_server.bundle.manifest import LanguageTokens, Limits, SpecialTokens, Text
 
 
 def read_original(name: str, revision: str | None, ignore: Collection[str], say: Callable[[str], None]) -> Original:
@@ -46,7 +46,7 @@ def read_original(name: str, revision: str | None, ignore: Collection[str], say:
         sources=(),
         text=_manifest_text(text),
         provenance={"library": library, "largest_logit_difference": difference},
-        generation=_generation(settings, limits),
+        generation=generation_part(settings, limits.max_target_tokens, forces_language=text.forces_language),
         origin={key: value for key, value in asdict(origin).items() if value},
         license=origin.license,
     )
@@ -91,10 +91,6 @@ def _manifest_text(text: ImportedText) -> Text:
         target_language=text.target_language,
         forces_language=text.forces_language,
     )
-
-
-def _generation(settings: GenerationSettings, limits: Limits) -> Generation:
-    return Generation(options={"max_new_tokens": min(settings.max_new_tokens, limits.max_target_tokens)})
 
 
 def _check_vocabulary(folder: Path, original: Original) -> None:

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dragoman_export.bundle.options import CacheChoice
-from dragoman_export.checks.quality import decode_set
+from dragoman_export.checks.quality import PairSet
 from dragoman_export.export import ExportOptions, export_run
 from dragoman_export.precision.quantization_search import QuantizationTask, quantize_within_limit
-from dragoman_export.run_data import longest_training_pairs
+from dragoman_export.run_data import read_run
 from dragoman_server.bundle.load import load_bundle, shipped_bundle
 from dragoman_server.bundle.manifest import Integers
 from dragoman_server.runtime.device import CPU
-from dragoman_training.run.load import load_run
 from tests.support.parity import WORDS
 
 INPUTS = 200
@@ -57,12 +56,12 @@ def make_repository(run: Path, folder: Path, say: Callable[[str], None] = lambda
     say("exporting fp32")
     export_run(run, folder / "fp32" / "1", ExportOptions(name="fp32"))
     exact = load_bundle(folder / "fp32" / "1")
-    loaded = load_run(run)
-    pairs, longest = loaded.dev_pairs(), longest_training_pairs(loaded)
-    decoded = decode_set(exact, CPU, pairs, loaded.recipe.evaluation.metrics)
+    original = read_run(run, say)
+    data, longest = PairSet("dev", original.data["dev"], original.metrics), PairSet("training", original.longest)
+    decoded = data.decode(exact, CPU)
     for name, (precision, cache) in QUANTIZED.items():
         say(f"quantizing to {name}")
         (folder / name).mkdir()
-        task = QuantizationTask(exact, folder / name / "1", precision, pairs, longest, decoded, ANY_LOSS, say)
+        task = QuantizationTask(exact, folder / name / "1", precision, data, longest, decoded, ANY_LOSS, say)
         quantize_within_limit(task, cache)
     return folder

@@ -1,8 +1,8 @@
-"""Exports a training run to a bundle: ONNX graphs, tokenizers and a manifest, checked against the trained model.
+"""Exports a trained or published model to a bundle: ONNX graphs, tokenizers and a manifest, checked against the model.
 
 From the command down: `export` exports or checks, `build` builds a bundle, `precision` quantizes it, `checks` compares
 it with the model and measures its quality, `bundle` writes its files, `graphs` holds the modules that are exported.
-`huggingface` reads published models.
+`run_data` reads runs and `imports` published models (`huggingface`, `ctranslate2`), both as an `Original`.
 """
 
 import os

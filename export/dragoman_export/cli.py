@@ -1,4 +1,4 @@
-"""`dragoman-export`: exports a run to a bundle, or checks a bundle again."""
+"""`dragoman-export`: exports a run or a published model to a bundle, or checks a bundle again."""
 
 import math
 import os
@@ -23,7 +23,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command(epilog="Exit status: 0 the bundle was made, or passed the check; 1 it was not made, or failed the check.")
 def export(
     run: Annotated[
-        Path | None, typer.Argument(help="A directory that dragoman-train wrote; left out with --from-....")
+        Path | None, typer.Argument(help="A directory that dragoman-train wrote; not with --from-transformers.")
     ] = None,
     bundle: Annotated[Path | None, typer.Argument(help="The directory of the bundle to make.")] = None,
     check: Annotated[
@@ -96,7 +96,14 @@ def export(
     ] = None,
     version: Annotated[str, typer.Option(help="Version of the model.")] = "1",
     description: Annotated[str, typer.Option(help="One line that describes the model in lists.")] = "",
-    license_: Annotated[str, typer.Option("--license", help="License of the weights, an SPDX expression.")] = "",
+    license_: Annotated[
+        str,
+        typer.Option(
+            "--license",
+            help="License of the weights, an SPDX expression.",
+            show_default="that of the model card of an import",
+        ),
+    ] = "",
     notice: Annotated[
         list[Path] | None,
         typer.Option(metavar="FILE", help="License or attribution file to copy into the bundle; repeatable."),
@@ -110,7 +117,7 @@ def export(
         Literal["auto", "cpu", "cuda"], typer.Option(help="Device to check the graphs on; auto: a GPU if one works.")
     ] = "auto",
 ) -> None:
-    """Export RUN to BUNDLE: ONNX graphs, tokenizers and a manifest, checked against the trained model."""
+    """Export RUN or a published model to BUNDLE: ONNX graphs, tokenizers and a manifest, checked against the model."""
     imported = None
     if from_transformers is not None:
         imported = ImportOptions("transformers", from_transformers, revision, ignore or [], sources)

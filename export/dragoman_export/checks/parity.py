@@ -134,7 +134,8 @@ def _not_checked(manifest: Manifest, with_model: bool, device: Device) -> list[s
     """Returns sentences on what the check does not cover."""
     sentences = []
     if not with_model:
-        sentences.append("whether cached step and scorer match the trained model; --run RUN compares them with the run")
+        option = "--from-transformers MODEL" if manifest.origin else "--run RUN"
+        sentences.append(f"whether cached step and scorer match the original model; {option} compares them with it")
     if manifest.precision in INTEGERS:
         sentences.append(f"what {manifest.precision} costs in quality: the manifest holds what was measured on data")
     elif is_emulated(manifest, device):

@@ -282,7 +282,7 @@ def _byte_of(letter: str) -> int:
 
 LANGUAGE_CLASSES: Sequence[str] = ("MBartTokenizer", "MBart50Tokenizer", "NllbTokenizer")
 REFUSED: Mapping[str, str] = {
-    "FSMTTokenizer": "tokenizes with Moses' rules, which are not supported; send token ids",
+    "FSMTTokenizer": "tokenizes with Moses' rules, which are not supported",
 }
 _READERS: Mapping[str, Callable[[Any], ImportedText]] = {
     "BlenderbotSmallTokenizer": _blenderbot_small,

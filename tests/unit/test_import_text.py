@@ -11,7 +11,8 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from dragoman_export.errors import ExportError
-from dragoman_export.huggingface.text import ImportedText, Part, Vocabulary, read_text
+from dragoman_export.huggingface.text import ImportedText, Part, read_text
+from dragoman_export.original import Vocabulary
 from tests.support.huggingface_directories import LAYOUTS, fuzzed_texts, write_directory
 
 TEXTS = 1500

@@ -391,3 +391,15 @@ def test_greedy_answers_do_not_depend_on_other_rows(tiny_bundle: Path) -> None:
     alone = [decode_greedily(Runtime(sessions, 1), [source])[0] for source in sources]
     assert together == alone
     assert bundle.target_tokenizer.decode(together[1]) == "forty two"
+
+
+def test_many_rows_of_a_large_vocabulary_have_shorter_targets(
+    bundle: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load_bundle(bundle)
+    most, vocabulary = loaded.manifest.limits.max_target_tokens, loaded.manifest.shape.target_vocabulary
+    monkeypatch.setattr("dragoman_export.checks.serving_simulation.MOST_LOGITS", most * vocabulary)
+    report = check_bundle(loaded, load_run(run).model, ["w5 w6 w7"], CPU)
+    assert not report.failures
+    assert {case.compared for case in report.cases if case.rows == 1} == {most * vocabulary}
+    assert {case.compared for case in report.cases if case.rows == 3} == {3 * (most // 3) * vocabulary}

@@ -12,7 +12,7 @@ from dragoman_export.checks.greedy_parity import compare_greedy, compare_greedy_
 from dragoman_export.checks.head_inputs import check_head_inputs
 from dragoman_export.checks.references import Reference, ScorerGraph, TorchReference
 from dragoman_export.checks.report import ParityReport
-from dragoman_export.checks.serving_simulation import draw_sources, simulate_serving
+from dragoman_export.checks.serving_simulation import draw_sources, longest_target, simulate_serving
 from dragoman_export.checks.step_timing import TIMED_ROWS, median_times
 from dragoman_export.checks.tolerance import TOLERANCE, allowed_difference, describe_excess, largest_difference
 from dragoman_export.errors import ExportError
@@ -161,7 +161,8 @@ def check_scorer(
     rounding = dict(worst)
     for rows, longest in ((1, 1), (3, min(5, limits.max_source_tokens)), (17, limits.max_source_tokens)):
         sources = draw_sources(manifest, rows, longest, rng)
-        lengths = [limits.max_target_tokens, 0, *rng.integers(1, limits.max_target_tokens + 1, rows)][:rows]
+        most = longest_target(manifest, rows)
+        lengths = [most, 0, *rng.integers(1, most + 1, rows)][:rows]
         targets = [rng.integers(0, manifest.shape.target_vocabulary, length).tolist() for length in lengths]
         exact = trained.scores(trained.precise, sources, targets)
         for name, a, b in zip(worst, scorer.scores(sources, targets), exact, strict=True):

@@ -13,6 +13,7 @@ from dragoman_server.runtime.buffers import Memory
 from dragoman_server.runtime.runtime import Runtime
 
 STRIDE = 3  # steps between groups of joining rows, so that rows are of different age
+MOST_LOGITS = 2**27  # of one pass: 1 GiB in double precision
 INSPECTED_STEPS = 4  # steps of a case at which the whole cache is compared before and after
 
 
@@ -57,13 +58,13 @@ def draw_sources(manifest: Manifest, rows: int, longest: int, rng: np.random.Gen
 
 
 def simulate_serving(runtime: Runtime, reference: Reference, rows: int, longest: int) -> SimulatedCase:
-    """Decodes random targets of the maximum length.
+    """Decodes random targets of the maximum length, or of `longest_target`.
 
     Groups of 1, 2, 3, ... rows join some steps apart. A finished row leaves, and the last one moves into its place.
     """
     case = SimulatedCase(rows, longest)
     rng = np.random.default_rng([rows, longest])
-    steps, vocabulary = runtime.target_capacity, runtime.manifest.shape.target_vocabulary
+    steps, vocabulary = longest_target(runtime.manifest, rows), runtime.manifest.shape.target_vocabulary
     sources = draw_sources(runtime.manifest, rows, longest, rng)
     targets = rng.integers(0, vocabulary, (rows, steps))
     _fill_with_noise(runtime, rng)
@@ -100,6 +101,11 @@ def simulate_serving(runtime: Runtime, reference: Reference, rows: int, longest:
                 running.pop()
         case.steps += 1
     return case
+
+
+def longest_target(manifest: Manifest, rows: int) -> int:
+    """Returns how long targets of that many rows may be in tokens for their logits to fit into memory."""
+    return min(manifest.limits.max_target_tokens, max(1, MOST_LOGITS // (rows * manifest.shape.target_vocabulary)))
 
 
 def _groups(rows: int) -> list[list[int]]:

@@ -16,6 +16,7 @@ from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.api.message_codec import decompress
 from dragoman_server.messages.api_error import ApiError, abort, invalid
 from dragoman_server.messages.served_model import ServedModel
+from dragoman_server.messages.token_ids import SourceEncoder
 from tests.support.fake_engines import FakeServer, serve_fake
 from tests.support.refusals import assert_refused, detail, refused
 
@@ -211,8 +212,8 @@ async def test_the_deadline_does_not_move_while_a_request_is_read(
 ) -> None:
     call: Any = SlowCall(seconds=1000)
     monkeypatch.setattr("dragoman_server.api.generation_service.time", SimpleNamespace(monotonic=lambda: call.now))
-    for step in ("read_options", "encode_source"):
-        monkeypatch.setattr(ServedModel, step, call.slow(getattr(ServedModel, step)))
+    for kind, step in ((ServedModel, "read_options"), (SourceEncoder, "encode")):
+        monkeypatch.setattr(kind, step, call.slow(getattr(kind, step)))
     source = {"inputs": [text("drawer")]} if method == "GenerateBatch" else {"input": text("drawer")}
     response = getattr(server.service, method)(REQUESTS[method](**source), call)
     if method == "GenerateStream":

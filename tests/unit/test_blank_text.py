@@ -6,6 +6,7 @@ import unicodedata
 import pytest
 from tokenizers import Tokenizer, normalizers
 
+from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.bundle.manifest import SpecialTokens
 from dragoman_server.messages.api_error import ApiError
 from dragoman_server.messages.blank_text import describe_characters, is_blank
@@ -38,8 +39,8 @@ def encoder(kind: str, invisible: str = "keep", normalizer: normalizers.Normaliz
 
 def refusal(encoder: SourceEncoder, text: str) -> str:
     with pytest.raises(ApiError) as refused:
-        asyncio.run(encoder.encode(text, "text"))
-    [batched] = asyncio.run(encoder.encode_batch([text], ["text"]))
+        asyncio.run(encoder.encode(pb.Input(text=text), "input"))
+    [batched] = asyncio.run(encoder.encode_batch([pb.Input(text=text)], ["input"]))
     assert str(batched) == str(refused.value)
     return str(refused.value)
 
@@ -49,17 +50,17 @@ def refusal(encoder: SourceEncoder, text: str) -> str:
 def test_blank_text_is_refused_with_the_names_of_its_characters(kind: str, invisible: str) -> None:
     source = encoder(kind, invisible)
     for text, names in BLANK.items():
-        assert refusal(source, text) == f"text is blank: it contains only {names}"
+        assert refusal(source, text) == f"input.text is blank: it contains only {names}"
 
 
 @pytest.mark.parametrize("kind", ["characters", "symbols", "bpe", "unigram"])
 def test_text_that_is_blank_after_normalization_is_refused(kind: str) -> None:
     marks = encoder(kind, normalizer=normalizers.Replace("\u0301", " "))
     assert refusal(marks, "\u0301") == (
-        "text is blank after normalization: it contains only U+0301 COMBINING ACUTE ACCENT"
+        "input.text is blank after normalization: it contains only U+0301 COMBINING ACUTE ACCENT"
     )
     if kind in ("bpe", "unigram"):
-        lower_block = "text is blank after normalization: it contains only U+2581 LOWER ONE EIGHTH BLOCK"
+        lower_block = "input.text is blank after normalization: it contains only U+2581 LOWER ONE EIGHTH BLOCK"
         assert refusal(encoder(kind), "▁") == lower_block
 
 

@@ -92,12 +92,16 @@ class TokenIds(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Input(_message.Message):
-    __slots__ = ("text", "token_ids")
+    __slots__ = ("text", "token_ids", "source_language", "target_language")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
     text: str
     token_ids: TokenIds
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ...) -> None: ...
+    source_language: str
+    target_language: str
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., source_language: _Optional[str] = ..., target_language: _Optional[str] = ...) -> None: ...
 
 class GenerationOptions(_message.Message):
     __slots__ = ("max_new_tokens", "time_limit", "min_new_tokens", "num_hypotheses", "beam_size", "length_normalization", "length_penalty", "coverage_penalty", "early_stopping", "patience", "beam_groups", "diversity_penalty", "sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "prefix", "prefix_bias", "suppressed_tokens", "suppressed_sequences", "repetition_penalty", "no_repeat_ngram_size", "stop_sequences", "include_stop_sequence", "vocabulary", "alternatives", "stopping", "encoder_no_repeat_ngram_size")

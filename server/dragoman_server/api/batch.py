@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.api.time_slice import TimeSlice
@@ -28,6 +28,8 @@ from dragoman_server.messages.served_model import ServedModel
 CHUNK_INPUTS = 256  # checked in a few milliseconds
 
 Kept = TypeVar("Kept")
+Encoded: TypeAlias = tuple[pb.Input, list[int] | ApiError]
+"""An input, and its source ids or why it is refused."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ class Batch(Generic[Kept]):
         self._model.check_attention(details, search, source_tokens)
         self._model.sizes.check(details, search, source_tokens, self._format.token_format, len(inputs))
         items: dict[int, Kept] = {}
-        work = iter(enumerate(sources))
+        work = iter(enumerate(zip(inputs, sources, strict=True)))
         try:
             # A single input is queued as a single call.
             with self._model.open_call() if len(inputs) > 1 else nullcontext() as self._queue:
@@ -135,38 +137,17 @@ class Batch(Generic[Kept]):
         """Returns the source ids, or the error, of each input."""
         sources: list[list[int] | ApiError] = []
         for start in range(0, len(inputs), CHUNK_INPUTS):
-            sources += await self._encode_chunk(inputs[start : start + CHUNK_INPUTS], start)
+            chunk = inputs[start : start + CHUNK_INPUTS]
+            fields = [f"inputs[{start + index}]" for index in range(len(chunk))]
+            sources += await self._model.encoder.encode_batch(chunk, fields)
             await self._time_slice.yield_if_over()
         return sources
 
-    async def _encode_chunk(self, inputs: Sequence[pb.Input], start: int) -> list[list[int] | ApiError]:
-        """Encodes some inputs.
-
-        Args:
-            start: Index of the first one.
-        """
-        sources: list[list[int] | ApiError] = []
-        texts: list[int] = []  # indices of inputs given as text
-        for index, source in enumerate(inputs):
-            try:
-                ids = self._model.check_source_ids(source, f"inputs[{start + index}]")
-            except ApiError as error:
-                sources.append(error.with_traceback(None))  # a traceback would keep all the inputs alive
-                continue
-            if ids is None:
-                texts.append(index)
-            sources.append(ids or [])
-        fields = [f"inputs[{start + index}].text" for index in texts]
-        encoded = await self._model.encoder.encode_batch([inputs[index].text for index in texts], fields)
-        for index, ids_or_error in zip(texts, encoded, strict=True):
-            sources[index] = ids_or_error
-        return sources
-
-    async def _work(self, work: Iterator[tuple[int, list[int] | ApiError]], items: dict[int, Kept]) -> None:
+    async def _work(self, work: Iterator[tuple[int, Encoded]], items: dict[int, Kept]) -> None:
         """Generates for one source after the other until there are none."""
-        for index, source in work:
+        for index, (given, source) in work:
             await self._time_slice.yield_if_over()
-            response = source if isinstance(source, ApiError) else await self._generate(source)
+            response = source if isinstance(source, ApiError) else await self._generate(index, given, source)
             if isinstance(response, ApiError):
                 if self._format.all_or_none:
                     raise response
@@ -181,9 +162,13 @@ class Batch(Generic[Kept]):
                 raise self._model.sizes.too_large()
             items[index] = self._format.keep(item)
 
-    async def _generate(self, source: list[int]) -> pb.GenerateResponse | ApiError:
+    async def _generate(self, index: int, given: pb.Input, source: list[int]) -> pb.GenerateResponse | ApiError:
         shared = self._request.shared
         search = reseeded(shared.search) if self._request.own_seeds else shared.search
+        try:
+            search = self._model.with_language(search, given, f"inputs[{index}]")
+        except ApiError as error:
+            return error
         stages = None if RECORD.get() is None else Stages(time.monotonic())
         request = replace(shared, source_ids=source, search=search, stages=stages)
         generation: Generation | None = None

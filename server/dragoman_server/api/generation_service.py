@@ -92,16 +92,14 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         with self._models.use(request.model) as model:
-            tokenizer = model.tokenizers[_side(request.side)]
-            if request.text:
-                model.encoder.check_size(request.text, "text")
-            encoding = (await asyncio.to_thread(tokenizer.encode_batch, [request.text]))[0]
-        pairs = zip(encoding.ids, encoding.tokens, strict=True)
-        return pb.TokenizeResponse(tokens=[pb.Token(id=index, text=text) for index, text in pairs])
+            request.side = _side(request.side)
+            return await model.tokenize(request)
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
         with self._models.use(request.model) as model:
-            return await _detokenize(model.tokenizers[_side(request.side)], request.token_ids.ids)
+            side = _side(request.side)
+            size = (model.encoder if side == pb.SIDE_SOURCE else model.target).vocabulary_size
+            return await _detokenize(model.tokenizers[side], size, request.token_ids.ids)
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         return pb.ListModelsResponse(models=self._models.list())
@@ -115,9 +113,8 @@ def _encoded(item: pb.BatchItem) -> bytes:
     return length_delimited(ITEMS, item.SerializeToString())
 
 
-async def _detokenize(tokenizer: Tokenizer, ids: Sequence[int]) -> pb.DetokenizeResponse:
+async def _detokenize(tokenizer: Tokenizer, size: int, ids: Sequence[int]) -> pb.DetokenizeResponse:
     """Raises ApiError for invalid ids, or too many."""
-    size = tokenizer.get_vocab_size()
     if len(ids) > MAX_DETOKENIZE_IDS:
         raise invalid("token_ids.ids", f"has {len(ids)} ids, but at most {MAX_DETOKENIZE_IDS} are allowed")
     for index, token in enumerate(ids):
@@ -145,7 +142,8 @@ async def _prepare(
         record.begin_tokenizing(1)
     search, details = await model.read_options(request.options, request.details)
     stop = read_time_limit(request.options, arrival)
-    source_ids = await model.encode_source(request.input, "input")
+    source_ids = await model.encoder.encode(request.input, "input")
+    search = model.with_language(search, request.input, "input")
     model.check_attention(details, search, len(source_ids))
     model.sizes.check(details, search, len(source_ids))
     priority = read_priority(request.priority, Priority.INTERACTIVE)

@@ -9,7 +9,8 @@ from typing import Any
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 
-from dragoman_server.bundle.manifest import MANIFEST_FILE, NARROW_INT8_VERSION, READ_VERSIONS, Manifest
+from dragoman_server.bundle.manifest import MANIFEST_FILE, NARROW_INT8_VERSION, READ_VERSIONS, Manifest, Text
+from dragoman_server.bundle.segmenter import Pieces, load_pieces
 
 
 class BundleError(Exception):
@@ -22,12 +23,15 @@ class Bundle:
 
     Attributes:
         path: The directory, with links resolved.
+        source_pieces, target_pieces: SentencePiece models that split texts for the tokenizers, see Segmenter.
     """
 
     path: Path
     manifest: Manifest
     source_tokenizer: Tokenizer
     target_tokenizer: Tokenizer
+    source_pieces: Pieces | None = None
+    target_pieces: Pieces | None = None
 
     @property
     def encoder(self) -> Path:
@@ -60,13 +64,17 @@ def load_bundle(path: Path) -> Bundle:
     for name, expected in manifest.files.items():
         _check_file(root, name, expected.sha256, expected.bytes)
     graphs, tokenizers = manifest.graphs, manifest.tokenizers
-    for name in (graphs.encoder.file, graphs.decoder.file, graphs.scorer.file, tokenizers.source, tokenizers.target):
+    used = [graphs.encoder.file, graphs.decoder.file, graphs.scorer.file, tokenizers.source, tokenizers.target]
+    pieces = [tokenizers.source_pieces, tokenizers.target_pieces]
+    for name in (*used, *filter(None, pieces)):
         if name not in manifest.files:
             raise BundleError(f"{root / MANIFEST_FILE}: {name} is used but not listed under files")
     source = _load_tokenizer(root / tokenizers.source, manifest, manifest.shape.source_vocabulary)
     same = tokenizers.target == tokenizers.source
     target = source if same else _load_tokenizer(root / tokenizers.target, manifest, manifest.shape.target_vocabulary)
-    return Bundle(root, manifest, source, target)
+    if manifest.text is not None:
+        _check_text(root, manifest, manifest.text)
+    return Bundle(root, manifest, source, target, *(_load_pieces(root / name) if name else None for name in pieces))
 
 
 def load_manifest(path: Path) -> tuple[Path, Manifest]:
@@ -132,6 +140,30 @@ def _check_file(root: Path, name: str, sha256: str, size: int) -> None:
         raise BundleError(f"{path} can't be read: {error.strerror or error}") from None
     if digest != sha256:
         raise BundleError(f"{path} was changed: its sha256 is not the one in the manifest")
+
+
+def _load_pieces(path: Path) -> Pieces:
+    try:
+        return load_pieces(path)
+    except ModuleNotFoundError:
+        raise BundleError(f"{path} needs the package sentencepiece: pip install sentencepiece") from None
+    except (OSError, RuntimeError) as error:
+        raise BundleError(f"{path} is not a SentencePiece model: {error}") from None
+
+
+def _check_text(root: Path, manifest: Manifest, text: Text) -> None:
+    """Checks that ids are within the tables, and that default languages exist."""
+    path, shape = root / MANIFEST_FILE, manifest.shape
+    source = [part for part in (*text.before, *text.after) if isinstance(part, int)]
+    source += [tokens.source for tokens in text.languages.values() if tokens.source is not None]
+    target = [tokens.target for tokens in text.languages.values() if tokens.target is not None]
+    for ids, size, side in ((source, shape.source_vocabulary, "source"), (target, shape.target_vocabulary, "target")):
+        if bad := [id_ for id_ in ids if not 0 <= id_ < size]:
+            raise BundleError(f"{path}: text: {bad[0]} is not the id of a {side} token, of which there are {size}")
+    for field in ("source_language", "target_language"):
+        code = getattr(text, field)
+        if code and code not in text.languages:
+            raise BundleError(f"{path}: text.{field} is {code!r}, which is not one of its languages")
 
 
 def _load_tokenizer(path: Path, manifest: Manifest, vocabulary: int) -> Tokenizer:

@@ -81,6 +81,29 @@ UNCONSTRAINED = Constraints()
 
 
 @dataclass(frozen=True, slots=True)
+class Conventions:
+    """Rules that an imported model was published with, where they are not ours.
+
+    Attributes:
+        forced_first: First token of every target, before a prefix; None if it is free. It counts in |Y|, with a
+            log-probability of 0, but in no other length.
+        forces_end: Whether a hypothesis of the maximum length gets the end token, with a log-probability of 0.
+        begin_suppressed: Tokens that cannot come first.
+        renormalized: Whether probabilities are renormalized after tokens were excluded.
+        history: Tokens before those of a hypothesis that rules on repetition see as part of it: the begin token.
+    """
+
+    forced_first: int | None = None
+    forces_end: bool = False
+    begin_suppressed: tuple[int, ...] = ()
+    renormalized: bool = True
+    history: tuple[int, ...] = ()
+
+
+OWN_CONVENTIONS = Conventions()
+
+
+@dataclass(frozen=True, slots=True)
 class SearchOptions:
     """All search options of a request. Without `beam` and `sampling` the search is greedy.
 
@@ -97,6 +120,7 @@ class SearchOptions:
             or by a beam search of their own.
         log_probabilities: Whether to report log-probabilities of tokens; otherwise they may be missing.
         top_tokens: Number of alternatives to report at each position.
+        conventions: Rules of the model.
     """
 
     max_new_tokens: int
@@ -107,3 +131,4 @@ class SearchOptions:
     alternatives: bool = False
     log_probabilities: bool = False
     top_tokens: int = 0
+    conventions: Conventions = OWN_CONVENTIONS

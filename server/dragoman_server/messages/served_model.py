@@ -3,10 +3,12 @@
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.bundle.load import Bundle
+from dragoman_server.bundle.manifest import Text
 from dragoman_server.core.call_record import RECORD
 from dragoman_server.core.requests import GenerationRequest, GenerationResult
 from dragoman_server.core.search_options import SearchOptions
@@ -15,9 +17,11 @@ from dragoman_server.engine.pool import EnginePool
 from dragoman_server.engine.scorer import Scorer, Target
 from dragoman_server.messages.api_error import invalid
 from dragoman_server.messages.generation_options import ResponseDetails, read_details, read_options
+from dragoman_server.messages.imported_ids import ImportedSourceEncoder, ImportedTargetEncoder
+from dragoman_server.messages.languages import FIELDS, Languages, refuse_languages
 from dragoman_server.messages.response_size import ResponseSizes
 from dragoman_server.messages.response_writer import ResponseWriter
-from dragoman_server.messages.token_ids import SourceEncoder, TargetEncoder, is_text
+from dragoman_server.messages.token_ids import SourceEncoder, TargetEncoder
 
 # Messages of up to this many tokens are written on the event loop, in a few milliseconds; larger ones in a thread.
 INLINE_TOKENS = 1024
@@ -49,12 +53,19 @@ class ServedModel:
         manifest = bundle.manifest
         self.name, self.version = manifest.name, manifest.version
         self.limits = limits
-        self.encoder = SourceEncoder(bundle.source_tokenizer, manifest.tokens, manifest.limits.max_source_tokens)
-        self.target = TargetEncoder(bundle.target_tokenizer, manifest.tokens, manifest.limits.max_target_tokens)
+        self.languages = Languages(manifest.text)
+        self.encoder: SourceEncoder | ImportedSourceEncoder
+        self.target: TargetEncoder
+        if manifest.text is None:
+            self.encoder = SourceEncoder(bundle.source_tokenizer, manifest.tokens, manifest.limits.max_source_tokens)
+            self.target = TargetEncoder(bundle.target_tokenizer, manifest.tokens, manifest.limits.max_target_tokens)
+        else:
+            self.encoder = ImportedSourceEncoder(bundle, self.languages, manifest.limits.max_source_tokens)
+            self.target = ImportedTargetEncoder(bundle, manifest.limits.max_target_tokens)
         self.decoder = TargetDecoder(bundle.target_tokenizer)
         self.writer = ResponseWriter(bundle, self.decoder)
         self.tokenizers = {pb.SIDE_SOURCE: bundle.source_tokenizer, pb.SIDE_TARGET: bundle.target_tokenizer}
-        self.info = _info(bundle, device, limits)
+        self.info = _info(bundle, self.languages, device, limits)
         self.submit, self.open_call, self.batch_window = engines.submit, engines.open_call, engines.batch_window
         self._heads = manifest.shape.decoder_layers * manifest.shape.heads
         self.sizes = ResponseSizes(bundle.source_tokenizer, bundle.target_tokenizer, self._heads, limits)
@@ -62,28 +73,39 @@ class ServedModel:
         self._count_unseen = count_unseen
         self._defaults = SearchOptions(self.target.max_tokens), ResponseDetails()
 
-    async def encode_source(self, source: pb.Input, field: str) -> list[int]:
-        """Returns the token ids of a source.
+    async def tokenize(self, request: pb.TokenizeRequest) -> pb.TokenizeResponse:
+        """Tokenizes a text as a source or as a target.
+
+        Raises:
+            ApiError: the text is far too long, or a language is unknown, missing or useless.
+        """
+        tokenizer = self.tokenizers[request.side]
+        source = pb.Input(text=request.text)
+        for name in FIELDS.values():
+            if request.HasField(name):
+                setattr(source, name, getattr(request, name))
+        if request.text:
+            self.encoder.check_size(request.text, "text")
+        if request.side == pb.SIDE_SOURCE:
+            ids = await self.encoder.tokenize(request.text, source)
+        else:
+            refuse_languages(source, "")
+            ids = await self.target.tokenize(request.text)
+        return pb.TokenizeResponse(tokens=[pb.Token(id=id_, text=tokenizer.id_to_token(id_)) for id_ in ids])
+
+    def with_language(self, search: SearchOptions, source: pb.Input, field: str) -> SearchOptions:
+        """Returns search options with the first token that the source's target language forces, if it does.
 
         Args:
             field: Name of the source's field, for the error.
 
         Raises:
-            ApiError: the model can't read the source.
+            ApiError: the target language is unknown or missing.
         """
-        if ids := self.check_source_ids(source, field):
-            return ids
-        return await self.encoder.encode(source.text, f"{field}.text")
-
-    def check_source_ids(self, source: pb.Input, field: str) -> list[int] | None:
-        """Returns the checked ids of a source that consists of ids, None for a text.
-
-        Raises:
-            ApiError: the ids are invalid, or the source has both a text and ids, or neither.
-        """
-        if is_text(source, field):
-            return None
-        return self.encoder.check_ids(source.token_ids.ids, f"{field}.token_ids.ids")
+        forced = self.languages.forced_first(source, field)
+        if forced is None:
+            return search
+        return replace(search, conventions=replace(search.conventions, forced_first=forced))
 
     async def read_options(
         self, options: pb.GenerationOptions, details: pb.Details
@@ -155,9 +177,11 @@ class ServedModel:
             raise invalid("targets", f"has {count} targets, but at most {most} are allowed")
         if (record := RECORD.get()) is not None:
             record.begin_tokenizing(1)
-        source_ids = await self.encode_source(request.input, "input")
+        source_ids = await self.encoder.encode(request.input, "input")
         names = [f"targets[{index}]" for index in range(count)]
         target_ids = await self.target.encode(request.targets, names, complete=True)
+        if (forced := self.languages.forced_first(request.input, "input")) is not None:
+            target_ids = [ids if ids[:1] == (forced,) else (forced, *ids) for ids in target_ids]
         if request.attention:
             weights = len(source_ids) * sum(len(ids) + 1 for ids in target_ids)
             self._check_weights(weights, "attention", "send fewer targets at once")
@@ -188,9 +212,11 @@ async def _write(tokens: int, write: Callable[[], Message]) -> Message:
     return write() if tokens <= INLINE_TOKENS else await asyncio.to_thread(write)
 
 
-def _info(bundle: Bundle, device: str, limits: pb.Limits) -> pb.Model:
+def _info(bundle: Bundle, languages: Languages, device: str, limits: pb.Limits) -> pb.Model:
     """Describes a model for ListModels."""
     manifest = bundle.manifest
+    text = manifest.text or Text()
+    name, revision = manifest.origin.get("name", ""), manifest.origin.get("revision", "")
     return pb.Model(
         name=manifest.name,
         version=manifest.version,
@@ -208,4 +234,11 @@ def _info(bundle: Bundle, device: str, limits: pb.Limits) -> pb.Model:
         decoder_layers=manifest.shape.decoder_layers,
         heads=manifest.shape.heads,
         limits=limits,
+        languages=[
+            pb.Language(code=code, source=code in languages.codes["source"], target=code in languages.codes["target"])
+            for code in sorted(languages.codes["source"] | languages.codes["target"])
+        ],
+        default_source_language=text.source_language if languages.codes["source"] else "",
+        default_target_language=text.target_language if languages.codes["target"] else "",
+        origin=f"{name} at {revision[:12]}" if revision else name,
     )

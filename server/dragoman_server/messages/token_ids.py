@@ -3,13 +3,15 @@
 import asyncio
 import unicodedata
 from collections.abc import Sequence
+from typing import Protocol
 
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.bundle.manifest import SpecialTokens
 from dragoman_server.messages.api_error import ApiError, invalid
 from dragoman_server.messages.blank_text import describe_characters, is_blank
+from dragoman_server.messages.languages import refuse_languages
 
 # Texts of up to this many characters are tokenized on the event loop, in a millisecond or two; longer ones in a thread.
 INLINE_CHARACTERS = 2048
@@ -39,6 +41,21 @@ def is_text(source: pb.Input, field: str) -> bool:
     return has_text
 
 
+class SegmentedText(Protocol):
+    """The result of tokenizing a text.
+
+    Attributes:
+        ids: Token ids.
+        offsets: Characters of the text that each id covers, from the first to past the last.
+    """
+
+    @property
+    def ids(self) -> list[int]: ...
+
+    @property
+    def offsets(self) -> list[tuple[int, int]]: ...
+
+
 class TextEncoder:
     """Tokenizes text of the source or of the target.
 
@@ -56,11 +73,12 @@ class TextEncoder:
         self.max_characters = max(MIN_CHARACTERS, SHRINKING * longest * max_tokens)
         self.vocabulary_size = len(vocabulary)
         self.end = tokens.end
-        self.special = {tokens.pad: "<pad>", tokens.unknown: "<unk>", tokens.begin: "<s>", tokens.end: "</s>"}
+        special = (tokens.unknown, tokens.begin, tokens.pad, tokens.end)
+        self.special = {token: tokenizer.id_to_token(token) or "" for token in special}
         self._tokenizer = tokenizer
         self._unknown = tokens.unknown
 
-    async def _tokenize(self, texts: Sequence[str], with_end: bool) -> list[Encoding]:
+    async def _tokenize(self, texts: Sequence[str], with_end: bool) -> Sequence[SegmentedText]:
         """Tokenizes texts.
 
         Args:
@@ -72,7 +90,7 @@ class TextEncoder:
             return self._tokenizer.encode_batch(texts, add_special_tokens=with_end)
         return await asyncio.to_thread(self._tokenizer.encode_batch, texts, add_special_tokens=with_end)
 
-    def _check_known(self, encoding: Encoding, text: str, field: str) -> None:
+    def _check_known(self, encoding: SegmentedText, text: str, field: str) -> None:
         """Raises ApiError if a part of the text has no token."""
         if self._unknown in encoding.ids:
             start, end = encoding.offsets[encoding.ids.index(self._unknown)]
@@ -82,7 +100,32 @@ class TextEncoder:
             raise invalid(field, f"has {_describe(text[start:end])} {where}, which is not in the model's vocabulary")
 
 
-class SourceEncoder(TextEncoder):
+class SourceChecks(TextEncoder):
+    """The checks of sources that need no tokenizing."""
+
+    def check_size(self, text: str, field: str) -> None:
+        """Raises ApiError if a text is empty or blank, or far too long."""
+        if error := self._size_error(text, field):
+            raise error
+
+    def _size_error(self, text: str, field: str) -> ApiError | None:
+        if not text:
+            return invalid(field, "is empty")
+        if len(text) > self.max_characters:
+            return invalid(
+                field, f"has {len(text)} characters, far more than fit in the model's {self.max_tokens} tokens"
+            )
+        if is_blank(text):
+            return invalid(field, f"is blank: it contains only {describe_characters(text)}")
+        return None
+
+    def _too_long(self, tokens: int, field: str) -> ApiError:
+        return invalid(
+            field, f"has {tokens} tokens, the end token included, but the model reads at most {self.max_tokens}"
+        )
+
+
+class SourceEncoder(SourceChecks):
     """Checks and encodes sources. The limit includes the end token."""
 
     def __init__(self, tokenizer: Tokenizer, tokens: SpecialTokens, max_tokens: int) -> None:
@@ -92,23 +135,58 @@ class SourceEncoder(TextEncoder):
         # Tokens that a normalizer may leave of a blank text, such as a lone "▁".
         self._blank = frozenset(token for (token,), text in zip(ids, texts, strict=True) if is_blank(text))
 
-    async def encode(self, text: str, field: str) -> list[int]:
-        """Returns the token ids of a text, the end token included.
+    async def encode(self, source: pb.Input, field: str) -> list[int]:
+        """Returns the token ids of a source, the end token included.
 
         Args:
-            field: Name of the text's field, for the error.
+            field: Name of the source's field, for the error.
 
         Raises:
-            ApiError: the text is empty or blank, is too long, or has a character that is not in the vocabulary.
+            ApiError: the text is empty or blank, is too long, or has a character that is not in the vocabulary; or the
+                ids are invalid; or the source names a language.
         """
+        if (ids := self._check_input(source, field)) is not None:
+            return ids
+        text, field = source.text, f"{field}.text"
         self.check_size(text, field)
         [encoding] = await self._tokenize([text], with_end=True)
         return self._check(encoding, text, field)
 
-    async def encode_batch(self, texts: Sequence[str], fields: Sequence[str]) -> list[list[int] | ApiError]:
-        """Encodes many texts. Returns the ids of each, or its error."""
+    async def encode_batch(self, sources: Sequence[pb.Input], fields: Sequence[str]) -> list[list[int] | ApiError]:
+        """Encodes many sources. Returns the ids of each, or its error."""
         results: list[list[int] | ApiError] = []
-        for chunk in _chunks(texts):
+        texts: list[int] = []  # indices of sources given as text
+        for index, (source, field) in enumerate(zip(sources, fields, strict=True)):
+            try:
+                ids = self._check_input(source, field)
+            except ApiError as error:
+                results.append(error.with_traceback(None))  # a traceback would keep all the inputs alive
+                continue
+            if ids is None:
+                texts.append(index)
+            results.append(ids or [])
+        encoded = await self._encode_texts([sources[i].text for i in texts], [f"{fields[i]}.text" for i in texts])
+        for index, ids_or_error in zip(texts, encoded, strict=True):
+            results[index] = ids_or_error
+        return results
+
+    async def tokenize(self, text: str, source: pb.Input) -> list[int]:
+        """Returns the ids of a text, which may be empty, with the end token.
+
+        Args:
+            source: The text's languages; the model has none.
+
+        Raises:
+            ApiError: a language is set.
+        """
+        refuse_languages(source, "")
+        [encoding] = await asyncio.to_thread(self._tokenizer.encode_batch, [text])
+        ids: list[int] = encoding.ids
+        return ids
+
+    async def _encode_texts(self, texts: Sequence[str], fields: Sequence[str]) -> list[list[int] | ApiError]:
+        results: list[list[int] | ApiError] = []
+        for chunk in chunks(texts):
             results += await self._encode_chunk(texts[chunk], fields[chunk])
         return results
 
@@ -126,12 +204,13 @@ class SourceEncoder(TextEncoder):
                 results.append(problem.with_traceback(None))  # the traceback would keep all texts alive
         return results
 
-    def check_ids(self, ids: Sequence[int], field: str) -> list[int]:
-        """Returns source ids with an end token, which is added if it is missing.
+    def _check_input(self, source: pb.Input, field: str) -> list[int] | None:
+        """Returns the checked ids of a source that consists of ids, None for a text."""
+        refuse_languages(source, field)
+        return None if is_text(source, field) else self._check_ids(source.token_ids.ids, f"{field}.token_ids.ids")
 
-        Raises:
-            ApiError: there are none or too many, or one is not in the vocabulary or is a misplaced special token.
-        """
+    def _check_ids(self, ids: Sequence[int], field: str) -> list[int]:
+        """Returns source ids with an end token, which is added if it is missing."""
         if len(ids) > self.max_tokens:
             raise self._too_long(len(ids), field)
         checked = list(ids)
@@ -150,27 +229,7 @@ class SourceEncoder(TextEncoder):
             raise self._too_long(len(checked), field)
         return checked
 
-    def check_size(self, text: str, field: str) -> None:
-        """Makes the checks that need no tokenizing.
-
-        Raises:
-            ApiError: the text is empty or blank, or far too long.
-        """
-        if error := self._size_error(text, field):
-            raise error
-
-    def _size_error(self, text: str, field: str) -> ApiError | None:
-        if not text:
-            return invalid(field, "is empty")
-        if len(text) > self.max_characters:
-            return invalid(
-                field, f"has {len(text)} characters, far more than fit in the model's {self.max_tokens} tokens"
-            )
-        if is_blank(text):
-            return invalid(field, f"is blank: it contains only {describe_characters(text)}")
-        return None
-
-    def _check(self, encoding: Encoding, text: str, field: str) -> list[int]:
+    def _check(self, encoding: SegmentedText, text: str, field: str) -> list[int]:
         ids: list[int] = encoding.ids
         if len(ids) > self.max_tokens:
             raise self._too_long(len(ids), field)
@@ -178,11 +237,6 @@ class SourceEncoder(TextEncoder):
         if self._blank.issuperset(ids[:-1]):
             raise invalid(field, f"is blank after normalization: it contains only {describe_characters(text)}")
         return ids
-
-    def _too_long(self, tokens: int, field: str) -> ApiError:
-        return invalid(
-            field, f"has {tokens} tokens, the end token included, but the model reads at most {self.max_tokens}"
-        )
 
 
 class TargetEncoder(TextEncoder):
@@ -201,6 +255,8 @@ class TargetEncoder(TextEncoder):
         Raises:
             ApiError: the model can't write one of them.
         """
+        for part, field in zip(inputs, fields, strict=True):
+            refuse_languages(part, field)
         texts = [index for index, part in enumerate(inputs) if is_text(part, fields[index])]
         for index in texts:
             if len(inputs[index].text) > self.max_characters:
@@ -230,6 +286,12 @@ class TargetEncoder(TextEncoder):
             all_ids.append(tuple(ids))
         return all_ids
 
+    async def tokenize(self, text: str) -> list[int]:
+        """Returns the ids of a text, which may be empty, with the end token."""
+        [encoding] = await asyncio.to_thread(self._tokenizer.encode_batch, [text])
+        ids: list[int] = encoding.ids
+        return ids
+
     def check_id(self, token: int, field: str) -> None:
         """Raises ApiError if a token is not in the vocabulary."""
         if not 0 <= token < self.vocabulary_size:
@@ -257,7 +319,7 @@ def _describe(text: str) -> str:
     return repr(text if len(text) <= 30 else text[:30] + "...")
 
 
-def _chunks(texts: Sequence[str]) -> list[slice]:
+def chunks(texts: Sequence[str]) -> list[slice]:
     """Splits texts into slices for one tokenizer run each. A slice of a single text may exceed the limit."""
     chunks, start, characters = [], 0, 0
     for index, text in enumerate(texts):

@@ -12,7 +12,7 @@ import ctranslate2
 import pytest
 
 from dragoman import Client
-from dragoman_server.core.search_options import BeamOptions, SearchOptions
+from dragoman_server.core.search_options import BeamOptions, SearchOptions, Stopping
 from tests.support.parity import (
     FEWER_WORDS,
     MAX_NEW_TOKENS,
@@ -62,7 +62,7 @@ def ours(shipped_client: Client) -> dict[Setting, Answers]:
 def assert_same(shipped: Shipped, setting: Setting, words: list[str], ours: Answers, theirs: Answers) -> None:
     """Words may differ where a decision is so close that rounding may turn it."""
     width, penalty, early = setting
-    beam = BeamOptions(width, length_penalty=penalty, early_stopping=early)
+    beam = BeamOptions(width, length_penalty=penalty, stopping=Stopping.EARLY if early else Stopping.EXACT)
     options = SearchOptions(MAX_NEW_TOKENS, num_hypotheses=width, beam=beam)
     for i in differing(ours, theirs):
         assert shipped.undecided(words[i], options), f"{words[i]}\n  ours   {ours[i]}\n  theirs {theirs[i]}"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dragoman_server.core.requests import FinishReason, HypothesisResult, TokenChoice
-from dragoman_server.core.search_options import BeamOptions, LengthNormalization, SearchOptions
+from dragoman_server.core.search_options import BeamOptions, LengthNormalization, SearchOptions, Stopping
 from tests.reference.model import Forward
 from tests.reference.step import Decode, Margins, Vector, choices, completed, distribution, forced, ranked
 
@@ -174,7 +174,7 @@ class BeamReference:
         """Returns whether a group ends although some of its hypotheses could run on."""
         quota = max(math.floor(self.beam.patience * self.size + 0.5), kept)
         part = self._parts(kept)[self.groups.index(group)]
-        if self.beam.early_stopping and len(part) == kept and len(group.finished) >= quota:
+        if self.beam.stopping is Stopping.EARLY and len(part) == kept and len(group.finished) >= quota:
             return True
         # A group that is over no longer keeps the others from its tokens, so it matters when it is.
         return len(self.groups) > 1 and self._beaten(group.running, part, kept, generated, self.margins)

@@ -13,6 +13,7 @@ from dragoman_server.core.search_options import (
     LengthNormalization,
     SamplingOptions,
     SearchOptions,
+    Stopping,
 )
 from tests.reference.subject import Subject
 
@@ -50,7 +51,7 @@ def traits(search: SearchOptions) -> list[str]:
         "greedy": not (beam or search.sampling),
         "beam": beam is not None,
         "groups": beam is not None and beam.groups > 1,
-        "early stopping": beam is not None and beam.early_stopping,
+        "early stopping": beam is not None and beam.stopping is Stopping.EARLY,
         "coverage": beam is not None and beam.coverage_penalty > 0,
         "sample": search.sampling is not None,
         "alternatives": search.alternatives,
@@ -96,7 +97,9 @@ def requests(draw: DrawFn, subject: Subject) -> GenerationRequest:
     beam, sampling, count, streaming = None, None, 1, draw(st.booleans())
     if kind in ("beam", "groups"):
         beam = draw(beams(grouped=kind == "groups"))
-        finished = math.floor(beam.patience * beam.beam_size + 0.5) if beam.early_stopping else beam.beam_size
+        finished = (
+            math.floor(beam.patience * beam.beam_size + 0.5) if beam.stopping is Stopping.EARLY else beam.beam_size
+        )
         count = draw(st.integers(1, min(beam.beam_size, finished)))
     elif kind == "sample":
         sampling = draw(samplings())
@@ -130,7 +133,7 @@ def beams(draw: DrawFn, grouped: bool) -> BeamOptions:
         length_normalization=draw(st.sampled_from(LengthNormalization)),
         length_penalty=draw(st.sampled_from([1.0, 0.0, 0.6, 2.0, -0.7])),
         coverage_penalty=draw(st.sampled_from([0.0, 0.0, 0.4])),
-        early_stopping=early,
+        stopping=Stopping.EARLY if early else Stopping.EXACT,
         patience=draw(st.sampled_from([1.0, 0.5, 2.0])) if early and size > 1 else 1.0,
         groups=groups,
         diversity_penalty=draw(st.sampled_from([0.5, 0.1, 2.0])) if groups > 1 else 0.5,

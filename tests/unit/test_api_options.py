@@ -15,6 +15,7 @@ from dragoman_server.core.search_options import (
     LengthNormalization,
     SamplingOptions,
     SearchOptions,
+    Stopping,
 )
 from dragoman_server.engine.pool import EnginePool
 from dragoman_server.engine.scorer import Scorer
@@ -241,7 +242,7 @@ READ: list[tuple[dict[str, Any], SearchOptions]] = [
     ({"length_penalty": -1.5, **BEAM}, beam(length_penalty=-1.5)),
     ({"coverage_penalty": 0.25, **BEAM}, beam(coverage_penalty=0.25)),
     ({"early_stopping": False, **BEAM}, beam()),
-    ({"early_stopping": True, "patience": 1.5, **BEAM}, beam(early_stopping=True, patience=1.5)),
+    ({"early_stopping": True, "patience": 1.5, **BEAM}, beam(stopping=Stopping.EARLY, patience=1.5)),
     ({"beam_groups": 2, "diversity_penalty": 0.25, **BEAM}, beam(groups=2, diversity_penalty=0.25)),
     ({"beam_groups": 2, **BEAM}, beam(groups=2, diversity_penalty=0.5)),
     ({"sample": False}, DEFAULT),
@@ -289,7 +290,7 @@ READ: list[tuple[dict[str, Any], SearchOptions]] = [
             max_new_tokens=12,
             num_hypotheses=2,
             alternatives=True,
-            beam=BeamOptions(4, early_stopping=True, patience=0.25),
+            beam=BeamOptions(4, stopping=Stopping.EARLY, patience=0.25),
         ),
     ),
 ]
@@ -328,7 +329,7 @@ BOUNDS: list[tuple[dict[str, Any], SearchOptions]] = [
     ({"length_penalty": -10, **BEAM}, beam(length_penalty=-10.0)),
     ({"length_penalty": 10, **BEAM}, beam(length_penalty=10.0)),
     ({"coverage_penalty": 100, **BEAM}, beam(coverage_penalty=100.0)),
-    ({"early_stopping": True, "patience": 1000, **BEAM}, beam(early_stopping=True, patience=1000.0)),
+    ({"early_stopping": True, "patience": 1000, **BEAM}, beam(stopping=Stopping.EARLY, patience=1000.0)),
     ({"beam_groups": 2, "diversity_penalty": 100, **BEAM}, beam(groups=2, diversity_penalty=100.0)),
     ({"sample": True, "seed": 1, "temperature": 0.001}, sampling(temperature=0.001)),
     ({"sample": True, "seed": 1, "temperature": 1000}, sampling(temperature=1000.0)),
@@ -336,7 +337,7 @@ BOUNDS: list[tuple[dict[str, Any], SearchOptions]] = [
 ]
 DECIMALS: list[tuple[dict[str, Any], SearchOptions]] = [
     ({"length_penalty": 0.6, "coverage_penalty": 0.2, **BEAM}, beam(length_penalty=0.6, coverage_penalty=0.2)),
-    ({"early_stopping": True, "patience": 0.9, **BEAM}, beam(early_stopping=True, patience=0.9)),
+    ({"early_stopping": True, "patience": 0.9, **BEAM}, beam(stopping=Stopping.EARLY, patience=0.9)),
     ({"beam_groups": 2, "diversity_penalty": 0.7, **BEAM}, beam(groups=2, diversity_penalty=0.7)),
     (
         {"sample": True, "seed": 1, "temperature": 0.7, "top_p": 0.9, "min_p": 1e-6, "typical_p": 0.2},
@@ -360,7 +361,7 @@ async def test_numbers_are_read_as_the_client_wrote_them(options: dict[str, Any]
     [(0.9, 5, 5), (0.7, 5, 4), (0.58, 25, 15), (0.5, 5, 3), (0.49, 5, 2), (1, 5, 5), (1e-6, 5, 0), (1000, 64, 64000)],
 )
 def test_halves_are_rounded_up(patience: float, width: int, enough: int) -> None:
-    assert BeamOptions(64, early_stopping=True, patience=patience).finished_quota(width) == enough
+    assert BeamOptions(64, stopping=Stopping.EARLY, patience=patience).finished_quota(width) == enough
 
 
 async def test_patience_and_bounds_are_the_same_in_the_open_inference_protocol() -> None:

@@ -15,6 +15,7 @@ from dragoman_server.core.search_options import (
     LengthNormalization,
     SamplingOptions,
     SearchOptions,
+    Stopping,
 )
 from tests.reference.beam import normalised
 from tests.reference.decoding import Decoded, decode
@@ -91,7 +92,7 @@ def test_greedy_search_takes_the_most_probable_token() -> None:
 def test_a_longer_hypothesis_may_win_after_a_short_one_has_finished() -> None:
     beam = BeamOptions(2)
     assert texts(run(SHORT_FIRST, 5, num_hypotheses=2, beam=beam)) == ["abc", "bc"]
-    assert texts(run(SHORT_FIRST, 5, beam=replace(beam, early_stopping=True, patience=0.5))) == [""]
+    assert texts(run(SHORT_FIRST, 5, beam=replace(beam, stopping=Stopping.EARLY, patience=0.5))) == [""]
     assert texts(run(SHORT_FIRST, 5, beam=replace(beam, length_penalty=0.0))) == [""]
 
 

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from dragoman_server.core.requests import BeamProgress, FinishReason, TokenChoice
-from dragoman_server.core.search_options import BeamOptions, Constraints, LengthNormalization, SearchOptions
+from dragoman_server.core.search_options import BeamOptions, Constraints, LengthNormalization, SearchOptions, Stopping
 from dragoman_server.decoding.beam import BeamSearch
 from dragoman_server.decoding.hypothesis_score import HypothesisScore
 from dragoman_server.decoding.stop_sequences import StopTracker
@@ -263,7 +263,7 @@ def test_a_search_ends_when_nothing_can_become_better(
 def test_early_stopping_counts_finished_hypotheses(beam: int, patience: float, count: int, steps: int) -> None:
     # Each step finishes the best continuation of each hypothesis: 1 in the first, then `beam`.
     script = table({}, otherwise={END: 0.5, A: 0.3, B: 0.2})
-    played = decode(script, SearchOptions(20, count, BeamOptions(beam, early_stopping=True, patience=patience)))
+    played = decode(script, SearchOptions(20, count, BeamOptions(beam, stopping=Stopping.EARLY, patience=patience)))
     assert (played.steps, len(played.hypotheses)) == (steps, count)
     assert decode(script, SearchOptions(20, count, BeamOptions(beam))).steps > 10
 

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from dragoman_server.core.requests import FinishReason, HypothesisResult
-from dragoman_server.core.search_options import BeamOptions, Constraints, LengthNormalization, SearchOptions
+from dragoman_server.core.search_options import BeamOptions, Constraints, LengthNormalization, SearchOptions, Stopping
 from dragoman_server.decoding.beam import BeamSearch
 from dragoman_server.decoding.token_rules import TokenRules
 from tests.reference.beam import BeamReference, normalised
@@ -139,7 +139,7 @@ def random_options(draw: random.Random, vocabulary: int) -> SearchOptions:
         normalization,
         length_penalty,
         coverage_penalty=draw.choice([0.0, 0.0, 0.3, -0.3]),
-        early_stopping=draw.random() < 0.4,
+        stopping=Stopping.EARLY if draw.random() < 0.4 else Stopping.EXACT,
         patience=draw.choice([0.3, 1.0, 1.5, 2.0]),
         groups=groups,
         diversity_penalty=draw.choice([0.3, 1.0, 3.0]),

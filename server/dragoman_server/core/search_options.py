@@ -14,6 +14,15 @@ class LengthNormalization(Enum):
     NONE = "none"
 
 
+class Stopping(Enum):
+    """When a beam search ends; generation.proto explains the values."""
+
+    EXACT = "exact"
+    EARLY = "early"
+    CURRENT_LENGTH = "current_length"
+    MAX_LENGTH = "max_length"
+
+
 @dataclass(frozen=True, slots=True)
 class BeamOptions:
     """Options of beam search. The fields of the same name in generation.proto explain them and cite their sources."""
@@ -22,13 +31,13 @@ class BeamOptions:
     length_normalization: LengthNormalization = LengthNormalization.LENGTH
     length_penalty: float = 1.0
     coverage_penalty: float = 0.0
-    early_stopping: bool = False
+    stopping: Stopping = Stopping.EXACT
     patience: float = 1.0
     groups: int = 1
     diversity_penalty: float = 0.5
 
     def finished_quota(self, width: int) -> int:
-        """Returns the number of finished hypotheses that ends a beam of this width (or a group) with `early_stopping`.
+        """Returns the number of finished hypotheses that ends a beam of this width (or a group) with Stopping.EARLY.
 
         That is patience * width, halves rounded up (Kasai et al. 2022). Computed with decimals: as floats, 0.58 * 25
         is less than 14.5.
@@ -60,6 +69,7 @@ class Constraints:
         suppressed_sequences: Sequences of two or more tokens that are never completed.
         repetition_penalty: Divisor (or factor) of the logits of tokens that the hypothesis has; 1 for none.
         no_repeat_ngram_size: Length of n-grams that may not repeat; 0 for no such rule.
+        encoder_no_repeat_ngram_size: Length of n-grams of the source that may not occur; 0 for no such rule.
         stop_sequences: Texts that end a hypothesis.
         include_stop_sequence: Whether the text of a hypothesis includes the stop sequence that ends it.
         vocabulary: Shortlist, sorted ids of the only tokens that may be chosen, the end token among them; None for all.
@@ -72,6 +82,7 @@ class Constraints:
     suppressed_sequences: tuple[tuple[int, ...], ...] = ()
     repetition_penalty: float = 1.0
     no_repeat_ngram_size: int = 0
+    encoder_no_repeat_ngram_size: int = 0
     stop_sequences: tuple[str, ...] = ()
     include_stop_sequence: bool = False
     vocabulary: tuple[int, ...] | None = None

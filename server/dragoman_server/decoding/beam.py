@@ -10,14 +10,13 @@ import numpy as np
 
 from dragoman_server.core.requests import BeamProgress, FinishReason, HypothesisResult
 from dragoman_server.core.search import Continuation, StepRequest, StepResult
-from dragoman_server.core.search_options import SearchOptions
+from dragoman_server.core.search_options import SearchOptions, Stopping
 from dragoman_server.decoding.finish import finish_reason
 from dragoman_server.decoding.hypothesis import FinishedHypothesis, Hypothesis, assign_rows
 from dragoman_server.decoding.hypothesis_score import HypothesisScore
 from dragoman_server.decoding.stop_sequences import StopTracker
-from dragoman_server.decoding.token_rules import TokenRules
+from dragoman_server.decoding.token_rules import TokenRules, TopTokens, neutral
 
-TopTokens = tuple[list[int], list[float]]  # tokens, best first, and their log-probabilities
 Candidate = tuple[float, int, float, Hypothesis]  # ranking value, token, log-probability, hypothesis that it continues
 
 
@@ -82,7 +81,7 @@ class BeamSizes:
             answer,
             group,
             group_answer,
-            beam.finished_quota(group) if beam.early_stopping else math.inf,
+            beam.finished_quota(group) if beam.stopping is Stopping.EARLY else math.inf,
             choices,
             candidates,
             max(candidates, min(rank + 1, choosable)),
@@ -98,9 +97,10 @@ class BeamSearch:
     those that reach max_new_tokens, the first beam_size finish and the rest are dropped.
 
     Finished hypotheses compete by score (hypothesis_score.py; Wu et al. 2016). The search is over when none runs on, or
-    when no running one can score higher than the hypotheses currently in the answer. With `early_stopping` it is also
+    when no running one can score higher than the hypotheses currently in the answer. With Stopping.EARLY it is also
     over when round(patience * beam_size) have finished, halves rounded up (Kasai et al. 2022), but not before there are
-    num_hypotheses.
+    num_hypotheses. With CURRENT_LENGTH and MAX_LENGTH it is over when beam_size have finished and the best running one,
+    scored at that length, is not better than the worst of the beam_size best finished ones.
 
     Diverse groups (Vijayakumar et al. 2016) are beams of width beam_size / groups, each of which ends on its own. In
     each step they choose one after the other: a token's log-probability is lowered, for the ranking only, by the
@@ -137,13 +137,25 @@ class BeamSearch:
         self._rank = rank if options.alternatives else None
         self._top_tokens = options.top_tokens
         self._max_new_tokens = options.max_new_tokens
+        conventions = options.conventions
+        self._forces_end = conventions.forces_end
+        self._counted = int(conventions.forced_first is not None)  # forced tokens in |Y|
+        # Edits change log-probabilities, not logits.
+        self._edits_late = not rules.soft and (
+            not conventions.renormalized
+            or (options.constraints.repetition_penalty != 1.0 and conventions.history != ())
+        )
+        self._renormalizes = conventions.renormalized
         self._sizes = sizes = BeamSizes.of(options, vocabulary_size, rank)
-        # The length, end token included, never exceeds max_new_tokens.
-        self._score = HypothesisScore(beam, options.max_new_tokens)
+        # The length, end token included, never exceeds max_new_tokens unless the end is forced.
+        self._score = HypothesisScore(beam, options.max_new_tokens + self._counted + self._forces_end)
         self._uses_coverage = beam.coverage_penalty != 0
-        self._inspects = bool(rules.soft or self._uses_coverage or options.top_tokens or options.alternatives)
+        self._inspects = bool(
+            rules.soft or self._edits_late or self._uses_coverage or options.top_tokens or options.alternatives
+        )
 
         shortlist = options.constraints.vocabulary
+        self._choosable = vocabulary_size if shortlist is None else len(shortlist)
         self._request = StepRequest(sizes.candidates, vocabulary=shortlist, attention=self._uses_coverage)
         self._first_request = replace(self._request, candidates=sizes.first_candidates)
         self._prefix_requests = (StepRequest(0, vocabulary=shortlist),)
@@ -152,7 +164,9 @@ class BeamSearch:
         root.ids = None if rules.trivial else []
         root.stops = stops
         self._running = [root]  # by row
-        self._groups = [BeamGroup([root], max_finished=sizes.group_answer * (n + 1)) for n in range(beam.groups)]
+        self._heuristic = beam.stopping in (Stopping.CURRENT_LENGTH, Stopping.MAX_LENGTH)
+        kept = sizes.group if self._heuristic else sizes.group_answer
+        self._groups = [BeamGroup([root], max_finished=kept * (n + 1)) for n in range(beam.groups)]
         self._prefix = 0  # forced tokens of a running hypothesis so far
         self._generated = 0  # its tokens after them
         self._forced = rules.forced(0)
@@ -169,8 +183,14 @@ class BeamSearch:
         requests: list[StepRequest] = []
         for hypothesis in self._running:
             assert hypothesis.ids is not None
-            hypothesis.edits = self._rules.edits(hypothesis.ids)
-            requests.append(request if hypothesis.edits is None else replace(request, edits=hypothesis.edits))
+            edits = hypothesis.edits = self._rules.edits(hypothesis.ids)
+            if edits is None:
+                requests.append(request)
+            elif self._edits_late:
+                candidates = min(request.candidates + len(edits.ids), self._choosable)
+                requests.append(replace(request, candidates=candidates, edits=neutral(edits)))
+            else:
+                requests.append(replace(request, edits=edits))
         return requests
 
     def needs_more(self, result: StepResult, rows: Sequence[int]) -> bool:
@@ -239,6 +259,8 @@ class BeamSearch:
             covered = None if hypothesis.parent is None else hypothesis.parent.coverage
             hypothesis.coverage = attention if covered is None else covered + attention
         ids = hypothesis.ids
+        if self._edits_late and hypothesis.edits is not None:
+            top = self._rules.after_softmax(top, hypothesis.edits, result.edited(row), renormalized=self._renormalizes)
         if ids is not None and self._rules.preferred(ids) is not None:
             top = self._rules.biased(ids, top, hypothesis.edits, result.edited(row))
         tokens, log_probabilities = top
@@ -281,7 +303,8 @@ class BeamSearch:
             candidates: At most 2 * width, best first. Only the first `width` may finish.
         """
         group.running = []
-        last_position = self._max_new_tokens - 1
+        at_end = self._generated == self._max_new_tokens - 1
+        last_position = -1 if self._forces_end else self._max_new_tokens - 1
         for rank, (_, token, log_probability, parent) in enumerate(candidates):
             reason = finish_reason(token, log_probability, self._generated, self._end, last_position)
             if reason is FinishReason.DEAD_END:
@@ -303,6 +326,10 @@ class BeamSearch:
                 group.add_finished(self._finish(child, self._generated + 1, reason, characters))
         if self._is_over(group):
             group.running = []
+        if at_end and self._forces_end:
+            for hypothesis in group.running:
+                group.add_finished(self._finish(hypothesis, self._generated + 2, FinishReason.LENGTH))
+            group.running = []
         if not group.running:
             self.rows -= self._sizes.group
 
@@ -312,7 +339,23 @@ class BeamSearch:
         size = self._sizes.group_answer
         if group.finished_count >= self._sizes.finished_quota and len(contribution) == size:
             return True  # early stopping
+        if self._heuristic:
+            return self._seems_over(group)
         return self._cannot_improve(group.running, contribution, size)
+
+    def _seems_over(self, group: BeamGroup) -> bool:
+        """Returns whether the best running hypothesis, scored at an assumed length, is too bad for a full pool.
+
+        The length is the current one or, with Stopping.MAX_LENGTH and a positive length penalty, the longest possible:
+        `early_stopping=False` and "never" of transformers.
+        """
+        if group.finished_count < self._sizes.group or not group.running:
+            return False
+        best = max(hypothesis.total for hypothesis in group.running)
+        length = self._generated + 1 + self._counted
+        longest = self._beam.stopping is Stopping.MAX_LENGTH and self._beam.length_penalty > 0
+        assumed = self._score.at_max_length(best) if longest else self._score.score(best, length, None)
+        return assumed <= group.finished[self._sizes.group - 1].score
 
     def _child(self, parent: Hypothesis, token: int, log_probability: float) -> Hypothesis:
         child = Hypothesis(parent, token, log_probability, parent.total + log_probability)
@@ -331,7 +374,7 @@ class BeamSearch:
         part of the hypothesis; the score still includes it.
         """
         parent = hypothesis.parent
-        score = self._score.score(hypothesis.total, length, None if parent is None else parent.coverage)
+        score = self._score.score(hypothesis.total, length + self._counted, None if parent is None else parent.coverage)
         if characters is None and hypothesis.stops is not None:
             characters = hypothesis.stops.finish()
             if characters is not None:
@@ -346,7 +389,7 @@ class BeamSearch:
         """Returns whether no running hypothesis of this step can get among the `count` best finished ones."""
         if len(finished) < count:
             return False
-        worst, length = finished[count - 1].score, self._generated + 1
+        worst, length = finished[count - 1].score, self._generated + 1 + self._counted
         for hypothesis in running:
             assert hypothesis.parent is not None
             if self._score.upper_bound(hypothesis.total, length, hypothesis.parent.coverage) > worst:

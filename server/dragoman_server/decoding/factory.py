@@ -1,10 +1,11 @@
 """Creates the search for a request's options."""
 
+from collections.abc import Sequence
 from functools import cache
 
 from dragoman_server.bundle.manifest import SpecialTokens
 from dragoman_server.core.search import Search
-from dragoman_server.core.search_options import UNCONSTRAINED, SearchOptions
+from dragoman_server.core.search_options import OWN_CONVENTIONS, UNCONSTRAINED, SearchOptions
 from dragoman_server.decoding.beam import BeamSearch
 from dragoman_server.decoding.greedy import GreedySearch
 from dragoman_server.decoding.shared_prefix import SharedPrefixSearch
@@ -14,7 +15,13 @@ from dragoman_server.decoding.text_stream import TargetDecoder
 from dragoman_server.decoding.token_rules import TokenRules
 
 
-def make_search(options: SearchOptions, tokens: SpecialTokens, vocabulary_size: int, decoder: TargetDecoder) -> Search:
+def make_search(
+    options: SearchOptions,
+    tokens: SpecialTokens,
+    vocabulary_size: int,
+    decoder: TargetDecoder,
+    source_ids: Sequence[int] = (),
+) -> Search:
     """Creates a search.
 
     Args:
@@ -22,30 +29,37 @@ def make_search(options: SearchOptions, tokens: SpecialTokens, vocabulary_size: 
         tokens: Special tokens of the bundle.
         vocabulary_size: Size of the target vocabulary.
         decoder: Converts tokens to the text that is searched for stop sequences.
+        source_ids: Source of the request.
     """
     if _is_plain_greedy(options):
         return GreedySearch(tokens.end, options.max_new_tokens)
     count = options.num_hypotheses if options.sampling is not None or options.alternatives else 1
-    searches = [_make_search(options, tokens.end, vocabulary_size, decoder, index) for index in range(count)]
+    constraints, conventions = options.constraints, options.conventions
+    rules = (
+        _unconstrained(tokens.end)
+        if constraints is UNCONSTRAINED and conventions is OWN_CONVENTIONS
+        else TokenRules(constraints, tokens.end, conventions, source_ids)
+    )
+    stops = StopTracker(decoder, constraints) if constraints.stop_sequences else None
+    kind = SingleHypothesisSearch if options.beam is None else BeamSearch
+    searches = [
+        kind(options, tokens.end, vocabulary_size, rules, stops and stops.copy(), index) for index in range(count)
+    ]
     return SharedPrefixSearch(searches, options.alternatives) if count > 1 else searches[0]
 
 
 def _is_plain_greedy(options: SearchOptions) -> bool:
     """Returns whether the options ask for the most probable token every time and for nothing else."""
-    return not (options.beam or options.sampling or options.alternatives or options.top_tokens) and (
-        options.constraints is UNCONSTRAINED or options.constraints == UNCONSTRAINED
+    conventions = options.conventions
+    return (
+        not (options.beam or options.sampling or options.alternatives or options.top_tokens)
+        and (options.constraints is UNCONSTRAINED or options.constraints == UNCONSTRAINED)
+        and (
+            conventions is OWN_CONVENTIONS or not (conventions.forced_first is not None or conventions.begin_suppressed)
+        )
     )
 
 
 @cache
 def _unconstrained(end: int) -> TokenRules:
     return TokenRules(UNCONSTRAINED, end)
-
-
-def _make_search(options: SearchOptions, end: int, vocabulary_size: int, decoder: TargetDecoder, index: int) -> Search:
-    """Creates the search of one sample or alternative, by index, or the only search of a request."""
-    constraints = options.constraints
-    rules = _unconstrained(end) if constraints is UNCONSTRAINED else TokenRules(constraints, end)
-    stops = StopTracker(decoder, constraints) if constraints.stop_sequences else None
-    kind = SingleHypothesisSearch if options.beam is None else BeamSearch
-    return kind(options, end, vocabulary_size, rules, stops, index)

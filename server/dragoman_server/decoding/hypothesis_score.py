@@ -52,6 +52,10 @@ class HypothesisScore:
             return 0.0
         return total / self.divisor(length) + self._coverage_term(coverage)
 
+    def at_max_length(self, total: float) -> float:
+        """Returns the score of a sum of log-probabilities at the largest |Y|."""
+        return total / self._max_length_divisor
+
     def upper_bound(self, total: float, length: int, coverage: NDArray[np.float64] | None) -> float:
         """Returns the best score that a running hypothesis can still reach.
 

@@ -5,7 +5,9 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from dragoman_server.core.search import LogitEdits
-from dragoman_server.core.search_options import Constraints
+from dragoman_server.core.search_options import OWN_CONVENTIONS, Constraints, Conventions
+
+TopTokens = tuple[list[int], list[float]]  # tokens, best first, and their log-probabilities
 
 FORBIDDEN = (1.0, -math.inf)  # penalty and offset
 UNCHANGED = (1.0, 0.0)
@@ -20,16 +22,25 @@ class TokenRules:
     Args:
         constraints: Constraints of the request.
         end: Id of the end token.
+        conventions: Rules of the model.
+        source_ids: Source of the request, for the rule on its n-grams.
 
     Attributes:
-        prefix: Forced prefix; empty if the prefix is soft.
+        prefix: Forced tokens: the model's forced first token, then the prefix unless it is soft.
         soft: Whether there is a soft prefix.
         trivial: Whether there are never logit edits, nor a bias.
     """
 
-    def __init__(self, constraints: Constraints, end: int) -> None:
+    def __init__(
+        self,
+        constraints: Constraints,
+        end: int,
+        conventions: Conventions = OWN_CONVENTIONS,
+        source_ids: Sequence[int] = (),
+    ) -> None:
         self.soft = constraints.prefix_bias is not None
-        self.prefix: tuple[int, ...] = () if self.soft else constraints.prefix
+        first = () if conventions.forced_first is None else (conventions.forced_first,)
+        self.prefix: tuple[int, ...] = first if self.soft else first + constraints.prefix
         self._soft_prefix: tuple[int, ...] = constraints.prefix if self.soft else ()
         self._bias = constraints.prefix_bias or 0.0
         self._end = end
@@ -38,10 +49,21 @@ class TokenRules:
         self._sequences = constraints.suppressed_sequences
         self._penalty = constraints.repetition_penalty
         self._ngram = constraints.no_repeat_ngram_size
+        self._source_ngrams = _ngrams(source_ids, constraints.encoder_no_repeat_ngram_size)
+        self._history = conventions.history
+        self._begin = len(first)
+        self._begin_suppressed = conventions.begin_suppressed
         self._suppressed = dict.fromkeys(constraints.suppressed, FORBIDDEN)
         self._constant_edits = self._to_logit_edits(self._suppressed)
         self._early_edits = self._to_logit_edits({**self._suppressed, end: FORBIDDEN})
-        self._depends_on_ids = bool(self._sequences or self._penalty != 1.0 or self._ngram or self._soft_prefix)
+        self._depends_on_ids = bool(
+            self._sequences
+            or self._penalty != 1.0
+            or self._ngram
+            or self._source_ngrams
+            or self._soft_prefix
+            or self._begin_suppressed
+        )
         self.trivial = not (self._depends_on_ids or self._constant_edits or constraints.min_new_tokens)
 
     def forced(self, position: int) -> int | None:
@@ -53,8 +75,8 @@ class TokenRules:
 
         None where the hypothesis has left the prefix or has all of it, or where the shortlist lacks the token.
         """
-        position = len(ids)
-        if position >= len(self._soft_prefix) or tuple(ids) != self._soft_prefix[:position]:
+        position = len(ids) - len(self.prefix)
+        if position >= len(self._soft_prefix) or tuple(ids[len(self.prefix) :]) != self._soft_prefix[:position]:
             return None
         token = self._soft_prefix[position]
         return token if self._shortlist is None or token in self._shortlist else None
@@ -65,14 +87,17 @@ class TokenRules:
         if not self._depends_on_ids:
             return self._early_edits if early else self._constant_edits
         edits: dict[int, tuple[float, float]] = {}
+        seen = [*self._history, *ids]
         if self._penalty != 1.0:
-            edits = dict.fromkeys(ids, (self._penalty, 0.0))
-        for token in self._repeating(ids):
+            edits = dict.fromkeys(seen, (self._penalty, 0.0))
+        for token in self._repeating(seen):
             edits[token] = FORBIDDEN
-        for *head, last in self._sequences:
-            if len(head) <= len(ids) and list(ids[len(ids) - len(head) :]) == head:
+        for *head, last in (*self._sequences, *self._source_ngrams):
+            if len(head) <= len(seen) and seen[len(seen) - len(head) :] == head:
                 edits[last] = FORBIDDEN
         edits |= self._suppressed
+        if len(ids) == self._begin:
+            edits |= dict.fromkeys(self._begin_suppressed, FORBIDDEN)
         if early:
             edits[self._end] = FORBIDDEN
         if (preferred := self.preferred(ids)) is not None:
@@ -111,6 +136,30 @@ class TokenRules:
             others.insert(rank, (token, preferred))
         return [candidate for candidate, _ in others], [value for _, value in others]
 
+    def after_softmax(
+        self, top: TopTokens, edits: LogitEdits, edited: Sequence[float], *, renormalized: bool
+    ) -> TopTokens:
+        """Returns the candidates where edits apply to log-probabilities, as in transformers' beam search.
+
+        A penalty multiplies a log-probability. Renormalized, all probabilities are then divided by their sum.
+
+        Args:
+            top: Candidates without edits, best first, and their log-probabilities: as many more as there are edits.
+            edits: The edits.
+            edited: Log-probabilities of `edits.ids` without edits.
+        """
+        changed = {
+            token: -math.inf if offset == -math.inf else value * penalty
+            for token, value, penalty, offset in zip(edits.ids, edited, edits.penalties, edits.offsets, strict=True)
+        }
+        shift = 0.0
+        if renormalized:
+            total = 1.0 + sum(math.exp(value) for value in changed.values()) - sum(map(math.exp, edited))
+            shift = math.log(total) if total > 0 else 0.0
+        values = {token: value for token, value in zip(*top, strict=True) if value > -math.inf} | changed
+        best = sorted(values.items(), key=lambda item: (-item[1], item[0]))
+        return [token for token, _ in best], [value - shift for _, value in best]
+
     def _repeating(self, ids: Sequence[int]) -> list[int]:
         """Returns the tokens that would complete an n-gram that the ids contain."""
         size = self._ngram
@@ -127,3 +176,14 @@ class TokenRules:
             return None
         penalties, offsets = zip(*edits.values(), strict=True)
         return LogitEdits(list(edits), list(penalties), list(offsets))
+
+
+def neutral(edits: LogitEdits) -> LogitEdits:
+    """Returns edits of the same tokens that change nothing, so that a step returns their log-probabilities."""
+    count = len(edits.ids)
+    return LogitEdits(edits.ids, [1.0] * count, [0.0] * count)
+
+
+def _ngrams(ids: Sequence[int], size: int) -> list[tuple[int, ...]]:
+    """Returns the distinct sequences of `size` ids; none for size 0."""
+    return list(dict.fromkeys(tuple(ids[at : at + size]) for at in range(len(ids) - size + 1))) if size else []

@@ -134,7 +134,9 @@ class EnginePool:
         if self._queue is None or self._loop is None:
             raise EngineUnavailableError("the model is loading")
         manifest = self.bundle.manifest
-        search = make_search(request.search, manifest.tokens, manifest.shape.target_vocabulary, self._text)
+        search = make_search(
+            request.search, manifest.tokens, manifest.shape.target_vocabulary, self._text, request.source_ids
+        )
         job = Job(request, search, time.monotonic())
         generation = job.handle = Generation(job, self.cancel, self._loop)
         with self._queue.lock:

@@ -30,6 +30,7 @@ async def read_constraints(reader: OptionReader, target: TargetEncoder, limits: 
         suppressed_sequences=tuple(dict.fromkeys(sequence for sequence in sequences if len(sequence) > 1)),
         repetition_penalty=reader.number("repetition_penalty", 1.0, 0.01, 100),
         no_repeat_ngram_size=reader.integer("no_repeat_ngram_size", 0, 0),
+        encoder_no_repeat_ngram_size=reader.integer("encoder_no_repeat_ngram_size", 0, 0),
         stop_sequences=_stop_sequences(options, limits),
         include_stop_sequence=options.include_stop_sequence,
         vocabulary=vocabulary,

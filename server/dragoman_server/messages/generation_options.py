@@ -12,9 +12,11 @@ from dragoman_server.core.search_options import (
     LengthNormalization,
     SamplingOptions,
     SearchOptions,
+    Stopping,
 )
 from dragoman_server.messages.api_error import invalid
 from dragoman_server.messages.constraint_options import choosable_tokens, read_constraints
+from dragoman_server.messages.default_options import OWN_DEFAULTS, Defaults
 from dragoman_server.messages.option_reader import OptionReader
 from dragoman_server.messages.token_ids import TargetEncoder
 
@@ -30,6 +32,7 @@ BEAM_OPTIONS = (
     "patience",
     "beam_groups",
     "diversity_penalty",
+    "stopping",
 )
 SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed")
 NORMALIZATIONS = {
@@ -37,6 +40,13 @@ NORMALIZATIONS = {
     pb.LENGTH_NORMALIZATION_LENGTH: LengthNormalization.LENGTH,
     pb.LENGTH_NORMALIZATION_GNMT: LengthNormalization.GNMT,
     pb.LENGTH_NORMALIZATION_NONE: LengthNormalization.NONE,
+}
+
+STOPPINGS = {
+    pb.STOPPING_EXACT: Stopping.EXACT,
+    pb.STOPPING_EARLY: Stopping.EARLY,
+    pb.STOPPING_CURRENT_LENGTH: Stopping.CURRENT_LENGTH,
+    pb.STOPPING_MAX_LENGTH: Stopping.MAX_LENGTH,
 }
 
 PRIORITIES: dict[pb.Priority, Priority] = {
@@ -76,23 +86,32 @@ def read_details(details: pb.Details, limits: pb.Limits) -> ResponseDetails:
 
 
 async def read_options(
-    options: pb.GenerationOptions, details: ResponseDetails, target: TargetEncoder, limits: pb.Limits
+    options: pb.GenerationOptions,
+    details: ResponseDetails,
+    target: TargetEncoder,
+    limits: pb.Limits,
+    defaults: Defaults = OWN_DEFAULTS,
 ) -> SearchOptions:
     """Reads how to search.
+
+    Args:
+        options: The request's options, which the model's defaults complete.
+        defaults: What else the model has of its own.
 
     Raises:
         ApiError: an option is out of range, has no effect together with the others, or contradicts them.
     """
     reader = OptionReader(options)
     if reader.present <= LENGTH_OPTIONS:  # as in most requests; saves the time to look for all others
-        max_new_tokens, constraints = _lengths(reader, UNCONSTRAINED, target.max_tokens)
+        max_new_tokens, constraints = _lengths(reader, UNCONSTRAINED, target.max_tokens, defaults)
         return SearchOptions(
             max_new_tokens,
             constraints=constraints,
             log_probabilities=details.log_probabilities,
             top_tokens=details.top_tokens,
+            conventions=defaults.conventions,
         )
-    beam, sampling = _beam(reader, limits), _sampling(reader)
+    beam, sampling = _beam(reader, limits, defaults), _sampling(reader)
     if sampling and beam:
         reader.refuse("beam_size", "can't be combined with sample")
     if options.alternatives and sampling:
@@ -103,12 +122,12 @@ async def read_options(
         )
     num_hypotheses = _num_hypotheses(reader, beam, sampling, limits)
     constraints = await read_constraints(reader, target, limits)
-    max_new_tokens, constraints = _lengths(reader, constraints, target.max_tokens)
+    max_new_tokens, constraints = _lengths(reader, constraints, target.max_tokens, defaults)
     if options.alternatives:
         choices = choosable_tokens(constraints, target) + (constraints.min_new_tokens == 0)
         if num_hypotheses > choices:
             reader.refuse("num_hypotheses", f"is {num_hypotheses}, but there are only {choices} tokens to choose from")
-    if beam and beam.early_stopping:
+    if beam and beam.stopping is Stopping.EARLY:
         least = 1 if options.alternatives else num_hypotheses
         ends_at = beam.finished_quota(beam.beam_size)
         if ends_at < least:
@@ -123,6 +142,7 @@ async def read_options(
         alternatives=options.alternatives,
         log_probabilities=details.log_probabilities,
         top_tokens=details.top_tokens,
+        conventions=defaults.conventions,
     )
 
 
@@ -133,7 +153,21 @@ def reseeded(search: SearchOptions) -> SearchOptions:
     return replace(search, sampling=replace(search.sampling, seed=secrets.randbits(64)))
 
 
-def _beam(reader: OptionReader, limits: pb.Limits) -> BeamOptions | None:
+def _stopping(reader: OptionReader, defaults: Defaults) -> Stopping:
+    """Returns when a beam search ends. `early_stopping: false` is the model's rule without it."""
+    options, later = reader.options, defaults.later_stopping
+    early = options.early_stopping if reader.has("early_stopping") else None
+    if not reader.has("stopping") or options.stopping == pb.STOPPING_UNSPECIFIED:
+        return Stopping.EARLY if early else later
+    stopping = STOPPINGS.get(options.stopping)
+    if stopping is None:
+        reader.refuse("stopping", f"is {options.stopping}, which is not a known value")
+    if early is not None and early != (stopping is Stopping.EARLY):
+        reader.refuse("stopping", f"is {stopping.name}, but early_stopping is {str(early).lower()}")
+    return stopping
+
+
+def _beam(reader: OptionReader, limits: pb.Limits, defaults: Defaults) -> BeamOptions | None:
     options = reader.options
     if not reader.has("beam_size"):
         reader.require("beam_size", BEAM_OPTIONS)
@@ -144,7 +178,8 @@ def _beam(reader: OptionReader, limits: pb.Limits) -> BeamOptions | None:
         reader.refuse("length_normalization", f"is {options.length_normalization}, which is not a known value")
     if normalization is LengthNormalization.NONE and reader.has("length_penalty"):
         reader.refuse("length_penalty", "needs a length_normalization other than NONE")
-    if not options.early_stopping:
+    stopping = _stopping(reader, defaults)
+    if stopping is not Stopping.EARLY:
         reader.require("early_stopping", ("patience",))
     groups = reader.integer("beam_groups", 1, 1)
     if beam_size % groups:
@@ -156,7 +191,7 @@ def _beam(reader: OptionReader, limits: pb.Limits) -> BeamOptions | None:
         length_normalization=normalization,
         length_penalty=reader.number("length_penalty", 1.0, -10, 10),
         coverage_penalty=reader.number("coverage_penalty", 0.0, 0, 100),
-        early_stopping=options.early_stopping,
+        stopping=stopping,
         patience=reader.number("patience", 1.0, 0, 1000, above=True),
         groups=groups,
         diversity_penalty=reader.number("diversity_penalty", 0.5, 0, 100, above=True),
@@ -200,12 +235,16 @@ def _num_hypotheses(
     return reader.integer("num_hypotheses", 1, 1, most, reason)
 
 
-def _lengths(reader: OptionReader, constraints: Constraints, limit: int) -> tuple[int, Constraints]:
+def _lengths(reader: OptionReader, constraints: Constraints, limit: int, defaults: Defaults) -> tuple[int, Constraints]:
     """Returns max_new_tokens, and the constraints with min_new_tokens."""
     forced = len(constraints.prefix) if constraints.prefix_bias is None else 0
     reason = f", the model's limit less {forced} tokens of the prefix" if forced else ", the model's limit"
-    max_new_tokens = reader.integer("max_new_tokens", limit - forced, 1, limit - forced, reason)
-    min_new_tokens = reader.integer("min_new_tokens", 0, 0, max_new_tokens, ", the value of max_new_tokens")
+    default = limit - forced
+    if defaults.max_new_tokens is not None and defaults.max_new_tokens >= reader.options.min_new_tokens:
+        default = min(default, defaults.max_new_tokens)
+    max_new_tokens = reader.integer("max_new_tokens", default, 1, limit - forced, reason)
+    least = min(defaults.min_new_tokens, max_new_tokens)
+    min_new_tokens = reader.integer("min_new_tokens", least, 0, max_new_tokens, ", the value of max_new_tokens")
     return max_new_tokens, replace(constraints, min_new_tokens=min_new_tokens) if min_new_tokens else constraints
 
 

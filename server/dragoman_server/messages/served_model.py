@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
+from google.protobuf import json_format
+
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.bundle.manifest import Text
@@ -16,6 +18,7 @@ from dragoman_server.decoding.text_stream import TargetDecoder
 from dragoman_server.engine.pool import EnginePool
 from dragoman_server.engine.scorer import Scorer, Target
 from dragoman_server.messages.api_error import invalid
+from dragoman_server.messages.default_options import read_defaults
 from dragoman_server.messages.generation_options import ResponseDetails, read_details, read_options
 from dragoman_server.messages.imported_ids import ImportedSourceEncoder, ImportedTargetEncoder
 from dragoman_server.messages.languages import FIELDS, Languages, refuse_languages
@@ -61,7 +64,9 @@ class ServedModel:
             self.target = TargetEncoder(bundle.target_tokenizer, manifest.tokens, manifest.limits.max_target_tokens)
         else:
             self.encoder = ImportedSourceEncoder(bundle, self.languages, manifest.limits.max_source_tokens)
-            self.target = ImportedTargetEncoder(bundle, manifest.limits.max_target_tokens)
+            generation = manifest.generation
+            forced = manifest.text.forces_language or (generation is not None and generation.forced_first is not None)
+            self.target = ImportedTargetEncoder(bundle, manifest.limits.max_target_tokens - forced)
         self.decoder = TargetDecoder(bundle.target_tokenizer)
         self.writer = ResponseWriter(bundle, self.decoder)
         self.tokenizers = {pb.SIDE_SOURCE: bundle.source_tokenizer, pb.SIDE_TARGET: bundle.target_tokenizer}
@@ -71,7 +76,9 @@ class ServedModel:
         self.sizes = ResponseSizes(bundle.source_tokenizer, bundle.target_tokenizer, self._heads, limits)
         self._scorer = scorer
         self._count_unseen = count_unseen
-        self._defaults = SearchOptions(self.target.max_tokens), ResponseDetails()
+        self._defaults = read_defaults(manifest)
+        # Of requests without options; read at the first one where the bundle has defaults.
+        self._plain = None if manifest.generation else (SearchOptions(self.target.max_tokens), ResponseDetails())
 
     async def tokenize(self, request: pb.TokenizeRequest) -> pb.TokenizeResponse:
         """Tokenizes a text as a source or as a target.
@@ -115,10 +122,15 @@ class ServedModel:
         Raises:
             ApiError: the options or the details are invalid.
         """
-        if not options.ByteSize() and not details.ByteSize():  # as in most requests
-            return self._defaults
+        plain = not options.ByteSize() and not details.ByteSize()  # as in most requests
+        if plain and self._plain is not None:
+            return self._plain
         response_details = read_details(details, self.limits)
-        return await read_options(options, response_details, self.target, self.limits), response_details
+        complete = self._defaults.complete(options)
+        search = await read_options(complete, response_details, self.target, self.limits, self._defaults)
+        if plain:
+            self._plain = search, response_details
+        return search, response_details
 
     def check_attention(self, details: ResponseDetails, search: SearchOptions, source_tokens: int) -> None:
         """Checks that a response can't have too many attention weights.
@@ -216,6 +228,9 @@ def _info(bundle: Bundle, languages: Languages, device: str, limits: pb.Limits) 
     """Describes a model for ListModels."""
     manifest = bundle.manifest
     text = manifest.text or Text()
+    options = (
+        json_format.ParseDict(manifest.generation.options, pb.GenerationOptions()) if manifest.generation else None
+    )
     name, revision = manifest.origin.get("name", ""), manifest.origin.get("revision", "")
     return pb.Model(
         name=manifest.name,
@@ -240,5 +255,6 @@ def _info(bundle: Bundle, languages: Languages, device: str, limits: pb.Limits) 
         ],
         default_source_language=text.source_language if languages.codes["source"] else "",
         default_target_language=text.target_language if languages.codes["target"] else "",
+        default_options=options,
         origin=f"{name} at {revision[:12]}" if revision else name,
     )

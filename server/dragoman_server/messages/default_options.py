@@ -1,0 +1,107 @@
+"""The options that requests to an imported model get unless they set them."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from google.protobuf import json_format
+
+from dragoman.v1 import generation_pb2 as pb
+from dragoman_server.bundle.load import BundleError
+from dragoman_server.bundle.manifest import Manifest
+from dragoman_server.core.search_options import OWN_CONVENTIONS, Conventions, Stopping
+
+LENGTHS = ("max_new_tokens", "min_new_tokens")
+BEAM = (
+    "beam_size",
+    "length_normalization",
+    "length_penalty",
+    "coverage_penalty",
+    "early_stopping",
+    "patience",
+    "beam_groups",
+    "diversity_penalty",
+    "stopping",
+)
+SAMPLING = ("sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "seed")
+# Defaults that do not apply to a request that sets an option, since both together would contradict each other.
+REPLACED = {
+    "sample": (*BEAM, "num_hypotheses"),
+    "alternatives": (*SAMPLING, "num_hypotheses"),
+    "beam_size": (*SAMPLING, "num_hypotheses"),
+    "early_stopping": ("stopping", "patience"),
+    "stopping": ("early_stopping", "patience"),
+    "length_normalization": ("length_penalty",),
+    "vocabulary": ("suppressed_tokens",),
+}
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """The defaults of a model.
+
+    Attributes:
+        options: Default options without lengths.
+        max_new_tokens, min_new_tokens: Default lengths; they give way to a request's prefix and limits. None for the
+            model's own limit.
+        later_stopping: When a beam search ends unless it stops early.
+        conventions: Rules of the model.
+    """
+
+    options: pb.GenerationOptions = field(default_factory=pb.GenerationOptions)
+    max_new_tokens: int | None = None
+    min_new_tokens: int = 0
+    later_stopping: Stopping = Stopping.EXACT
+    conventions: Conventions = OWN_CONVENTIONS
+
+    def complete(self, options: pb.GenerationOptions) -> pb.GenerationOptions:
+        """Returns the options of a request with the defaults that it leaves room for."""
+        given = {descriptor.name for descriptor, _ in options.ListFields()}
+        if not self.options.ByteSize():
+            return options
+        merged = pb.GenerationOptions()
+        merged.CopyFrom(self.options)
+        for name in given:
+            _clear(merged, (name, *REPLACED.get(name, ())))
+        if merged.sample and options.HasField("sample"):
+            _clear(merged, SAMPLING)
+        merged.MergeFrom(options)
+        if not merged.sample:
+            _clear(merged, set(SAMPLING) - given)
+        if not merged.HasField("beam_size"):
+            _clear(merged, set(BEAM) - given)
+        return merged
+
+
+OWN_DEFAULTS = Defaults()
+
+
+def read_defaults(manifest: Manifest) -> Defaults:
+    """Reads the defaults of a bundle.
+
+    Raises:
+        BundleError: The options are not valid GenerationOptions.
+    """
+    generation = manifest.generation
+    if generation is None:
+        return OWN_DEFAULTS
+    options = pb.GenerationOptions()
+    try:
+        json_format.ParseDict(generation.options, options)
+    except json_format.ParseError as error:
+        raise BundleError(f"manifest.json: generation.options: {error}") from None
+    most = options.max_new_tokens if options.HasField("max_new_tokens") else None
+    least = options.min_new_tokens
+    _clear(options, LENGTHS)
+    conventions = Conventions(
+        forced_first=generation.forced_first,
+        forces_end=generation.forces_end,
+        begin_suppressed=tuple(generation.begin_suppressed),
+        renormalized=generation.renormalized,
+        history=(manifest.tokens.begin,) if generation.whole_history else (),
+    )
+    return Defaults(options, most, least, Stopping.CURRENT_LENGTH, conventions)
+
+
+def _clear(options: pb.GenerationOptions, names: Collection[str]) -> None:
+    for name in names:
+        options.ClearField(name)

@@ -119,6 +119,19 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "patience",
         "is 0.5, so the search would end with 2 finished hypotheses, but 3 are needed",
     ),
+    ({"stopping": pb.STOPPING_EXACT}, "stopping", "needs beam_size"),
+    ({"stopping": 9, **BEAM}, "stopping", "is 9, which is not a known value"),
+    (
+        {"stopping": pb.STOPPING_EXACT, "early_stopping": True, **BEAM},
+        "stopping",
+        "is EXACT, but early_stopping is true",
+    ),
+    (
+        {"stopping": pb.STOPPING_EARLY, "early_stopping": False, **BEAM},
+        "stopping",
+        "is EARLY, but early_stopping is false",
+    ),
+    ({"stopping": pb.STOPPING_MAX_LENGTH, "patience": 2.0, **BEAM}, "patience", "needs early_stopping"),
     ({"beam_groups": 2}, "beam_groups", "needs beam_size"),
     ({"beam_groups": 0, **BEAM}, "beam_groups", "is 0, but must be at least 1"),
     ({"beam_groups": 3, **BEAM}, "beam_groups", "is 3, but must divide beam_size, which is 4"),
@@ -196,6 +209,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"repetition_penalty": NAN}, "repetition_penalty", "is nan, but must be"),
     ({"repetition_penalty": INFINITY}, "repetition_penalty", "is inf, but must be"),
     ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size", "is -1, but must be at least 0"),
+    ({"encoder_no_repeat_ngram_size": -1}, "encoder_no_repeat_ngram_size", "is -1, but must be at least 0"),
     ({"stop_sequences": ["a", ""]}, "stop_sequences[1]", "is empty"),
     ({"stop_sequences": ["a" * 257]}, "stop_sequences[0]", "has 257 characters, but may have at most 256"),
     ({"stop_sequences": ["a"] * 17}, "stop_sequences", "has 17 sequences, but at most 16"),
@@ -243,6 +257,10 @@ READ: list[tuple[dict[str, Any], SearchOptions]] = [
     ({"coverage_penalty": 0.25, **BEAM}, beam(coverage_penalty=0.25)),
     ({"early_stopping": False, **BEAM}, beam()),
     ({"early_stopping": True, "patience": 1.5, **BEAM}, beam(stopping=Stopping.EARLY, patience=1.5)),
+    ({"stopping": pb.STOPPING_UNSPECIFIED, **BEAM}, beam()),
+    ({"stopping": pb.STOPPING_EARLY, "patience": 1.5, **BEAM}, beam(stopping=Stopping.EARLY, patience=1.5)),
+    ({"stopping": pb.STOPPING_CURRENT_LENGTH, **BEAM}, beam(stopping=Stopping.CURRENT_LENGTH)),
+    ({"stopping": pb.STOPPING_MAX_LENGTH, "early_stopping": False, **BEAM}, beam(stopping=Stopping.MAX_LENGTH)),
     ({"beam_groups": 2, "diversity_penalty": 0.25, **BEAM}, beam(groups=2, diversity_penalty=0.25)),
     ({"beam_groups": 2, **BEAM}, beam(groups=2, diversity_penalty=0.5)),
     ({"sample": False}, DEFAULT),
@@ -274,6 +292,7 @@ READ: list[tuple[dict[str, Any], SearchOptions]] = [
     ),
     ({"repetition_penalty": 1.5}, constrained(repetition_penalty=1.5)),
     ({"no_repeat_ngram_size": 2}, constrained(no_repeat_ngram_size=2)),
+    ({"encoder_no_repeat_ngram_size": 2}, constrained(encoder_no_repeat_ngram_size=2)),
     (
         {"stop_sequences": ["b", "é"], "include_stop_sequence": True},
         constrained(stop_sequences=("b", "é"), include_stop_sequence=True),
@@ -385,7 +404,7 @@ def test_the_tables_cover_all_options() -> None:
 
 def test_the_tables_cover_all_fields_of_a_search() -> None:
     """Every field has a value other than its default somewhere in the table above."""
-    changed = {"log_probabilities", "top_tokens"}  # set by Details
+    changed = {"log_probabilities", "top_tokens", "conventions"}  # set by Details, and by the model
     for _, found in READ:
         for part in (found, found.constraints, found.beam, found.sampling):
             if part is not None:

@@ -1,7 +1,7 @@
 """The options that requests to an imported model get unless they set them."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from google.protobuf import json_format
 
@@ -25,12 +25,10 @@ BEAM = (
 SAMPLING = ("sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "seed")
 # Defaults that do not apply to a request that sets an option, since both together would contradict each other.
 REPLACED = {
-    "sample": (*BEAM, "num_hypotheses"),
     "alternatives": (*SAMPLING, "num_hypotheses"),
     "beam_size": (*SAMPLING, "num_hypotheses"),
     "early_stopping": ("stopping", "patience"),
     "stopping": ("early_stopping", "patience"),
-    "length_normalization": ("length_penalty",),
     "vocabulary": ("suppressed_tokens",),
 }
 
@@ -55,21 +53,36 @@ class Defaults:
 
     def complete(self, options: pb.GenerationOptions) -> pb.GenerationOptions:
         """Returns the options of a request with the defaults that it leaves room for."""
-        given = {descriptor.name for descriptor, _ in options.ListFields()}
         if not self.options.ByteSize():
             return options
-        merged = pb.GenerationOptions()
-        merged.CopyFrom(self.options)
-        for name in given:
-            _clear(merged, (name, *REPLACED.get(name, ())))
-        if merged.sample and options.HasField("sample"):
-            _clear(merged, SAMPLING)
+        if options.HasField("stopping") and options.stopping == pb.STOPPING_UNSPECIFIED:
+            options = _without(options, ("stopping",))  # which asks for the default
+        given = {descriptor.name for descriptor, _ in options.ListFields()}
+        replaced = {name for option in given for name in (option, *REPLACED.get(option, ()))}
+        if options.sample:
+            replaced |= {*BEAM, "num_hypotheses"}
+        if options.alternatives and "beam_size" not in given:
+            replaced |= {*BEAM}
+        if options.length_normalization == pb.LENGTH_NORMALIZATION_NONE:
+            replaced.add("length_penalty")
+        merged = _without(self.options, replaced)
         merged.MergeFrom(options)
         if not merged.sample:
             _clear(merged, set(SAMPLING) - given)
         if not merged.HasField("beam_size"):
             _clear(merged, set(BEAM) - given)
         return merged
+
+    def within(self, limits: pb.Limits) -> "Defaults":
+        """Returns the defaults with a beam and answers that a server allows."""
+        options = pb.GenerationOptions()
+        options.CopyFrom(self.options)
+        if options.beam_size > limits.beam_size:
+            options.beam_size = limits.beam_size
+        most = options.beam_size if options.HasField("beam_size") else limits.hypotheses
+        if options.num_hypotheses > most:
+            options.num_hypotheses = most
+        return replace(self, options=options)
 
 
 OWN_DEFAULTS = Defaults()
@@ -100,6 +113,14 @@ def read_defaults(manifest: Manifest) -> Defaults:
         history=(manifest.tokens.begin,) if generation.whole_history else (),
     )
     return Defaults(options, most, least, Stopping.CURRENT_LENGTH, conventions)
+
+
+def _without(options: pb.GenerationOptions, names: Collection[str]) -> pb.GenerationOptions:
+    """Returns a copy that lacks some options."""
+    copy = pb.GenerationOptions()
+    copy.CopyFrom(options)
+    _clear(copy, names)
+    return copy
 
 
 def _clear(options: pb.GenerationOptions, names: Collection[str]) -> None:

@@ -76,7 +76,7 @@ class ServedModel:
         self.sizes = ResponseSizes(bundle.source_tokenizer, bundle.target_tokenizer, self._heads, limits)
         self._scorer = scorer
         self._count_unseen = count_unseen
-        self._defaults = read_defaults(manifest)
+        self._defaults = read_defaults(manifest).within(limits)
         # Of requests without options; read at the first one where the bundle has defaults.
         self._plain = None if manifest.generation else (SearchOptions(self.target.max_tokens), ResponseDetails())
 
@@ -128,7 +128,7 @@ class ServedModel:
         response_details = read_details(details, self.limits)
         complete = self._defaults.complete(options)
         search = await read_options(complete, response_details, self.target, self.limits, self._defaults)
-        if plain:
+        if plain and search.sampling is None:  # each sample has a seed of its own
             self._plain = search, response_details
         return search, response_details
 

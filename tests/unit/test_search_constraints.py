@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman_server.core.search import LogitEdits, StepRequest
-from dragoman_server.core.search_options import UNCONSTRAINED, Constraints
+from dragoman_server.core.search_options import UNCONSTRAINED, Constraints, Conventions
 from dragoman_server.decoding.token_rules import TokenRules
 from tests.support.scripted_search import ScriptedResult, ScriptedRow, edited_logits, log_softmax
 
@@ -50,6 +50,40 @@ def test_which_constraints_edit_logits_and_which_force_tokens(
         assert rules.edits([]) is None
         assert rules.edits([4, 4, 4]) is None
     assert [rules.forced(position) for position in range(4)] == [*forced, *[None] * (4 - len(forced))]
+
+
+@pytest.mark.parametrize(
+    ("size", "ids", "expected"),
+    [
+        (1, [], {4, 5, 6, END}),
+        (1, [7, 8], {4, 5, 6, END}),
+        (2, [], set()),
+        (2, [7], set()),
+        (2, [4], {5, END}),
+        (2, [6, 5], {6}),
+        (3, [4], set()),
+        (3, [4, 5], {6}),
+        (3, [8, 5, 6], {4}),
+        (9, [4, 5], set()),
+        (0, [4, 5], set()),
+    ],
+)
+def test_n_grams_of_the_source_do_not_occur(size: int, ids: list[int], expected: set[int]) -> None:
+    rules = TokenRules(Constraints(encoder_no_repeat_ngram_size=size), END, source_ids=[4, 5, 6, 4, END])
+    assert forbidden(rules.edits(ids)) == expected
+
+
+def test_rules_on_repetition_see_the_history() -> None:
+    rules = TokenRules(Constraints(no_repeat_ngram_size=2, repetition_penalty=1.5), END, Conventions(history=(9,)))
+    assert forbidden(rules.edits([4, 5, 9])) == {4}
+    assert penalised(rules.edits([4])) == {9: 1.5, 4: 1.5}
+
+
+def test_tokens_that_cannot_come_first_follow_the_forced_one() -> None:
+    rules = TokenRules(UNCONSTRAINED, END, Conventions(forced_first=7, begin_suppressed=(5, END)))
+    assert (rules.forced(0), rules.forced(1)) == (7, None)
+    assert forbidden(rules.edits([7])) == {5, END}
+    assert forbidden(rules.edits([7, 4])) == set()
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,8 @@ class TokenRules:
         self._sequences = constraints.suppressed_sequences
         self._penalty = constraints.repetition_penalty
         self._ngram = constraints.no_repeat_ngram_size
-        self._source_ngrams = _ngrams(source_ids, constraints.encoder_no_repeat_ngram_size)
+        self._source_ngram = constraints.encoder_no_repeat_ngram_size
+        self._source_ngrams = _ngrams(source_ids, self._source_ngram)
         self._history = conventions.history
         self._begin = len(first)
         self._begin_suppressed = conventions.begin_suppressed
@@ -92,9 +93,11 @@ class TokenRules:
             edits = dict.fromkeys(seen, (self._penalty, 0.0))
         for token in self._repeating(seen):
             edits[token] = FORBIDDEN
-        for *head, last in (*self._sequences, *self._source_ngrams):
+        for *head, last in self._sequences:
             if len(head) <= len(seen) and seen[len(seen) - len(head) :] == head:
                 edits[last] = FORBIDDEN
+        if self._source_ngrams and (start := len(seen) - self._source_ngram + 1) >= 0:
+            edits |= dict.fromkeys(self._source_ngrams.get(tuple(seen[start:]), ()), FORBIDDEN)
         edits |= self._suppressed
         if len(ids) == self._begin:
             edits |= dict.fromkeys(self._begin_suppressed, FORBIDDEN)
@@ -184,6 +187,10 @@ def neutral(edits: LogitEdits) -> LogitEdits:
     return LogitEdits(edits.ids, [1.0] * count, [0.0] * count)
 
 
-def _ngrams(ids: Sequence[int], size: int) -> list[tuple[int, ...]]:
-    """Returns the distinct sequences of `size` ids; none for size 0."""
-    return list(dict.fromkeys(tuple(ids[at : at + size]) for at in range(len(ids) - size + 1))) if size else []
+def _ngrams(ids: Sequence[int], size: int) -> dict[tuple[int, ...], set[int]]:
+    """Returns the last ids of all sequences of `size` ids by the ids before them; none for size 0."""
+    ngrams: dict[tuple[int, ...], set[int]] = {}
+    for at in range(len(ids) - size + 1 if size else 0):
+        *head, last = ids[at : at + size]
+        ngrams.setdefault(tuple(head), set()).add(last)
+    return ngrams

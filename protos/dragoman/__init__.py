@@ -28,13 +28,14 @@ if TYPE_CHECKING:
         UnauthenticatedError,
         UnavailableError,
     )
-    from dragoman.requests import GenerateOptions, Source, Target
+    from dragoman.requests import GenerateOptions, InLanguage, Source, Target
     from dragoman.results import (
         Attention,
         BeamProgress,
         FinishReason,
         HealthStatus,
         Hypothesis,
+        Language,
         Limits,
         ModelInfo,
         ModelState,
@@ -65,8 +66,10 @@ __all__ = [
     "GenerationStream",
     "HealthStatus",
     "Hypothesis",
+    "InLanguage",
     "InvalidArgumentError",
     "ItemError",
+    "Language",
     "Limits",
     "ModelInfo",
     "ModelState",

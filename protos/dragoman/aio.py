@@ -85,17 +85,39 @@ class AsyncClient(BaseClient):
         model: str = "",
         alignment: bool = False,
         attention: bool = False,
+        source_language: str | None = None,
+        target_language: str | None = None,
         timeout: float | None = None,
     ) -> ScoreResult:
         """Computes the log-probabilities of given targets, token by token; see Client.score."""
-        call = calls.score(source, targets, model=model, alignment=alignment, attention=attention)
+        call = calls.score(
+            source,
+            targets,
+            model=model,
+            alignment=alignment,
+            attention=attention,
+            source_language=source_language,
+            target_language=target_language,
+        )
         return await self._run(call, timeout)
 
     async def tokenize(
-        self, text: str, *, model: str = "", side: Side = "source", timeout: float | None = None
+        self,
+        text: str,
+        *,
+        model: str = "",
+        side: Side = "source",
+        source_language: str | None = None,
+        target_language: str | None = None,
+        timeout: float | None = None,
     ) -> list[Token]:
         """Splits a text into tokens; see Client.tokenize."""
-        return await self._run(calls.tokenize(text, model=model, side=side), timeout)
+        return await self._run(
+            calls.tokenize(
+                text, model=model, side=side, source_language=source_language, target_language=target_language
+            ),
+            timeout,
+        )
 
     async def detokenize(
         self, ids: Sequence[int], *, model: str = "", side: Side = "target", timeout: float | None = None

@@ -123,7 +123,8 @@ class BaseClient(ABC):
 
     def _pipeline(self, timeout: float | None, max_in_flight: int, options: dict[str, Any]) -> Pipeline:
         self._attempts(timeout)  # refuses an invalid timeout now
-        return Pipeline(calls.generate_many(**options), lambda: self._attempts(timeout, patient=True), max_in_flight)
+        make_call = calls.generate_many(**options)
+        return Pipeline(make_call, lambda: self._attempts(timeout, patient=True), max_in_flight, languages=options)
 
 
 def health_status(response: health_pb2.HealthCheckResponse) -> HealthStatus:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
+from google.protobuf import json_format
+
 from dragoman import requests
 from dragoman.errors import ItemError, ServerError, from_status
 from dragoman.requests import Side, Source, Target
@@ -13,6 +15,7 @@ from dragoman.results import (
     BeamProgress,
     FinishReason,
     Hypothesis,
+    Language,
     Limits,
     ModelInfo,
     ModelState,
@@ -54,7 +57,8 @@ def generate(source: Source, **options: Any) -> Call[Result]:
         ValueError: A text has a lone surrogate, or a number does not fit its field.
         TypeError: The source is neither text nor ids, or there is no such option.
     """
-    request = pb.GenerateRequest(input=requests.input_message(source), **requests.request_fields(**options))
+    fields = requests.request_fields(**options)
+    request = pb.GenerateRequest(input=requests.source_message(source, options), **fields)
     return Call("Generate", request, result)
 
 
@@ -70,12 +74,12 @@ def generate_many(**options: Any) -> Callable[[pb.Input], Call[Result]]:
 
 
 def score(
-    source: Source, targets: Iterable[Target], *, model: str, alignment: bool, attention: bool
+    source: Source, targets: Iterable[Target], *, model: str, alignment: bool, attention: bool, **languages: str | None
 ) -> Call[ScoreResult]:
     """Builds a Score call. Errors are those of `generate`."""
     request = pb.ScoreRequest(
         model=requests.text(model, "model"),
-        input=requests.input_message(source),
+        input=requests.source_message(source, languages),
         targets=requests.input_messages(targets, "targets"),
         alignment=requests.flag(alignment, "alignment"),
         attention=requests.flag(attention, "attention"),
@@ -83,10 +87,12 @@ def score(
     return Call("Score", request, lambda response: _score_result(response, len(request.targets)))
 
 
-def tokenize(text: str, *, model: str, side: Side) -> Call[list[Token]]:
-    request = pb.TokenizeRequest(
-        model=requests.text(model, "model"), text=requests.text(text, "text"), side=requests.side(side)
-    )
+def tokenize(text: str, *, model: str, side: Side, **languages: str | None) -> Call[list[Token]]:
+    source = requests.source_message(text, languages)
+    request = pb.TokenizeRequest(model=requests.text(model, "model"), text=source.text, side=requests.side(side))
+    for name in languages:
+        if source.HasField(name):
+            setattr(request, name, getattr(source, name))
     return Call("Tokenize", request, lambda response: list(_tokens(response.tokens)))
 
 
@@ -266,7 +272,20 @@ def _model(message: pb.Model) -> ModelInfo:
         aliases=tuple(message.aliases),
         current=message.current,
         default=message.default,
+        languages=tuple(Language(each.code, each.source, each.target) for each in message.languages),
+        default_source_language=message.default_source_language,
+        default_target_language=message.default_target_language,
+        default_options=_options(message.default_options),
+        origin=message.origin,
     )
+
+
+def _options(message: pb.GenerationOptions) -> dict[str, Any]:
+    """Returns options as Python values, under the names of GenerateOptions."""
+    found = json_format.MessageToDict(message, preserving_proto_field_name=True)
+    if "stopping" in found:
+        found["stopping"] = found["stopping"].removeprefix("STOPPING_").lower()
+    return found
 
 
 def _versions(response: admin_pb2.LoadModelResponse | admin_pb2.UnloadModelResponse) -> list[VersionStatus]:

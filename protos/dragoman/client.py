@@ -137,6 +137,8 @@ class Client(BaseClient):
         model: str = "",
         alignment: bool = False,
         attention: bool = False,
+        source_language: str | None = None,
+        target_language: str | None = None,
         timeout: float | None = None,
     ) -> ScoreResult:
         """Computes the log-probabilities of given targets, token by token.
@@ -147,12 +149,31 @@ class Client(BaseClient):
             model: NAME, NAME@VERSION or NAME@ALIAS; "" for the server's default model.
             alignment: Return for each target token the source token with the highest attention.
             attention: Return the attention of every layer and head.
+            source_language, target_language: Languages, as in GenerateOptions.
             timeout: Seconds for the call, retries included.
         """
-        return self._run(calls.score(source, targets, model=model, alignment=alignment, attention=attention), timeout)
+        return self._run(
+            calls.score(
+                source,
+                targets,
+                model=model,
+                alignment=alignment,
+                attention=attention,
+                source_language=source_language,
+                target_language=target_language,
+            ),
+            timeout,
+        )
 
     def tokenize(
-        self, text: str, *, model: str = "", side: Side = "source", timeout: float | None = None
+        self,
+        text: str,
+        *,
+        model: str = "",
+        side: Side = "source",
+        source_language: str | None = None,
+        target_language: str | None = None,
+        timeout: float | None = None,
     ) -> list[Token]:
         """Splits a text into tokens, the end token included.
 
@@ -160,9 +181,15 @@ class Client(BaseClient):
             text: The text.
             model: NAME, NAME@VERSION or NAME@ALIAS; "" for the server's default model.
             side: Vocabulary to use: "source" for input, "target" for output.
+            source_language, target_language: Languages of a source, as in GenerateOptions.
             timeout: Seconds for the call, retries included.
         """
-        return self._run(calls.tokenize(text, model=model, side=side), timeout)
+        return self._run(
+            calls.tokenize(
+                text, model=model, side=side, source_language=source_language, target_language=target_language
+            ),
+            timeout,
+        )
 
     def detokenize(
         self, ids: Sequence[int], *, model: str = "", side: Side = "target", timeout: float | None = None

@@ -6,7 +6,7 @@ Both are pure: they send nothing and never wait. Each client drives them.
 import heapq
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +48,7 @@ class Batch:
         self._outcomes: dict[int, Result | ItemError] = {}
         self._answered = False
         for index, source in enumerate(sources):
-            message = input_or_error(index, source)
+            message = input_or_error(index, source, options)
             if isinstance(message, ItemError):
                 self._outcomes[index] = message
             else:
@@ -161,6 +161,7 @@ class Pipeline:
         make_call: Builds the call for an input.
         make_attempts: Starts the retries of a source when it is added.
         max_in_flight: Maximum number of calls in flight.
+        languages: GenerateOptions, of which the languages belong to each source.
         clock: Returns monotonic seconds.
     """
 
@@ -170,10 +171,12 @@ class Pipeline:
         make_attempts: Callable[[], Attempts],
         max_in_flight: int,
         *,
+        languages: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._make_call = make_call
         self._make_attempts = make_attempts
+        self._languages = languages or {}
         self._clock = clock
         self._window = Window(max_in_flight)
         self._max_outcomes = 2 * max_in_flight
@@ -197,7 +200,7 @@ class Pipeline:
             TypeError: The source is neither text nor ids.
         """
         index = self._first + len(self._outcomes)
-        message = input_or_error(index, source)
+        message = input_or_error(index, source, self._languages)
         if isinstance(message, ItemError):
             self._outcomes.append(message)
             return

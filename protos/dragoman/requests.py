@@ -1,7 +1,8 @@
 """Requests from Python values. What a field cannot carry is refused here; the server judges everything else."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypedDict, TypeVar
 
 from google.protobuf import duration_pb2
@@ -9,14 +10,30 @@ from google.protobuf import duration_pb2
 from dragoman.errors import InvalidArgumentError, ItemError
 from dragoman.v1 import generation_pb2 as pb
 
-Source: TypeAlias = str | Sequence[int]
-"""The input of the model: a text, or source token ids."""
+
+@dataclass(frozen=True, slots=True)
+class InLanguage:
+    """A source with languages of its own, where others of a batch have different ones.
+
+    Attributes:
+        source: A text, or source token ids.
+        source_language, target_language: Codes of the model's languages; None for that of the call, or the default.
+    """
+
+    source: str | Sequence[int]
+    source_language: str | None = None
+    target_language: str | None = None
+
+
+Source: TypeAlias = str | Sequence[int] | InLanguage
+"""The input of the model: a text, or source token ids, perhaps with its languages."""
 
 Target: TypeAlias = str | Sequence[int]
 """An output of the model: a text, or target token ids."""
 
 Side = Literal["source", "target"]
 LengthNormalization = Literal["length", "gnmt", "none"]
+Stopping = Literal["exact", "early", "current_length", "max_length"]
 Priority = Literal["interactive", "batch"]
 
 Choice = TypeVar("Choice")
@@ -27,6 +44,13 @@ _LENGTH_NORMALIZATIONS = {
     "gnmt": pb.LENGTH_NORMALIZATION_GNMT,
     "none": pb.LENGTH_NORMALIZATION_NONE,
 }
+_STOPPINGS = {
+    "exact": pb.STOPPING_EXACT,
+    "early": pb.STOPPING_EARLY,
+    "current_length": pb.STOPPING_CURRENT_LENGTH,
+    "max_length": pb.STOPPING_MAX_LENGTH,
+}
+_LANGUAGES = ("source_language", "target_language")
 _PRIORITIES = {"interactive": pb.PRIORITY_INTERACTIVE, "batch": pb.PRIORITY_BATCH}
 _INT32 = range(-(2**31), 2**31)
 _UINT64 = range(2**64)
@@ -45,6 +69,9 @@ class GenerateOptions(TypedDict, total=False):
         priority: "interactive" if somebody waits for the answer, "batch" if it can wait. While both kinds queue,
             interactive requests get four of every five turns. Default: "batch" in generate_batch, otherwise
             "interactive".
+        source_language: Language of the sources, for models that ask for it. Default: the model's, if it has one.
+        target_language: Language to generate, for models that ask for it. Default: the model's, if it has one. Sources
+            of a batch may have languages of their own, see InLanguage.
 
     Length:
         max_new_tokens: Maximum number of generated tokens, the prefix not counted. Default: the model's limit.
@@ -59,6 +86,9 @@ class GenerateOptions(TypedDict, total=False):
         length_penalty: The exponent A. Default: 1.
         coverage_penalty: Weight of the penalty for source tokens that got little attention. Default: 0.
         early_stopping: End as soon as patience * beam_size hypotheses are finished.
+        stopping: When to end: "exact" when no running hypothesis can enter the answer; "early" is early_stopping;
+            "current_length" and "max_length" are early_stopping=False and "never" of Hugging Face Transformers.
+            Default: "exact", or that of an imported model.
         patience: Factor of early_stopping. Default: 1.
         beam_groups: Number of diverse groups that the beam is split into. Default: 1.
         diversity_penalty: Penalty on tokens that earlier groups chose in the same step. Default: 0.5.
@@ -80,6 +110,7 @@ class GenerateOptions(TypedDict, total=False):
         suppressed_sequences: Texts, or lists of target token ids, that never occur.
         repetition_penalty: Factor above 1 that makes tokens which already occurred less probable. Default: 1.
         no_repeat_ngram_size: Size of n-grams that may not repeat. Default: 0, no such rule.
+        encoder_no_repeat_ngram_size: Size of n-grams of the source that may not occur. Default: 0, no such rule.
         stop_sequences: Texts that end the answer; it is cut before them.
         include_stop_sequence: Cut the answer after the stop sequence instead.
         vocabulary: Ids of the only tokens that may be chosen, besides the end token: a shortlist.
@@ -95,6 +126,8 @@ class GenerateOptions(TypedDict, total=False):
 
     model: str
     priority: Priority | None
+    source_language: str | None
+    target_language: str | None
 
     max_new_tokens: int | None
     min_new_tokens: int | None
@@ -106,6 +139,7 @@ class GenerateOptions(TypedDict, total=False):
     length_penalty: float | None
     coverage_penalty: float | None
     early_stopping: bool | None
+    stopping: Stopping | None
     patience: float | None
     beam_groups: int | None
     diversity_penalty: float | None
@@ -124,6 +158,7 @@ class GenerateOptions(TypedDict, total=False):
     suppressed_sequences: Iterable[Target] | None
     repetition_penalty: float | None
     no_repeat_ngram_size: int | None
+    encoder_no_repeat_ngram_size: int | None
     stop_sequences: Iterable[str] | None
     include_stop_sequence: bool | None
     vocabulary: Sequence[int] | None
@@ -137,14 +172,14 @@ class GenerateOptions(TypedDict, total=False):
 
 
 def request_fields(*, model: str = "", priority: Priority | None = None, **options: Any) -> dict[str, Any]:
-    """Converts GenerateOptions to the fields of a request: model, options, details and priority.
+    """Converts GenerateOptions to the fields of a request: model, options, details and priority, not the languages.
 
     Raises:
         ValueError: A value does not fit its field.
         TypeError: A value has the wrong type, or there is no such option.
     """
     for name in options:
-        if name not in _OPTIONS and name not in _DETAILS:
+        if name not in _OPTIONS and name not in _DETAILS and name not in _LANGUAGES:
             raise TypeError(f"there is no option {name!r}")
     return {
         "model": text(model, "model"),
@@ -163,14 +198,35 @@ def _converted(options: dict[str, Any], converters: dict[str, Callable[[Any, str
     }
 
 
-def input_or_error(index: int, source: Source) -> pb.Input | ItemError:
-    """Returns the input message, or the error of a source among many that cannot be sent.
+def source_message(source: Source, options: Mapping[str, Any]) -> pb.Input:
+    """Returns the message of a source, with the languages of the call unless it has its own.
+
+    Args:
+        options: GenerateOptions; only the languages matter.
+
+    Raises:
+        ValueError: A text has a lone surrogate, or an id does not fit its field.
+        TypeError: The source is neither text nor ids, or a language is not a text.
+    """
+    own = source if isinstance(source, InLanguage) else None
+    message = input_message(own.source if own is not None else source)
+    for name in _LANGUAGES:
+        language = getattr(own, name, None)
+        if language is None:
+            language = options.get(name)
+        if language is not None:
+            setattr(message, name, text(language, name))
+    return message
+
+
+def input_or_error(index: int, source: Source, options: Mapping[str, Any]) -> pb.Input | ItemError:
+    """Returns the message of a source, or the error of one among many that cannot be sent.
 
     Raises:
         TypeError: The source is neither text nor ids: a fault of the program, not of its data.
     """
     try:
-        return input_message(source)
+        return source_message(source, options)
     except ValueError as error:
         return ItemError(index, InvalidArgumentError(str(error)))
 
@@ -272,6 +328,10 @@ def _length_normalization(value: Any, name: str) -> pb.LengthNormalization:
     return _choice(value, name, _LENGTH_NORMALIZATIONS)
 
 
+def _stopping(value: Any, name: str) -> pb.Stopping:
+    return _choice(value, name, _STOPPINGS)
+
+
 def _sequence(values: Any, name: str, expected: str) -> Iterable[Any]:
     # A text is a sequence of characters, too, which is never meant.
     if isinstance(values, (str, bytes, bytearray)) or not isinstance(values, Iterable):
@@ -296,6 +356,7 @@ _OPTIONS: dict[str, Callable[[Any, str], Any]] = {
     "length_penalty": _float32,
     "coverage_penalty": _float32,
     "early_stopping": flag,
+    "stopping": _stopping,
     "patience": _float32,
     "beam_groups": _int32,
     "diversity_penalty": _float32,
@@ -312,6 +373,7 @@ _OPTIONS: dict[str, Callable[[Any, str], Any]] = {
     "suppressed_sequences": input_messages,
     "repetition_penalty": _float32,
     "no_repeat_ngram_size": _int32,
+    "encoder_no_repeat_ngram_size": _int32,
     "stop_sequences": _texts,
     "include_stop_sequence": flag,
     "vocabulary": _vocabulary,

@@ -1,10 +1,11 @@
 """The types that the client returns."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import product
 from math import prod
+from typing import Any
 
 
 class FinishReason(StrEnum):
@@ -327,6 +328,15 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Language:
+    """A language of a model: its code, and whether it can be that of a source and that of a target."""
+
+    code: str
+    source: bool
+    target: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """One version of a model on a server. If it is not ready, only name, version, state, problem and aliases are known.
 
@@ -352,6 +362,10 @@ class ModelInfo:
         aliases: Names that may replace the version in NAME@VERSION.
         current: Whether requests for NAME without a version use this version.
         default: Whether requests without a model use this version.
+        languages: Languages that requests can name; empty if there is no choice.
+        default_source_language, default_target_language: Languages of requests that name none; empty for none.
+        default_options: Options of requests that do not set them, under the names of GenerateOptions.
+        origin: Where an imported model comes from; empty for others.
     """
 
     name: str
@@ -375,6 +389,11 @@ class ModelInfo:
     aliases: tuple[str, ...] = ()
     current: bool = False
     default: bool = False
+    languages: tuple[Language, ...] = ()
+    default_source_language: str = ""
+    default_target_language: str = ""
+    default_options: dict[str, Any] = field(default_factory=dict)
+    origin: str = ""
 
 
 @dataclass(frozen=True, slots=True)

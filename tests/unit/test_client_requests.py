@@ -12,7 +12,7 @@ import dragoman
 from dragoman import calls
 from dragoman.errors import NotFoundError, ServerError, concerns_one_input, from_status
 from dragoman.pipeline import Batch
-from dragoman.requests import GenerateOptions
+from dragoman.requests import GenerateOptions, InLanguage
 from dragoman.results import Attention, FinishReason, Limits, Token
 from dragoman.v1 import generation_pb2 as pb
 from tests.conftest import ROOT
@@ -29,6 +29,7 @@ OPTIONS: list[tuple[str, Any, Any]] = [
     ("length_penalty", -0.5, -0.5),
     ("coverage_penalty", 0.25, 0.25),
     ("early_stopping", True, True),
+    ("stopping", "max_length", pb.STOPPING_MAX_LENGTH),
     ("patience", 2.0, 2),
     ("beam_groups", 2, 2),
     ("diversity_penalty", 0.75, 0.75),
@@ -45,6 +46,7 @@ OPTIONS: list[tuple[str, Any, Any]] = [
     ("suppressed_sequences", ["ab", (1,)], [pb.Input(text="ab"), pb.Input(token_ids=pb.TokenIds(ids=[1]))]),
     ("repetition_penalty", 1.25, 1.25),
     ("no_repeat_ngram_size", 3, 3),
+    ("encoder_no_repeat_ngram_size", 3, 3),
     ("stop_sequences", ["\n", "."], ["\n", "."]),
     ("include_stop_sequence", True, True),
     ("vocabulary", range(4, 7), pb.TokenIds(ids=[4, 5, 6])),
@@ -69,7 +71,8 @@ def test_public_names_are_importable() -> None:
 
 def test_every_option_of_the_api_is_sent_and_documented() -> None:
     fields = {*pb.GenerationOptions.DESCRIPTOR.fields_by_name, *pb.Details.DESCRIPTOR.fields_by_name}
-    assert set(GenerateOptions.__annotations__) == {"model", "priority", *fields}
+    languages = {"source_language", "target_language"}  # of each input
+    assert set(GenerateOptions.__annotations__) == {"model", "priority", *languages, *fields}
     assert set(EVERY_OPTION) == fields
     request = calls.generate("a\0א🙂", model="m", priority="batch", **EVERY_OPTION).request
     assert request == pb.GenerateRequest(
@@ -265,3 +268,22 @@ def test_an_invalid_option_concerns_every_input(field: str | None, one_input: bo
     error = from_status(Fail(grpc.StatusCode.INVALID_ARGUMENT, "no", field=field).status())
     assert concerns_one_input(error) is one_input
     assert not concerns_one_input(NotFoundError("no such model"))
+
+
+def test_languages_belong_to_the_sources() -> None:
+    ours = InLanguage("Hallo", "de")
+    request = calls.generate(ours, source_language="fr", target_language="en").request
+    assert request.input == pb.Input(text="Hallo", source_language="de", target_language="en")
+    assert calls.generate([5, 6], target_language="en").request.input.target_language == "en"
+    assert not calls.generate("Hallo").request.input.HasField("source_language")
+    batch = Batch(["Bonjour", ours], source_language="fr", target_language="en").request
+    assert batch is not None
+    assert [source.source_language for source in batch.inputs] == ["fr", "de"]
+    assert calls.tokenize("a", model="", side="source", source_language="fr").request.source_language == "fr"
+    scored = calls.score("a", ["b"], model="", alignment=False, attention=False, target_language="en").request
+    assert scored.input.target_language == "en"
+
+
+def test_a_language_that_is_no_text() -> None:
+    with pytest.raises(TypeError, match="target_language: expected a str, got int"):
+        calls.generate("Hallo", target_language=5)

@@ -6,7 +6,16 @@ from typing import Annotated, Literal
 import typer
 
 from dragoman.cli.attention import ATTENTION_HELP, attention
-from dragoman.cli.common import FAILED, Json, Model, Server, connected, with_server_options
+from dragoman.cli.common import (
+    FAILED,
+    Json,
+    Model,
+    Server,
+    SourceLanguage,
+    TargetLanguage,
+    connected,
+    with_server_options,
+)
 from dragoman.cli.generate import GENERATE_HELP, generate
 from dragoman.cli.top import top
 
@@ -67,6 +76,8 @@ def score(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object, with the tokens of source and targets.")
     ] = False,
+    source_language: SourceLanguage = None,
+    target_language: TargetLanguage = None,
     model: Model = "",
     *,
     server: Server,
@@ -77,7 +88,15 @@ def score(
     from dragoman.cli.output import score_columns, scores_object, write_json, write_line
 
     with connected(server) as client:
-        result = client.score(source, targets, model=model, alignment=alignment, attention=attention)
+        result = client.score(
+            source,
+            targets,
+            model=model,
+            alignment=alignment,
+            attention=attention,
+            source_language=source_language,
+            target_language=target_language,
+        )
         if as_json:
             write_json(scores_object(targets, result))
         else:
@@ -103,6 +122,8 @@ def models(server: Server, as_json: Json = False) -> None:
 def tokenize(
     text: Annotated[str, typer.Argument(metavar="TEXT", show_default=False)],
     side: Annotated[Literal["source", "target"], typer.Option(help="Vocabulary to use.")] = "source",
+    source_language: SourceLanguage = None,
+    target_language: TargetLanguage = None,
     as_json: Json = False,
     model: Model = "",
     *,
@@ -112,7 +133,9 @@ def tokenize(
     from dragoman.cli.output import token_objects, write_json, write_line
 
     with connected(server) as client:
-        tokens = client.tokenize(text, model=model, side=side)
+        tokens = client.tokenize(
+            text, model=model, side=side, source_language=source_language, target_language=target_language
+        )
         if as_json:
             write_json(token_objects(tokens))
         else:

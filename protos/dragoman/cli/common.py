@@ -31,6 +31,13 @@ _PANEL = "Server"
 Model = Annotated[
     str, typer.Option(metavar="NAME", help="Model to use. Default: the server's default.", rich_help_panel=_PANEL)
 ]
+SourceLanguage = Annotated[
+    str | None,
+    typer.Option(metavar="CODE", help="Language of the texts, for models with several; see `dragoman models`."),
+]
+TargetLanguage = Annotated[
+    str | None, typer.Option(metavar="CODE", help="Language to generate, for models with several.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

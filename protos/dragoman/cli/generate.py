@@ -6,7 +6,15 @@ from typing import Annotated, Literal, cast
 
 import typer
 
-from dragoman.cli.common import FAILED, Model, Server, reporting_errors, with_server_options
+from dragoman.cli.common import (
+    FAILED,
+    Model,
+    Server,
+    SourceLanguage,
+    TargetLanguage,
+    reporting_errors,
+    with_server_options,
+)
 
 GENERATE_HELP = """Answer each TEXT, or each line of standard input, one line per answer, in order.
 
@@ -37,6 +45,8 @@ output = partial(typer.Option, rich_help_panel="Output")
 def generate(
     context: typer.Context,
     texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", show_default=False)] = None,
+    source_language: SourceLanguage = None,
+    target_language: TargetLanguage = None,
     max_new_tokens: Annotated[
         int | None, length(metavar="N", help="Generate at most N tokens. Default: the model's limit.")
     ] = None,
@@ -64,6 +74,14 @@ def generate(
         beam(
             "--early-stopping",
             help="End when enough hypotheses are finished, even if others might win.",
+        ),
+    ] = None,
+    stopping: Annotated[
+        Literal["exact", "early", "current_length", "max_length"] | None,
+        beam(
+            metavar="RULE",
+            help="When to end: exact: when no other hypothesis can win; early: --early-stopping; current_length, "
+            'max_length: early_stopping=False and "never" of transformers. Default: exact, or the model\'s rule.',
         ),
     ] = None,
     patience: Annotated[
@@ -134,6 +152,10 @@ def generate(
     ] = None,
     no_repeat_ngram_size: Annotated[
         int | None, constraint(metavar="N", help="Never repeat N tokens in sequence. Default: 0, no such rule.")
+    ] = None,
+    encoder_no_repeat_ngram_size: Annotated[
+        int | None,
+        constraint(metavar="N", help="Never generate N tokens that occur in sequence in the source. Default: 0."),
     ] = None,
     stop_sequences: Annotated[
         list[str] | None,

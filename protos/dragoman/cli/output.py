@@ -35,6 +35,8 @@ _ATTENTION_DECIMALS = 6
 NOTICE_SECONDS = 1.5  # shortest retry delay that is worth a message: that after the fifth failure
 REPEAT_SECONDS = 30.0  # pause after which the same failure is reported again
 
+MAX_LANGUAGES = 12  # shown of a model
+
 
 def write(text: str) -> None:
     """Writes to standard output and flushes, so that the reader of a pipe sees each answer at once."""
@@ -240,6 +242,14 @@ def show_models(models: Sequence[ModelInfo]) -> None:
             "source": f"up to {model.max_source_tokens} tokens, vocabulary of {model.source_vocabulary_size:,}",
             "target": f"up to {model.max_target_tokens} tokens, vocabulary of {model.target_vocabulary_size:,}",
             "decoder": f"{model.decoder_layers} layers of {model.heads} heads",
+            "imported from": model.origin,
+            "source languages": _languages(
+                [each.code for each in model.languages if each.source], model.default_source_language
+            ),
+            "target languages": _languages(
+                [each.code for each in model.languages if each.target], model.default_target_language
+            ),
+            "default options": ", ".join(f"{name} {value}" for name, value in model.default_options.items()),
             "limits": _limits(model.limits),
             **{name: f"{value:g}" for name, value in sorted(model.quality.items())},
             "examples": ", ".join(model.examples),
@@ -282,6 +292,14 @@ def show_versions(versions: Sequence[VersionStatus]) -> None:
 
 def _state(state: ModelState, problem: str) -> str:
     return f"{state.value.lower()}: {problem}" if problem else state.value.lower()
+
+
+def _languages(codes: Sequence[str], default: str) -> str:
+    """Describes the languages of a side, empty where there is no choice."""
+    if not codes:
+        return ""
+    shown = ", ".join(codes[:MAX_LANGUAGES]) + (", ..." if len(codes) > MAX_LANGUAGES else "")
+    return f"{len(codes)}: {shown}; default: {default or 'none'}"
 
 
 def _limits(limits: Limits) -> str:

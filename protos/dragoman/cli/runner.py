@@ -60,7 +60,7 @@ async def _one_by_one(
     async with client:
         with printer.noting_progress():
             async for source in sources:
-                if isinstance(message := input_or_error(0, source), ItemError):
+                if isinstance(message := input_or_error(0, source, options), ItemError):
                     printer.failed(message.error)
                     continue
                 try:

@@ -107,7 +107,7 @@ class InferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
         texts, parameters, writer = self._read(request)
         inputs, time_slice = [], TimeSlice()
         for text in texts:
-            inputs.append(pb.Input(text=text))
+            inputs.append(parameters.source(text))
             await time_slice.yield_if_over()
         batch = pb.GenerateBatchRequest(
             model=_name(request.model_name, request.model_version),
@@ -225,7 +225,7 @@ class InferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
                     raise invalid("text", f"has {len(texts)} elements, but each request of a stream must have one")
                 generate_request = pb.GenerateRequest(
                     model=_name(request.model_name, request.model_version),
-                    input=pb.Input(text=texts[0]),
+                    input=parameters.source(texts[0]),
                     options=parameters.options,
                     details=parameters.details,
                     priority=parameters.priority,

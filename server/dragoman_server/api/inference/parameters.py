@@ -18,6 +18,7 @@ from dragoman_server.messages.limits import SUPPRESSED_SEQUENCES
 
 # Details that this protocol can't return: they need more than a tensor of strings or numbers.
 UNAVAILABLE = ("alignment", "attention")
+LANGUAGES = ("source_language", "target_language")
 PRIORITIES = {"interactive": pb.PRIORITY_INTERACTIVE, "batch": pb.PRIORITY_BATCH}
 MAX_SECONDS = 315_576_000_000  # of google.protobuf.Duration
 # Enough for the ids of a large vocabulary; parsed in some hundredths of a second.
@@ -31,6 +32,7 @@ class Parameters:
         options: Options of the generation.
         details: What to return in addition to the text.
         priority: The priority; PRIORITY_UNSPECIFIED if the request does not name one.
+        languages: An input without a text, with the languages of all texts as far as the request names them.
         timeout: Seconds from the arrival of the request until it fails; None for no limit.
 
     Raises:
@@ -41,6 +43,7 @@ class Parameters:
         self.options = pb.GenerationOptions()
         self.details = pb.Details()
         self.priority = pb.PRIORITY_UNSPECIFIED
+        self.languages = pb.Input()
         self.timeout: float | None = None
         own = {"priority": self._read_priority, "timeout": self._read_timeout}
         for name, parameter in parameters.items():
@@ -49,12 +52,22 @@ class Parameters:
                 own[name](value)
             elif name in UNAVAILABLE:
                 _refuse(name, "is not available in this protocol; use dragoman.v1.GenerationService")
+            elif name in LANGUAGES:
+                if not isinstance(value, str):
+                    _refuse(name, "must be a string")
+                setattr(self.languages, name, value)
             elif field := _field(self.options, name):
                 _fill(self.options, field, value)
             elif field := _field(self.details, name):
                 _fill(self.details, field, value)
             elif name != "triton_enable_empty_final_response":  # the last response is always marked
                 _refuse(shorten(name), "is not a parameter of this server")
+
+    def source(self, text: str) -> pb.Input:
+        """Returns a text as an input, in the languages of the request."""
+        source = pb.Input(text=text)
+        source.MergeFrom(self.languages)
+        return source
 
     def _read_priority(self, value: Any) -> None:
         # A name, or a number as in Triton, where 1 is the highest priority.
@@ -90,6 +103,8 @@ def _translated(field: str) -> str:
     if match := re.match(r"(?:options|details)\.(\w+)(?:\[\d+\])?", field):
         places = "".join(re.findall(r"\[\d+\]", field))
         return f"parameters.{match[1]}{places}"
+    if match := re.fullmatch(r"inputs?(?:\[\d+\])?\.(\w+_language)", field):
+        return f"parameters.{match[1]}"
     if match := re.match(r"inputs?(\[\d+\])?", field):
         return f"text{match[1] or '[0]' if field != 'inputs' else ''}"
     return {"model": "model_name", "priority": "parameters.priority"}.get(field, field)
@@ -130,7 +145,7 @@ def _fill(message: Message, field: FieldDescriptor, value: Any) -> None:
             _refuse(name, f"must be {_type(field)}")
         else:
             setattr(message, name, value)
-    except (TypeError, ValueError, OverflowError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         _refuse(name, f"must be {_type(field)}")
 
 
@@ -147,8 +162,9 @@ def _is_integer(value: Any) -> bool:
 
 
 def _enum_number(field: FieldDescriptor, value: Any) -> int:
-    prefix = "LENGTH_NORMALIZATION_"
-    number: int = pb.LengthNormalization.Value(prefix + str(value).upper().removeprefix(prefix))
+    assert field.enum_type is not None
+    prefix = re.sub(r"(?<!^)(?=[A-Z])", "_", field.enum_type.name).upper() + "_"
+    number: int = field.enum_type.values_by_name[prefix + str(value).upper().removeprefix(prefix)].number
     return number
 
 
@@ -229,6 +245,7 @@ TYPES = {
     "suppressed_sequences": 'a JSON array of strings or arrays of token ids, such as ["a", [5, 7]]',
     "vocabulary": "a JSON array of token ids, such as [5, 7]",
     "length_normalization": "LENGTH, GNMT or NONE",
+    "stopping": "EXACT, EARLY, CURRENT_LENGTH or MAX_LENGTH",
 }
 
 

@@ -14,6 +14,8 @@ from dragoman_server.core.search_options import BeamOptions, LengthNormalization
 from tests.reference.model import Forward
 from tests.reference.step import Decode, Margins, Vector, choices, completed, distribution, forced, ranked
 
+ASSUMED = (Stopping.CURRENT_LENGTH, Stopping.MAX_LENGTH)  # end a search by the score at an assumed length
+
 
 @dataclass(eq=False)
 class Hypothesis:
@@ -57,10 +59,11 @@ class BeamReference:
     """One beam search.
 
     Without groups the default stopping rule is defined by what it must not change, the answer: the search goes on until
-    nothing runs, and takes the best of all that ever finished.
+    nothing runs, and takes the best of all that ever finished. The rules of transformers are those of its `generate`.
 
     Attributes:
-        steps: Steps after which nothing that runs could change the answer any more.
+        steps: Steps after which nothing that runs could change the answer any more or, with a rule that may miss better
+            answers, after which nothing runs.
         step_margins: How close that was.
     """
 
@@ -98,7 +101,7 @@ class BeamReference:
                     group.running = []
                 chosen.update(h.ids[-1] for h in group.running)
             parts = [h for part in self._parts(kept) for h in part]
-            if not self.steps and self._beaten(self._running(), parts, count, generated, self.step_margins):
+            if not self.steps and self._ends(parts, count, generated):
                 self.steps = generated
         for group in self.groups:
             scores = sorted((h.score for h in group.finished), reverse=True)
@@ -106,6 +109,12 @@ class BeamReference:
                 _compare(self.margins, scores[kept - 1], scores[kept])
         found = [h for part in self._parts(kept) for h in part]
         return self._best(found or [self._result(h, FinishReason.DEAD_END, None) for h in last], count)
+
+    def _ends(self, parts: Sequence[HypothesisResult], count: int, generated: int) -> bool:
+        """Returns whether nothing that runs could change the answer, or nothing runs."""
+        if self.beam.stopping in ASSUMED and len(self.groups) == 1:
+            return not self._running()
+        return self._beaten(self._running(), parts, count, generated, self.step_margins)
 
     def _running(self) -> list[Hypothesis]:
         return [h for group in self.groups for h in group.running]
@@ -176,6 +185,8 @@ class BeamReference:
         part = self._parts(kept)[self.groups.index(group)]
         if self.beam.stopping is Stopping.EARLY and len(part) == kept and len(group.finished) >= quota:
             return True
+        if self.beam.stopping in ASSUMED:
+            return self._seems_beaten(group, generated)
         # A group that is over no longer keeps the others from its tokens, so it matters when it is.
         return len(self.groups) > 1 and self._beaten(group.running, part, kept, generated, self.margins)
 
@@ -202,6 +213,17 @@ class BeamReference:
         for bound in bounds:
             _compare(margins, worst, bound)
         return all(bound <= worst for bound in bounds)
+
+    def _seems_beaten(self, group: Group, generated: int) -> bool:
+        """Returns whether the best running hypothesis, as if it ended, is no better than `size` finished ones."""
+        if len(group.finished) < self.size or not group.running:
+            return False
+        worst = sorted((h.score for h in group.finished), reverse=True)[self.size - 1]
+        longest = self.beam.stopping is Stopping.MAX_LENGTH and self.beam.length_penalty > 0
+        best = max(h.total for h in group.running)
+        assumed = normalised(best, self.options.max_new_tokens if longest else generated, self.beam)
+        _compare(self.margins, worst, assumed)
+        return assumed <= worst
 
     def _parts(self, kept: int) -> list[list[HypothesisResult]]:
         """Returns what each group contributes to the answer: its best, without those of a group before it."""

@@ -36,6 +36,7 @@ TRAITS = [
     "beam",
     "groups",
     "early stopping",
+    "assumed length",
     "coverage",
     "sample",
     "alternatives",
@@ -52,6 +53,7 @@ def traits(search: SearchOptions) -> list[str]:
         "beam": beam is not None,
         "groups": beam is not None and beam.groups > 1,
         "early stopping": beam is not None and beam.stopping is Stopping.EARLY,
+        "assumed length": beam is not None and beam.stopping in (Stopping.CURRENT_LENGTH, Stopping.MAX_LENGTH),
         "coverage": beam is not None and beam.coverage_penalty > 0,
         "sample": search.sampling is not None,
         "alternatives": search.alternatives,
@@ -127,13 +129,14 @@ def requests(draw: DrawFn, subject: Subject) -> GenerationRequest:
 def beams(draw: DrawFn, grouped: bool) -> BeamOptions:
     size = draw(st.integers(1, 6))
     groups = draw(st.sampled_from([n for n in range(2, size + 1) if size % n == 0])) if grouped and size > 1 else 1
-    early = draw(st.booleans())
+    stopping = draw(st.sampled_from(Stopping))
+    early = stopping is Stopping.EARLY
     return BeamOptions(
         beam_size=size,
         length_normalization=draw(st.sampled_from(LengthNormalization)),
         length_penalty=draw(st.sampled_from([1.0, 0.0, 0.6, 2.0, -0.7])),
         coverage_penalty=draw(st.sampled_from([0.0, 0.0, 0.4])),
-        stopping=Stopping.EARLY if early else Stopping.EXACT,
+        stopping=stopping,
         patience=draw(st.sampled_from([1.0, 0.5, 2.0])) if early and size > 1 else 1.0,
         groups=groups,
         diversity_penalty=draw(st.sampled_from([0.5, 0.1, 2.0])) if groups > 1 else 0.5,

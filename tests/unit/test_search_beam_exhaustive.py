@@ -134,12 +134,13 @@ def random_options(draw: random.Random, vocabulary: int) -> SearchOptions:
     width, groups = draw.choice([(1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (8, 1), (4, 2), (3, 3), (6, 3), (6, 2)])
     normalization, length_penalty = draw.choice(NORMALIZATIONS)
     max_new_tokens = draw.randint(1, 9)
+    [stopping] = draw.choices(list(Stopping), [4, 4, 2, 2])
     beam = BeamOptions(
         width,
         normalization,
         length_penalty,
         coverage_penalty=draw.choice([0.0, 0.0, 0.3, -0.3]),
-        stopping=Stopping.EARLY if draw.random() < 0.4 else Stopping.EXACT,
+        stopping=stopping,
         patience=draw.choice([0.3, 1.0, 1.5, 2.0]),
         groups=groups,
         diversity_penalty=draw.choice([0.3, 1.0, 3.0]),

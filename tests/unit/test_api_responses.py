@@ -16,7 +16,7 @@ from dragoman.inference import open_inference_pb2 as oip
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.api.streaming import HypothesisStream
 from dragoman_server.core.requests import FinishReason, GenerationRequest, HypothesisResult, TokenChoice
-from dragoman_server.core.search_options import Constraints
+from dragoman_server.core.search_options import Constraints, Conventions
 from dragoman_server.decoding.stop_sequences import StopTracker
 from dragoman_server.decoding.text_stream import TargetDecoder
 from tests.support.fake_engines import MAX_TARGET, MODEL, FakeEngines, FakeServer, letters, serve_fake
@@ -271,6 +271,13 @@ def test_text_is_held_back_for_stop_sequences(
 
     constraints = Constraints(prefix=tuple(ids(prefix)), stop_sequences=tuple(stops), include_stop_sequence=include)
     assert stream(LETTERS, constraints, ids(text))[0] == expected
+
+
+def test_a_stop_sequence_within_the_prefix_after_a_forced_token_holds_nothing_back() -> None:
+    a, b, c = letters().encode("abc", add_special_tokens=False).ids
+    constraints = Constraints(prefix=(a, b), stop_sequences=("b",))
+    hypothesis = HypothesisStream(LETTERS, constraints, Conventions(forced_first=2))
+    assert [hypothesis.push([2, a, b]), hypothesis.push([c])] == ["ab", "c"]
 
 
 def test_streaming_a_long_text_costs_no_more_per_token() -> None:

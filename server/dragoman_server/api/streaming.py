@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.core.requests import BeamProgress, GenerationRequest, Progress
-from dragoman_server.core.search_options import Constraints
+from dragoman_server.core.search_options import OWN_CONVENTIONS, Constraints, Conventions
 from dragoman_server.decoding.text_stream import TargetDecoder, TextStream
 from dragoman_server.messages.generation_options import ResponseDetails
 from dragoman_server.messages.served_model import ServedModel
@@ -19,9 +19,9 @@ async def stream_response(
     Raises:
         QueueFullError, DeadlineExpiredError, EngineUnavailableError: as raised by the engines and the scorer.
     """
-    generation = model.submit(request)
+    generation, search = model.submit(request), request.search
     streams: dict[int, HypothesisStream] = defaultdict(
-        lambda: HypothesisStream(model.decoder, request.search.constraints)
+        lambda: HypothesisStream(model.decoder, search.constraints, search.conventions)
     )
     try:
         async for event in generation.events():
@@ -58,12 +58,15 @@ class HypothesisStream:
         tokens: Number of tokens so far.
     """
 
-    def __init__(self, decoder: TargetDecoder, constraints: Constraints) -> None:
+    def __init__(
+        self, decoder: TargetDecoder, constraints: Constraints, conventions: Conventions = OWN_CONVENTIONS
+    ) -> None:
         self.tokens = 0
         self._stream = TextStream(decoder)
         self._stop_sequences = constraints.stop_sequences
         self._cut_before = not constraints.include_stop_sequence
         self._forced = len(constraints.prefix) if constraints.prefix_bias is None else 0
+        self._forced += conventions.forced_first is not None
         self._tail_length = max(map(len, self._stop_sequences), default=1) - 1
         self._tail = ""  # the end of the text so far, long enough for a match to start in it
         self._held = 0  # characters at its end that have not been sent

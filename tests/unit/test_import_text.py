@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from dragoman_export.errors import ExportError
 from dragoman_export.huggingface.text import ImportedText, Part, read_text
 from dragoman_export.original import Vocabulary
+from dragoman_server.bundle.segmenter import Segmenter, load_pieces
 from tests.support.huggingface_directories import LAYOUTS, fuzzed_texts, write_directory
 
 TEXTS = 1500
@@ -30,13 +30,10 @@ def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def encode(vocabulary: Vocabulary, texts: list[str], unknown: int) -> list[list[int]]:
-    """Ids of each text, without what frames a source."""
+    """Returns the ids of each text, as a server does, without what frames a source."""
     tokenizer = Tokenizer.from_str(vocabulary.tokenizer.to_str())
-    tokenizer.encode_special_tokens = True  # text that looks like a special token is plain text
-    if vocabulary.pieces is None:
-        return [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
-    processor, ids = SentencePieceProcessor(model_file=str(vocabulary.pieces)), tokenizer.get_vocab()
-    return [[ids.get(piece, unknown) for piece in pieces] for pieces in processor.encode(texts, out_type=str)]
+    pieces = None if vocabulary.pieces is None else load_pieces(vocabulary.pieces)
+    return Segmenter(tokenizer, pieces, unknown).ids(texts)
 
 
 def target_ids(theirs: Any, layout: str, sentence: str) -> list[int]:

@@ -5,6 +5,7 @@ from typing import Literal
 
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.bundle.manifest import Manifest, SourcePart, Text
+from dragoman_server.bundle.segmenter import Segmenter
 from dragoman_server.decoding.greedy import GreedyRows, GreedySearch
 from dragoman_server.runtime.runtime import Runtime
 
@@ -81,24 +82,15 @@ def within_limit(bundle: Bundle, texts: Sequence[str]) -> Iterator[tuple[str, li
 
 def encode_sources(bundle: Bundle, texts: Sequence[str]) -> list[list[int]]:
     """Returns the source ids of texts, in the default languages of a model that has languages."""
-    rules, pieces = bundle.manifest.text, bundle.manifest.tokenizers.source_pieces
-    if rules is not None and "{target_language}" in rules.prefix:
-        prefix = rules.prefix.format(target_language=_language(rules, "target"))
-        texts = [prefix + text for text in texts]
-    if pieces:
-        from sentencepiece import SentencePieceProcessor  # of the extra `import`
-
-        processor, vocabulary = SentencePieceProcessor(str(bundle.path / pieces)), bundle.source_tokenizer.get_vocab()
-        unknown = bundle.manifest.tokens.unknown
-        bare = [
-            [vocabulary.get(piece, unknown) for piece in found] for found in processor.encode(list(texts), out_type=str)
-        ]
-    else:
-        bare = [encoding.ids for encoding in bundle.source_tokenizer.encode_batch(list(texts))]
+    rules = bundle.manifest.text
     if rules is None:
-        return bare
+        return [encoding.ids for encoding in bundle.source_tokenizer.encode_batch(list(texts))]
+    if "{target_language}" in rules.prefix:
+        prefix = rules.prefix.replace("{target_language}", _language(rules, "target"))
+        texts = [prefix + text for text in texts]
+    segmenter = Segmenter(bundle.source_tokenizer, bundle.source_pieces, bundle.manifest.tokens.unknown)
     before, after = (list(_with_languages(rules, parts)) for parts in (rules.before, rules.after))
-    return [[*before, *ids, *after] for ids in bare]
+    return [[*before, *ids, *after] for ids in segmenter.ids(texts)]
 
 
 def _with_languages(rules: Text, parts: Sequence[SourcePart]) -> Iterator[int]:

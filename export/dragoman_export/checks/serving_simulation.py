@@ -13,7 +13,7 @@ from dragoman_server.runtime.buffers import Memory
 from dragoman_server.runtime.runtime import Runtime
 
 STRIDE = 3  # steps between groups of joining rows, so that rows are of different age
-MOST_LOGITS = 2**27  # of one pass: 1 GiB in double precision
+MOST_LOGITS = 2**24  # of one pass, which compares and sorts them all: some seconds
 INSPECTED_STEPS = 4  # steps of a case at which the whole cache is compared before and after
 
 
@@ -104,7 +104,7 @@ def simulate_serving(runtime: Runtime, reference: Reference, rows: int, longest:
 
 
 def longest_target(manifest: Manifest, rows: int) -> int:
-    """Returns how long targets of that many rows may be in tokens for their logits to fit into memory."""
+    """Returns how long targets of that many rows may be in tokens for all their logits to be compared in seconds."""
     return min(manifest.limits.max_target_tokens, max(1, MOST_LOGITS // (rows * manifest.shape.target_vocabulary)))
 
 

@@ -2,7 +2,8 @@
 
 From the command down: `export` exports or checks, `build` builds a bundle, `precision` quantizes it, `checks` compares
 it with the model and measures its quality, `bundle` writes its files, `graphs` holds the modules that are exported.
-`run_data` reads runs and `imports` published models (`huggingface`, `ctranslate2`), both as an `Original`.
+`run_data` reads runs and `imports` published models (`huggingface`), both as an `Original`. `ctranslate2` reads
+models of CTranslate2; no command uses it yet.
 """
 
 import os

@@ -35,8 +35,9 @@ test: setup ## run all tests
 demo: setup ## serve the shipped model, send requests, show answers and metrics
 	@$(BIN)/python -m dragoman.demo $(ARGS)
 
-bench: setup ## compare the server with its bare step loop and CTranslate2: ten minutes
+bench: setup ## compare the server with its bare step loop, CTranslate2 and transformers: a quarter of an hour
 	@$(BIN)/python -m tests.benchmark $(ARGS)
+	@$(BIN)/python -m tests.benchmark.imports $(ARGS)
 	@$(BIN)/python -m tests.benchmark.page
 	@$(BIN)/python -m tests.benchmark.readme
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.benchmark.results import RESULTS, Served, read, serving
+from tests.benchmark.results import RESULTS, Imported, Served, imports, read, serving
 
 SMALL, BASE = ("g2p-en int8", "g2p-en fp32"), ("base int8", "base fp32")
 INT8, LABELS = (SMALL[0], BASE[0]), (*SMALL, *BASE)
@@ -19,17 +19,18 @@ class Measured:
     """All measurements that marks are computed from.
 
     Attributes:
-        served: Results by label, see results.serving.
+        served, imports: Results by label, see results.serving and results.imports.
         loop, servers: Results of these benchmarks.
     """
 
     served: Mapping[str, Served]
     loop: Mapping[str, Any]
     servers: Mapping[str, Any]
+    imports: Mapping[str, Imported] = field(default_factory=dict)
 
     @classmethod
     def of(cls, folder: Path = RESULTS) -> "Measured":
-        return cls(serving(folder), read("loop", folder), read("servers", folder))
+        return cls(serving(folder), read("loop", folder), read("servers", folder), imports(folder))
 
 
 Values = Callable[[Measured, str], list[float]]

@@ -10,7 +10,7 @@ import typer
 
 from tests.benchmark.marks import LABELS, MARKS, Measured
 from tests.benchmark.pictures import draw
-from tests.benchmark.results import RESULTS, Row, read
+from tests.benchmark.results import RESULTS, Imported, Row, read
 from tests.benchmark.tables import measured_on, table
 
 PAGE = Path(__file__).parent / "README.md"
@@ -32,6 +32,7 @@ run of one benchmark. Nothing here is typed by hand.
 
 ```sh
 make bench                            # the server, its step loop and CTranslate2; the engine loop: ten minutes
+python -m tests.benchmark.imports     # imported models, CTranslate2 and transformers; also in make bench
 make bench-servers                    # the server, Triton and a plain asyncio server: ten minutes
 python -m tests.benchmark.health      # how fast a busy server answers health checks
 python -m tests.benchmark.growth      # how time grows with rows, lengths and vocabulary
@@ -49,6 +50,18 @@ SERVING = """Of {} goals that were set and measured, {} are met (✓), the other
 has no goal; – means not measured."""
 SAME = """Answers with the same tokens as CTranslate2's: {}. Where two tokens are almost equally likely, rounding
 decides; with random weights in int8, that happens soon."""
+IMPORTS = """Models of Hugging Face, imported with `--from-transformers`: the shapes of opus-mt (d 512, 6+6 layers,
+V 58,101) and t5-small (d 512, 6+6 layers, V 32,128) with random weights; all answers have 32 tokens. CTranslate2
+converts the same directory; *transformers* is its own `generate` on all cores in fp32, with padded batches. The table
+shows the server's tokens a second, and the median over rounds of its ratio to the others'."""
+IMPORT_LOADS = (
+    ("one call at a time", "unary", 1, False),
+    ("8 calls", "unary", 8, False),
+    ("64 calls", "unary", 64, False),
+    ("a call of 64", "batch", 64, False),
+    ("a call of 8, beam of 4", "batch", 8, True),
+)
+"""Title, system, load, and whether it is beam search."""
 BESIDE = """The same texts over gRPC, from the same load generator; all servers tokenize, generate greedily and join the
 text. Triton runs CTranslate2 in its Python backend with dynamic batching; the asyncio server batches what arrived while
 the last batch ran; both use the setting with the most tokens for 64 callers. A caller waits for each answer before the
@@ -81,6 +94,7 @@ def main(
     parts = [HEAD]
     for title, name, section in (
         ("Serving", "serving", _serving),
+        ("Imported models", "imports", _imports),
         ("Beside other servers", "servers", _servers),
         ("The loop around the graphs", "loop", _loop),
         ("Health checks of a busy server", "health", _health),
@@ -128,6 +142,40 @@ def _rates(measured: Measured) -> Iterator[list[str]]:
 
 def _rate(row: Row | None) -> str:
     return f"{row.rate:,.0f} ({min(row.rates):,.0f}–{max(row.rates):,.0f})" if row else "–"
+
+
+def _imports(document: dict[str, Any], measured: Measured) -> Iterator[str]:
+    yield IMPORTS
+    found = measured.imports
+    yield imports_table(found)
+    peaks = [f"{label} {_megabytes(each)}" for label, each in found.items()]
+    yield f"Most memory held, MB, server / CTranslate2 / transformers: {'; '.join(peaks)}."
+    same = [
+        f"{label} {each.same_answers['CTranslate2']:,} and {each.same_answers['transformers']:,} of {each.answers:,}"
+        for label, each in found.items()
+    ]
+    yield f"Answers with the same tokens as CTranslate2's and transformers': {', '.join(same)}."
+    yield "\n".join(_machines(document))
+
+
+def imports_table(found: Mapping[str, Imported]) -> str:
+    """Returns the table of imported models."""
+    rows = []
+    for label, each in found.items():
+        for title, system, load, beam in IMPORT_LOADS:
+            row = each.at(system, load, beam=beam)
+            others = [each.at(other, load, beam=beam) for other in ("ctranslate2", "transformers")]
+            if row is not None:
+                rows.append([label, title, _rate(row), *(_ratio(row, other) for other in others)])
+    return table(["", "", "tokens/s", "over CTranslate2's", "over transformers'"], rows)
+
+
+def _ratio(row: Row, other: Row | None) -> str:
+    return "–" if other is None else f"{median(a / b for a, b in zip(row.rates, other.rates, strict=True)):.2f}×"
+
+
+def _megabytes(imported: Imported) -> str:
+    return " / ".join(f"{imported.peak_mb[name]:,.0f}" for name in ("server", "CTranslate2", "transformers"))
 
 
 def _servers(document: dict[str, Any], _: Measured) -> Iterator[str]:

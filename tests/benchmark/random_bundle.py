@@ -11,9 +11,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from dragoman_export.build import BuildInput
 from dragoman_export.bundle.options import CacheChoice, ExportOptions
 from dragoman_export.bundle.write import write_files, write_manifest
-from dragoman_export.checks.quality import PairSet
+from dragoman_export.original import Original
 from dragoman_export.precision.quantization_search import QuantizationTask, quantize_within_limit
 from dragoman_export.run_data import read_run
 from dragoman_server.bundle.load import Bundle, BundleError, load_bundle
@@ -57,7 +58,7 @@ def random_bundle(
         name: Name of the model, and the start of the folder's name.
         vocabulary: Number of tokens of each side, special tokens included.
     """
-    digest = hashlib.sha256(f"{config} {vocabulary} {cache} {_fingerprint()}".encode()).hexdigest()[:12]
+    digest = hashlib.sha256(f"{config} {vocabulary} {cache} {fingerprint()}".encode()).hexdigest()[:12]
     place = BUILD / f"{name}-{precision}-{digest}"
     try:
         return load_bundle(place)
@@ -68,29 +69,28 @@ def random_bundle(
         with tempfile.TemporaryDirectory(dir=BUILD) as scratch:
             run = Path(scratch) / "run"
             write_run(run, config, vocabulary)
-            _unchecked(run, Path(scratch), name, precision, cache).rename(place)
+            unchecked(read_run(run, print), Path(scratch), name, precision, cache).rename(place)
         return load_bundle(place)
 
 
-def _unchecked(run: Path, scratch: Path, name: str, precision: Precision, cache: CacheChoice) -> Path:
-    """Exports a run; returns the bundle's directory within `scratch`."""
-    original = read_run(run, print)
+def unchecked(original: Original, scratch: Path, name: str, precision: Precision, cache: CacheChoice = "auto") -> Path:
+    """Exports a model of random weights without any check; returns the bundle's directory within `scratch`."""
     place = scratch / "traced"
     place.mkdir()
     write_manifest(write_files(original, place, ExportOptions(name, description="random weights"), ()), place)
     for integers in INTEGERS:
         if precision == integers:
             exact = load_bundle(place)
-            data, none = PairSet("dev", original.data["dev"], original.metrics), PairSet("training", [])
-            folder = scratch / integers
+            work = BuildInput(original, scratch, ExportOptions(name), lambda line: None)
+            data, folder = work.comparison_set(exact), scratch / integers
             task = QuantizationTask(
-                exact, folder, integers, data, none, data.decode(exact, CPU), math.inf, lambda line: None
+                exact, folder, integers, data, work.longest, data.decode(exact, CPU), math.inf, work.say
             )
             return quantize_within_limit(task, cache).bundle.path
     return place
 
 
-def _fingerprint() -> str:
+def fingerprint() -> str:
     """Returns a hash of the code that makes bundles."""
     digest = hashlib.sha256()
     for name in CODE:

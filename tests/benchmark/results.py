@@ -4,10 +4,11 @@ import json
 import re
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+Parsed = TypeVar("Parsed", bound=BaseModel)
 RESULTS = Path(__file__).parent / "results"
 ROW = re.compile(r"[\[{](?:[^\[\]{}]|\[[^\[\]{}]*\])*[\]}]")  # what holds no more than lists of values
 
@@ -16,7 +17,7 @@ class Row(BaseModel):
     """One system at one load, in its best setting.
 
     Attributes:
-        system: "raw", "unary", "batch" or "ctranslate2".
+        system: "raw", "unary", "batch", "ctranslate2" or "transformers".
         load: Inputs in flight; None for all of them at once.
         rates: Tokens per second, one per round.
         p50, p99: Seconds per call.
@@ -83,8 +84,36 @@ class Served(BaseModel):
     start_seconds: float
 
     def at(self, system: str, load: int | None, *, beam: bool = False) -> Row | None:
-        rows = self.beam if beam else self.greedy
-        return next((row for row in rows if (row.system, row.load) == (system, load)), None)
+        return _at(self.beam if beam else self.greedy, system, load)
+
+
+class Imported(BaseModel):
+    """The server on an imported model in one precision, with CTranslate2 and transformers.
+
+    Attributes:
+        machine: Machine and date, see tests.benchmark.machine.
+        model, inputs: Descriptions.
+        answers: Number of inputs.
+        same_answers: Number of inputs with the same tokens as from the server, by system.
+        greedy, beam: Rows by system and load.
+        peak_mb: Peak memory of a process after greedy search, by system; CTranslate2's in its best setting at 64.
+    """
+
+    machine: dict[str, Any]
+    model: str
+    inputs: str
+    answers: int
+    same_answers: dict[str, int]
+    greedy: list[Row]
+    beam: list[Row]
+    peak_mb: dict[str, float]
+
+    def at(self, system: str, load: int, *, beam: bool = False) -> Row | None:
+        return _at(self.beam if beam else self.greedy, system, load)
+
+
+def _at(rows: list[Row], system: str, load: int | None) -> Row | None:
+    return next((row for row in rows if (row.system, row.load) == (system, load)), None)
 
 
 def read(name: str, folder: Path = RESULTS) -> dict[str, Any]:
@@ -96,11 +125,20 @@ def read(name: str, folder: Path = RESULTS) -> dict[str, Any]:
 
 def serving(folder: Path = RESULTS) -> dict[str, Served]:
     """Returns results by model and precision, such as "g2p-en int8"."""
+    return _parsed(Served, "serving", folder)
+
+
+def imports(folder: Path = RESULTS) -> dict[str, Imported]:
+    """Returns results by model and precision, such as "t5-small int8"."""
+    return _parsed(Imported, "imports", folder)
+
+
+def _parsed(kind: type[Parsed], name: str, folder: Path) -> dict[str, Parsed]:
     try:
-        return {label: Served.model_validate(each) for label, each in read("serving", folder).items()}
+        return {label: kind.model_validate(each) for label, each in read(name, folder).items()}
     except ValidationError:
         raise SystemExit(
-            f"{folder / 'serving.json'} has the format of another version; remove it and measure again"
+            f"{folder / name}.json has the format of another version; remove it and measure again"
         ) from None
 
 

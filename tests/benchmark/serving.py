@@ -44,7 +44,7 @@ def measure(
     arguments = ["--bundle", str(bundle.path), *serve]
     with ExitStack() as stack:
         notify("choosing CTranslate2's kernels")
-        translators = Translators(stack, bundle, converted, workload, effort.seconds)
+        translators = Translators(stack, converted, workload, bundle.manifest.precision, effort.seconds)
         notify("starting the server")
         starts = [_start_seconds(arguments) for _ in range(STARTS - 1)]
         server = stack.enter_context(LocalServer(*arguments))
@@ -55,7 +55,7 @@ def measure(
         steps, same = workload.mean_steps(answers), sum(map(list.__eq__, answers, translators.answers()))
 
         notify("greedy search")
-        contenders = _raw_contenders(raw, round(steps)) + _served_contenders(stack, server, workload)
+        contenders = _raw_contenders(raw, round(steps)) + served_contenders(stack, server, workload)
         loads = [*LOADS, None] if len(workload.texts) > max(LOADS) else LOADS
         greedy = take_turns(contenders + translators.contenders(loads), effort, notify)
         rows = {(row.system, row.load): row for row in greedy}
@@ -73,7 +73,7 @@ def measure(
         server.stop()
         notify(f"beam search, {BEAM} hypotheses")
         server = stack.enter_context(LocalServer(*arguments, "--max-rows", str(BEAM * max(BEAM_INPUTS))))
-        contenders = [_batch(stack, server, workload, size, BEAM) for size in BEAM_INPUTS]
+        contenders = [batch_contender(stack, server, workload, size, BEAM) for size in BEAM_INPUTS]
         beam = take_turns(contenders + translators.contenders(BEAM_INPUTS, BEAM), effort, notify)
     return {
         "model": describe_model(bundle),
@@ -146,13 +146,13 @@ def _closed(generator: Actor, calls: int, seconds: float) -> Sample:
     return sample
 
 
-def _served_contenders(stack: ExitStack, server: LocalServer, workload: Workload) -> list[Contender]:
+def served_contenders(stack: ExitStack, server: LocalServer, workload: Workload) -> list[Contender]:
     unary = _generator(stack, server, "Generate", workload.unary())
     singles = [Contender("unary", n, "single calls", partial(_closed, unary, n)) for n in LOADS]
-    return [*singles, _batch(stack, server, workload, max(LOADS))]
+    return [*singles, batch_contender(stack, server, workload, max(LOADS))]
 
 
-def _batch(stack: ExitStack, server: LocalServer, workload: Workload, size: int, beam: int = 1) -> Contender:
+def batch_contender(stack: ExitStack, server: LocalServer, workload: Workload, size: int, beam: int = 1) -> Contender:
     """Runs one GenerateBatch call of `size` inputs at a time."""
     generator = _generator(stack, server, "GenerateBatch", workload.batches(size, beam))
     return Contender("batch", size, f"1 call of {size}", partial(_closed, generator, 1))

@@ -1,11 +1,12 @@
 """CTranslate2 as a contender, with its fastest kernels and its best thread settings."""
 
+import json
 from collections.abc import Iterable
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 
-from dragoman_server.bundle.load import Bundle
+from dragoman_server.bundle.manifest import Precision
 from dragoman_server.machine import usable_cpus
 from tests.benchmark.actor import Actor, ActorError
 from tests.benchmark.translator import CTranslate2
@@ -33,17 +34,17 @@ class Translators:
 
     Args:
         stack: Exit stack that closes the processes.
-        bundle: Bundle whose token ids the answers use.
         model: Directory of the converted model.
+        precision: Precision of the weights and products.
         seconds: Length of each trial of the kernels.
 
     Raises:
         ActorError: CTranslate2 can't run the model.
     """
 
-    def __init__(self, stack: ExitStack, bundle: Bundle, model: Path, workload: Workload, seconds: float):
-        self._ids = bundle.target_tokenizer.get_vocab(with_added_tokens=True)
-        inputs = workload.source_tokens, workload.max_new_tokens, COMPUTE_TYPES[bundle.manifest.precision]
+    def __init__(self, stack: ExitStack, model: Path, workload: Workload, precision: Precision, seconds: float):
+        self._ids = _target_ids(model)
+        inputs = workload.source_tokens, workload.max_new_tokens, COMPUTE_TYPES[precision]
 
         def start(stack: ExitStack, kernels: str, workers: int, threads: int) -> Actor:
             actor = Actor(CTranslate2, model, *inputs, workers, threads, environment=KERNELS[kernels])
@@ -84,3 +85,9 @@ class Translators:
 
     def pid(self, setting: str) -> int:
         return self._actors[setting].pid
+
+
+def _target_ids(model: Path) -> dict[str, int]:
+    """Returns the ids of the target tokens of a converted model."""
+    files = [path for side in ("target", "shared") if (path := model / f"{side}_vocabulary.json").exists()]
+    return {token: index for index, token in enumerate(json.loads(files[0].read_text(encoding="utf-8")))}

@@ -13,7 +13,7 @@ from tests.benchmark.loop import MIN_QUIET_TURNS, Loop, Turn, summarize
 from tests.benchmark.machine import busy_cores
 from tests.benchmark.marks import MARKS, Mark, Measured
 from tests.benchmark.raw_loop import RawLoop
-from tests.benchmark.results import RESULTS, Row, Served
+from tests.benchmark.results import RESULTS, Imported, Row, Served
 from tests.benchmark.tables import measured_on
 from tests.benchmark.turns import Contender, Effort, take_turns
 from tests.conftest import ROOT
@@ -115,6 +115,28 @@ def test_the_page_shows_what_there_is_and_names_what_there_is_not(folder: Path) 
     assert "CTranslate2's: g2p-en int8 9 of 10, g2p-en fp32 9 of 10." in text
     assert text.count("commit abc; `python -m tests.benchmark`.") == 2, "once for all parts of a run"
     assert text.endswith("## On a GPU\n\nNot measured yet.\n")
+
+
+def test_imports_are_compared_with_both_others_within_a_round(folder: Path) -> None:
+    others = [row("ctranslate2", 8, 100, 400), row("transformers", 8, 10, 20)]
+    imported = Imported(
+        machine=MACHINE,
+        model="t5-small: d 512",
+        inputs="sentences",
+        answers=64,
+        same_answers={"CTranslate2": 63, "transformers": 64},
+        greedy=[row("unary", 8, 100, 200), *others],
+        beam=[row("batch", 8, 50), row("transformers", 8, 10)],
+        peak_mb={"server": 300.0, "CTranslate2": 200.0, "transformers": 1000.0},
+    )
+    results.write("imports", {"t5-small int8": imported.model_dump()}, folder)
+    page.main(folder, folder / "PAGE.md")
+    text = (folder / "PAGE.md").read_text(encoding="utf-8")
+    greedy, beam = (line for line in text.splitlines() if line.startswith("| t5-small int8"))
+    assert [cell.strip() for cell in greedy.split("|")[2:-1]] == ["8 calls", "150 (100–200)", "0.75×", "10.00×"]
+    assert [cell.strip() for cell in beam.split("|")[3:-1]] == ["50 (50–50)", "–", "5.00×"]
+    assert "t5-small int8 300 / 200 / 1,000." in text
+    assert "t5-small int8 63 and 64 of 64." in text
 
 
 def test_a_health_check_is_late_where_any_of_its_own_threads_is(tmp_path: Path) -> None:

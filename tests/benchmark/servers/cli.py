@@ -52,7 +52,7 @@ class Comparison:
     def __init__(self, bundle: Bundle, converted: Path, inputs: Inputs, seconds: float) -> None:
         self.bundle, self.converted, self.inputs, self.seconds = bundle, converted, inputs, seconds
         with ExitStack() as stack:
-            translators = Translators(stack, bundle, converted, inputs.workload, seconds)
+            translators = Translators(stack, converted, inputs.workload, bundle.manifest.precision, seconds)
         kernels = KERNELS[translators.kernels]
         threads = thread_settings(usable_cpus())
         self.settings = [Setting(*each, batch, kernels) for each in threads for batch in TRIED_BATCHES]

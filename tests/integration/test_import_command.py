@@ -73,21 +73,36 @@ def test_bundle_is_checked_against_its_origin(marian: Path, tmp_path: Path) -> N
 
 
 def test_server_answers_as_generate_does(marian: Path) -> None:
+    """Texts with a language, greedily and with a beam, and a request without options: the model's own settings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # sacremoses, which Marian's class never calls
         tokenizer: Any = AutoTokenizer.from_pretrained(marian, local_files_only=True)
-    sources = [tokenizer(text, truncation=True, max_length=LONGEST).input_ids for text in lines()[:SOURCES]]
-    sources = [source for source in sources if tokenizer.unk_token_id not in source]
+    texts = [text for text in lines()[:SOURCES] if len(tokenizer(f">>deu<< {text}").input_ids) <= LONGEST]
     theirs: Any = AutoModelForSeq2SeqLM.from_pretrained(marian, local_files_only=True).eval()
-    settings = {"num_beams": 1, "do_sample": False, "max_length": MOST + 1, "forced_eos_token_id": None}
-    expected = []
-    for source in sources:
-        made = theirs.generate(input_ids=torch.tensor([source]), **settings)[0, 1:].tolist()
-        expected.append(made[:-1] if made[-1] == tokenizer.eos_token_id else made)
     with LocalServer("--bundle", str(marian.parent / "bundle")) as server, Client(server.address) as client:
-        results = client.generate_batch(sources, max_new_tokens=MOST, tokens=True)
-    answers = [[token.id for token in result.best.tokens] for result in results if isinstance(result, Result)]
-    assert answers == expected
+        model = client.model()
+        assert [(each.code, each.source, each.target) for each in model.languages] == [
+            ("deu", False, True),
+            ("fra", False, True),
+        ]
+        assert model.default_options["max_new_tokens"] == LONGEST - 2  # without begin and end token
+        for code, ours, settings in (
+            ("deu", {}, {}),
+            ("fra", {"max_new_tokens": MOST}, {"max_length": MOST + 2}),
+            (
+                "deu",
+                {"beam_size": 4, "length_penalty": 0.6, "max_new_tokens": MOST},
+                {"num_beams": 4, "length_penalty": 0.6, "max_length": MOST + 2},
+            ),
+        ):
+            results = client.generate_batch(texts, target_language=code, tokens=True, **ours)
+            answers = [[token.id for token in result.best.tokens] for result in results if isinstance(result, Result)]
+            expected = []
+            for text in texts:
+                source = torch.tensor([tokenizer(f">>{code}<< {text}").input_ids])
+                made = theirs.generate(input_ids=source, **settings)[0, 1:].tolist()
+                expected.append(made[: made.index(tokenizer.eos_token_id)])
+            assert answers == expected, (code, ours)
 
 
 def test_precisions_are_judged_by_the_answers_in_fp32(marian: Path, tmp_path: Path) -> None:

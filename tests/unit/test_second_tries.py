@@ -60,7 +60,9 @@ def run(folder: Path, processes: int, ci: str, **files: str) -> tuple[dict[str, 
         (folder / "tests" / tier).mkdir(parents=True)
         for name, content in files.items():
             (folder / "tests" / tier / f"test_{name}.py").write_text(content)
-    shutil.copy(ROOT / "tests" / "conftest.py", folder / "tests")
+    (folder / "tests" / "support").mkdir()
+    for name in ("conftest.py", "support/shared_work.py"):
+        shutil.copy(ROOT / "tests" / name, folder / "tests" / name)
     command = [sys.executable, "-m", "pytest", f"--numprocesses={processes}", "--dist=loadfile", "tests"]
     done = subprocess.run(
         command, cwd=folder, env={**os.environ, "CI": ci}, capture_output=True, text=True, timeout=120, check=False

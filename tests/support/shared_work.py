@@ -7,6 +7,7 @@ import hashlib
 import os
 import pickle
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,9 +44,10 @@ def remember_graphs(trace_graphs: Callable[..., Any], folder: Path) -> Callable[
 
     def remembered(model: Transformer, *arguments: Any) -> Any:
         digest = hashlib.sha256(repr((model.config, arguments)).encode())
-        for name, weights in model.state_dict().items():
+        # Not state_dict(), which lacks the bias of the logits.
+        for name, weights in chain(model.named_parameters(), model.named_buffers()):
             digest.update(f"{name} {weights.dtype} {[*weights.shape]}".encode())
-            digest.update(weights.numpy().tobytes())
+            digest.update(weights.detach().numpy().tobytes())
 
         def trace(place: Path) -> None:
             place.write_bytes(pickle.dumps(trace_graphs(model, *arguments)))

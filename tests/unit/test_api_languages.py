@@ -45,8 +45,13 @@ def encoded(rules: Text, fields: dict[str, Any]) -> list[int]:
 
 def refusal(rules: Text, fields: dict[str, Any]) -> str:
     source = pb.Input(**fields)
-    with pytest.raises(ApiError) as refused:
+
+    def read() -> None:
         asyncio.run(encoder(rules).encode(source, "input"))
+        Languages(rules).forced_first(source, "input")
+
+    with pytest.raises(ApiError) as refused:
+        read()
     return str(refused.value)
 
 
@@ -158,6 +163,16 @@ def test_an_item_of_a_batch_is_refused_alone() -> None:
     assert (first, last) == ([FR, A, B, END], [DE, A, B, END])
     assert isinstance(error, ApiError)
     assert "inputs[1].target_language is 'xx'" in str(error)
+
+
+def test_tokenizing_needs_no_language_that_is_not_in_the_source() -> None:
+    """Of NLLB the target language is in the target alone. Fields of TokenizeRequest have no input before them."""
+    found = asyncio.run(encoder(NLLB).tokenize("ab", pb.Input(text="ab", source_language="de")))
+    assert found == [DE, A, B, END]
+    with pytest.raises(ApiError, match=r"^target_language is missing"):
+        asyncio.run(encoder(MARIAN).tokenize("ab", pb.Input(text="ab")))
+    with pytest.raises(ApiError, match=r"^source_language is 'xx'"):
+        asyncio.run(encoder(NLLB).tokenize("ab", pb.Input(text="ab", source_language="xx")))
 
 
 def test_models_trained_here_have_no_languages() -> None:

@@ -126,8 +126,8 @@ async def test_defaults_do_not_hide_a_contradiction_within_a_request() -> None:
 
 def test_the_rules_of_a_model_are_read() -> None:
     found = model_defaults({}, forced_first=A, forces_end=True, begin_suppressed=[B], renormalized=False)
-    assert found.conventions == Conventions(A, True, (B,), renormalized=False)
-    assert model_defaults({}, whole_history=True).conventions == Conventions(history=(BEGIN,))
+    assert found.conventions == Conventions(A, True, (B,), renormalized=False, late_penalty=True)
+    assert model_defaults({}, whole_history=True).conventions == Conventions(late_penalty=True, history=(BEGIN,))
 
 
 def test_own_models_have_no_defaults() -> None:
@@ -146,6 +146,21 @@ async def test_each_request_without_options_samples_anew() -> None:
     generation = Generation(options=SAMPLE)
     bundle = replace(BUNDLE, manifest=BUNDLE.manifest.model_copy(update={"generation": generation}))
     scorer = Scorer(FakeScorerSession().load, bundle.manifest.shape, 1, ModelMetrics())
-    model = ServedModel(bundle, cast(EnginePool, FakeEngines()), scorer, "cpu", LIMITS, lambda: None)
+    model = ServedModel(
+        bundle, cast(EnginePool, FakeEngines()), scorer, "cpu", LIMITS, lambda: None, read_defaults(bundle.manifest)
+    )
     read = [await model.read_options(pb.GenerationOptions(), pb.Details()) for _ in range(4)]
     assert len({options.sampling.seed for options, _ in read if options.sampling}) == 4
+
+
+def test_a_model_shows_the_defaults_that_requests_get() -> None:
+    bundle = replace(BUNDLE, manifest=BUNDLE.manifest.model_copy(update={"generation": Generation(options=BEAM)}))
+    scorer = Scorer(FakeScorerSession().load, bundle.manifest.shape, 1, ModelMetrics())
+    limits = pb.Limits(beam_size=2, hypotheses=2)
+    defaults = read_defaults(bundle.manifest)
+    shown = ServedModel(bundle, cast(EnginePool, FakeEngines()), scorer, "cpu", limits, lambda: None, defaults).info
+    options = shown.default_options
+    assert (options.max_new_tokens, options.min_new_tokens, options.length_penalty) == (30, 10, 2.0)
+    assert (options.beam_size, options.num_hypotheses) == (2, 2)  # the server's limits
+    plain = ServedModel(BUNDLE, cast(EnginePool, FakeEngines()), scorer, "cpu", limits, lambda: None).info
+    assert not plain.HasField("default_options")

@@ -230,6 +230,21 @@ def test_parameters_without_a_value_or_with_long_names_are_refused() -> None:
     assert len(refused.value.message) < 200
 
 
+def test_languages_are_those_of_every_text() -> None:
+    parameters = read(source_language="de", target_language="en", beam_size=2)
+    assert parameters.source("Hallo") == pb.Input(text="Hallo", source_language="de", target_language="en")
+    assert parameters.options == pb.GenerationOptions(beam_size=2)
+    assert read().source("Hallo") == pb.Input(text="Hallo")
+    with pytest.raises(ApiError, match=r"parameters\.source_language must be a string"):
+        read(source_language=5)
+
+
+@pytest.mark.parametrize("field", ["input.target_language", "inputs[3].target_language"])
+def test_refused_languages_have_the_names_of_parameters(field: str) -> None:
+    with pytest.raises(ApiError, match=r"^parameters\.target_language is 'xx'"), translate_field_names():
+        raise invalid(field, "is 'xx'")
+
+
 @given(st.text(), st.sampled_from([*OPTIONS, *DETAILS, "priority", "timeout"]))
 def test_any_string_is_read_or_refused(text: str, name: str) -> None:
     with suppress(ApiError):

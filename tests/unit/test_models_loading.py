@@ -18,6 +18,7 @@ from dragoman_server.models.manager import NotLoadedError, UnknownModelError
 from dragoman_server.models.settings import ModelSettings, Pinned, RepositorySettings
 from dragoman_server.runtime.device import DeviceError
 from dragoman_server.runtime.runtime import Runtime
+from tests.support.bundles import altered_copy, edit_manifest
 from tests.support.fake_models import FakeSource, ManagerHarness, started
 from tests.support.waiting import until_async
 
@@ -53,6 +54,16 @@ def test_another_error_in_the_first_run_is_blamed_on_the_bundle(monkeypatch: pyt
     model = LocalHost().load(load_bundle(shipped_bundle()), EngineOptions(device="cpu", engines=1))
     with pytest.raises(BundleError, match="the graphs do not run as the manifest says: Fail: Got invalid dimensions"):
         model.runtime(0, 4)
+
+
+async def test_damaged_defaults_are_refused_before_an_engine_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change = edit_manifest(lambda document: document.update(generation={"options": {"beams": 4}}))
+    bundle = altered_copy(shipped_bundle(), tmp_path / "bundle", change)
+    monkeypatch.setattr("dragoman_server.models.loading._start", failing(AssertionError("an engine starts")))
+    with pytest.raises(LoadError, match=r"generation\.options: .*beams"):
+        await load_version(bundle, "a", "1", ServerConfig(), lambda: None)
 
 
 @pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=lambda error: type(error).__name__)

@@ -1,11 +1,11 @@
 """Greedy decoding of many sources with a bundle's graphs, without an engine."""
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import get_args
 
 from dragoman_server.bundle.load import Bundle
-from dragoman_server.bundle.manifest import Manifest, SourcePart, Text
-from dragoman_server.bundle.segmenter import Segmenter
+from dragoman_server.bundle.manifest import Manifest, Side, Text
+from dragoman_server.bundle.segmenter import Segmenter, frame_ids
 from dragoman_server.decoding.greedy import GreedyRows, GreedySearch
 from dragoman_server.runtime.runtime import Runtime
 
@@ -85,24 +85,13 @@ def encode_sources(bundle: Bundle, texts: Sequence[str]) -> list[list[int]]:
     rules = bundle.manifest.text
     if rules is None:
         return [encoding.ids for encoding in bundle.source_tokenizer.encode_batch(list(texts))]
-    if "{target_language}" in rules.prefix:
-        prefix = rules.prefix.replace("{target_language}", _language(rules, "target"))
-        texts = [prefix + text for text in texts]
+    languages = {side: _language(rules, side) for side in get_args(Side)} if rules.languages else {}
+    prefix = rules.prefix.replace("{target_language}", languages.get("target", ""))
     segmenter = Segmenter(bundle.source_tokenizer, bundle.source_pieces, bundle.manifest.tokens.unknown)
-    before, after = (list(_with_languages(rules, parts)) for parts in (rules.before, rules.after))
-    return [[*before, *ids, *after] for ids in segmenter.ids(texts)]
+    before, after = (frame_ids(rules, parts, languages) for parts in (rules.before, rules.after))
+    return [[*before, *ids, *after] for ids in segmenter.ids([prefix + text for text in texts])]
 
 
-def _with_languages(rules: Text, parts: Sequence[SourcePart]) -> Iterator[int]:
-    for part in parts:
-        if isinstance(part, int):
-            yield part
-        else:
-            token = rules.languages[_language(rules, "source" if part == "source_language" else "target")].source
-            assert token is not None
-            yield token
-
-
-def _language(rules: Text, side: Literal["source", "target"]) -> str:
+def _language(rules: Text, side: Side) -> str:
     """Returns the default language of a side; without one, any."""
     return (rules.source_language if side == "source" else rules.target_language) or next(iter(rules.languages))

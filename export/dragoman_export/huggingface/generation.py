@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dragoman_export.errors import ExportError
-from dragoman_export.huggingface.text import first_line
 from dragoman_server.bundle.manifest import Generation
+from dragoman_server.runtime.device import first_line
 
 REQUIRED = ("decoder_start_token_id", "eos_token_id", "bos_token_id")  # defaults come from config.json
 NEW_TOKENS = 20  # default of transformers' `generate`

@@ -14,6 +14,7 @@ from typing import Any
 from yaml import YAMLError
 
 from dragoman_export.errors import ExportError
+from dragoman_server.runtime.device import first_line
 
 REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")
 TEXT_FILES = ("*.json", "*.txt", "*.model", "*.spm", "*.bpe", "README.md")
@@ -89,11 +90,11 @@ def _download(name: str, revision: str | None) -> tuple[Path, Origin]:
         sentence = f"{name}: the model is not in the cache ({constants.HF_HUB_CACHE}), and the hub can't be reached"
         raise ExportError(sentence) from None
     except (errors.HfHubHTTPError, OSError) as error:
-        raise ExportError(f"{name}: can't be downloaded from {constants.ENDPOINT}: {_reason(error)}") from None
+        raise ExportError(f"{name}: can't be downloaded from {constants.ENDPOINT}: {first_line(error)}") from None
     except Exception as error:  # the HTTP library raises various types
         if type(error).__module__.partition(".")[0] not in ("httpx", "httpx2", "httpcore", "requests"):
             raise
-        raise ExportError(f"{name}: {constants.ENDPOINT} can't be reached: {_reason(error)}") from None
+        raise ExportError(f"{name}: {constants.ENDPOINT} can't be reached: {first_line(error)}") from None
     return Path(path), Origin(name, Path(path).name, _license(info.card_data), _card(name))
 
 
@@ -136,7 +137,3 @@ def _card(name: str) -> str:
     from huggingface_hub import constants
 
     return f"{constants.ENDPOINT}/{name}"
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

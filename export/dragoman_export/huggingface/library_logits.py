@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from dragoman_export.errors import ExportError
+from dragoman_server.runtime.device import first_line
 from dragoman_training.data.batches import pad as padded
 from dragoman_training.model import Transformer
 
@@ -70,5 +71,4 @@ def _load(folder: Path, config: Any, library: str) -> Any:
             folder, config=config, local_files_only=True, dtype=torch.float32
         ).eval()
     except Exception as error:  # the library raises various types
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ExportError(f"{folder}: {library} itself cannot load the model ({reason})") from None
+        raise ExportError(f"{folder}: {library} itself cannot load the model ({first_line(error)})") from None

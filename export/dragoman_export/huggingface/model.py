@@ -13,6 +13,7 @@ from dragoman_export.errors import ExportError
 from dragoman_export.huggingface.families import Family, find_family
 from dragoman_export.huggingface.weight_files import WeightFiles
 from dragoman_export.huggingface.weight_names import NAMES, STACKS, Stack
+from dragoman_server.runtime.device import first_line
 from dragoman_training.model import Transformer
 from dragoman_training.model.attention import MultiHeadAttention
 from dragoman_training.model.feed_forward import GATED
@@ -45,7 +46,7 @@ def read_config(folder: Path) -> Any:
     except ExportError:
         raise
     except Exception as error:  # the library raises various types
-        raise ExportError(f"{path}: cannot be read as a configuration ({_first_line(error)})") from None
+        raise ExportError(f"{path}: cannot be read as a configuration ({first_line(error)})") from None
 
 
 @torch.no_grad()
@@ -171,7 +172,3 @@ class _ModelReader:
             return None
         bias = self.weights.take(name, shape=(1, self.family.vocabularies[1]))[0]
         return bias.clone() if bias.any() else None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

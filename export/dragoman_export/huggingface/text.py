@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from dragoman_export.errors import ExportError
 from dragoman_export.original import Vocabulary
+from dragoman_server.runtime.device import first_line
 
 Part = int | Literal["source_language", "target_language"]
 
@@ -109,10 +110,6 @@ def _load(folder: Path) -> Any:
             return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the library raises various types
         raise ExportError(f"{folder}: cannot read the tokenizer ({first_line(error)})") from None
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _fast(tokenizer: Any) -> ImportedText:

@@ -18,6 +18,7 @@ Attention = Literal["ort", "standard"]
 Cache = Literal["float", "int8"]
 
 
+Side = Literal["source", "target"]
 SourcePart = int | Literal["source_language", "target_language"]
 
 

@@ -6,6 +6,8 @@ from typing import Protocol
 
 from tokenizers import Tokenizer
 
+from dragoman_server.bundle.manifest import Side, SourcePart, Text
+
 
 class Pieces(Protocol):
     """A SentencePiece model."""
@@ -37,6 +39,25 @@ class Segmenter:
             return [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]
         get, unknown = self._vocabulary.get, self._unknown
         return [[get(piece, unknown) for piece in found] for found in self._pieces.encode(list(texts), out_type=str)]
+
+
+def frame_ids(rules: Text, parts: Sequence[SourcePart], languages: Mapping[Side, str]) -> list[int]:
+    """Returns the ids before or after those of a source.
+
+    Args:
+        rules: Text rules of the model.
+        parts: `rules.before` or `rules.after`.
+        languages: Code of the language of each side that the parts name.
+    """
+    ids = []
+    for part in parts:
+        if isinstance(part, int):
+            ids.append(part)
+        else:
+            token = rules.languages[languages["source" if part == "source_language" else "target"]].source
+            assert token is not None
+            ids.append(token)
+    return ids
 
 
 def load_pieces(path: Path) -> Pieces:

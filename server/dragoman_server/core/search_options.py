@@ -101,6 +101,7 @@ class Conventions:
         forces_end: Whether a hypothesis of the maximum length gets the end token, with a log-probability of 0.
         begin_suppressed: Tokens that cannot come first.
         renormalized: Whether probabilities are renormalized after tokens were excluded.
+        late_penalty: Whether the repetition penalty of a beam search multiplies log-probabilities instead of logits.
         history: Tokens before those of a hypothesis that rules on repetition see as part of it: the begin token.
     """
 
@@ -108,6 +109,7 @@ class Conventions:
     forces_end: bool = False
     begin_suppressed: tuple[int, ...] = ()
     renormalized: bool = True
+    late_penalty: bool = False
     history: tuple[int, ...] = ()
 
 
@@ -143,3 +145,8 @@ class SearchOptions:
     log_probabilities: bool = False
     top_tokens: int = 0
     conventions: Conventions = OWN_CONVENTIONS
+
+    @property
+    def fixed_tokens(self) -> int:
+        """The number of tokens of the prefix and, before it, of the model's forced first one."""
+        return len(self.constraints.prefix) + (self.conventions.forced_first is not None)

@@ -142,8 +142,7 @@ class BeamSearch:
         self._counted = int(conventions.forced_first is not None)  # forced tokens in |Y|
         # Edits change log-probabilities, not logits.
         self._edits_late = not rules.soft and (
-            not conventions.renormalized
-            or (options.constraints.repetition_penalty != 1.0 and conventions.history != ())
+            not conventions.renormalized or (options.constraints.repetition_penalty != 1.0 and conventions.late_penalty)
         )
         self._renormalizes = conventions.renormalized
         self._sizes = sizes = BeamSizes.of(options, vocabulary_size, rank)

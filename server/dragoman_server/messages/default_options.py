@@ -9,20 +9,11 @@ from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.bundle.load import BundleError
 from dragoman_server.bundle.manifest import Manifest
 from dragoman_server.core.search_options import OWN_CONVENTIONS, Conventions, Stopping
+from dragoman_server.messages.option_reader import BEAM_OPTIONS, SAMPLING_OPTIONS
 
 LENGTHS = ("max_new_tokens", "min_new_tokens")
-BEAM = (
-    "beam_size",
-    "length_normalization",
-    "length_penalty",
-    "coverage_penalty",
-    "early_stopping",
-    "patience",
-    "beam_groups",
-    "diversity_penalty",
-    "stopping",
-)
-SAMPLING = ("sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "seed")
+BEAM = ("beam_size", *BEAM_OPTIONS)
+SAMPLING = ("sample", *SAMPLING_OPTIONS)
 # Defaults that do not apply to a request that sets an option, since both together would contradict each other.
 REPLACED = {
     "alternatives": (*SAMPLING, "num_hypotheses"),
@@ -73,6 +64,14 @@ class Defaults:
             _clear(merged, set(BEAM) - given)
         return merged
 
+    def shown(self) -> pb.GenerationOptions:
+        """Returns the options with the lengths, for descriptions of the model."""
+        options = pb.GenerationOptions(max_new_tokens=self.max_new_tokens)
+        if self.min_new_tokens:
+            options.min_new_tokens = self.min_new_tokens
+        options.MergeFrom(self.options)
+        return options
+
     def within(self, limits: pb.Limits) -> "Defaults":
         """Returns the defaults with a beam and answers that a server allows."""
         options = pb.GenerationOptions()
@@ -110,6 +109,7 @@ def read_defaults(manifest: Manifest) -> Defaults:
         forces_end=generation.forces_end,
         begin_suppressed=tuple(generation.begin_suppressed),
         renormalized=generation.renormalized,
+        late_penalty=True,
         history=(manifest.tokens.begin,) if generation.whole_history else (),
     )
     return Defaults(options, most, least, Stopping.CURRENT_LENGTH, conventions)

@@ -17,24 +17,13 @@ from dragoman_server.core.search_options import (
 from dragoman_server.messages.api_error import invalid
 from dragoman_server.messages.constraint_options import choosable_tokens, read_constraints
 from dragoman_server.messages.default_options import OWN_DEFAULTS, Defaults
-from dragoman_server.messages.option_reader import OptionReader
+from dragoman_server.messages.option_reader import BEAM_OPTIONS, SAMPLING_OPTIONS, OptionReader
 from dragoman_server.messages.token_ids import TargetEncoder
 
 MAX_DURATION_SECONDS = 315_576_000_000  # limit of google.protobuf.Duration: 10,000 years
 MAX_NANOS = 999_999_999
 
 LENGTH_OPTIONS = {"max_new_tokens", "min_new_tokens", "time_limit"}
-BEAM_OPTIONS = (
-    "length_normalization",
-    "length_penalty",
-    "coverage_penalty",
-    "early_stopping",
-    "patience",
-    "beam_groups",
-    "diversity_penalty",
-    "stopping",
-)
-SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed")
 NORMALIZATIONS = {
     pb.LENGTH_NORMALIZATION_UNSPECIFIED: LengthNormalization.LENGTH,
     pb.LENGTH_NORMALIZATION_LENGTH: LengthNormalization.LENGTH,

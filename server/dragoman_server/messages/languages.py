@@ -1,19 +1,23 @@
 """The languages of a request's source."""
 
 import re
-from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.bundle.manifest import SourcePart, Text
+from dragoman_server.bundle.manifest import Side, Text
+from dragoman_server.bundle.segmenter import frame_ids
 from dragoman_server.messages.api_error import invalid
 
-Side = Literal["source", "target"]
 FIELDS: dict[Side, str] = {"source": "source_language", "target": "target_language"}
 # How texts themselves name the language to translate to, as OPUS-MT and MADLAD-400 models do.
 NAMED = re.compile(r">>(.+?)<<|<2(\w+)>")
 SHOWN = 5
+
+
+def language_field(field: str, side: Side) -> str:
+    """Returns the path of a language's field, below that of its input if there is one."""
+    return f"{field}.{FIELDS[side]}" if field else FIELDS[side]
 
 
 class SourceFrame(NamedTuple):
@@ -46,6 +50,9 @@ class Languages:
             if self._in_prefix or self._in_parts
             else frozenset(),
         }
+        # Sides whose language is in the source's ids or text; a forced first token is in the target alone.
+        self._framing: list[Side] = ["source"] if self.codes["source"] else []
+        self._framing += ["target"] if self._in_prefix or self._in_parts else []
         self._defaults: dict[Side, str] = {"source": rules.source_language, "target": rules.target_language}
 
     def forced_first(self, source: pb.Input, field: str) -> int | None:
@@ -76,12 +83,13 @@ class Languages:
         if named is not None:
             chosen["target"] = named
             text = text if self._in_prefix else NAMED.sub("", text, count=1)
-        for side in ("source", "target"):
-            if self.codes[side] and side not in chosen:
+        for side in self._framing:
+            if side not in chosen:
                 chosen[side] = self._choose(side, source, field)
         if named is None:
             text = rules.prefix.replace("{target_language}", chosen.get("target", "")) + text
-        return SourceFrame(text, self._ids(rules.before, chosen), self._ids(rules.after, chosen))
+        before, after = (frame_ids(rules, parts, chosen) for parts in (rules.before, rules.after))
+        return SourceFrame(text, before, after)
 
     def check_ids(self, source: pb.Input, field: str) -> None:
         """Refuses languages beside token ids, which contain them; a forced target language is no part of a source.
@@ -92,18 +100,9 @@ class Languages:
         self._refuse_useless(source, field)
         for side, name in FIELDS.items():
             if source.HasField(name) and not (side == "target" and self._rules.forces_language):
-                raise invalid(f"{field}.{name}", "can't be combined with token_ids, which contain the language")
-
-    def _ids(self, parts: Sequence[SourcePart], chosen: dict[Side, str]) -> list[int]:
-        ids = []
-        for part in parts:
-            if isinstance(part, int):
-                ids.append(part)
-            else:
-                token = self._rules.languages[chosen["source" if part == "source_language" else "target"]].source
-                assert token is not None
-                ids.append(token)
-        return ids
+                raise invalid(
+                    language_field(field, side), "can't be combined with token_ids, which contain the language"
+                )
 
     def _named(self, source: pb.Input, field: str) -> str | None:
         """Returns the target language that a text names at its start."""
@@ -115,7 +114,7 @@ class Languages:
             return None
         if source.HasField("target_language") and source.target_language != code:
             problem = f"is {source.target_language!r}, but the text starts with {source.text[: match.end()]!r}"
-            raise invalid(f"{field}.target_language", problem)
+            raise invalid(language_field(field, "target"), problem)
         return code
 
     def _choose(self, side: Side, source: pb.Input, field: str) -> str:
@@ -125,7 +124,7 @@ class Languages:
         code: str = getattr(source, name) if given else self._defaults[side]
         if code in codes:
             return code
-        path = f"{field}.{name}"
+        path = language_field(field, side)
         if not given:
             raise invalid(path, f"is missing: the model needs a {side} language, {_examples(codes)}")
         near = get_close_matches(code, sorted(codes), SHOWN, 0.5) or _same_start(code, codes)
@@ -135,14 +134,14 @@ class Languages:
     def _refuse_useless(self, source: pb.Input, field: str) -> None:
         for side, name in FIELDS.items():
             if not self.codes[side] and source.HasField(name):
-                raise invalid(f"{field}.{name}", f"is set, but the model has no choice of {side} languages")
+                raise invalid(language_field(field, side), f"is set, but the model has no choice of {side} languages")
 
 
 def refuse_languages(part: pb.Input, field: str) -> None:
     """Raises ApiError if an input that is not a source names a language."""
-    for name in FIELDS.values():
+    for side, name in FIELDS.items():
         if part.HasField(name):
-            raise invalid(f"{field}.{name}", "is set, but only a source has languages")
+            raise invalid(language_field(field, side), "is set, but only a source has languages")
 
 
 def _same_start(code: str, codes: frozenset[str]) -> list[str]:

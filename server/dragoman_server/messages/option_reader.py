@@ -8,6 +8,19 @@ import numpy as np
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.messages.api_error import invalid
 
+# Options that need `beam_size`, and those that need `sample`.
+BEAM_OPTIONS = (
+    "length_normalization",
+    "length_penalty",
+    "coverage_penalty",
+    "early_stopping",
+    "patience",
+    "beam_groups",
+    "diversity_penalty",
+    "stopping",
+)
+SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed")
+
 
 class OptionReader:
     """Reads the options of one request.

@@ -76,7 +76,7 @@ class ResponseSizes:
         per_token = self._token_bytes(details, token_format, source_tokens / count)
         source = source_tokens / count * (MESSAGE.token + self._source) if details.needs_attention else 0
         fixed = RESPONSE_BYTES + source
-        forced = len(search.constraints.prefix) + 1  # the prefix and the end token
+        forced = search.fixed_tokens + 1  # and the end token
         hypothesis = HYPOTHESIS_BYTES + (forced + search.max_new_tokens) * per_token
         response = fixed + search.num_hypotheses * hypothesis
         if count * response <= self._max_bytes:

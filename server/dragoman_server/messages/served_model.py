@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from google.protobuf import json_format
-
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.bundle.manifest import Text
@@ -18,7 +16,7 @@ from dragoman_server.decoding.text_stream import TargetDecoder
 from dragoman_server.engine.pool import EnginePool
 from dragoman_server.engine.scorer import Scorer, Target
 from dragoman_server.messages.api_error import invalid
-from dragoman_server.messages.default_options import read_defaults
+from dragoman_server.messages.default_options import OWN_DEFAULTS, Defaults
 from dragoman_server.messages.generation_options import ResponseDetails, read_details, read_options
 from dragoman_server.messages.imported_ids import ImportedSourceEncoder, ImportedTargetEncoder
 from dragoman_server.messages.languages import FIELDS, Languages, refuse_languages
@@ -42,6 +40,7 @@ class ServedModel:
         device: Device that they run on, such as "cpu" or "cuda:0".
         limits: Limits of one request.
         count_unseen: Called for each response to a source with tokens that do not occur in the training data.
+        defaults: Defaults of the bundle.
     """
 
     def __init__(
@@ -52,6 +51,7 @@ class ServedModel:
         device: str,
         limits: pb.Limits,
         count_unseen: Callable[[], None],
+        defaults: Defaults = OWN_DEFAULTS,
     ) -> None:
         manifest = bundle.manifest
         self.name, self.version = manifest.name, manifest.version
@@ -70,13 +70,13 @@ class ServedModel:
         self.decoder = TargetDecoder(bundle.target_tokenizer)
         self.writer = ResponseWriter(bundle, self.decoder)
         self.tokenizers = {pb.SIDE_SOURCE: bundle.source_tokenizer, pb.SIDE_TARGET: bundle.target_tokenizer}
-        self.info = _info(bundle, self.languages, device, limits)
+        self._defaults = defaults.within(limits)
+        self.info = _info(bundle, self.languages, self._defaults, device, limits)
         self.submit, self.open_call, self.batch_window = engines.submit, engines.open_call, engines.batch_window
         self._heads = manifest.shape.decoder_layers * manifest.shape.heads
         self.sizes = ResponseSizes(bundle.source_tokenizer, bundle.target_tokenizer, self._heads, limits)
         self._scorer = scorer
         self._count_unseen = count_unseen
-        self._defaults = read_defaults(manifest).within(limits)
         # Of requests without options; read at the first one where the bundle has defaults.
         self._plain = None if manifest.generation else (SearchOptions(self.target.max_tokens), ResponseDetails())
 
@@ -142,8 +142,7 @@ class ServedModel:
             ApiError: it could have too many.
         """
         if details.attention:
-            prefix = len(search.constraints.prefix)
-            target_tokens = search.num_hypotheses * (prefix + search.max_new_tokens + 1)
+            target_tokens = search.num_hypotheses * (search.fixed_tokens + search.max_new_tokens + 1)
             remedy = "lower max_new_tokens or num_hypotheses, or send fewer inputs at once"
             self._check_weights(target_tokens * source_tokens, "details.attention", remedy)
 
@@ -224,13 +223,10 @@ async def _write(tokens: int, write: Callable[[], Message]) -> Message:
     return write() if tokens <= INLINE_TOKENS else await asyncio.to_thread(write)
 
 
-def _info(bundle: Bundle, languages: Languages, device: str, limits: pb.Limits) -> pb.Model:
+def _info(bundle: Bundle, languages: Languages, defaults: Defaults, device: str, limits: pb.Limits) -> pb.Model:
     """Describes a model for ListModels."""
     manifest = bundle.manifest
     text = manifest.text or Text()
-    options = (
-        json_format.ParseDict(manifest.generation.options, pb.GenerationOptions()) if manifest.generation else None
-    )
     name, revision = manifest.origin.get("name", ""), manifest.origin.get("revision", "")
     return pb.Model(
         name=manifest.name,
@@ -255,6 +251,6 @@ def _info(bundle: Bundle, languages: Languages, device: str, limits: pb.Limits) 
         ],
         default_source_language=text.source_language if languages.codes["source"] else "",
         default_target_language=text.target_language if languages.codes["target"] else "",
-        default_options=options,
+        default_options=defaults.shown() if manifest.generation else None,
         origin=f"{name} at {revision[:12]}" if revision else name,
     )

@@ -17,6 +17,7 @@ from dragoman_server.engine.pool import EnginePool
 from dragoman_server.engine.scheduler import SchedulerOptions
 from dragoman_server.engine.scorer import Scorer
 from dragoman_server.machine import usable_cpus
+from dragoman_server.messages.default_options import read_defaults
 from dragoman_server.messages.limits import request_limits, token_limits
 from dragoman_server.messages.served_model import ServedModel
 from dragoman_server.metrics import ModelMetrics
@@ -136,6 +137,7 @@ async def load_version(
         limits = token_limits(config, bundle.manifest.limits)
         manifest = bundle.manifest.model_copy(update={"name": name, "version": version, "limits": limits})
         bundle = replace(bundle, manifest=manifest)
+        defaults = read_defaults(manifest)
         pool, metrics = await _start(bundle, options, hosts, on_change)
         _compare_runtime(name, oldest, pool.device)
     except (BundleError, DeviceError, WorkerLostError) as error:
@@ -149,7 +151,9 @@ async def load_version(
     scorer = Scorer(pool.scorer, manifest.shape, config.queue_size, metrics)
     request = request_limits(config, pool.rows, manifest.shape)
     # In a thread, since it decodes every token of the vocabulary, which takes a second for 250,000.
-    model = await asyncio.to_thread(ServedModel, bundle, pool, scorer, str(pool.device), request, metrics.unseen)
+    model = await asyncio.to_thread(
+        ServedModel, bundle, pool, scorer, str(pool.device), request, metrics.unseen, defaults
+    )
     return LoadedVersion(ServedVersion(model), pool, scorer, metrics, time.monotonic() - started)
 
 

@@ -14,11 +14,11 @@ from dragoman.inference import open_inference_pb2 as oip
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.messages.api_error import ApiError, invalid
 from dragoman_server.messages.error_text import shorten
+from dragoman_server.messages.languages import FIELDS
 from dragoman_server.messages.limits import SUPPRESSED_SEQUENCES
 
 # Details that this protocol can't return: they need more than a tensor of strings or numbers.
 UNAVAILABLE = ("alignment", "attention")
-LANGUAGES = ("source_language", "target_language")
 PRIORITIES = {"interactive": pb.PRIORITY_INTERACTIVE, "batch": pb.PRIORITY_BATCH}
 MAX_SECONDS = 315_576_000_000  # of google.protobuf.Duration
 # Enough for the ids of a large vocabulary; parsed in some hundredths of a second.
@@ -52,7 +52,7 @@ class Parameters:
                 own[name](value)
             elif name in UNAVAILABLE:
                 _refuse(name, "is not available in this protocol; use dragoman.v1.GenerationService")
-            elif name in LANGUAGES:
+            elif name in FIELDS.values():
                 if not isinstance(value, str):
                     _refuse(name, "must be a string")
                 setattr(self.languages, name, value)

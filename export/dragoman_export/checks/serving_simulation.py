@@ -144,8 +144,10 @@ def _snapshot(runtime: Runtime) -> dict[str, NDArray[np.generic]]:
 
 
 def _contents(memory: Memory) -> NDArray[np.generic]:
-    planes, max_rows = memory.shape[:2]
-    return np.stack([np.stack([memory.read(plane, row) for row in range(max_rows)]) for plane in range(planes)])
+    contents = np.empty(memory.shape, memory.dtype)
+    for place in np.ndindex(memory.shape[:2]):
+        contents[place] = memory.read(*place)
+    return contents
 
 
 def _stray_writes(runtime: Runtime, n: int, before: dict[str, NDArray[np.generic]]) -> list[str]:

@@ -1,5 +1,6 @@
 """Exports a run or an imported model to a bundle, or checks a bundle again."""
 
+import os
 import re
 import shutil
 import tempfile
@@ -138,7 +139,16 @@ def check(
 
 
 def _check_destination(bundle: Path, *, overwrite: bool) -> None:
-    if not bundle.exists():
+    try:
+        exists = bundle.exists()
+        parent = next(folder for folder in bundle.absolute().parents if folder.exists())
+    except OSError as error:
+        raise ExportError(f"{bundle} can't be made: {error.strerror}") from None
+    if bundle.is_symlink() and not exists:
+        raise ExportError(f"{bundle} can't be made: it is a link to {bundle.readlink()}, which is missing")
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise ExportError(f"{bundle} can't be made: {parent} is not a directory that can be written")
+    if not exists:
         return
     if not overwrite:
         raise ExportError(f"{bundle} already exists: choose another place, or replace it with --overwrite")

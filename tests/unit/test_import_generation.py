@@ -97,7 +97,7 @@ def test_a_key_can_be_ignored(tmp_path: Path) -> None:
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     settings(tmp_path, IDS)
     (tmp_path / "generation_config.json").write_text("{")
-    with pytest.raises(ExportError, match=r"generation_config\.json: cannot be read"):
+    with pytest.raises(ExportError, match=r"generation_config\.json: expected a JSON object"):
         read_generation(tmp_path, read_config(tmp_path))
 
 

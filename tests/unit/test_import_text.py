@@ -132,14 +132,3 @@ def test_a_language_named_in_the_text_is_one_token_there(tmp_path: Path) -> None
 def test_moses_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="FSMTTokenizer tokenizes with Moses' rules"):
         read_text(write_directory(tmp_path, "fsmt"))
-
-
-@pytest.mark.parametrize("name", ["source.spm", "vocab.json"])
-@pytest.mark.parametrize("content", [None, b"no such file"])
-def test_damaged_files_are_named(name: str, content: bytes | None, tmp_path: Path) -> None:
-    directory = write_directory(tmp_path, "marian")
-    (directory / name).unlink()
-    if content is not None:
-        (directory / name).write_bytes(content)
-    with pytest.raises(ExportError, match="cannot read the tokenizer"):
-        read_text(directory)

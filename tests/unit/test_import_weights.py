@@ -1,7 +1,6 @@
 """Imported weights of every Hugging Face family give the library's own logits."""
 
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -167,21 +166,6 @@ def test_weights_that_do_not_fit_the_configuration(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-class Harmful:
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (Path("harmed"),)
-
-
-def test_pickles_run_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    save_random_model(tmp_path, "bart")
-    (tmp_path / "model.safetensors").unlink()
-    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps({"model.shared.weight": Harmful()}, protocol=2))
-    with pytest.raises(ExportError, match="only tensors by name"):
-        read(tmp_path)
-    assert not Path("harmed").exists()
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -202,25 +186,3 @@ def test_configurations_that_cannot_be_imported(change: dict[str, Any], message:
         read(tmp_path)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_directory_without_a_model(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"config\.json is missing"):
-        read_config(tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ExportError, match="cannot be read as a configuration"):
-        read_config(tmp_path)
-
-
-def test_index_of_shards_is_checked(tmp_path: Path) -> None:
-    save_random_model(tmp_path, "bart")
-    (tmp_path / "model.safetensors").unlink()
-    index = tmp_path / "model.safetensors.index.json"
-    for document, message in (
-        ({"weight_map": {"a": "../secret.safetensors"}}, "'../secret.safetensors' is not a plain file name"),
-        ({"weight_map": {"a": "gone.safetensors"}}, "gone.safetensors is missing"),
-        ([], "cannot be read as an index of shards"),
-    ):
-        index.write_text(json.dumps(document))
-        with pytest.raises(ExportError, match=message):
-            read(tmp_path)

@@ -62,11 +62,15 @@ def find_family(config: Any) -> Family:
     if kind not in _FAMILIES:
         known = ", ".join(sorted(_FAMILIES))
         raise ExportError(f"config.json: model_type {kind!r} is not an encoder-decoder that can be imported ({known})")
+    if not config.is_encoder_decoder:
+        raise ExportError("config.json: is_encoder_decoder is false; expected a model with encoder and decoder")
     try:
         return _FAMILIES[kind](config)
     except ValidationError as error:
         first = error.errors()[0]
-        raise ExportError(f"config.json: {first['msg'].removeprefix('Value error, ')}") from None
+        keys = [_KEYS["t5" if hasattr(config, "d_kv") else "bart"].get(str(part), part) for part in first["loc"]]
+        problem = f"{keys[0]} is {first['input']}: {first['msg']}" if keys else first["msg"]
+        raise ExportError(f"config.json: {problem.removeprefix('Value error, ')}") from None
 
 
 def _bart_like(config: Any, skipped_positions: int = 0, **switches: Any) -> Family:
@@ -186,6 +190,25 @@ _FAMILIES: Mapping[str, Callable[[Any], Family]] = {
     "plbart": _bart,
     "t5": _t5,
     "umt5": _t5,
+}
+_KEYS: Mapping[str, Mapping[str, str]] = {  # of configurations, by our names where they differ
+    "bart": {
+        "heads": "encoder_attention_heads",
+        "decoder_heads": "decoder_attention_heads",
+        "d_ff": "encoder_ffn_dim",
+        "decoder_d_ff": "decoder_ffn_dim",
+        "max_source_length": "max_position_embeddings",
+        "max_target_length": "max_position_embeddings",
+    },
+    "t5": {
+        "heads": "num_heads",
+        "d_head": "d_kv",
+        "encoder_layers": "num_layers",
+        "decoder_layers": "num_decoder_layers",
+        "norm_epsilon": "layer_norm_epsilon",
+        "relative_buckets": "relative_attention_num_buckets",
+        "relative_max_distance": "relative_attention_max_distance",
+    },
 }
 _REFUSED: Mapping[str, str] = {
     "bigbird_pegasus": "attends to blocks of the source, which is not supported",

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dragoman_export.errors import ExportError
+from dragoman_export.huggingface.directory import read_object
+from dragoman_export.huggingface.families import find_family
+from dragoman_export.huggingface.library import reason
+from dragoman_export.huggingface.setting_reader import SettingReader
 from dragoman_server.bundle.manifest import Generation
-from dragoman_server.runtime.device import first_line
 
-REQUIRED = ("decoder_start_token_id", "eos_token_id", "bos_token_id")  # defaults come from config.json
+FILE = "generation_config.json"
 NEW_TOKENS = 20  # default of transformers' `generate`
 SAMPLED_TOP_K = 50  # likewise
 
@@ -92,12 +95,13 @@ def read_generation(folder: Path, config: Any, ignore: Collection[str] = ()) -> 
         ignore: Keys to ignore although they would change tokens.
 
     Raises:
-        ExportError: The file is damaged, or a key outside `ignore` would change tokens in an unsupported way; the
-            message names it.
+        ExportError: The family is not supported, the file is damaged, or a key outside `ignore` has an invalid value or
+            would change tokens in an unsupported way; the message names it.
     """
     values, name = _values(folder)
     for key in ignore:
         values.pop(key, None)
+    vocabulary = find_family(config).vocabularies[1]
     for key, harmless in _WITHOUT_EFFECT.items():
         if values.get(key) not in harmless:
             raise ExportError(
@@ -105,8 +109,8 @@ def read_generation(folder: Path, config: Any, ignore: Collection[str] = ()) -> 
                 f"--ignore {key} imports the model without it"
             )
     try:
-        return _settings(values, config)
-    except (TypeError, ValueError) as error:
+        return _settings(SettingReader(values, config, vocabulary))
+    except ValueError as error:
         raise ExportError(f"{folder / name}: {error}") from None
 
 
@@ -168,85 +172,63 @@ def _values(folder: Path) -> tuple[dict[str, Any], str]:
     """Returns the settings and the name of their file."""
     from transformers import GenerationConfig
 
-    name = "generation_config.json"
+    name = FILE if (folder / FILE).exists() else "config.json"
+    read_object(folder / name)  # which names what is damaged
     try:
-        if (folder / name).exists():
-            found = GenerationConfig.from_pretrained(folder, local_files_only=True)
-        else:
-            name = "config.json"
-            found = GenerationConfig.from_pretrained(folder, config_file_name=name, local_files_only=True)
+        found = GenerationConfig.from_pretrained(folder, config_file_name=name, local_files_only=True)
     except Exception as error:  # the library raises various types
-        raise ExportError(f"{folder / name}: cannot be read as generation settings ({first_line(error)})") from None
+        raise ExportError(f"{folder / name}: cannot be read as generation settings ({reason(error)})") from None
     return {key: value for key, value in found.to_dict().items() if value is not None}, name
 
 
-def _settings(values: Mapping[str, Any], config: Any) -> GenerationSettings:
-    def number(key: str, kind: type, default: Any) -> Any:
-        value = values.get(key, default)
-        if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
-            return value if value is None else kind(value)
-        raise TypeError(f"{key} is {value!r}; expected a number")
-
-    def token(key: str) -> int | None:
-        value = values.get(key)
-        if value is None and key in REQUIRED:
-            value = getattr(config, key, None)
-        if isinstance(value, list):
-            value = value[0] if len(value) == 1 else value
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-            raise ValueError(f"{key} is {value!r}; expected one token id")
-        return value
-
-    start, end = token("decoder_start_token_id"), token("eos_token_id")
+def _settings(reader: SettingReader) -> GenerationSettings:
+    start, end = reader.token("decoder_start_token_id"), reader.token("eos_token_id")
     if start is None:
-        start = token("bos_token_id")
+        start = reader.token("bos_token_id")
     if start is None or end is None:
         missing = "decoder_start_token_id" if start is None else "eos_token_id"
         raise ValueError(f"{missing} is missing")
-    forced_last = token("forced_eos_token_id")
+    forced_last = reader.token("forced_eos_token_id")
     if forced_last not in (None, end):
         raise ValueError(f"forced_eos_token_id is {forced_last}; expected eos_token_id, {end}")
-    if values.get("do_sample") and number("num_beams", int, 1) > 1:
+    beams, sampled = reader.whole("num_beams", 1, least=1), reader.truth("do_sample")
+    if sampled and beams > 1:
         raise ValueError("do_sample with num_beams is not supported; --ignore do_sample or --ignore num_beams")
-    stopping = values.get("early_stopping", False)
+    stopping = reader.values.get("early_stopping", False)
     if stopping not in (True, False, "never"):
         raise ValueError(f'early_stopping is {stopping!r}; expected true, false or "never"')
-    bad_words = values.get("bad_words_ids", [])
     return GenerationSettings(
         start=start,
         end=end,
-        max_new_tokens=_most(values, number, forced_last),
-        forced_first=token("forced_bos_token_id"),
+        max_new_tokens=_most(reader, forced_last),
+        forced_first=reader.token("forced_bos_token_id"),
         forced_last=forced_last,
-        min_new_tokens=max(number("min_new_tokens", int, 0), number("min_length", int, 0) - 1, 0),
-        num_beams=number("num_beams", int, 1),
-        num_return_sequences=number("num_return_sequences", int, 1),
-        length_penalty=number("length_penalty", float, 1.0),
+        min_new_tokens=max(reader.whole("min_new_tokens", 0), reader.whole("min_length", 0) - 1, 0),
+        num_beams=beams,
+        num_return_sequences=reader.whole("num_return_sequences", 1, least=1),
+        length_penalty=reader.number("length_penalty", 1.0, -10, 10),
         early_stopping=stopping,
-        no_repeat_ngram_size=number("no_repeat_ngram_size", int, 0),
-        encoder_no_repeat_ngram_size=number("encoder_no_repeat_ngram_size", int, 0),
-        repetition_penalty=number("repetition_penalty", float, 1.0),
-        bad_words=(
-            *(tuple(map(int, word)) for word in bad_words),
-            *((int(word),) for word in values.get("suppress_tokens", [])),
-        ),
-        begin_suppressed=tuple(map(int, values.get("begin_suppress_tokens", []))),
-        renormalized=bool(values.get("renormalize_logits", False)),
-        do_sample=bool(values.get("do_sample", False)),
-        temperature=number("temperature", float, 1.0),
-        top_k=number("top_k", int, None),
-        top_p=number("top_p", float, None),
-        min_p=number("min_p", float, None),
-        typical_p=number("typical_p", float, None),
+        no_repeat_ngram_size=reader.whole("no_repeat_ngram_size", 0),
+        encoder_no_repeat_ngram_size=reader.whole("encoder_no_repeat_ngram_size", 0),
+        repetition_penalty=reader.number("repetition_penalty", 1.0, 0.01, 100),
+        bad_words=(*reader.words("bad_words_ids"), *((token,) for token in reader.tokens("suppress_tokens"))),
+        begin_suppressed=reader.tokens("begin_suppress_tokens"),
+        renormalized=reader.truth("renormalize_logits"),
+        do_sample=sampled,
+        temperature=reader.number("temperature", 1.0, 0.001, 1000) if sampled else 1.0,
+        top_k=reader.whole("top_k", None),
+        top_p=reader.number("top_p", None, 0, 1, above=True),
+        min_p=reader.number("min_p", None, 0, 1),
+        typical_p=reader.number("typical_p", None, 0, 1, above=True),
     )
 
 
-def _most(values: Mapping[str, Any], number: Any, forced_last: int | None) -> int:
+def _most(reader: SettingReader, forced_last: int | None) -> int:
     """Returns the maximum number of new tokens without the end token, which a forced last token replaces."""
-    most = number("max_new_tokens", int, None)
+    most = reader.whole("max_new_tokens", None, least=None)
     if most is None:
-        length = number("max_length", int, None)
+        length = reader.whole("max_length", None, least=None)
         most = NEW_TOKENS if length is None else length - 1
     if most < 1:
         raise ValueError("max_length leaves no token to generate")
-    return max(most - 1, 1) if forced_last is not None else int(most)
+    return max(most - 1, 1) if forced_last is not None else most

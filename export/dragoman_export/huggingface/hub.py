@@ -60,6 +60,8 @@ def resolve(model: str, revision: str | None = None) -> tuple[Path, Origin]:
         if revision is not None:
             raise ExportError(f"--revision is for models of the hub, but {model} is a directory")
         return folder, Origin(folder.resolve().name, license=_license(_card_data(folder / "README.md")))
+    if folder.exists() or folder.is_symlink():
+        raise ExportError(f"{model}: is not a directory; expected the one that holds config.json and the weights")
     if not REPOSITORY.fullmatch(model):
         raise ExportError(f"{model}: neither a directory nor the name of a model on the hub (owner/name)")
     return _download(model, revision)

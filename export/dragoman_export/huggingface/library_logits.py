@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from dragoman_export.errors import ExportError
-from dragoman_server.runtime.device import first_line
+from dragoman_export.huggingface.library import reason
 from dragoman_training.data.batches import pad as padded
 from dragoman_training.model import Transformer
 
@@ -46,6 +46,8 @@ def compare_with_library(folder: Path, config: Any, model: Transformer) -> tuple
         input_ids=source, attention_mask=(source != model.pad).long(), decoder_input_ids=target, use_cache=False
     ).logits
     del theirs
+    if not expected.isfinite().all():
+        raise ExportError(f"{folder}: the logits of {library} are not finite numbers; the weights are damaged")
     logits = model(source, target)
     difference, allowed = (logits - expected).abs().max().item(), TOLERANCE * max(1.0, expected.abs().max().item())
     if not difference <= allowed:
@@ -62,13 +64,10 @@ def compare_with_library(folder: Path, config: Any, model: Transformer) -> tuple
 
 def _load(folder: Path, config: Any, library: str) -> Any:
     from transformers.models.auto import AutoModelForSeq2SeqLM
-    from transformers.utils import logging
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
     try:
         return AutoModelForSeq2SeqLM.from_pretrained(
             folder, config=config, local_files_only=True, dtype=torch.float32
         ).eval()
     except Exception as error:  # the library raises various types
-        raise ExportError(f"{folder}: {library} itself cannot load the model ({first_line(error)})") from None
+        raise ExportError(f"{folder}: {library} itself cannot load the model ({reason(error)})") from None

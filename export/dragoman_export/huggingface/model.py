@@ -1,6 +1,5 @@
 """Reads a Hugging Face model from a directory into our Transformer."""
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from dragoman_export.errors import ExportError
+from dragoman_export.huggingface.directory import CONFIG, check_directory, read_object
 from dragoman_export.huggingface.families import Family, find_family
+from dragoman_export.huggingface.library import reason, silence
 from dragoman_export.huggingface.weight_files import WeightFiles
 from dragoman_export.huggingface.weight_names import NAMES, STACKS, Stack
-from dragoman_server.runtime.device import first_line
 from dragoman_training.model import Transformer
 from dragoman_training.model.attention import MultiHeadAttention
 from dragoman_training.model.feed_forward import GATED
@@ -27,26 +27,20 @@ def read_config(folder: Path) -> Any:
     Raises:
         ExportError: It is missing, damaged, or of a type that `transformers` itself does not have.
     """
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    from transformers import PreTrainedConfig
+    check_directory(folder)
+    silence()
     from transformers.models.auto import AutoConfig
 
-    path = folder / "config.json"
-    if not path.is_file():
-        raise ExportError(f"{folder}: not a Hugging Face model; config.json is missing")
+    path = folder / CONFIG
+    document = read_object(path)
+    if document.get("auto_map"):
+        raise ExportError(f"{path}: auto_map requires the model's own code, which is never run")
+    if document.get("quantization_config"):
+        raise ExportError(f"{path}: quantization_config: quantized checkpoints can't be imported; take the original")
     try:
-        document, _ = PreTrainedConfig.get_config_dict(folder, local_files_only=True)
-        if document.get("auto_map"):
-            raise ExportError(f"{path}: auto_map requires the model's own code, which is never run")
-        if document.get("quantization_config"):
-            raise ExportError(
-                f"{path}: quantization_config: quantized checkpoints can't be imported; take the original"
-            )
         return AutoConfig.from_pretrained(folder, local_files_only=True)
-    except ExportError:
-        raise
     except Exception as error:  # the library raises various types
-        raise ExportError(f"{path}: cannot be read as a configuration ({first_line(error)})") from None
+        raise ExportError(f"{path}: cannot be read as a configuration ({reason(error)})") from None
 
 
 @torch.no_grad()
@@ -60,7 +54,16 @@ def read_model(folder: Path, config: Any) -> Transformer:
     Raises:
         ExportError: The family is not supported, or weights are missing, unexpected, or do not fit the configuration.
     """
-    return _ModelReader(find_family(config), WeightFiles(folder), config.pad_token_id).read()
+    family = find_family(config)
+    return _ModelReader(family, WeightFiles(folder), _pad(config, family)).read()
+
+
+def _pad(config: Any, family: Family) -> int:
+    pad, tokens = config.pad_token_id, min(family.vocabularies)
+    if not isinstance(pad, int) or not 0 <= pad < tokens:
+        found = "missing" if pad is None else pad
+        raise ExportError(f"config.json: pad_token_id is {found}; expected a token id from 0 to {tokens - 1}")
+    return pad
 
 
 class _ModelReader:
@@ -80,7 +83,7 @@ class _ModelReader:
 
     def read(self) -> Transformer:
         """Returns the model in evaluation mode."""
-        model = Transformer(self.config, *self.family.vocabularies, self.pad)
+        model = self._empty()
         self._fill_tables(model)
         for name, stack in zip(STACKS, (model.encoder, model.decoder), strict=True):
             self._fill_embedding(name, cast(Embedding, stack.embedding))
@@ -95,6 +98,17 @@ class _ModelReader:
             names = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" if len(unused) > 5 else "")
             raise ExportError(f"the weights hold tensors that such a model does not have: {names}")
         return model.eval()
+
+    def _empty(self) -> Transformer:
+        """Returns the model without weights."""
+        for stack, layers in zip(STACKS, (self.config.encoder_layers, self.config.decoder_layers), strict=True):
+            last = self.names.norms[stack][0].format(stack=stack, layer=layers - 1)
+            if f"{last}.weight" not in self.weights:  # before so many layers are made
+                raise ExportError(f"the weights lack {last}.weight, but config.json makes {layers} {stack} layers")
+        try:
+            return Transformer(self.config, *self.family.vocabularies, self.pad)
+        except RuntimeError as error:  # an allocation failed
+            raise ExportError(f"config.json: a model of such sizes can't be made ({reason(error)})") from None
 
     def _with_untied_head(self, family: Family) -> Family:
         """Returns the family with a separate output projection if T5's file has one: its configuration does not say."""

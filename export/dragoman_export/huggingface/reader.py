@@ -32,6 +32,11 @@ def read_original(name: str, revision: str | None, ignore: Collection[str], say:
     config = read_config(folder)
     settings = read_generation(folder, config, ignore)
     text = _with_targets(read_text(folder), settings)
+    if text.end not in (None, settings.end):
+        raise ExportError(
+            f"{folder}: the tokenizer's end token has the id {text.end}, but eos_token_id is {settings.end}; "
+            "it is the tokenizer of another model"
+        )
     model = read_model(folder, config)
     library, difference = compare_with_library(folder, config, model)
     say(f"the model has the logits of {library}; largest difference {difference:.1e}")

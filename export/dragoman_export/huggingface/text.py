@@ -16,8 +16,9 @@ from typing import Any, Literal
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from dragoman_export.errors import ExportError
+from dragoman_export.huggingface.library import reason, silence
+from dragoman_export.huggingface.text_files import check_text_files, read_tokenizer_config
 from dragoman_export.original import Vocabulary
-from dragoman_server.runtime.device import first_line
 
 Part = int | Literal["source_language", "target_language"]
 
@@ -48,6 +49,7 @@ class ImportedText:
         forces_language: Whether the first target token is that of the target language.
         source_language, target_language: Default languages; empty for none.
         unknown: Id of the token for what the vocabulary lacks; None for none.
+        end: Id of the token that the tokenizer takes for the end; None for none.
     """
 
     source: Vocabulary
@@ -60,6 +62,7 @@ class ImportedText:
     source_language: str = ""
     target_language: str = ""
     unknown: int | None = None
+    end: int | None = None
 
 
 def read_text(folder: Path) -> ImportedText:
@@ -68,9 +71,12 @@ def read_text(folder: Path) -> ImportedText:
     Raises:
         ExportError: The files are missing or damaged, or of a class that is not supported.
     """
-    name = _class_name(folder)
-    if reason := REFUSED.get(name):
-        raise ExportError(f"{folder}: {name} {reason}")
+    silence()
+    config = read_tokenizer_config(folder)
+    name = config.get("tokenizer_class") or ""
+    if problem := REFUSED.get(name):
+        raise ExportError(f"{folder}: {name} {problem}")
+    check_text_files(folder, config)
     tokenizer = _load(folder)
     name = type(tokenizer).__name__
     reader = _READERS.get(name)
@@ -80,7 +86,13 @@ def read_text(folder: Path) -> ImportedText:
     source, target = (
         _code(text.languages, getattr(tokenizer, attribute, None)) for attribute in ("src_lang", "tgt_lang")
     )
-    return replace(text, source_language=source, target_language=target, unknown=tokenizer.unk_token_id)
+    return replace(
+        text,
+        source_language=source,
+        target_language=target,
+        unknown=tokenizer.unk_token_id,
+        end=tokenizer.eos_token_id,
+    )
 
 
 def _code(languages: Mapping[str, Language], token: str | None) -> str:
@@ -88,17 +100,6 @@ def _code(languages: Mapping[str, Language], token: str | None) -> str:
     match = FAIRSEQ_CODE.fullmatch(token or "")
     code = match[1] if match else token or ""
     return code if code in languages else ""
-
-
-def _class_name(folder: Path) -> str:
-    """Returns the name of the directory's tokenizer class; empty if only its model type implies one."""
-    from transformers.models.auto.tokenization_auto import get_tokenizer_config
-
-    try:
-        name = get_tokenizer_config(folder, local_files_only=True).get("tokenizer_class")
-    except Exception as error:  # the library raises various types
-        raise ExportError(f"{folder / 'tokenizer_config.json'}: {first_line(error)}") from None
-    return name if isinstance(name, str) else ""
 
 
 def _load(folder: Path) -> Any:
@@ -109,7 +110,7 @@ def _load(folder: Path) -> Any:
             warnings.simplefilter("ignore")  # about sacremoses, which Marian's class never calls
             return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the library raises various types
-        raise ExportError(f"{folder}: cannot read the tokenizer ({first_line(error)})") from None
+        raise ExportError(f"{folder}: cannot read the tokenizer ({reason(error)})") from None
 
 
 def _fast(tokenizer: Any) -> ImportedText:
@@ -200,6 +201,8 @@ def _pieces(tokenizer: Any, ids: Mapping[str, int], model: str, processor: Any) 
     size = max(ids.values()) + 1
     if len(set(ids.values())) != len(ids):
         raise ExportError(f"{tokenizer.name_or_path}: two tokens of the vocabulary have the same id")
+    if str(tokenizer.eos_token) not in ids:
+        raise ExportError(f"{tokenizer.name_or_path}: the vocabulary lacks the end token, {tokenizer.eos_token}")
     copy = Tokenizer(models.WordLevel(dict(ids), unk_token=str(tokenizer.unk_token)))
     steps = [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", STRIPPED, 0)]
     if any(processor.is_byte(index) for index in range(processor.get_piece_size())):

@@ -1,7 +1,6 @@
 """Reads the weights of a directory by name, one at a time, from safetensors or PyTorch files."""
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -12,9 +11,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dragoman_export.errors import ExportError
+from dragoman_export.huggingface.directory import read_object
 
 FILES = ("model.safetensors", "pytorch_model.bin")
 INDEX = ".index.json"
+TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 class WeightFiles:
@@ -30,8 +31,11 @@ class WeightFiles:
     def __init__(self, folder: Path) -> None:
         self._readers: dict[str, Callable[[], Tensor]] = {}
         self._taken: set[str] = set()
-        for file in _files(folder):
+        files, listed, index = _files(folder)
+        for file in files:
             self._readers |= _safetensors(file) if file.suffix == ".safetensors" else _pickled(file)
+        if missing := [name for name in listed if name not in self._readers]:
+            raise ExportError(f"{index}: the shards lack {missing[0]}, which it lists")
 
     def __contains__(self, name: str) -> bool:
         return name in self._readers
@@ -67,31 +71,32 @@ class WeightFiles:
 
     def _read(self, name: str) -> Tensor:
         tensor = self._readers[name]()
-        if not tensor.is_floating_point():
+        if tensor.dtype not in TYPES:
             raise ExportError(f"weight {name} is of type {tensor.dtype}; quantized checkpoints can't be imported")
         return tensor.float()
 
 
-def _files(folder: Path) -> list[Path]:
+def _files(folder: Path) -> tuple[list[Path], list[str], Path]:
+    """Returns the files, and of shards the names of tensors in the index, and that."""
     for name in FILES:
         if (folder / name).is_file():
-            return [folder / name]
+            return [folder / name], [], folder
         if (index := folder / f"{name}{INDEX}").is_file():
-            return list(_shards(index))
+            return _shards(index)
     raise ExportError(f"{folder}: no weights found; expected {' or '.join(FILES)}, or its shards with an index")
 
 
-def _shards(index: Path) -> Iterator[Path]:
-    try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        raise ExportError(f"{index}: cannot be read as an index of shards (a JSON object with weight_map)") from None
-    for name in sorted(map(str, names)):
+def _shards(index: Path) -> tuple[list[Path], list[str], Path]:
+    places = read_object(index).get("weight_map")
+    if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
+        raise ExportError(f"{index}: weight_map is missing or damaged; expected the shard of each tensor")
+    names = sorted(set(places.values()))
+    for name in names:
         if Path(name).name != name:
             raise ExportError(f"{index}: {name!r} is not a plain file name")
         if not (index.parent / name).is_file():
             raise ExportError(f"{index.parent / name} is missing, but {index.name} lists it")
-        yield index.parent / name
+    return [index.parent / name for name in names], list(places), index
 
 
 def _safetensors(path: Path) -> dict[str, Callable[[], Tensor]]:
@@ -116,7 +121,9 @@ def _pickled(path: Path) -> dict[str, Callable[[], Tensor]]:
             loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception:  # pickle raises various types
         loaded = None
-    if not isinstance(loaded, dict) or not all(isinstance(tensor, Tensor) for tensor in loaded.values()):
+    if not isinstance(loaded, dict) or not all(
+        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in loaded.items()
+    ):
         raise ExportError(f"{path}: cannot be read as a PyTorch file that holds only tensors by name")
     return {name: partial(_identity, tensor) for name, tensor in loaded.items()}
 

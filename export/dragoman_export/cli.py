@@ -5,7 +5,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Literal
@@ -13,7 +14,14 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from dragoman_export.bundle.options import MOST_LOST, MOST_LOST_BY_IMPORTS, CacheChoice, ExportOptions, ImportOptions
+from dragoman_export.bundle.options import (
+    MOST_LOST,
+    MOST_LOST_BY_IMPORTS,
+    CacheChoice,
+    ExportOptions,
+    ImportOptions,
+    Program,
+)
 from dragoman_server.bundle.manifest import Attention, Precision
 from dragoman_training.errors import missing_extra
 
@@ -23,7 +31,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command(epilog="Exit status: 0 the bundle was made, or passed the check; 1 it was not made, or failed the check.")
 def export(
     run: Annotated[
-        Path | None, typer.Argument(help="A directory that dragoman-train wrote; not with --from-transformers.")
+        Path | None, typer.Argument(help="A directory that dragoman-train wrote; not with --from-...")
     ] = None,
     bundle: Annotated[Path | None, typer.Argument(help="The directory of the bundle to make.")] = None,
     check: Annotated[
@@ -41,6 +49,23 @@ def export(
             "of a repository on its hub.",
         ),
     ] = None,
+    from_ctranslate2: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Export this model instead of a run: a directory in float32 or float16 that a converter of "
+            "CTranslate2 wrote.",
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="DIR",
+            help="With --from-ctranslate2: Hugging Face directory with the tokenizer, and perhaps with "
+            "generation_config.json.",
+            show_default=False,
+        ),
+    ] = None,
     revision: Annotated[
         str | None,
         typer.Option(
@@ -51,7 +76,7 @@ def export(
         list[str] | None,
         typer.Option(
             metavar="KEY",
-            help="With --from-transformers: generation setting to ignore; repeatable.",
+            help="With --from-...: generation setting to ignore; repeatable.",
             show_default=False,
         ),
     ] = None,
@@ -59,7 +84,7 @@ def export(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="With --from-transformers: typical inputs, one a line, to compare answers of graphs and model on.",
+            help="With --from-...: typical inputs, one a line, to compare answers of graphs and model on.",
             show_default="sentences in many languages",
         ),
     ] = None,
@@ -118,15 +143,15 @@ def export(
     ] = "auto",
 ) -> None:
     """Export RUN or a published model to BUNDLE: ONNX graphs, tokenizers and a manifest, checked against the model."""
-    imported = None
-    if from_transformers is not None:
-        imported = ImportOptions("transformers", from_transformers, revision, ignore or [], sources)
+    models: dict[Program, str | None] = {"transformers": from_transformers, "ctranslate2": from_ctranslate2}
+    imported = _import_options(
+        models, ImportOptions("transformers", "", tokenizer or [], revision, ignore or [], sources)
+    )
+    if imported is not None:
         if bundle is not None or against is not None:
-            raise typer.BadParameter("--from-transformers MODEL takes the place of RUN; pass no run beside it")
+            raise typer.BadParameter(f"--from-{imported.program} takes the place of RUN; pass no run beside it")
         if check is None:
-            run, bundle = Path(from_transformers), run
-    elif revision is not None or ignore or sources is not None:
-        raise typer.BadParameter("--revision, --ignore and --sources need --from-transformers")
+            run, bundle = Path(imported.model), run
     if (check is None) == (run is None) or (check is None) == (bundle is None):
         raise typer.BadParameter("pass RUN and BUNDLE to make a bundle, or --check BUNDLE to check one")
     if max_quality_loss is None:
@@ -190,6 +215,32 @@ def export(
             print_report(error.report, console)
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
+
+
+def _import_options(models: Mapping[Program, str | None], options: ImportOptions) -> ImportOptions | None:
+    """Returns the options of an import; None for the export of a run.
+
+    Args:
+        models: The model by program, None for no such option.
+        options: The other options.
+    """
+    given = [(program, model) for program, model in models.items() if model is not None]
+    if not given:
+        if options.tokenizer or options.revision is not None or options.ignore or options.sources is not None:
+            raise typer.BadParameter(
+                "--tokenizer, --revision, --ignore and --sources need an import, such as --from-transformers"
+            )
+        return None
+    if len(given) > 1:
+        raise typer.BadParameter(" and ".join(f"--from-{program}" for program, _ in given) + " exclude each other")
+    [(program, model)] = given
+    if program == "transformers" and options.tokenizer:
+        raise typer.BadParameter(
+            "--from-transformers takes the tokenizer from the model's directory; pass no --tokenizer"
+        )
+    if program != "transformers" and options.revision is not None:
+        raise typer.BadParameter("--revision needs --from-transformers")
+    return replace(options, program=program, model=model)
 
 
 def _until_terminated(console: Console, *, timed: bool) -> Callable[[str], None]:

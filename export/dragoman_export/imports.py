@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dragoman_export.bundle.options import ImportOptions, Program
+from dragoman_export.ctranslate2 import reader as ctranslate2
 from dragoman_export.errors import ExportError
 from dragoman_export.huggingface import reader as huggingface
 from dragoman_export.original import Original
@@ -18,7 +19,15 @@ def _transformers(options: ImportOptions, say: Callable[[str], None]) -> Origina
     return huggingface.read_original(options.model, options.revision, options.ignore, say)
 
 
-READERS: Mapping[Program, Reader] = {"transformers": _transformers}
+def _ctranslate2(options: ImportOptions, say: Callable[[str], None]) -> Original:
+    if len(options.tokenizer) != 1:
+        raise ExportError(
+            "--from-ctranslate2 needs --tokenizer DIR, a Hugging Face directory with the model's tokenizer"
+        )
+    return ctranslate2.read_original(options.model, options.tokenizer[0], options.ignore, say)
+
+
+READERS: Mapping[Program, Reader] = {"transformers": _transformers, "ctranslate2": _ctranslate2}
 
 
 def read_import(options: ImportOptions, say: Callable[[str], None]) -> Original:

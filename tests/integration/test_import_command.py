@@ -10,14 +10,13 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 from transformers.models.auto import AutoModelForSeq2SeqLM
-from typer.testing import CliRunner
 
 from dragoman import Client
 from dragoman.local import LocalServer
 from dragoman.results import Result
 from dragoman_export.bundle.write import trace_graphs
-from dragoman_export.cli import app
 from dragoman_server.bundle.load import load_bundle
+from tests.support.export_command import refusal, run_export
 from tests.support.huggingface_directories import lines
 from tests.support.huggingface_models import LONGEST, write_model
 from tests.support.shared_work import remember_graphs, shared_folder
@@ -40,14 +39,8 @@ def marian(tmp_path_factory: pytest.TempPathFactory, traced_once: None) -> Path:
     """The directory of a model, with a bundle beside it."""
     directory = write_model(tmp_path_factory.mktemp("import"), "marian", sharpness=2)
     (directory / "README.md").write_text("---\nlicense: cc-by-4.0\n---\n# A model of nothing\n")
-    run("--from-transformers", directory, directory.parent / "bundle", "--device", "cpu")
+    run_export("--from-transformers", directory, directory.parent / "bundle", "--device", "cpu")
     return directory
-
-
-def run(*arguments: str | Path, status: int = 0) -> str:
-    result = CliRunner().invoke(app, [*map(str, arguments)])
-    assert result.exit_code == status, result.output
-    return result.output
 
 
 def test_bundle_describes_the_import(marian: Path) -> None:
@@ -64,11 +57,11 @@ def test_bundle_describes_the_import(marian: Path) -> None:
 
 def test_bundle_is_checked_against_its_origin(marian: Path, tmp_path: Path) -> None:
     bundle = marian.parent / "bundle"
-    output = run("--check", bundle, "--from-transformers", marian, "--device", "cpu")
+    output = run_export("--check", bundle, "--from-transformers", marian, "--device", "cpu")
     assert "not checked" not in output
-    assert "not checked: whether cached step and scorer match" in run("--check", bundle, "--device", "cpu")
+    assert "not checked: whether cached step and scorer match" in run_export("--check", bundle, "--device", "cpu")
     other = write_model(tmp_path, "bart")
-    output = run("--check", bundle, "--from-transformers", other, "--device", "cpu", status=1)
+    output = run_export("--check", bundle, "--from-transformers", other, "--device", "cpu", status=1)
     assert "the shapes of the models differ" in output.replace("\n", " ")
 
 
@@ -109,7 +102,7 @@ def test_precisions_are_judged_by_the_answers_in_fp32(marian: Path, tmp_path: Pa
     sources = tmp_path / "sources.txt"
     sources.write_text("\n".join(lines()[:20]))
     options = ("--precision", "int8", "--max-quality-loss", "100", "--device", "cpu", "--sources", sources)
-    run("--from-transformers", marian, tmp_path / "bundle", *options)
+    run_export("--from-transformers", marian, tmp_path / "bundle", *options)
     manifest = load_bundle(tmp_path / "bundle").manifest
     assert (manifest.precision, manifest.quality) == ("int8", {})
     assert manifest.loss["data"] == "sample texts"
@@ -136,10 +129,7 @@ def test_refusals_are_one_sentence_and_leave_nothing(
             (directory / name).unlink()
         else:
             (directory / name).write_text(json.dumps(json.loads((directory / name).read_text()) | keys))
-    output = run("--from-transformers", directory, tmp_path / "bundles" / "x", status=1)
-    error = output[output.index("error: ") :]
-    assert message in error
-    assert error.count("\n") == 1
+    assert message in refusal("--from-transformers", directory, tmp_path / "bundles" / "x")
     assert not (tmp_path / "bundles").exists()
 
 
@@ -147,9 +137,9 @@ def test_refusals_are_one_sentence_and_leave_nothing(
     ("arguments", "message"),
     [
         (["--from-transformers", "here", "run", "bundle"], "takes the place of RUN"),
-        (["run", "bundle", "--revision", "main"], "need --from-transformers"),
+        (["run", "bundle", "--revision", "main"], "need an import"),
         (["--from-transformers", "here"], "pass RUN and BUNDLE to make a bundle"),
     ],
 )
 def test_arguments_that_contradict_each_other(arguments: list[str], message: str) -> None:
-    assert message in " ".join(run(*arguments, status=2).replace("│", " ").split())
+    assert message in " ".join(run_export(*arguments, status=2).replace("│", " ").split())

@@ -60,7 +60,7 @@ END_BONUS = 0.5  # logits; so that answers end
 
 
 @torch.no_grad()
-def write_model(folder: Path, layout: str, sharpness: float = 6) -> Path:
+def write_model(folder: Path, layout: str, sharpness: float = 6, *, filled: bool = True) -> Path:
     """Writes a random model and its tokenizer to folder / layout, with hardly a generation setting but token ids.
 
     Parameters are spread wide enough that mistakes show.
@@ -70,6 +70,7 @@ def write_model(folder: Path, layout: str, sharpness: float = 6) -> Path:
         layout: A key of `MODELS`.
         sharpness: A factor of the weights of attention. With a large one, answers change from token to token, and
             rounding to integers or bf16 spoils them.
+        filled: Whether an odd vocabulary gets one more row.
     """
     directory = folder / layout
     with TemporaryDirectory(dir=folder) as place:
@@ -79,7 +80,7 @@ def write_model(folder: Path, layout: str, sharpness: float = 6) -> Path:
         warnings.simplefilter("ignore")  # sacremoses, which Marian's class never calls
         tokenizer: Any = AutoTokenizer.from_pretrained(directory, local_files_only=True)
     torch.manual_seed(1)
-    config = AutoConfig.for_model(kind, **_shape(layout, kind, tokenizer))
+    config = AutoConfig.for_model(kind, **_shape(layout, kind, tokenizer, filled=filled))
     model: Any = AutoModelForSeq2SeqLM.from_config(config)
     for name, parameter in model.named_parameters():
         parameter.add_(0.1 * torch.randn_like(parameter))
@@ -100,11 +101,11 @@ def write_model(folder: Path, layout: str, sharpness: float = 6) -> Path:
     return directory
 
 
-def _shape(layout: str, kind: str, tokenizer: Any) -> dict[str, Any]:
+def _shape(layout: str, kind: str, tokenizer: Any, *, filled: bool) -> dict[str, Any]:
     """Returns keys of the configuration."""
     languages = getattr(tokenizer, "lang_token_to_id", {})  # which the vocabulary of M2M-100 leaves out
     size = max([*tokenizer.get_vocab().values(), *languages.values()]) + 1
-    keys: dict[str, Any] = {**(T5 if "t5" in kind else BART), "vocab_size": size + size % 2, **MODELS[layout]}
+    keys: dict[str, Any] = {**(T5 if "t5" in kind else BART), "vocab_size": size + size % 2 * filled, **MODELS[layout]}
     for role in ("pad", "eos", "bos"):
         keys[f"{role}_token_id"] = getattr(tokenizer, f"{role}_token_id")
     start = {"blenderbot": tokenizer.bos_token_id, "blenderbot-small": tokenizer.bos_token_id}

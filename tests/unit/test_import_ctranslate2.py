@@ -11,9 +11,12 @@ import torch
 from transformers import AutoTokenizer
 from transformers.models.auto import AutoConfig, AutoModelForSeq2SeqLM
 
-from dragoman_export.ctranslate2.model import Converted, read_converted
+from dragoman_export.bundle.options import ImportOptions
 from dragoman_export.errors import ExportError
-from tests.support.huggingface_directories import write_directory
+from dragoman_export.imports import read_import
+from dragoman_export.original import Original
+from dragoman_training.model import Transformer
+from tests.support.huggingface_directories import MODEL_TYPES, write_directory
 
 torch.set_num_threads(1)
 
@@ -39,9 +42,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "bart": BART | POST,
     "mbart": BART | PRE,
     "pegasus": BART | PRE | {"normalize_embedding": False, "scale_embedding": True},
+    "nllb": BART | {"scale_embedding": True},
     "t5": T5,
     "mt5": T5,
 }
+LANGUAGES = {"mbart": "de_DE", "nllb": "deu_Latn"}
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -58,8 +63,12 @@ def converted(family: str, folder: Path, quantization: str | None = None) -> Pat
         size = max(tokenizer.get_vocab().values()) + 1
         ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "vocab_size": size}
         ids |= {"decoder_start_token_id": tokenizer.pad_token_id, "bos_token_id": tokenizer.bos_token_id}
+        if family == "mbart":
+            ids["decoder_start_token_id"] = tokenizer.convert_tokens_to_ids(LANGUAGES[family])
         torch.manual_seed(1)
-        model = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(family, **FAMILIES[family], **ids))
+        model = AutoModelForSeq2SeqLM.from_config(
+            AutoConfig.for_model(MODEL_TYPES.get(family, family), **FAMILIES[family], **ids)
+        )
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
         if hasattr(model, "final_logits_bias"):
@@ -71,43 +80,62 @@ def converted(family: str, folder: Path, quantization: str | None = None) -> Pat
     return target
 
 
+def read(directory: Path, **options: Any) -> Original:
+    """The model as imported, with the tokenizer that it was converted with."""
+    tokenizer = options.pop("tokenizer", directory.parent / "huggingface")
+    return read_import(ImportOptions("ctranslate2", str(directory), [tokenizer], **options), lambda _: None)
+
+
+def tokens_of(directory: Path) -> list[str]:
+    tokens: list[str] = json.loads((directory / "shared_vocabulary.json").read_text())
+    return tokens
+
+
 @torch.no_grad()
-def greedy(read: Converted, source: list[int], start: int) -> tuple[list[int], float]:
+def greedy(model: Transformer, source: list[int], begin: list[int], end: int) -> tuple[list[int], float]:
     """The most probable token every time, and the sum of log-probabilities."""
-    ids, score = [start], 0.0
+    ids, score = begin, 0.0
     for _ in range(LENGTH):
-        logits = read.model(torch.tensor([source]), torch.tensor([ids]))[0, -1]
+        logits = model(torch.tensor([source]), torch.tensor([ids]))[0, -1]
         best, token = logits.log_softmax(-1).max(-1)
         score += float(best)
-        if token == read.end:
-            return ids[1:], score
-        ids.append(int(token))
-    return ids[1:], score
+        if token == end:
+            return ids[len(begin) :], score
+        ids = [*ids, int(token)]
+    return ids[len(begin) :], score
 
 
 def test_answers_are_those_of_ctranslate2(directory: Path) -> None:
-    read = read_converted(directory)
+    original = read(directory)
+    assert original.text is not None
+    tokens, begin, prefix = tokens_of(directory), [original.tokens.begin], None
+    for layout, code in LANGUAGES.items():
+        if layout in directory.parent.name:
+            language = original.text.languages[code].target
+            assert language is not None
+            # It follows the first decoder input, but for mBART, of which it is the first input itself.
+            begin = [*begin, language] if original.text.forces_language else [language]
+            assert begin[0] == original.tokens.begin
+            prefix = [[tokens[language]]]
     translator = ctranslate2.Translator(str(directory), compute_type="float32", intra_threads=1)
     generator = torch.Generator().manual_seed(2)
     several, ties = set(), 0
     for _ in range(20):
         length = int(torch.randint(2, 12, (1,), generator=generator))
-        source = torch.randint(4, len(read.source) - 1, (length,), generator=generator).tolist()
-        # mBART starts with the target language, which every request includes; any token will do here.
-        prefix = [[read.target[5]]] if "mbart" in str(directory) else None
+        source = torch.randint(4, 900, (length,), generator=generator).tolist()
         [theirs] = translator.translate_batch(
-            [[read.source[index] for index in source]],
+            [[tokens[index] for index in source]],
             target_prefix=prefix,
             beam_size=1,
-            max_decoding_length=LENGTH,
+            max_decoding_length=LENGTH + len(begin) - 1,
             return_scores=True,
             length_penalty=0,
         )
-        ours, score = greedy(read, source, 5 if prefix else read.start)
-        tokens = theirs.hypotheses[0]
+        ours, score = greedy(original.model, source, begin, original.tokens.end)
+        answer = theirs.hypotheses[0][len(begin) - 1 :]
         # CTranslate2 approximates exponentials, so scores differ in the fourth digit, and ties may fall otherwise.
         assert score == pytest.approx(theirs.scores[0], abs=ROUNDING)
-        ties += [read.target[index] for index in ours] != tokens
+        ties += [tokens[index] for index in ours] != answer
         several.add(tuple(ours))
     assert ties <= 2
     assert len(several) > 3
@@ -115,12 +143,55 @@ def test_answers_are_those_of_ctranslate2(directory: Path) -> None:
 
 def test_integers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"holds integers.*convert with float32 or float16"):
-        read_converted(converted("marian", tmp_path, "int8"))
+        read(converted("marian", tmp_path, "int8"))
 
 
 def test_half_precision_is_read(tmp_path: Path) -> None:
-    read = read_converted(converted("marian", tmp_path, "float16"))
-    assert {parameter.dtype for parameter in read.model.parameters()} == {torch.float32}
+    original = read(converted("marian", tmp_path, "float16"))
+    assert {parameter.dtype for parameter in original.model.parameters()} == {torch.float32}
+
+
+def test_settings_are_those_beside_the_tokenizer_or_of_ctranslate2(tmp_path: Path) -> None:
+    directory, tokenizer = converted("mbart", tmp_path), tmp_path / "huggingface"
+    settings = tokenizer / "generation_config.json"
+    values = json.loads(settings.read_text())
+    settings.write_text(json.dumps(values | {"num_beams": 3, "max_length": 9}))
+    original = read(directory)
+    assert original.generation is not None
+    assert (original.generation.options["beam_size"], original.generation.options["max_new_tokens"]) == (3, 7)
+    settings.write_text(json.dumps(values | {"guidance_scale": 2}))
+    with pytest.raises(ExportError, match="--ignore guidance_scale imports the model without it"):
+        read(directory)
+    read(directory, ignore=["guidance_scale"])
+    settings.write_text(json.dumps(values | {"eos_token_id": 7, "forced_eos_token_id": None}))
+    with pytest.raises(ExportError, match="eos_token_id is 7; the model's is 2"):
+        read(directory)
+    settings.unlink()
+    original = read(directory)  # the first decoder input is the tokenizer's target language
+    assert original.text is not None
+    assert (original.text.target_language, original.text.forces_language) == ("de_DE", False)
+    assert original.generation is not None
+    assert original.generation.options == {
+        "beam_size": 2,
+        "length_penalty": 1.0,
+        "stopping": "STOPPING_EARLY",
+        "max_new_tokens": 39,
+        "min_new_tokens": 1,
+    }
+    keys = json.loads((tokenizer / "tokenizer_config.json").read_text())
+    (tokenizer / "tokenizer_config.json").write_text(json.dumps(keys | {"tgt_lang": None}))
+    with pytest.raises(ExportError, match="the model starts with the token of a language, and nothing says which"):
+        read(directory)
+
+
+def test_tokenizers_that_do_not_fit_are_refused(good: Path, tmp_path: Path) -> None:
+    other = write_directory(tmp_path, "t5")
+    with pytest.raises(ExportError, match=r"the source tokenizer is of another model than .*: token \d+ is '.*' there"):
+        read(good, tokenizer=other)
+    with pytest.raises(ExportError, match=r"--tokenizer .*gone is not a directory"):
+        read(good, tokenizer=tmp_path / "gone")
+    with pytest.raises(ExportError, match="--from-ctranslate2 needs --tokenizer DIR"):
+        read_import(ImportOptions("ctranslate2", str(good)), lambda _: None)
 
 
 @pytest.fixture(scope="module")
@@ -158,4 +229,4 @@ def test_damaged_directories_are_named(file: str, change: Any, problem: str, goo
         elif change is not None:
             (tmp_path / path.name).write_bytes(change(content))
     with pytest.raises(ExportError, match=problem):
-        read_converted(tmp_path)
+        read(tmp_path, tokenizer=good.parent / "huggingface")

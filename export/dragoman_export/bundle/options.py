@@ -9,7 +9,7 @@ from dragoman_server.bundle.manifest import Attention, Precision
 
 MOST_LOST, MOST_LOST_BY_IMPORTS = 0.1, 10.0  # points, see `ExportOptions.max_quality_loss`
 CacheChoice = Literal["auto", "float", "int8"]
-Program = Literal["transformers"]
+Program = Literal["transformers", "ctranslate2"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class ImportOptions:
     Attributes:
         program: The program that made the model.
         model: Directory, file or name of the model.
+        tokenizer: Directory or files of the tokenizer, if the model has none.
         revision: Branch, tag or commit of a model on the hub.
         ignore: Generation settings to ignore although they would change tokens.
         sources: File of texts to compare answers on, one a line; None for the ones in this package.
@@ -60,6 +61,7 @@ class ImportOptions:
 
     program: Program
     model: str
+    tokenizer: Sequence[Path] = ()
     revision: str | None = None
     ignore: Sequence[str] = ()
     sources: Path | None = None

@@ -26,6 +26,7 @@ SPEC = "TransformerSpec"
 # ctranslate2.specs.common_spec.Activation
 _ACTIVATIONS: dict[int, Activation] = {0: "relu", 1: "gelu_tanh", 2: "silu", 3: "gelu"}
 _GATED: dict[int, Activation] = {0: "reglu", 1: "geglu_tanh", 2: "swiglu", 3: "geglu"}
+ZERO_TOKEN = "<pad>"  # as transformers calls it
 UNLIMITED = 512  # positions of a model without a limit
 LAYER_EPSILON, RMS_EPSILON = 1e-5, 1e-6
 REFUSED = {
@@ -42,23 +43,27 @@ class Converted:
 
     Attributes:
         source, target: Tokens by id; the same list if the vocabulary is joint.
-        start: Id of the first decoder input.
-        end, unknown: Ids of the special tokens.
+        start: Id of the first decoder input; None if it is the language that a request names.
+        end: Id of the end token.
     """
 
     model: Transformer
     source: list[str]
     target: list[str]
-    start: int
+    start: int | None
     end: int
-    unknown: int
 
 
 @torch.no_grad()
-def read_converted(folder: Path) -> Converted:
+def read_converted(folder: Path, pad: int) -> Converted:
     """Reads the model of a directory, in 32-bit floats.
 
-    A decoder that starts from a zero vector gets one more token, whose embedding is zero and which is never written.
+    For a decoder that starts from a zero vector, both vocabularies get one more token, ZERO_TOKEN, whose embedding is
+    zero and which is never written.
+
+    Args:
+        folder: The directory.
+        pad: Id of the padding token in the source.
 
     Raises:
         ExportError: A file is missing or damaged, the weights are integers, or the architecture is not supported.
@@ -78,21 +83,20 @@ def read_converted(folder: Path) -> Converted:
     settings = _json(folder / "config.json")
     source, target = _vocabulary(folder, "source"), _vocabulary(folder, "target")
     zero_start = _flag(file, "decoder/start_from_zero_embedding")
-    start = len(target) if zero_start else _id(folder, settings, target, "decoder_start_token", "bos_token")
+    zero = len(target) if zero_start else None
+    start = zero if zero_start else _start(folder, settings, target)
     if zero_start:
-        target = [*target, "<start>"]
-        source = [*source, "<start>"] if source == target[:-1] else source
+        source, target = [*source, ZERO_TOKEN], [*target, ZERO_TOKEN]
     try:
         config = _config(file, settings, joint=source == target)
     except (ValidationError, KeyError) as error:
         raise ExportError(f"{path}: {_problem(error)}") from None
-    model = Transformer(config, len(source), len(target), start)
+    model = Transformer(config, len(source), len(target), pad)
     try:
-        _Filler(file, model, start if zero_start else None).fill()
+        _Filler(file, model, zero).fill()
     except (KeyError, RuntimeError, ValueError) as error:
         raise ExportError(f"{path}: {_problem(error)}") from None
-    ids = {name: _id(folder, settings, target, f"{name}_token") for name in ("eos", "unk")}
-    return Converted(model.eval(), source, target, start, ids["eos"], ids["unk"])
+    return Converted(model.eval(), source, target, start, _id(folder, settings, target, "eos_token"))
 
 
 def _config(file: ModelFile, settings: dict[str, Any], *, joint: bool) -> ModelConfig:
@@ -288,10 +292,15 @@ def _vocabulary(folder: Path, side: str) -> list[str]:
     return tokens
 
 
-def _id(folder: Path, settings: dict[str, Any], target: list[str], *keys: str) -> int:
-    token = next((settings[key] for key in keys if settings.get(key)), None)
+def _start(folder: Path, settings: dict[str, Any], target: list[str]) -> int | None:
+    key = "decoder_start_token"
+    return None if settings.get(key, "") is None else _id(folder, settings, target, key)
+
+
+def _id(folder: Path, settings: dict[str, Any], target: list[str], key: str) -> int:
+    token = settings.get(key)
     if token not in target:
-        raise ExportError(f"{folder / 'config.json'}: {keys[0]} is {token!r}, which is not in the target vocabulary")
+        raise ExportError(f"{folder / 'config.json'}: {key} is {token!r}, which is not in the target vocabulary")
     return target.index(token)
 
 

@@ -85,7 +85,9 @@ _WITHOUT_EFFECT: Mapping[str, Collection[Any]] = {
 }
 
 
-def read_generation(folder: Path, config: Any, ignore: Collection[str] = ()) -> GenerationSettings:
+def read_generation(
+    folder: Path, config: Any, ignore: Collection[str] = (), vocabulary: int | None = None
+) -> GenerationSettings:
     """Reads the settings of a directory.
 
     If generation_config.json exists, the settings in config.json are ignored, as by transformers.
@@ -93,6 +95,7 @@ def read_generation(folder: Path, config: Any, ignore: Collection[str] = ()) -> 
     Args:
         config: Configuration from `read_config`.
         ignore: Keys to ignore although they would change tokens.
+        vocabulary: Number of target tokens; None for that of the configuration.
 
     Raises:
         ExportError: The family is not supported, the file is damaged, or a key outside `ignore` has an invalid value or
@@ -101,7 +104,8 @@ def read_generation(folder: Path, config: Any, ignore: Collection[str] = ()) -> 
     values, name = _values(folder)
     for key in ignore:
         values.pop(key, None)
-    vocabulary = find_family(config).vocabularies[1]
+    if vocabulary is None:
+        vocabulary = find_family(config).vocabularies[1]
     for key, harmless in _WITHOUT_EFFECT.items():
         if values.get(key) not in harmless:
             raise ExportError(

@@ -50,6 +50,7 @@ class ImportedText:
         source_language, target_language: Default languages; empty for none.
         unknown: Id of the token for what the vocabulary lacks; None for none.
         end: Id of the token that the tokenizer takes for the end; None for none.
+        pad: Id of the padding token; None for none.
     """
 
     source: Vocabulary
@@ -63,6 +64,7 @@ class ImportedText:
     target_language: str = ""
     unknown: int | None = None
     end: int | None = None
+    pad: int | None = None
 
 
 def read_text(folder: Path) -> ImportedText:
@@ -92,6 +94,7 @@ def read_text(folder: Path) -> ImportedText:
         target_language=target,
         unknown=tokenizer.unk_token_id,
         end=tokenizer.eos_token_id,
+        pad=tokenizer.pad_token_id,
     )
 
 

@@ -13,8 +13,9 @@ import pytest
 from dragoman.local import LocalServer
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
-from tests.conftest import StartServer, run_program
+from tests.conftest import StartServer
 from tests.support.metrics_page import sum_of
+from tests.support.quantized_bundles import write_quantized
 from tests.support.waiting import until
 
 DISTINCT, TIMES = 200, 10
@@ -188,7 +189,7 @@ def bundle(request: pytest.FixtureRequest, tiny_run: Path, tiny_bundle: Path, tm
     if request.param == "fp32":
         return tiny_bundle
     narrow: Path = tmp_path_factory.mktemp("int8") / "bundle"
-    run_program("dragoman-export", tiny_run, narrow, "--precision", "int8", "--cache", "int8")
+    write_quantized(tiny_run, tiny_bundle, {narrow: ("int8", "int8")})
     return narrow
 
 

@@ -47,7 +47,7 @@ def one_thread() -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_run(tmp_path_factory.mktemp("run") / "run", activation="gelu")
+    return small_run(tmp_path_factory.mktemp("run") / "run")
 
 
 @pytest.fixture(scope="module")

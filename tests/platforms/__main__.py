@@ -22,6 +22,7 @@ import typer
 from dragoman import Client, DragomanError
 from dragoman.local import LocalServer, ServerStartError
 from dragoman_export.errors import ExportError
+from dragoman_export.export import ExportOptions, export_run
 from tests.platforms import arm64
 from tests.platforms.answers import Answers, Comparison, ask, compare
 from tests.platforms.models import MODELS, Model, make_repository
@@ -46,7 +47,7 @@ def main(
         raise typer.Exit(2)
     with tempfile.TemporaryDirectory() as scratch:
         try:
-            repository = make_repository(run or _train(Path(scratch) / "run"), Path(scratch) / "models", _print)
+            repository = _make_repository(run or _train(Path(scratch) / "run"), Path(scratch))
             with serving(repository) as server:
                 expected = _ask_all(server, "this machine")
             comparisons = (
@@ -93,6 +94,12 @@ def _train(run: Path) -> Path:
     program = Path(sys.executable).with_name("dragoman-train")
     subprocess.run([program, "tiny", "--out", run, "--device", "cpu"], check=True, stdout=subprocess.DEVNULL)
     return run
+
+
+def _make_repository(run: Path, scratch: Path) -> Path:
+    _print("exporting fp32")
+    export_run(run, scratch / "fp32", ExportOptions(name="fp32"))
+    return make_repository(run, scratch / "fp32", scratch / "models", _print)
 
 
 def _ask_all(server: LocalServer, name: str) -> list[Answers]:

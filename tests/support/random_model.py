@@ -23,6 +23,7 @@ SMALL: dict[str, Any] = {
     "d_model": 32,
     "heads": 2,
     "d_ff": 64,
+    "activation": "gelu",
     "encoder_layers": 1,
     "decoder_layers": 2,
     "norm": "pre",

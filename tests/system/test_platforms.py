@@ -21,8 +21,8 @@ AGAIN = 32  # words that the shipped model is asked again, in a smaller batch
 
 
 @pytest.fixture(scope="module")
-def repository(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_repository(tiny_run, tmp_path_factory.mktemp("platforms") / "models")
+def repository(tiny_run: Path, tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_repository(tiny_run, tiny_bundle, tmp_path_factory.mktemp("platforms") / "models")
 
 
 def server_answers(

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from dragoman_export.bundle import write
 from dragoman_export.bundle.onnx_files import DECODER, ENCODER, SCORER, WEIGHTS_FILE, save_models
-from dragoman_export.bundle.write import model_shape, trace_graphs
+from dragoman_export.bundle.write import model_shape
 from dragoman_export.graphs import DecoderStep, SourceEncoder, fold_model
 from dragoman_export.graphs.interface import DTYPES, decoder_interface, encoder_interface
 from dragoman_export.graphs.packing import Packing
@@ -27,23 +28,31 @@ from dragoman_training.run.load import Run, load_run
 from tests.support.model_parts import position_table
 from tests.support.random_model import small_run
 
+pytestmark = pytest.mark.usefixtures("shared_graphs")
+
 LAYERS = 2
 Models = dict[str, onnx.ModelProto]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return load_run(small_run(tmp_path_factory.mktemp("run"), activation="gelu"))
+    return load_run(small_run(tmp_path_factory.mktemp("run")))
 
 
 @pytest.fixture(scope="module")
 def ort_graphs(run: Run) -> Models:
-    return trace_graphs(run.model, model_shape(run.model), TOKENS, "ort", "fp32")
+    return traced(run, "fp32")
 
 
 @pytest.fixture(scope="module")
 def standard_step(run: Run) -> onnx.ModelProto:
     return trace_step(run.model, model_shape(run.model), "standard")
+
+
+def traced(run: Run, precision: Precision) -> Models:
+    """Returns graphs for ONNX Runtime, which other tests of exports need, too."""
+    graphs: Models = write.trace_graphs(run.model, model_shape(run.model), TOKENS, "ort", precision)
+    return graphs
 
 
 def trace_step(
@@ -205,11 +214,16 @@ def test_three_graphs_share_one_copy_of_the_weights(run: Run, ort_graphs: Models
         onnx.checker.check_model(loaded)
 
 
+def half_step(run: Run, attention: Attention, precision: Precision) -> onnx.ModelProto:
+    if attention == "ort":
+        return traced(run, precision)[DECODER]
+    return trace_step(run.model, model_shape(run.model), attention, precision)
+
+
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 @pytest.mark.parametrize("attention", ["ort", "standard"])
 def test_half_precision_keeps_softmax_and_norms_in_float(run: Run, attention: Attention, precision: Precision) -> None:
-    model = trace_step(run.model, model_shape(run.model), attention, precision)
-    graph = model.graph
+    graph = half_step(run, attention, precision).graph
     types = {value.name: value.type.tensor_type.elem_type for value in [*graph.input, *graph.output]}
     kind = onnx.TensorProto.FLOAT16 if precision == "fp16" else onnx.TensorProto.BFLOAT16
     assert types["self_key_0"] == types["cross_value_1"] == types["self_value_1_out"] == kind
@@ -231,10 +245,7 @@ def test_half_precision_keeps_softmax_and_norms_in_float(run: Run, attention: At
 
 def test_bf16_encoder_runs_in_the_reference_evaluator(run: Run, ort_graphs: Models) -> None:
     """ONNX Runtime has no bf16 on CPUs; ONNX's own evaluator does."""
-    encoder = trace(
-        SourceEncoder(fold_model(run.model).to(torch.bfloat16), last=True),
-        encoder_interface(model_shape(run.model), "bf16", "ort"),
-    )
+    encoder = traced(run, "bf16")[ENCODER]
     feed = {"source_ids": np.array([[4, 5, 6, 2], [7, 2, 0, 0]]), "source_lengths": np.array([4, 2], np.int32)}
     exact = ort.InferenceSession(ort_graphs[ENCODER].SerializeToString(), providers=["CPUExecutionProvider"])
     for found, expected in zip(ReferenceEvaluator(encoder).run(None, feed), exact.run(None, feed), strict=True):

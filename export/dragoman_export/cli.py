@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
+from dragoman_export.bundle.existing import made_before
 from dragoman_export.bundle.options import (
     MOST_LOST,
     MOST_LOST_BY_IMPORTS,
@@ -22,6 +23,7 @@ from dragoman_export.bundle.options import (
     ImportOptions,
     Program,
 )
+from dragoman_export.errors import ExportError
 from dragoman_server.bundle.manifest import Attention, Precision
 from dragoman_training.errors import missing_extra
 
@@ -138,6 +140,14 @@ def export(
         typer.Option(metavar="TEXT", help="Typical input of the model; repeatable.", show_default="some of dev"),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace BUNDLE if it exists.")] = False,
+    if_needed: Annotated[
+        bool,
+        typer.Option(
+            "--if-needed",
+            help="With --from-...: do nothing if BUNDLE already is this model in this precision, at this "
+            "commit if --revision names one.",
+        ),
+    ] = False,
     device: Annotated[
         Literal["auto", "cpu", "cuda"], typer.Option(help="Device to check the graphs on; auto: a GPU if one works.")
     ] = "auto",
@@ -164,9 +174,18 @@ def export(
         raise typer.BadParameter("--cache int8 needs --precision int8 and --attention ort")
     if against is not None and check is None:
         raise typer.BadParameter("--run needs --check")
+    if if_needed and (imported is None or check is not None):
+        raise typer.BadParameter("--if-needed needs an import, such as --from-transformers, and no --check")
+    if if_needed and imported is not None and bundle is not None:
+        try:
+            if made_before(bundle, imported, precision, overwrite=overwrite):
+                print(f"{bundle} is already there")
+                return
+        except ExportError as error:
+            print(f"error: {error}", file=sys.stderr)
+            raise typer.Exit(1) from None
     try:  # imported here because PyTorch takes seconds, and `--help` should not
         from dragoman_export.checks.report import CheckFailedError, print_loss, print_report
-        from dragoman_export.errors import ExportError
         from dragoman_export.export import check as check_again
         from dragoman_export.export import export_import, export_run
     except ModuleNotFoundError as error:

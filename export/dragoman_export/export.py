@@ -95,6 +95,8 @@ def _export(
         raise ExportError(f"{bundle} can't be made: {error.strerror}") from error
     try:
         built, report = build(BuildInput(original, folder, options, say))
+        if not options.overwrite and bundle.exists():
+            raise ExportError(f"{bundle} was made by someone else in the meantime; it is left as it is")
         say(f"moving {bundle} into place")
         _move_into_place(built.path, bundle)
     except OSError as error:

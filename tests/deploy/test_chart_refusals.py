@@ -26,6 +26,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"models": {"initContainer": {"sizeLimit": "10m"}}}, "/models/initContainer/sizeLimit"),
     ({"models": {"source": "s3"}}, "/models/source"),
     ({"models": {"claim": {"subPath": "../other"}}}, "/models/claim/subPath"),
+    ({"models": {"import": {"model": "https://hub.example/a/b"}}}, "/models/import/model"),
+    ({"models": {"import": {"revision": "main"}}}, "/models/import/revision"),
+    ({"models": {"import": {"by": "hand"}}}, "/models/import/by"),
+    ({"models": {"import": {"precision": "int3"}}}, "/models/import/precision"),
+    ({"models": {"import": {"version": ".1"}}}, "/models/import/version"),
     ({"tls": {"secretName": "My Secret"}}, "/tls/secretName"),
     ({"probes": {"protocol": "tcp"}}, "/probes/protocol"),
     ({"strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "a few"}}}, "/strategy"),
@@ -43,6 +48,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"monitoring": {"rules": {"runbookUrl": "git.example.com"}}}, "/monitoring/rules/runbookUrl"),
     ({"tls": {"secretName": None}}, "'secretName'"),
 ]
+IMPORT = {"source": "claim", "repository": True, "claim": {"name": "models"}}
 # Rejected by the templates.
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"config": {"port": 1}}, "config.port is set by the chart; set service.port"),
@@ -101,6 +107,28 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     (
         {"models": {"source": "initContainer", "initContainer": {"image": "fetch:1"}}},
         "networkPolicy.egress is empty, so models.initContainer could not download anything",
+    ),
+    *(
+        (
+            {
+                "models": {
+                    "source": source,
+                    "repository": False,
+                    "import": {"model": "a/b"},
+                    "claim": {"name": "models"},
+                }
+            },
+            "models.import.model needs models.source: claim and models.repository: true",
+        )
+        for source in ("shipped", "image", "claim")
+    ),
+    (
+        {"models": IMPORT | {"import": {"model": "a/b", "by": "initContainer"}}},
+        "networkPolicy.egress is empty, so models.import could not download anything",
+    ),
+    (
+        {"models": IMPORT | {"import": {"model": "a/b", "env": [{"name": "HF_TOKEN", "value": "hf_a"}]}}},
+        "models.import.env: HF_TOKEN is set by the chart; for a token set models.import.token.secretName",
     ),
     ({"config": {"tracing": True}}, "networkPolicy.egress is empty, so no traces could be sent"),
     ({"tls": {"clientAuthoritySecretName": "ca"}}, "tls.clientAuthoritySecretName needs tls.secretName"),

@@ -52,8 +52,8 @@ def helm_commands() -> list[tuple[Path, list[str]]]:
 def test_helm_commands_work(tools: tuple[Path, Path], tmp_path: Path, page: Path, command: list[str]) -> None:
     """Runs them as a dry run without a cluster."""
     (tmp_path / "deploy").symlink_to(DEPLOY)
-    if "g2p.yaml" in command:
-        (tmp_path / "g2p.yaml").write_text(named_block(page, "g2p.yaml"), encoding="utf-8")
+    for name in {"g2p.yaml", "import.yaml"}.intersection(command):
+        (tmp_path / name).write_text(named_block(page, name), encoding="utf-8")
     arguments = [each for each in command[2:] if each != "--install"]
     done = subprocess.run(
         [tools[0], "install", *arguments, "--dry-run=client"], cwd=tmp_path, capture_output=True, text=True, check=False
@@ -105,6 +105,7 @@ def test_documented_secrets_match_the_chart(tools: tuple[Path, Path], tmp_path: 
     pair.cert.rename(tmp_path / "tls.crt")
     pair.key.rename(tmp_path / "tls.key")
     (tmp_path / "ca.crt").write_bytes((tmp_path / "tls.crt").read_bytes())
+    (tmp_path / "token").write_text("hf_token", encoding="utf-8")
     page = "".join(block for block in blocks(PAGES[0], "sh") if "create secret" in block)
     made = {}
     for line in page.replace("\\\n", " ").splitlines():
@@ -117,6 +118,8 @@ def test_documented_secrets_match_the_chart(tools: tuple[Path, Path], tmp_path: 
             assert done.returncode == 0, done.stderr
             secret = json.loads(done.stdout)
             made[secret["metadata"]["name"]] = set(secret["data"])
+    default = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))["models"]["import"]["token"]["key"]
+    assert made.pop("hugging-face") == {default}
     values = dict(re.findall(r"--set (\w+)\.secretName=([\w-]+)", page))
     documents = render({section: {"secretName": name} for section, name in values.items()})
     options = yaml.safe_load(only(documents, "ConfigMap")["data"]["server.yaml"])

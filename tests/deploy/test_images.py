@@ -23,11 +23,12 @@ from dragoman_server.bundle.load import shipped_bundle
 from tests.conftest import ROOT
 from tests.deploy.conftest import Render, only
 from tests.deploy.images import BASE, Docker, missing_tools
+from tests.deploy.test_chart_objects import VALUES
 from tests.deploy.test_deploy_docs import PAGES, blocks
 
 FOLDER = DEPLOY / "docker"
 PAGE = FOLDER / "README.md"
-DOCKERFILE = FOLDER / "Dockerfile"
+DOCKERFILES = [FOLDER / "Dockerfile", FOLDER / "import.Dockerfile"]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 ASK = "dragoman generate transformer"
 MOST_ADDED = 350_000_000  # bytes, by the image for CPUs to its base
@@ -57,7 +58,8 @@ def block_with(words: str) -> str:
     return found
 
 
-BUILD = block_with(r"(?s)build(?!.*(EXTRAS|secret|my\.|--platform))")
+BUILD = block_with(r"(?s)build(?!.*(EXTRAS|secret|my\.|import|--platform))")
+BUILD_IMPORT = block_with("import.Dockerfile")
 RUN = block_with(r"(?s)run (?!.*(--volume|--entrypoint))")
 RUN_BUNDLE = block_with(r"--bundle /models --workers")
 BILL_OF_MATERIALS = block_with("sbom")
@@ -94,12 +96,13 @@ def installed(docker: Docker) -> dict[str, Any]:
     return found
 
 
-def test_the_dockerfile_is_clean() -> None:
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: str(path.name))
+def test_dockerfiles_are_clean(dockerfile: Path) -> None:
     try:
         program = hadolint()
     except NoTools as error:
         pytest.fail(str(error)) if os.environ.get("CI") else pytest.skip(str(error))
-    done = subprocess.run([program, DOCKERFILE], capture_output=True, text=True, check=False)
+    done = subprocess.run([program, dockerfile], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
@@ -124,6 +127,8 @@ def test_the_chart_and_the_image_agree(image: dict[str, Any], render: Render) ->
         "spec"
     ]["template"]["spec"]["containers"]
     assert f"--tag {gpu['image']} ." in block_with("EXTRAS")
+    (importing,) = only(render(VALUES["models-from-hugging-face"]), "Job")["spec"]["template"]["spec"]["containers"]
+    assert f"--tag {importing['image']} ." in BUILD_IMPORT
     assert yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))["appVersion"] == VERSION
 
 

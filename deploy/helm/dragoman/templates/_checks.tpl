@@ -122,6 +122,19 @@
 {{- fail "networkPolicy.egress is empty, so models.initContainer could not download anything; list where it may connect to, or set networkPolicy.enabled to false" -}}
 {{- end -}}
 {{- end -}}
+{{- if $v.models.import.model -}}
+{{- if or (ne $v.models.source "claim") (not $v.models.repository) -}}
+{{- fail "models.import.model needs models.source: claim and models.repository: true, since the import adds MODEL/VERSION/ to the claim" -}}
+{{- end -}}
+{{- if and (include "dragoman.importsAtStart" .) $v.networkPolicy.enabled (not $v.networkPolicy.egress) -}}
+{{- fail "networkPolicy.egress is empty, so models.import could not download anything; list where it may connect to, set networkPolicy.enabled to false, or models.import.by to job" -}}
+{{- end -}}
+{{- range $v.models.import.env -}}
+{{- if eq .name "HF_TOKEN" "HF_HOME" -}}
+{{- fail (printf "models.import.env: %s is set by the chart; for a token set models.import.token.secretName" .name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- if and $v.config.tracing $v.networkPolicy.enabled (not $v.networkPolicy.egress) -}}
 {{- fail "networkPolicy.egress is empty, so no traces could be sent; list the collector, or set networkPolicy.enabled to false" -}}
 {{- end -}}

@@ -6,6 +6,17 @@ capabilities:
   drop: [ALL]
 {{- end -}}
 
+{{- define "dragoman.podSecurity" -}}
+runAsNonRoot: true
+{{- with .Values.user }}
+runAsUser: {{ int . }}
+runAsGroup: {{ int . }}
+fsGroup: {{ int . }}
+fsGroupChangePolicy: OnRootMismatch
+{{- end }}
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
 {{- define "dragoman.startedAndReady" -}}
 {{- $http := eq .Values.probes.protocol "http" -}}
 startupProbe:
@@ -48,7 +59,7 @@ readinessProbe:
 {{- with .Values.models }}
 {{- if eq .source "claim" }}
 - name: models
-  persistentVolumeClaim: {claimName: {{ .claim.name | quote }}, readOnly: true}
+  persistentVolumeClaim: {claimName: {{ .claim.name | quote }}, readOnly: {{ not (include "dragoman.importsAtStart" $) }}}
 {{- else if eq .source "artifact" }}
 - name: models
   image: {reference: {{ .artifact.reference | quote }}, pullPolicy: {{ .artifact.pullPolicy }}}

@@ -1,0 +1,41 @@
+"""Finds out whether an import was made before. Imports nothing heavy: a pod that restarts does not need PyTorch."""
+
+from pathlib import Path
+
+from dragoman_export.bundle.options import ImportOptions
+from dragoman_export.errors import ExportError
+from dragoman_server.bundle.load import BundleError, load_manifest
+from dragoman_server.bundle.manifest import Precision
+
+
+def made_before(bundle: Path, imported: ImportOptions, precision: Precision, *, overwrite: bool) -> bool:
+    """Returns whether a bundle is already the import of a model at a revision, in a precision.
+
+    Args:
+        bundle: Directory of the bundle.
+        imported: The model. Its revision is a commit, or None for any.
+        precision: Precision of the weights.
+        overwrite: Whether another bundle in its place may be replaced.
+
+    Raises:
+        ExportError: There is another bundle in its place, or something that is none.
+    """
+    if not bundle.exists():
+        return False
+    try:
+        _, manifest = load_manifest(bundle)
+    except BundleError as error:
+        raise ExportError(str(error)) from None
+    folder = Path(imported.model)
+    name, revision = folder.resolve().name if folder.is_dir() else imported.model, imported.revision or ""
+    found = manifest.origin.get("name", ""), manifest.origin.get("revision", "")
+    if found[0] == name and found[1].startswith(revision) and manifest.precision == precision:
+        return True
+    if overwrite:
+        return False
+    at = f" at revision {found[1]}" if found[1] else ""
+    wanted = f"{name} at revision {revision}" if revision else name
+    raise ExportError(
+        f"{bundle} already exists, but is {found[0] or 'no import'}{at} in {manifest.precision}, and not {wanted} in "
+        f"{precision}: choose another place, or replace it with --overwrite"
+    )

@@ -1,0 +1,66 @@
+"""Imports that were made before: which bundles count as that, and that the command then needs neither model nor hub."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from dragoman_export.cli import app
+from dragoman_server.bundle.load import shipped_bundle
+from dragoman_server.bundle.manifest import MANIFEST_FILE
+
+MODEL, COMMIT = "owner/model", "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """A bundle in int8, which says that it was imported."""
+    folder = Path(shutil.copytree(shipped_bundle(), tmp_path / "models" / "1"))
+    document = json.loads((folder / MANIFEST_FILE).read_text())
+    (folder / MANIFEST_FILE).write_text(json.dumps(document | {"origin": {"name": MODEL, "revision": COMMIT}}))
+    return folder
+
+
+def run(bundle: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> Any:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return CliRunner().invoke(app, ["--from-transformers", MODEL, str(bundle), "--if-needed", *options])
+
+
+@pytest.mark.parametrize("revision", [[], ["--revision", COMMIT], ["--revision", COMMIT[:7]]])
+def test_the_same_import_is_not_repeated(bundle: Path, revision: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (bundle / MANIFEST_FILE).stat()
+    result = run(bundle, monkeypatch, "--precision", "int8", *revision)
+    assert (result.exit_code, result.output) == (0, f"{bundle} is already there\n")
+    assert (bundle / MANIFEST_FILE).stat() == before
+    assert [file.name for file in bundle.parent.iterdir()] == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        (["--precision", "fp32"], "owner/model in fp32"),
+        (["--precision", "int8", "--revision", "f" * 40], f"owner/model at revision {'f' * 40} in int8"),
+    ],
+)
+def test_another_import_is_not_replaced(
+    bundle: Path, options: list[str], wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = run(bundle, monkeypatch, *options)
+    assert result.exit_code == 1
+    expected = f"error: {bundle} already exists, but is {MODEL} at revision {COMMIT} in int8, and not {wanted}: "
+    assert result.output == expected + "choose another place, or replace it with --overwrite\n"
+
+
+def test_what_is_no_bundle_is_not_replaced(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (bundle / MANIFEST_FILE).unlink()
+    result = run(bundle, monkeypatch)
+    assert (result.exit_code, "is not a bundle" in result.output) == (1, True)
+
+
+def test_it_is_for_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = CliRunner().invoke(app, ["run", "bundle", "--if-needed"])
+    assert result.exit_code == 2
+    assert "--if-needed needs an import" in " ".join(result.output.replace("│", " ").split())

@@ -22,18 +22,19 @@ HIDDEN = [byte for byte in range(256) if byte not in VISIBLE]
 ALPHABET = {byte: chr(byte) for byte in VISIBLE} | {byte: chr(256 + n) for n, byte in enumerate(HIDDEN)}
 
 
-def byte_level() -> Tokenizer:
+def byte_level(decoder: decoders.Decoder) -> Tokenizer:
     """Returns a tokenizer with every byte as a token, and a few tokens of several bytes."""
     words = [" the", "é", "€", " 😀", "\u05d0", "a\u0301"]
     spelled = ["".join(ALPHABET[byte] for byte in word.encode()) for word in words]
-    return tokenizer([*ALPHABET.values(), *spelled], decoders.ByteLevel())
+    return tokenizer([*ALPHABET.values(), *spelled], decoder)
 
 
 PIECES = ["▁", "▁▁", "▁a", "b", "▁é", "€", " ", REPLACEMENT, "'s", "."]
 TOKENIZERS = {
     "characters": tokenizer(list("ABC 'é\u0301\u05d0"), decoders.Fuse()),
     "symbols": tokenizer(["AH0", "K", "S", "TH"], None),
-    "byte-level BPE": byte_level(),
+    "byte-level BPE": byte_level(decoders.ByteLevel()),
+    "bytes, only UTF-8": byte_level(decoders.Sequence([decoders.ByteLevel(), decoders.Replace(REPLACEMENT, "")])),
     "BPE with byte fallback": tokenizer(
         [*PIECES, *BYTE_TOKENS],
         decoders.Sequence(

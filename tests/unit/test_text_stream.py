@@ -313,7 +313,10 @@ def test_pieces_join_to_the_whole_text(kind: str, data: st.DataObject) -> None:
 
 BYTE_IDS = {
     "BPE with byte fallback": [TARGET_TOKENIZERS["BPE with byte fallback"].get_vocab()[token] for token in BYTE_TOKENS],
-    "byte-level BPE": [TARGET_TOKENIZERS["byte-level BPE"].get_vocab()[ALPHABET[byte]] for byte in range(256)],
+    **{
+        kind: [TARGET_TOKENIZERS[kind].get_vocab()[ALPHABET[byte]] for byte in range(256)]
+        for kind in ("byte-level BPE", "bytes, only UTF-8")
+    },
 }
 
 

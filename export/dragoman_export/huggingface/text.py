@@ -19,6 +19,7 @@ from dragoman_export.errors import ExportError
 from dragoman_export.huggingface.library import reason, silence
 from dragoman_export.huggingface.text_files import check_text_files, read_tokenizer_config
 from dragoman_export.original import Vocabulary
+from dragoman_server.decoding.text_stream import REPLACEMENT
 
 Part = int | Literal["source_language", "target_language"]
 
@@ -237,7 +238,8 @@ def _byt5(tokenizer: Any) -> ImportedText:
     ids = {letter: index + tokenizer.offset for index, letter in enumerate(letters)}
     copy = Tokenizer(models.BPE(vocab=special | ids, merges=[]))
     copy.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    copy.decoder = decoders.ByteLevel()
+    # What is not UTF-8 has no text, as in the library.
+    copy.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace(REPLACEMENT, "")])
     copy.add_special_tokens([AddedToken(token, normalized=False) for token in special])
     vocabulary = Vocabulary(copy)
     return ImportedText(vocabulary, vocabulary, (), (tokenizer.eos_token_id,))

@@ -1,6 +1,5 @@
-"""`dragoman-export --from-transformers`: what the bundle holds and answers, the check against its origin, refusals."""
+"""`dragoman-export --from-transformers`: what the bundle holds and answers, and the check against its origin."""
 
-import json
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from dragoman.local import LocalServer
 from dragoman.results import Result
 from dragoman_export.bundle.write import trace_graphs
 from dragoman_server.bundle.load import load_bundle
-from tests.support.export_command import refusal, run_export
+from tests.support.export_command import run_export
 from tests.support.huggingface_directories import lines
 from tests.support.huggingface_models import LONGEST, write_model
 from tests.support.shared_work import remember_graphs, shared_folder
@@ -109,28 +108,6 @@ def test_precisions_are_judged_by_the_answers_in_fp32(marian: Path, tmp_path: Pa
     assert manifest.loss["quality"]["chrF"]["fp32"] == 100
     assert 0 <= manifest.loss["points_lost"] < 60
     assert manifest.examples[0] in lines()[:20]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"config.json": {"model_type": "led"}}, "attends to a window of the source"),
-        ({"generation_config.json": {"guidance_scale": 2}}, "--ignore guidance_scale imports the model without it"),
-        ({"vocab.json": None}, "cannot read the tokenizer"),
-        ({"model.safetensors": None}, "no weights found"),
-    ],
-)
-def test_refusals_are_one_sentence_and_leave_nothing(
-    change: dict[str, dict[str, Any] | None], message: str, tmp_path: Path
-) -> None:
-    directory = write_model(tmp_path, "marian")
-    for name, keys in change.items():
-        if keys is None:
-            (directory / name).unlink()
-        else:
-            (directory / name).write_text(json.dumps(json.loads((directory / name).read_text()) | keys))
-    assert message in refusal("--from-transformers", directory, tmp_path / "bundles" / "x")
-    assert not (tmp_path / "bundles").exists()
 
 
 @pytest.mark.parametrize(

@@ -59,12 +59,17 @@ def export(
             "CTranslate2 wrote.",
         ),
     ] = None,
+    from_marian: Annotated[
+        str | None,
+        typer.Option(metavar="NPZ", help="Export this model instead of a run: a model.npz that Marian trained."),
+    ] = None,
     tokenizer: Annotated[
         list[Path] | None,
         typer.Option(
-            metavar="DIR",
+            metavar="PATH",
             help="With --from-ctranslate2: Hugging Face directory with the tokenizer, and perhaps with "
-            "generation_config.json.",
+            "generation_config.json. With --from-marian: such a directory, or that of vocab.yml and the .spm files, or "
+            "these files; repeatable, source first.",
             show_default=False,
         ),
     ] = None,
@@ -153,7 +158,11 @@ def export(
     ] = "auto",
 ) -> None:
     """Export RUN or a published model to BUNDLE: ONNX graphs, tokenizers and a manifest, checked against the model."""
-    models: dict[Program, str | None] = {"transformers": from_transformers, "ctranslate2": from_ctranslate2}
+    models: dict[Program, str | None] = {
+        "transformers": from_transformers,
+        "ctranslate2": from_ctranslate2,
+        "marian": from_marian,
+    }
     imported = _import_options(
         models, ImportOptions("transformers", "", tokenizer or [], revision, ignore or [], sources)
     )

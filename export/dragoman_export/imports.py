@@ -8,6 +8,7 @@ from dragoman_export.bundle.options import ImportOptions, Program
 from dragoman_export.ctranslate2 import reader as ctranslate2
 from dragoman_export.errors import ExportError
 from dragoman_export.huggingface import reader as huggingface
+from dragoman_export.marian import reader as marian
 from dragoman_export.original import Original
 from dragoman_server.messages.blank_text import is_blank
 
@@ -27,7 +28,13 @@ def _ctranslate2(options: ImportOptions, say: Callable[[str], None]) -> Original
     return ctranslate2.read_original(options.model, options.tokenizer[0], options.ignore, say)
 
 
-READERS: Mapping[Program, Reader] = {"transformers": _transformers, "ctranslate2": _ctranslate2}
+def _marian(options: ImportOptions, say: Callable[[str], None]) -> Original:
+    if not options.tokenizer:
+        raise ExportError("--from-marian needs --tokenizer: vocab.yml and the .spm files, or their directory")
+    return marian.read_original(options.model, options.tokenizer, options.ignore, say)
+
+
+READERS: Mapping[Program, Reader] = {"transformers": _transformers, "ctranslate2": _ctranslate2, "marian": _marian}
 
 
 def read_import(options: ImportOptions, say: Callable[[str], None]) -> Original:

@@ -84,6 +84,9 @@ def test_answers_are_those_of_ctranslate2(ctranslate2_directory: Path) -> None:
         ),
         (["--from-ctranslate2", "{0}/tokenizer", "--tokenizer", "{0}/tokenizer"], "model.bin: No such file"),
         (["--from-ctranslate2", "{0}/model", "--tokenizer", "{0}/model"], "tokenizer.json is missing"),
+        (["--from-marian", "{0}/model.npz"], "--from-marian needs --tokenizer"),
+        (["--from-marian", "{0}/model.npz", "--tokenizer", "{0}/tokenizer"], "model.npz: No such file"),
+        (["--from-marian", "{0}/model/model.bin", "--tokenizer", "{0}/tokenizer"], "take the .npz"),
     ],
 )
 def test_refusals_are_one_sentence_and_leave_nothing(

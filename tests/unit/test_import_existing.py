@@ -38,6 +38,16 @@ def test_the_same_import_is_not_repeated(bundle: Path, revision: list[str], monk
     assert [file.name for file in bundle.parent.iterdir()] == ["1"]
 
 
+def test_a_file_is_known_by_its_name(bundle: Path) -> None:
+    model = bundle.parent / "model.npz"
+    model.touch()
+    document = json.loads((bundle / MANIFEST_FILE).read_text())
+    (bundle / MANIFEST_FILE).write_text(json.dumps(document | {"origin": {"name": "model.npz"}}))
+    options = ["--from-marian", str(model), str(bundle), "--if-needed", "--precision", "int8"]
+    result = CliRunner().invoke(app, options)
+    assert (result.exit_code, result.output) == (0, f"{bundle} is already there\n")
+
+
 @pytest.mark.parametrize(
     ("options", "wanted"),
     [

@@ -27,7 +27,7 @@ def made_before(bundle: Path, imported: ImportOptions, precision: Precision, *, 
     except BundleError as error:
         raise ExportError(str(error)) from None
     folder = Path(imported.model)
-    name, revision = folder.resolve().name if folder.is_dir() else imported.model, imported.revision or ""
+    name, revision = folder.resolve().name if folder.exists() else imported.model, imported.revision or ""
     found = manifest.origin.get("name", ""), manifest.origin.get("revision", "")
     if found[0] == name and found[1].startswith(revision) and manifest.precision == precision:
         return True

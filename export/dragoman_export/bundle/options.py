@@ -9,7 +9,7 @@ from dragoman_server.bundle.manifest import Attention, Precision
 
 MOST_LOST, MOST_LOST_BY_IMPORTS = 0.1, 10.0  # points, see `ExportOptions.max_quality_loss`
 CacheChoice = Literal["auto", "float", "int8"]
-Program = Literal["transformers", "ctranslate2"]
+Program = Literal["transformers", "ctranslate2", "marian"]
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,11 @@ def read_original(name: str, tokenizer: Path, ignore: Collection[str], say: Call
     ):
         _check_tokens(f"{tokenizer}: the {side} tokenizer", vocabulary, tokens, folder)
     check_end(str(tokenizer), text, converted.end)
+    if pad >= len(converted.target):
+        raise ExportError(
+            f"{tokenizer}: the padding token has the id {pad}, but the model has {len(converted.target)} target "
+            "tokens; models with fewer target than source tokens can't be imported from CTranslate2"
+        )
     settings = _settings(tokenizer, converted, ignore)
     start = _start(tokenizer, text, converted, settings)
     text = with_targets(text, start, settings.forced_first if settings else None)

@@ -1,5 +1,6 @@
 """Builds a bundle in a working directory: traces the graphs, quantizes them, checks parity and measures quality."""
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +22,6 @@ from dragoman_server.bundle.load import Bundle, load_bundle
 from dragoman_server.bundle.manifest import INTEGERS, Integers, Precision
 from dragoman_server.runtime.device import CPU, Device, DeviceError, choose_device
 
-GREEDY_SOURCES = 256  # sources decoded by model and graphs
 EXAMPLES = 6
 
 
@@ -52,7 +52,11 @@ class BuildInput:
 
     def comparison_set(self, exact: Bundle) -> ComparisonSet:
         """Returns the data on which precisions are compared with fp32: dev if there is one."""
-        return self.sets[0] if self.original.data else AnswerSet(exact, self.original.sources)
+        return (
+            self.sets[0]
+            if self.original.data
+            else AnswerSet(exact, spread(self.original.sources, self.options.check_samples))
+        )
 
 
 def build(work: BuildInput) -> tuple[Bundle, ParityReport]:
@@ -156,12 +160,15 @@ def _trace(work: BuildInput, precision: Precision) -> Bundle:
     options = replace(work.options, precision=precision)
     typical = spread(work.original.sources, EXAMPLES) if work.original.typical else []
     write_manifest(write_files(work.original, folder, options, options.examples or typical), folder)
+    gc.collect()  # what PyTorch's exporter leaves behind refers to itself, and holds the weights
     return load_bundle(folder)
 
 
 def _check(work: BuildInput, bundle: Bundle, device: Device) -> ParityReport:
     work.say(f"comparing the graphs in {bundle.manifest.precision} with the model, on {device}")
-    report = check_bundle(bundle, work.original.model, spread(work.original.sources, GREEDY_SOURCES), device)
+    samples = work.options.check_samples
+    texts = spread(work.original.sources, samples)
+    report = check_bundle(bundle, work.original.model, texts, device, most_rows=samples, say=work.say)
     if report.failures:
         raise CheckFailedError(f"the check failed, so no bundle was made: {report.failures[0]}", report)
     return report

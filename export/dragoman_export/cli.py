@@ -16,6 +16,7 @@ from rich.console import Console
 
 from dragoman_export.bundle.existing import made_before
 from dragoman_export.bundle.options import (
+    CHECK_SAMPLES,
     MOST_LOST,
     MOST_LOST_BY_IMPORTS,
     CacheChoice,
@@ -123,6 +124,15 @@ def export(
             "auto measures which is faster on this machine, with the run's data."
         ),
     ] = "auto",
+    check_samples: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="How much of a large model to check: at most N texts whose answers are compared, and batches of at "
+            "most N rows.",
+        ),
+    ] = CHECK_SAMPLES,
     name: Annotated[
         str | None, typer.Option(help="Model name that clients use.", show_default="BUNDLE's last part")
     ] = None,
@@ -204,7 +214,7 @@ def export(
     say = _until_terminated(console, timed=imported is not None)
     try:
         if check is not None:
-            report = check_again(check, imported or against, device, say)
+            report = check_again(check, imported or against, device, say, samples=check_samples)
             print_report(report, console)
             if report.failures:
                 raise ExportError(f"{check} failed the check: {report.failures[0]}")
@@ -224,6 +234,7 @@ def export(
             examples=example or [],
             overwrite=overwrite,
             device=device,
+            check_samples=check_samples,
         )
         if imported is None:
             manifest, report = export_run(run, bundle, options, say)

@@ -7,11 +7,11 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from dragoman_export.build import GREEDY_SOURCES, BuildInput, build
+from dragoman_export.build import BuildInput, build
 from dragoman_export.bundle.bf16_on_cpu import runnable
-from dragoman_export.bundle.options import ExportOptions, ImportOptions
+from dragoman_export.bundle.options import CHECK_SAMPLES, ExportOptions, ImportOptions
 from dragoman_export.bundle.write import model_shape
-from dragoman_export.checks.parity import check_bundle
+from dragoman_export.checks.parity import check_bundle, silent
 from dragoman_export.checks.report import ParityReport
 from dragoman_export.errors import ExportError
 from dragoman_export.imports import read_import
@@ -25,12 +25,8 @@ from dragoman_server.runtime.device import DeviceError
 __all__ = ["ExportOptions", "ImportOptions", "check", "export_import", "export_run"]
 
 
-def _silent(_: str) -> None:
-    pass
-
-
 def export_run(
-    run: Path, bundle: Path, options: ExportOptions, say: Callable[[str], None] = _silent
+    run: Path, bundle: Path, options: ExportOptions, say: Callable[[str], None] = silent
 ) -> tuple[Manifest, ParityReport]:
     """Exports a run, checks the graphs against the model and measures their quality. The bundle appears only then.
 
@@ -62,7 +58,7 @@ def export_run(
 
 
 def export_import(
-    imported: ImportOptions, bundle: Path, options: ExportOptions, say: Callable[[str], None] = _silent
+    imported: ImportOptions, bundle: Path, options: ExportOptions, say: Callable[[str], None] = silent
 ) -> tuple[Manifest, ParityReport]:
     """Exports a model of another program, and checks the graphs against it. The bundle appears only then.
 
@@ -107,7 +103,12 @@ def _export(
 
 
 def check(
-    bundle: Path, origin: Path | ImportOptions | None, device: str, say: Callable[[str], None] = _silent
+    bundle: Path,
+    origin: Path | ImportOptions | None,
+    device: str,
+    say: Callable[[str], None] = silent,
+    *,
+    samples: int = CHECK_SAMPLES,
 ) -> ParityReport:
     """Checks a bundle again.
 
@@ -117,6 +118,7 @@ def check(
             `check_bundle`.
         device: Device to run the graphs on.
         say: Prints a line for the user.
+        samples: See `ExportOptions.check_samples`.
 
     Raises:
         ExportError: The bundle or its origin cannot be read, they do not belong together, or the device does not work.
@@ -127,7 +129,7 @@ def check(
         except (BundleError, DeviceError) as error:
             raise ExportError(str(error)) from error
         if origin is None:
-            return check_bundle(loaded, None, [], chosen)
+            return check_bundle(loaded, None, [], chosen, most_rows=samples, say=say)
         original = read_import(origin, say) if isinstance(origin, ImportOptions) else read_run(origin, say)
         place = original.place
         if model_shape(original.model) != loaded.manifest.shape:
@@ -137,7 +139,8 @@ def check(
             raise ExportError(
                 f"{bundle} was made from the checkpoints at steps {steps}, but {place} has those at {now}"
             )
-        return check_bundle(loaded, original.model, spread(original.sources, GREEDY_SOURCES), chosen)
+        texts = spread(original.sources, samples)
+        return check_bundle(loaded, original.model, texts, chosen, most_rows=samples, say=say)
 
 
 def _check_destination(bundle: Path, *, overwrite: bool) -> None:

@@ -13,14 +13,14 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import numpy_helper
 
 from dragoman_export.bundle import write
-from dragoman_export.bundle.onnx_files import DECODER, WEIGHTS_FILE
+from dragoman_export.bundle.onnx_files import DECODER, Models
 from dragoman_export.checks.parity import BATCHES
 from dragoman_export.checks.report import CheckFailedError, ParityReport
 from dragoman_export.errors import ExportError
 from dragoman_export.export import ExportOptions, check, export_run
+from dragoman_export.graphs.onnx_model import WEIGHTS_FILE
 from dragoman_server.bundle.load import load_bundle
 from dragoman_server.bundle.manifest import MANIFEST_FILE
 from dragoman_training.evaluation.evaluate import measure
@@ -215,10 +215,10 @@ def test_failed_export_leaves_nothing_and_an_older_bundle_unchanged(
     shutil.copytree(bundle, place)
     before = {path: path.read_bytes() for path in place.iterdir()}
 
-    def trace_wrongly(*arguments: Any, sound: Any = write.trace_graphs) -> dict[str, onnx.ModelProto]:
-        graphs: dict[str, onnx.ModelProto] = sound(*arguments)
+    def trace_wrongly(*arguments: Any, sound: Any = write.trace_graphs) -> Models:
+        graphs: Models = sound(*arguments)
         [gain] = [each for each in graphs[DECODER].graph.initializer if each.name == "decoder.norm.weight"]
-        gain.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(gain) * np.float32(1.01), gain.name))
+        gain.CopyFrom(graphs[DECODER].new_tensor(gain.name, graphs[DECODER].values(gain) * np.float32(1.01)))
         return graphs
 
     monkeypatch.setattr(write, "trace_graphs", trace_wrongly)

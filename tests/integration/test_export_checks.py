@@ -1,5 +1,6 @@
 """The parity check: it passes sound bundles and finds every kind of damage, with and without the trained model."""
 
+import copy
 import re
 import shutil
 from collections.abc import Callable
@@ -14,8 +15,8 @@ import torch
 from onnx import numpy_helper
 from typer.testing import CliRunner
 
-from dragoman_export.bundle.onnx_files import WEIGHTS_FILE
 from dragoman_export.bundle.write import write_files, write_manifest
+from dragoman_export.checks.converted import Perturbation, converted, double
 from dragoman_export.checks.greedy_parity import is_tie
 from dragoman_export.checks.offline_decoding import decode_greedily
 from dragoman_export.checks.parity import check_bundle, check_scorer
@@ -24,13 +25,14 @@ from dragoman_export.checks.tolerance import allowed_difference, largest_differe
 from dragoman_export.cli import app
 from dragoman_export.errors import ExportError
 from dragoman_export.export import ExportOptions, check, export_run
+from dragoman_export.graphs.onnx_model import WEIGHTS_FILE
 from dragoman_export.run_data import read_run
 from dragoman_server.bundle.load import load_bundle
 from dragoman_server.bundle.manifest import SpecialTokens
 from dragoman_server.runtime.device import CPU
 from dragoman_server.runtime.runtime import Runtime
 from dragoman_server.runtime.sessions import Sessions
-from dragoman_training.model import Transformer
+from dragoman_training.model import ModelConfig, Transformer
 from dragoman_training.run.checkpoint import load_state, save_state
 from dragoman_training.run.load import load_run
 from tests.support.bundles import Change, altered_copy, edit_graph, edit_manifest
@@ -371,15 +373,34 @@ def test_rounding_is_the_worst_of_perturbed_models(run: Path) -> None:
     reference = TorchReference(model, SpecialTokens(pad=0, unknown=1, begin=2, end=3))
     models = reference.single_precision_models
     assert models[0] is model
-    moved = next(models[1].parameters())
-    assert 0 < ((moved - next(model.parameters())).abs() / moved.abs().clamp(min=1e-9)).max() < 3e-7
+    assert len(models) == 1 + PERTURBED_MODELS
     sources, targets = [[5, 6, 7, 3]], np.array([[5, 6, 7]])
     exact = reference.log_probabilities(sources, targets)
     differences = [largest_difference(reference.forward(each, sources, targets), exact) for each in models]
     assert reference.rounding(sources, targets, exact) == max(differences) > 0
-    first = [next(each.parameters()) for each in models[1:]]
-    assert len(first) == PERTURBED_MODELS
-    assert not torch.equal(first[0], first[1]), "each is perturbed in its own way"
+
+
+def test_converted_models_compute_with_converted_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few rows at a time, as for large models."""
+    monkeypatch.setattr("dragoman_export.checks.converted.MOST_NUMBERS", 100)
+    shape = {"d_model": 32, "heads": 2, "d_ff": 48, "encoder_layers": 1, "decoder_layers": 1, "share_embeddings": "all"}
+    config = ModelConfig.model_validate(shape | {"max_source_length": 5, "max_target_length": 4})
+    model = Transformer(config, 11, 11, 0).eval()
+    inputs = torch.tensor([[5, 6, 7, 3]]), torch.tensor([[2, 5, 6]])
+    expected = copy.deepcopy(model).double()(*inputs)
+    precise = converted(model, double)
+    assert torch.allclose(precise(*inputs), expected, rtol=1e-12, atol=1e-12)
+    assert all(
+        weight.data_ptr() in {w.data_ptr() for w in model.parameters()}
+        for weight in precise.parameters()
+        if weight.ndim > 1
+    )
+    perturbation = Perturbation(0)
+    moved, again = (perturbation(torch.ones(7, 13), 5) for _ in range(2))
+    assert torch.equal(moved, again)
+    assert set((moved - 1).flatten().tolist()) == {2**-23, -(2**-23)}
+    assert not torch.equal(moved, perturbation(torch.ones(7, 13), 6)), "other places are moved otherwise"
+    assert not torch.equal(moved, Perturbation(1)(torch.ones(7, 13), 5))
 
 
 def test_greedy_answers_do_not_depend_on_other_rows(tiny_bundle: Path) -> None:
@@ -398,7 +419,7 @@ def test_many_rows_of_a_large_vocabulary_have_shorter_targets(
 ) -> None:
     loaded = load_bundle(bundle)
     most, vocabulary = loaded.manifest.limits.max_target_tokens, loaded.manifest.shape.target_vocabulary
-    monkeypatch.setattr("dragoman_export.checks.serving_simulation.MOST_LOGITS", most * vocabulary)
+    monkeypatch.setattr("dragoman_export.checks.affordable.MOST_LOGITS", most * vocabulary)
     report = check_bundle(loaded, load_run(run).model, ["w5 w6 w7"], CPU)
     assert not report.failures
     assert {case.compared for case in report.cases if case.rows == 1} == {most * vocabulary}

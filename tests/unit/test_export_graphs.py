@@ -10,28 +10,30 @@ import onnxruntime as ort
 import pytest
 import torch
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from dragoman_export.bundle import write
-from dragoman_export.bundle.onnx_files import DECODER, ENCODER, SCORER, WEIGHTS_FILE, save_models
+from dragoman_export.bundle.onnx_files import DECODER, ENCODER, SCORER, Models, save_models
 from dragoman_export.bundle.write import model_shape
 from dragoman_export.graphs import DecoderStep, SourceEncoder, fold_model
+from dragoman_export.graphs.folding import pad_vocabulary
 from dragoman_export.graphs.interface import DTYPES, decoder_interface, encoder_interface
+from dragoman_export.graphs.onnx_model import WEIGHTS_FILE, OnnxModel
 from dragoman_export.graphs.packing import Packing
 from dragoman_export.graphs.trace import count_operators, trace
-from dragoman_export.graphs.two_pass_top_k import block_width, split_top_k
+from dragoman_export.graphs.two_pass_top_k import SMALLEST, block_width, padded_vocabulary, split_top_k
 from dragoman_export.run_data import TOKENS
 from dragoman_server.bundle.manifest import Attention, Precision, Shape
 from dragoman_training.model import ModelConfig, Transformer
 from dragoman_training.run.load import Run, load_run
 from tests.support.model_parts import position_table
+from tests.support.onnx_models import complete
 from tests.support.random_model import small_run
 
 pytestmark = pytest.mark.usefixtures("shared_graphs")
 
 LAYERS = 2
-Models = dict[str, onnx.ModelProto]
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +47,7 @@ def ort_graphs(run: Run) -> Models:
 
 
 @pytest.fixture(scope="module")
-def standard_step(run: Run) -> onnx.ModelProto:
+def standard_step(run: Run) -> OnnxModel:
     return trace_step(run.model, model_shape(run.model), "standard")
 
 
@@ -55,23 +57,21 @@ def traced(run: Run, precision: Precision) -> Models:
     return graphs
 
 
-def trace_step(
-    model: Transformer, shape: Shape, attention: Attention, precision: Precision = "fp32"
-) -> onnx.ModelProto:
+def trace_step(model: Transformer, shape: Shape, attention: Attention, precision: Precision = "fp32") -> OnnxModel:
     step = DecoderStep(fold_model(model).to(DTYPES[precision]), attention)
     return trace(step, decoder_interface(shape, precision, attention))
 
 
 def copy_of(models: Models) -> Models:
-    """Copies models, because `save_models` moves the weights out of them."""
-    return {name: onnx.ModelProto.FromString(model.SerializeToString()) for name, model in models.items()}
+    """Copies models, because `save_models` notes in them where it writes their weights."""
+    return {name: model.copy() for name, model in models.items()}
 
 
 def names(values: list[onnx.ValueInfoProto]) -> list[str]:
     return [value.name for value in values]
 
 
-def test_inputs_and_outputs_have_the_order_the_server_binds(ort_graphs: Models, standard_step: onnx.ModelProto) -> None:
+def test_inputs_and_outputs_have_the_order_the_server_binds(ort_graphs: Models, standard_step: OnnxModel) -> None:
     graph = ort_graphs[DECODER].graph
     head = ["rows", "scales", "k", "edit_ids", "edit_penalties", "edit_offsets"]
     short = ["short_list", "short_columns", "short_mask", *(f"short_{name}" for name in head)]
@@ -119,7 +119,7 @@ def test_onnx_runtime_expects_the_shapes_that_are_declared(ort_graphs: Models) -
             value.name: [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
             for value in model.graph.output
         }
-        session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(complete(model).SerializeToString(), providers=["CPUExecutionProvider"])
         assert {value.name: value.shape for value in session.get_outputs()} == declared
 
 
@@ -156,15 +156,13 @@ def times(count: int, nodes: Counter[str]) -> Counter[str]:
     return Counter({operator: count * number for operator, number in nodes.items()})
 
 
-def test_graphs_have_the_nodes_they_need_and_no_more(
-    run: Run, ort_graphs: Models, standard_step: onnx.ModelProto
-) -> None:
+def test_graphs_have_the_nodes_they_need_and_no_more(run: Run, ort_graphs: Models, standard_step: OnnxModel) -> None:
     """All nodes by operator. If an exporter writes them differently, inspect the graphs before changing the numbers."""
     model = run.recipe.model
     encoder, layers = times(model.encoder_layers, ENCODER_LAYER), model.decoder_layers
     assert count_operators(ort_graphs[ENCODER]) == encoder + ENCODER_REST + LAST_POSITION
     assert count_operators(ort_graphs[SCORER]) == encoder + SCORER_REST + times(layers, SCORER_LAYER)
-    steps: dict[Attention, onnx.ModelProto] = {"ort": ort_graphs[DECODER], "standard": standard_step}
+    steps: dict[Attention, OnnxModel] = {"ort": ort_graphs[DECODER], "standard": standard_step}
     for form, step in steps.items():
         assert count_operators(step) == times(layers, STEP_LAYER[form]) + STEP_REST + STEP_FORM[form], form
     interface = encoder_interface(model_shape(run.model), "fp32", "standard")
@@ -175,10 +173,8 @@ def test_graphs_have_the_nodes_they_need_and_no_more(
 
 
 def test_graphs_hold_no_traces_of_the_machine(ort_graphs: Models) -> None:
-    for model in copy_of(ort_graphs).values():
-        for initializer in model.graph.initializer:
-            initializer.ClearField("raw_data")
-        text = model.SerializeToString()
+    for model in ort_graphs.values():
+        text = model.proto.SerializeToString()
         assert b".py" not in text
         assert b"site-packages" not in text
         assert b"torch.nn" not in text
@@ -214,7 +210,7 @@ def test_three_graphs_share_one_copy_of_the_weights(run: Run, ort_graphs: Models
         onnx.checker.check_model(loaded)
 
 
-def half_step(run: Run, attention: Attention, precision: Precision) -> onnx.ModelProto:
+def half_step(run: Run, attention: Attention, precision: Precision) -> OnnxModel:
     if attention == "ort":
         return traced(run, precision)[DECODER]
     return trace_step(run.model, model_shape(run.model), attention, precision)
@@ -247,8 +243,10 @@ def test_bf16_encoder_runs_in_the_reference_evaluator(run: Run, ort_graphs: Mode
     """ONNX Runtime has no bf16 on CPUs; ONNX's own evaluator does."""
     encoder = traced(run, "bf16")[ENCODER]
     feed = {"source_ids": np.array([[4, 5, 6, 2], [7, 2, 0, 0]]), "source_lengths": np.array([4, 2], np.int32)}
-    exact = ort.InferenceSession(ort_graphs[ENCODER].SerializeToString(), providers=["CPUExecutionProvider"])
-    for found, expected in zip(ReferenceEvaluator(encoder).run(None, feed), exact.run(None, feed), strict=True):
+    exact = ort.InferenceSession(complete(ort_graphs[ENCODER]).SerializeToString(), providers=["CPUExecutionProvider"])
+    for found, expected in zip(
+        ReferenceEvaluator(complete(encoder)).run(None, feed), exact.run(None, feed), strict=True
+    ):
         assert str(found.dtype) == "bfloat16"
         np.testing.assert_allclose(found.astype(np.float32), expected, atol=0.1)
 
@@ -288,7 +286,7 @@ def test_folding_changes_neither_the_model_nor_its_logits(
 
 
 def test_a_weight_that_is_also_an_embedding_keeps_its_layout(run: Run, ort_graphs: Models) -> None:
-    weights = {t.name: numpy_helper.to_array(t) for t in ort_graphs[DECODER].graph.initializer}
+    weights = {t.name: ort_graphs[DECODER].values(t) for t in ort_graphs[DECODER].graph.initializer}
     shape: Shape = model_shape(run.model)
     tables = [w for w in weights.values() if w.shape == (shape.target_vocabulary, shape.d_model)]
     assert len(tables) == 1
@@ -314,7 +312,7 @@ TOP_VOCABULARY = 4200
 RANDOM = np.random.default_rng(0)
 
 
-def top_k_graph(vocabulary: int) -> onnx.ModelProto:
+def top_k_graph(vocabulary: int) -> OnnxModel:
     value = helper.make_tensor_value_info
     inputs = [value("x", TensorProto.FLOAT, ["rows", vocabulary]), value("k", TensorProto.INT64, [1])]
     outputs = [
@@ -323,7 +321,7 @@ def top_k_graph(vocabulary: int) -> onnx.ModelProto:
     ]
     node = helper.make_node("TopK", ["x", "k"], ["log_probabilities", "ids"], axis=-1)
     graph = helper.make_graph([node], "graph", inputs, outputs)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=10)
+    return OnnxModel(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 24)], ir_version=10))
 
 
 @pytest.fixture(scope="module")
@@ -331,8 +329,8 @@ def two_passes() -> ort.InferenceSession:
     model = top_k_graph(TOP_VOCABULARY)
     split_top_k(model, TOP_VOCABULARY)
     assert count_operators(model)["ReduceMax"] == 1
-    onnx.checker.check_model(model)
-    return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    onnx.checker.check_model(complete(model))
+    return ort.InferenceSession(complete(model).SerializeToString(), providers=["CPUExecutionProvider"])
 
 
 def mostly_forbidden(x: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -362,8 +360,32 @@ def test_blocks_divide_the_vocabulary(vocabulary: int, width: int | None) -> Non
     assert block_width(vocabulary) == width
 
 
+@pytest.mark.parametrize(
+    ("vocabulary", "padded"), [(32_000, 32_000), (4_001, 4_001), (256_206, 256_512), (96_103, 96_256), (62_509, 62_720)]
+)
+def test_a_vocabulary_is_padded_until_blocks_divide_it(vocabulary: int, padded: int) -> None:
+    assert padded_vocabulary(vocabulary) == padded
+    assert block_width(padded) is not None or vocabulary < SMALLEST
+
+
+def test_padding_of_the_vocabulary_is_never_chosen() -> None:
+    torch.manual_seed(0)
+    model = Transformer(CONFIG.model_copy(update={"share_embeddings": "all"}), 11, 11, 0).eval()
+    model.decoder.forbid([3])
+    folded = fold_model(model)
+    pad_vocabulary(folded, 16)
+    assert folded.encoder.embedding.tokens.weight is folded.decoder.projection.weight
+    assert folded.decoder.embedding.tokens.weight is folded.decoder.projection.weight
+    assert folded.decoder.logit_bias is not None
+    assert folded.decoder.logit_bias.tolist() == [0.0] * 3 + [-np.inf] + [0.0] * 7 + [-np.inf] * 5
+    x = torch.randn(2, 32)
+    expected = fold_model(model).decoder.projection(x)
+    assert torch.allclose(folded.decoder.projection(x)[:, :11], expected, atol=1e-5)
+    assert model.decoder.projection.out_features == 11, "the model itself stays as it is"
+
+
 def test_indivisible_vocabulary_keeps_one_pass() -> None:
     model = top_k_graph(65_537)
-    before = model.SerializeToString()
+    before = complete(model).SerializeToString()
     split_top_k(model, 65_537)
-    assert model.SerializeToString() == before
+    assert complete(model).SerializeToString() == before

@@ -9,15 +9,17 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from dragoman_export.bundle.bf16_on_cpu import widen
+from dragoman_export.graphs.onnx_model import OnnxModel
 from dragoman_export.precision import scales
 from dragoman_export.precision.calibration import Range, activation_ranges
 from dragoman_export.precision.editable_graph import LARGE, EditableGraph
 from dragoman_export.precision.quantization_search import rank_by_sensitivity
 from dragoman_export.precision.quantize import CalibratedWeights, quantize_graph
 from dragoman_server.runtime.device import CPU, open_session
+from tests.support.onnx_models import complete
 
 Arrays = Mapping[str, NDArray[Any]]
 IN, OUT, ROWS = 64, 48, 9
@@ -28,25 +30,27 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
-def graph(nodes: list[onnx.NodeProto], inputs: dict[str, int], outputs: list[str], weights: Arrays) -> onnx.ModelProto:
+def graph(nodes: list[onnx.NodeProto], inputs: dict[str, int], outputs: list[str], weights: Arrays) -> OnnxModel:
     """Returns a graph whose inputs have the given ONNX types, and whose outputs are fp32."""
-    return helper.make_model(
+    proto = helper.make_model(
         helper.make_graph(
             nodes,
             "graph",
             [helper.make_tensor_value_info(name, kind, None) for name, kind in inputs.items()],
             [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
-            [numpy_helper.from_array(values, name) for name, values in weights.items()],
         ),
         opset_imports=[helper.make_opsetid("", 24)],
         ir_version=10,
     )
+    model = OnnxModel(proto)
+    model.graph.initializer.extend(model.new_tensor(name, values) for name, values in weights.items())
+    return model
 
 
-def run(model: onnx.ModelProto, folder: Path, feed: Arrays) -> list[NDArray[Any]]:
+def run(model: OnnxModel, folder: Path, feed: Arrays) -> list[NDArray[Any]]:
     """Runs a graph as the server does."""
     path = folder / "graph.onnx"
-    path.write_bytes(model.SerializeToString())
+    path.write_bytes(complete(model).SerializeToString())
     outputs: list[NDArray[Any]] = open_session(path, CPU, 1).run(None, dict(feed))
     return outputs
 
@@ -86,7 +90,7 @@ def test_emulated_bf16_rounds_after_every_operator(rng: np.random.Generator, tmp
     assert [node.op_type for node in model.graph.node].count("Cast") == 2 + 2 * 4, "none for the Reshape"
 
 
-def layers(rng: np.random.Generator) -> onnx.ModelProto:
+def layers(rng: np.random.Generator) -> OnnxModel:
     """x -> Gemm -> Relu -> MatMul of three dimensions."""
     weights = {
         "a": rng.standard_normal((IN, OUT)).astype(np.float32),
@@ -102,7 +106,7 @@ def layers(rng: np.random.Generator) -> onnx.ModelProto:
     return graph(nodes, {"x": TensorProto.FLOAT}, ["y"], weights | {"axis": np.array([0])})
 
 
-def tied(rng: np.random.Generator) -> onnx.ModelProto:
+def tied(rng: np.random.Generator) -> OnnxModel:
     """Rows of a table, times a temperature factor and the table; times the transposed table; and themselves."""
     table = rng.standard_normal((OUT, IN)).astype(np.float32)
     forbidden = np.zeros(OUT, np.float32)
@@ -119,9 +123,9 @@ def tied(rng: np.random.Generator) -> onnx.ModelProto:
     return graph(nodes, inputs, ["logits", "again", "embedded"], {"table": table, "forbidden": forbidden})
 
 
-def quantized(model: onnx.ModelProto, precision: Any, feed: Arrays, wider: tuple[str, ...] = ()) -> onnx.ModelProto:
+def quantized(model: OnnxModel, precision: Any, feed: Arrays, wider: tuple[str, ...] = ()) -> OnnxModel:
     names = {product.key: product.weight for product in EditableGraph(model).products()}
-    copy = onnx.ModelProto.FromString(model.SerializeToString())
+    copy = model.copy()
     keys = [key for key, name in names.items() if name in wider]
     quantize_graph(copy, precision, CalibratedWeights(names, activation_ranges(model, [feed])), keys)
     return copy
@@ -170,7 +174,7 @@ def test_tied_table_is_stored_once_and_temperatures_are_not_clipped(
     model = tied(rng)
     feed: dict[str, NDArray[Any]] = {"ids": np.arange(ROWS), "scales": np.ones((ROWS, 1), np.float32)}
     small = quantized(model, precision, feed)
-    contents = {numpy_helper.to_array(tensor).tobytes() for tensor in small.graph.initializer if len(tensor.dims) > 1}
+    contents = {small.values(tensor).tobytes() for tensor in small.graph.initializer if len(tensor.dims) > 1}
     large = [content for content in contents if len(content) >= OUT * IN // 2]
     assert len(large) == 1, "lookup and product share one table"
     feed["scales"] = np.geomspace(0.1, 20, ROWS, dtype=np.float32)[:, None]
@@ -182,7 +186,7 @@ def test_tied_table_is_stored_once_and_temperatures_are_not_clipped(
 
 def test_lookups_dequantize_rows_of_a_table(rng: np.random.Generator, tmp_path: Path) -> None:
     model = tied(rng)
-    table = numpy_helper.to_array(model.graph.initializer[0])
+    table = model.values(model.graph.initializer[0]).view(np.float32)
     feed = {"ids": np.array([5, 47]), "scales": np.ones((2, 1), np.float32)}
     integers, factors = scales.by_output(table)
     embedded = run(quantized(model, "int8", feed), tmp_path, feed)[2]
@@ -209,9 +213,9 @@ def test_large_lookup_table_is_quantized_too(rng: np.random.Generator, tmp_path:
     model = graph(nodes, {"ids": TensorProto.INT64}, ["y"], {"table": table})
     ids = np.array([[0, 7], [1, len(table) - 1]])
     for precision in ("int8", "int8-weights"):
-        small = onnx.ModelProto.FromString(model.SerializeToString())
+        small = model.copy()
         quantize_graph(small, precision, CalibratedWeights({}, {}), ())
-        assert small.ByteSize() < 0.35 * model.ByteSize()
+        assert complete(small).ByteSize() < 0.35 * complete(model).ByteSize()
         (actual,) = run(small, tmp_path, {"ids": ids})
         assert relative_error(actual, table[ids]) < 0.01
 
@@ -233,9 +237,10 @@ def test_the_largest_products_do_not_overflow(precision: str, most: float, sign:
 def test_int8_factors_have_seven_bits(rng: np.random.Generator) -> None:
     model = tied(rng)
     feed: dict[str, NDArray[Any]] = {"ids": np.arange(ROWS), "scales": np.ones((ROWS, 1), np.float32)}
-    for tensor in quantized(model, "int8", feed).graph.initializer:
+    small = quantized(model, "int8", feed)
+    for tensor in small.graph.initializer:
         if tensor.data_type == TensorProto.INT8 and len(tensor.dims) == 2:
-            assert 32 < np.abs(numpy_helper.to_array(tensor).astype(int)).max() <= 63
+            assert 32 < np.abs(small.values(tensor).astype(int)).max() <= 63
 
 
 def test_scales_leave_the_least_squared_error(rng: np.random.Generator) -> None:
@@ -281,12 +286,12 @@ def test_ranges_cover_all_feeds(rng: np.random.Generator) -> None:
 def test_the_most_sensitive_weight_is_ranked_first(rng: np.random.Generator) -> None:
     """One activation of the second weight is a thousand times the others and hardly counts, but sets its scale."""
     model = layers(rng)
-    a, _, b, _ = (numpy_helper.to_array(tensor).copy() for tensor in model.graph.initializer)
+    a, _, b, _ = (model.values(tensor).astype(np.float32) for tensor in model.graph.initializer)
     a[:, 0] *= 1000
     b[0] /= 1000
     for tensor, values in zip(model.graph.initializer, (a, None, b, None), strict=True):
         if values is not None:
-            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+            tensor.CopyFrom(model.new_tensor(tensor.name, values))
     model.graph.node[-1].output[0] = "log_probabilities"
     model.graph.output[0].name = "log_probabilities"
     feeds = [{"x": rng.standard_normal((ROWS, IN)).astype(np.float32)}]

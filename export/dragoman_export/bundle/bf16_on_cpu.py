@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
-from dragoman_export.bundle.onnx_files import WEIGHTS_FILE, load_models, save_models
+from dragoman_export.bundle.onnx_files import load_models, save_models
+from dragoman_export.graphs.onnx_model import WEIGHTS_FILE, OnnxModel
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.bundle.manifest import Manifest
 from dragoman_server.runtime.device import CPU, Device, DeviceError, choose_device
@@ -81,7 +82,7 @@ def emulate(bundle: Bundle, folder: Path) -> Bundle:
     return replace(bundle, path=folder)
 
 
-def widen(model: onnx.ModelProto, narrow: int) -> None:
+def widen(model: OnnxModel, narrow: int) -> None:
     """Makes a graph compute in fp32, and round to a narrower type every number that was of that type.
 
     Args:
@@ -89,10 +90,10 @@ def widen(model: onnx.ModelProto, narrow: int) -> None:
         narrow: The type, an element of onnx.TensorProto.
     """
     graph = model.graph
-    of_type = _values_of(model, narrow)
+    of_type = _values_of(model.proto, narrow)
     for tensor in graph.initializer:
         if tensor.data_type == narrow:
-            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name))
+            tensor.CopyFrom(model.new_tensor(tensor.name, model.values(tensor).astype(np.float32)))
     for value in (*graph.input, *graph.output):
         if value.name in of_type:
             value.type.tensor_type.elem_type = TensorProto.FLOAT

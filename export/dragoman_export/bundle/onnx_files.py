@@ -6,27 +6,28 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper
+
+from dragoman_export.graphs.onnx_model import WEIGHTS_FILE, Array, OnnxModel, weight_tensor
 
 ENCODER, DECODER, SCORER = "encoder.onnx", "decoder.onnx", "scorer.onnx"
-WEIGHTS_FILE = "weights.bin"
-Models = dict[str, onnx.ModelProto]
-"""Graphs by file name, with their weights inside."""
+Models = dict[str, OnnxModel]
+"""Graphs by file name."""
 
-_SMALLEST_EXTERNAL = 256  # bytes; smaller tensors may be shapes or axes, which ONNX Runtime needs inside the graph
 _PAGE, _LINE = 4096, 64
 
 
 def load_models(folder: Path) -> Models:
-    """Loads the graphs of a bundle."""
-    return {name: onnx.load(folder / name) for name in (ENCODER, DECODER, SCORER)}
+    """Loads the graphs of a bundle. Their weights are mapped, not read."""
+    content = np.memmap(folder / WEIGHTS_FILE, np.uint8, "r")
+    return {name: _load(folder / name, content) for name in (ENCODER, DECODER, SCORER)}
 
 
-def save_models(models: Mapping[str, onnx.ModelProto], folder: Path) -> None:
+def save_models(models: Mapping[str, OnnxModel], folder: Path) -> None:
     """Writes the graphs and `weights.bin`, which holds every tensor once, however many graphs or names it has.
 
     Args:
-        models: Graphs by file name. Their weights are moved out of them.
+        models: Graphs by file name.
         folder: Where to write.
 
     Raises:
@@ -36,29 +37,32 @@ def save_models(models: Mapping[str, onnx.ModelProto], folder: Path) -> None:
     with (folder / WEIGHTS_FILE).open("wb") as file:
         for model in models.values():
             for tensor in model.graph.initializer:
-                values = numpy_helper.to_array(tensor)
-                if values.nbytes < _SMALLEST_EXTERNAL:
+                if tensor.name not in model.weights:
                     continue
-                content = np.ascontiguousarray(values).tobytes()
+                values = np.ascontiguousarray(model.weights[tensor.name])
+                content = values.reshape(-1).view(np.uint8).data
                 digest = hashlib.sha256(content).digest()
                 if digest not in offsets:
                     # Large tensors start on a page, for mapping; small ones on a cache line, to waste less.
-                    alignment = _PAGE if len(content) >= 16 * _PAGE else _LINE
+                    alignment = _PAGE if values.nbytes >= 16 * _PAGE else _LINE
                     file.write(bytes(-file.tell() % alignment))
                     offsets[digest] = file.tell()
                     file.write(content)
-                _make_external(tensor, offsets[digest], len(content))
+                tensor.CopyFrom(weight_tensor(tensor.name, values, offsets[digest]))
     for name, model in models.items():
         path = folder / name
-        path.write_bytes(model.SerializeToString(deterministic=True))
+        path.write_bytes(model.proto.SerializeToString(deterministic=True))
         onnx.checker.check_model(path)
 
 
-def _make_external(tensor: TensorProto, offset: int, length: int) -> None:
-    """Replaces a tensor's content with its place in the weights file."""
-    for field in ("raw_data", "float_data", "int32_data", "int64_data", "double_data"):
-        tensor.ClearField(field)
-    tensor.data_location = TensorProto.EXTERNAL
-    del tensor.external_data[:]
-    for key, value in (("location", WEIGHTS_FILE), ("offset", offset), ("length", length)):
-        tensor.external_data.add(key=key, value=str(value))
+def _load(path: Path, content: Array) -> OnnxModel:
+    proto = onnx.load(path, load_external_data=False)
+    weights: dict[str, Array] = {}
+    keys: dict[str, str] = {}
+    for tensor in proto.graph.initializer:
+        if tensor.data_location == TensorProto.EXTERNAL:
+            place = {entry.key: entry.value for entry in tensor.external_data}
+            part = content[int(place["offset"]) :][: int(place["length"])]
+            weights[tensor.name] = part.view(helper.tensor_dtype_to_np_dtype(tensor.data_type)).reshape(tensor.dims)
+            keys[tensor.name] = place["offset"]  # every content is there once
+    return OnnxModel(proto, weights, keys)

@@ -8,6 +8,7 @@ from typing import Literal
 from dragoman_server.bundle.manifest import Attention, Precision
 
 MOST_LOST, MOST_LOST_BY_IMPORTS = 0.1, 10.0  # points, see `ExportOptions.max_quality_loss`
+CHECK_SAMPLES = 256
 CacheChoice = Literal["auto", "float", "int8"]
 Program = Literal["transformers", "ctranslate2", "marian"]
 
@@ -30,6 +31,8 @@ class ExportOptions:
         examples: Inputs that the model is meant for; by default some sources of dev.
         overwrite: Whether to replace an existing bundle.
         device: Device to check the graphs on.
+        check_samples: Sources whose answers by graphs and model are compared, and rows of the largest batch of steps
+            that are.
     """
 
     name: str
@@ -44,6 +47,7 @@ class ExportOptions:
     examples: Sequence[str] = ()
     overwrite: bool = False
     device: str = "auto"
+    check_samples: int = CHECK_SAMPLES
 
 
 @dataclass(frozen=True)

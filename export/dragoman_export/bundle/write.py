@@ -11,9 +11,10 @@ from pathlib import Path
 from dragoman_export.bundle.onnx_files import DECODER, ENCODER, SCORER, Models, save_models
 from dragoman_export.bundle.options import ExportOptions
 from dragoman_export.graphs import DecoderStep, Scorer, SourceEncoder, fold_model
+from dragoman_export.graphs.folding import pad_vocabulary
 from dragoman_export.graphs.interface import DTYPES, Interface, decoder_interface, encoder_interface, scorer_interface
 from dragoman_export.graphs.trace import count_operators, trace
-from dragoman_export.graphs.two_pass_top_k import split_top_k
+from dragoman_export.graphs.two_pass_top_k import padded_vocabulary, split_top_k
 from dragoman_export.original import Original
 from dragoman_server.bundle.manifest import (
     MANIFEST_FILE,
@@ -88,8 +89,10 @@ def write_manifest(manifest: Manifest, folder: Path) -> None:
 def trace_graphs(
     model: Transformer, shape: Shape, tokens: SpecialTokens, attention: Attention, precision: Precision
 ) -> Models:
-    """Returns the three graphs of a model by file name, with their weights inside."""
+    """Returns the three graphs of a model by file name."""
     folded = fold_model(model).to(DTYPES[precision])
+    if precision == "fp32":  # half precision is for GPUs, which find the best tokens otherwise
+        pad_vocabulary(folded, padded_vocabulary(shape.target_vocabulary))
     modules = {
         ENCODER: SourceEncoder(folded, last=attention == "ort"),
         DECODER: DecoderStep(folded, attention),
@@ -97,8 +100,8 @@ def trace_graphs(
     }
     ports = _interfaces(shape, attention, precision)
     graphs = {name: trace(module, ports[name]) for name, module in modules.items()}
-    if precision == "fp32":  # half precision is for GPUs
-        split_top_k(graphs[DECODER], shape.target_vocabulary)
+    if precision == "fp32":
+        split_top_k(graphs[DECODER], padded_vocabulary(shape.target_vocabulary))
     return graphs
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dragoman_export.checks.affordable import longest_source, longest_target
 from dragoman_export.checks.references import TorchReference
 from dragoman_export.checks.serving_simulation import draw_sources
 from dragoman_export.checks.tolerance import largest_difference
@@ -34,9 +35,10 @@ def check_head_inputs(runtime: Runtime, reference: TorchReference) -> HeadDiffer
     """Runs a few steps of rows that differ in edits, temperature, shortlist and attention."""
     rng = np.random.default_rng(3)
     rows = min(ROWS, runtime.max_rows)
-    sources = draw_sources(runtime.manifest, rows, runtime.source_capacity, rng)
+    longest = longest_source(runtime.manifest, rows, runtime.source_capacity)
+    sources = draw_sources(runtime.manifest, rows, longest, rng)
     vocabulary = runtime.manifest.shape.target_vocabulary
-    steps = min(len(OPTION_RATES), runtime.target_capacity)
+    steps = min(len(OPTION_RATES), longest_target(runtime.manifest, rows))
     targets = rng.integers(0, vocabulary, (rows, steps))
     logits, attention = reference.step_outputs(reference.precise, sources, targets)
     rounding = {"log_probabilities": 0.0, "attention": 0.0}

@@ -1,6 +1,7 @@
 """The parity check: the graphs, run by the server's runtime, against the model that they were exported from."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import onnxruntime as ort
@@ -8,11 +9,12 @@ import torch
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from dragoman_export.bundle.bf16_on_cpu import is_emulated
+from dragoman_export.checks.affordable import filled_rows, longest_source, longest_target, reserved_rows
 from dragoman_export.checks.greedy_parity import compare_greedy, compare_greedy_agreement, repeat_greedy
 from dragoman_export.checks.head_inputs import check_head_inputs
 from dragoman_export.checks.references import Reference, ScorerGraph, TorchReference
 from dragoman_export.checks.report import ParityReport
-from dragoman_export.checks.serving_simulation import draw_sources, longest_target, simulate_serving
+from dragoman_export.checks.serving_simulation import draw_sources, simulate_serving
 from dragoman_export.checks.step_timing import TIMED_ROWS, median_times
 from dragoman_export.checks.tolerance import TOLERANCE, allowed_difference, describe_excess, largest_difference
 from dragoman_export.errors import ExportError
@@ -29,12 +31,26 @@ SOURCES = (1, 2, 5)  # tokens; and the longest source there may be
 HEAD_TOLERANCE_FACTOR = 4  # a penalty or a low temperature multiplies the rounding
 UNUSED_ROWS = 2  # rows that no step may touch
 GREEDY_ROWS = max(TIMED_ROWS)
+
+
+def silent(_: str) -> None:
+    """Ignores a line."""
+
+
 # ONNX Runtime's exceptions have no common base; with an IO binding they are plain RuntimeErrors.
 _RUNTIME_ERRORS = (RuntimeError, DeviceError, ort_errors.Fail, ort_errors.InvalidArgument, ort_errors.NotImplemented)
 
 
-def check_bundle(bundle: Bundle, model: Transformer | None, texts: Sequence[str], device: Device) -> ParityReport:
-    """Compares the graphs of a bundle with their model.
+def check_bundle(
+    bundle: Bundle,
+    model: Transformer | None,
+    texts: Sequence[str],
+    device: Device,
+    *,
+    most_rows: int = max(BATCHES),
+    say: Callable[[str], None] = silent,
+) -> ParityReport:
+    """Compares the graphs of a bundle with their model. Large models are compared on fewer and shorter rows.
 
     Args:
         bundle: The loaded bundle, so its files match the manifest.
@@ -43,29 +59,37 @@ def check_bundle(bundle: Bundle, model: Transformer | None, texts: Sequence[str]
             the model; only its greedy answers are compared with those of the model.
         texts: Sources to decode greedily with model and graphs. Those beyond the model's limit are left out.
         device: Device to run the graphs on.
+        most_rows: Rows of the largest batch to compare.
+        say: Prints a line on the progress.
 
     Raises:
         ExportError: The graphs cannot run, or are not those of the manifest.
     """
     try:
-        return _check(bundle, model, texts, device)
+        return _check(bundle, model, texts, device, most_rows, say)
     except BundleError as error:
         raise ExportError(str(error)) from error
     except _RUNTIME_ERRORS as error:
         raise ExportError(f"the graphs of {bundle.path} can't be run: {first_line(error)}") from error
 
 
-def _check(bundle: Bundle, model: Transformer | None, texts: Sequence[str], device: Device) -> ParityReport:
+def _check(
+    bundle: Bundle,
+    model: Transformer | None,
+    texts: Sequence[str],
+    device: Device,
+    most_rows: int,
+    say: Callable[[str], None],
+) -> ParityReport:
     manifest = bundle.manifest
-    threads = usable_cpus()
-    sessions = Sessions(bundle, device, threads)
-    scorer = ScorerGraph(bundle, device, threads)
-    runtime = _warmed_up(sessions, scorer)
+    sessions = Sessions(bundle, device, usable_cpus())
     trained = None if model is None else TorchReference(model, manifest.tokens)
-    quantized = manifest.precision in INTEGERS
-    reference: Reference = scorer if trained is None or quantized else trained
+    own = trained is None or manifest.precision in INTEGERS
+    # Where PyTorch is the reference, the scorer is loaded after the other graphs, as each holds all weights.
+    reference: Reference = _warm_scorer(bundle, device) if trained is None or own else trained
+    runtime = _warm_runtime(sessions, most_rows)
     tolerance = TOLERANCE[manifest.precision]
-    report = _check_steps(runtime, reference, tolerance)
+    report = _check_steps(runtime, reference, tolerance, most_rows, say)
     document, failures = report.document, report.failures
     document |= {
         "device": str(device),
@@ -73,31 +97,48 @@ def _check(bundle: Bundle, model: Transformer | None, texts: Sequence[str], devi
         "torch": torch.__version__,
         "not_checked": _not_checked(manifest, trained is not None, device),
     }
-    runtime = Runtime(sessions, GREEDY_ROWS)
+    runtime = Runtime(sessions, reserved_rows(manifest, GREEDY_ROWS))
+    document["milliseconds"] = {} if is_emulated(manifest, device) else median_times(runtime)
     if trained is None:
         document["greedy"] = repeat_greedy(bundle, runtime, failures)
-    elif quantized:
+        return report
+    say(f"comparing answers to {len(texts)} texts")
+    if own:
         document["greedy"] = compare_greedy_agreement(bundle, runtime, trained, texts, failures)
-    else:
-        document["scorer"] = check_scorer(manifest, scorer, trained, tolerance, failures)
-        document["choices"] = _check_head(runtime, trained, tolerance, failures)
-        document["greedy"] = compare_greedy(bundle, runtime, trained, texts, tolerance, failures)
-    document["milliseconds"] = {} if is_emulated(manifest, device) else median_times(runtime)
+        return report
+    document["choices"] = _check_head(runtime, trained, tolerance, failures)
+    document["greedy"] = compare_greedy(bundle, runtime, trained, texts, tolerance, failures)
+    del sessions, runtime
+    say("comparing the scorer")
+    document["scorer"] = check_scorer(manifest, _warm_scorer(bundle, device), trained, tolerance, failures)
     return report
 
 
-def _warmed_up(sessions: Sessions, scorer: ScorerGraph) -> Runtime:
-    """Runs the graphs and the scorer once at the manifest's limits, and returns the runtime.
-
-    Raises:
-        ExportError: They do not run as the manifest says, or run out of memory.
-    """
-    bundle, device = sessions.bundle, sessions.device
-    limits, end = bundle.manifest.limits, bundle.manifest.tokens.end
-    try:
-        runtime = Runtime(sessions, max(BATCHES) + UNUSED_ROWS)
+def _warm_runtime(sessions: Sessions, most_rows: int) -> Runtime:
+    """Runs encoder and decoder once at the manifest's limits, and returns the runtime."""
+    with _explained(sessions.bundle, sessions.device):
+        manifest = sessions.bundle.manifest
+        runtime = Runtime(sessions, filled_rows(manifest, min(most_rows, max(BATCHES)) + UNUSED_ROWS))
         runtime.warm_up()
-        scorer.scores([[end] * limits.max_source_tokens], [[end] * limits.max_target_tokens])
+    return runtime
+
+
+def _warm_scorer(bundle: Bundle, device: Device) -> ScorerGraph:
+    """Runs the scorer once at the manifest's limits, and returns it."""
+    with _explained(bundle, device):
+        manifest, end = bundle.manifest, bundle.manifest.tokens.end
+        scorer = ScorerGraph(bundle, device, usable_cpus())
+        scorer.scores([[end] * manifest.limits.max_source_tokens], [[end] * longest_target(manifest, 1)])
+    return scorer
+
+
+@contextmanager
+def _explained(bundle: Bundle, device: Device) -> Iterator[None]:
+    """Raises an `ExportError` if graphs do not run as the manifest says, or run out of memory."""
+    try:
+        yield
+    except (BundleError, DeviceError):
+        raise
     except Exception as error:  # NumPy and ONNX Runtime raise various types where shapes disagree
         if is_out_of_memory(error):
             raise ExportError(
@@ -105,14 +146,20 @@ def _warmed_up(sessions: Sessions, scorer: ScorerGraph) -> Runtime:
             ) from error
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise ExportError(f"{bundle.path}: the graphs do not run as the manifest says: {reason}") from error
-    return runtime
 
 
-def _check_steps(runtime: Runtime, reference: Reference, tolerance: float) -> ParityReport:
+def _check_steps(
+    runtime: Runtime, reference: Reference, tolerance: float, most_rows: int, say: Callable[[str], None]
+) -> ParityReport:
     """Compares cached steps with the reference, for batches and sources of all sizes up to the maximum."""
-    longest = runtime.manifest.limits.max_source_tokens
-    sources = sorted({min(source, longest) for source in (*SOURCES, longest)})
-    cases = [simulate_serving(runtime, reference, rows, source) for rows in BATCHES for source in sources]
+    manifest = runtime.manifest
+    longest = manifest.limits.max_source_tokens
+    largest = max(1, min(most_rows, runtime.max_rows - UNUSED_ROWS))
+    cases = []
+    for rows in sorted({min(rows, largest) for rows in BATCHES}):
+        say(f"comparing steps of {rows} rows")
+        sources = sorted({longest_source(manifest, rows, source) for source in (*SOURCES, longest)})
+        cases += [simulate_serving(runtime, reference, rows, source) for source in sources]
     document = {
         "reference": reference.name,
         "tolerance": tolerance,
@@ -160,7 +207,7 @@ def check_scorer(
     worst = {"log_probabilities": 0.0, "cross_attention": 0.0}
     rounding = dict(worst)
     for rows, longest in ((1, 1), (3, min(5, limits.max_source_tokens)), (17, limits.max_source_tokens)):
-        sources = draw_sources(manifest, rows, longest, rng)
+        sources = draw_sources(manifest, rows, longest_source(manifest, rows, longest), rng)
         most = longest_target(manifest, rows)
         lengths = [most, 0, *rng.integers(1, most + 1, rows)][:rows]
         targets = [rng.integers(0, manifest.shape.target_vocabulary, length).tolist() for length in lengths]

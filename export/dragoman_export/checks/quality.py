@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from dragoman_export.checks.affordable import reserved_rows
 from dragoman_export.checks.offline_decoding import decode_greedily, within_limit
 from dragoman_export.run_data import spread
 from dragoman_server.bundle.load import Bundle
@@ -137,7 +138,7 @@ class AnswerSet:
 
 def _decode(bundle: Bundle, device: Device, texts: Sequence[str]) -> dict[str, list[int]]:
     """Returns the answers to the texts within the model's limit."""
-    runtime = Runtime(Sessions(bundle, device, usable_cpus()), ROWS)
+    runtime = Runtime(Sessions(bundle, device, usable_cpus()), reserved_rows(bundle.manifest, ROWS))
     kept = dict(within_limit(bundle, texts))
     return dict(zip(kept, decode_greedily(runtime, list(kept.values())), strict=True))
 

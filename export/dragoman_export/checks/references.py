@@ -1,6 +1,5 @@
 """References for the cached decoder step: the trained model, or the bundle's own scorer graph."""
 
-import copy
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Protocol
@@ -11,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, FiniteFloat, ValidationError
 
+from dragoman_export.checks.converted import Perturbation, converted, double
 from dragoman_export.checks.tolerance import largest_difference
 from dragoman_server.bundle.load import Bundle, BundleError
 from dragoman_server.bundle.manifest import MANIFEST_FILE, SpecialTokens
@@ -56,7 +56,7 @@ class TorchReference:
 
     Attributes:
         trained: The model in single precision, as trained.
-        precise: The model in double precision.
+        precise: The model in double precision, to which it converts its weights as it computes.
         tokens: Special tokens.
     """
 
@@ -65,11 +65,31 @@ class TorchReference:
 
     def __init__(self, model: Transformer, tokens: SpecialTokens) -> None:
         self.trained = model
-        self.precise = copy.deepcopy(model).double()
+        self.precise = converted(model, double)
         self.tokens = tokens
 
     def log_probabilities(self, sources: Sequence[Sequence[int]], targets: NDArray[np.int64]) -> Floats:
         return self.forward(self.precise, sources, targets)
+
+    @torch.inference_mode()
+    def choices(self, source: Sequence[int], answer: Sequence[int], begin: Sequence[int]) -> list[int]:
+        """Returns the model's most probable token at each step of an answer, in single precision.
+
+        Args:
+            source: Token ids with the end token.
+            answer: Token ids without end token, the first ones those of `begin` after the begin token.
+            begin: First decoder inputs: the begin token, and tokens that all answers start with.
+
+        Returns:
+            Token ids for each place after `begin`; the last one is what follows the answer.
+        """
+        memory, mask = self.trained.encode(torch.tensor([source]))
+        inputs = torch.tensor([[begin[0], *answer]])
+        hidden, _ = self.trained.decoder.hidden(inputs, memory, mask)
+        decoder = self.trained.decoder
+        logits = decoder.projection(hidden[0, len(begin) - 1 :])
+        chosen: list[int] = (logits if decoder.logit_bias is None else logits + decoder.logit_bias).argmax(-1).tolist()
+        return chosen
 
     def rounding(self, sources: Sequence[Sequence[int]], targets: NDArray[np.int64], exact: Floats) -> float:
         return max(
@@ -83,17 +103,7 @@ class TorchReference:
         A backward-stable program computes exactly the result of a model whose weights are about that close (Wilkinson's
         backward error). A single pass may round luckily and say little about the next one.
         """
-        models = [self.trained]
-        epsilon = torch.finfo(torch.float32).eps
-        for seed in range(PERTURBED_MODELS):
-            generator = torch.Generator().manual_seed(seed)
-            perturbed = copy.deepcopy(self.trained)
-            with torch.no_grad():
-                for weight in perturbed.parameters():
-                    up = torch.rand(weight.shape, generator=generator) < 0.5
-                    weight.mul_(torch.where(up, 1 + epsilon, 1 - epsilon))
-            models.append(perturbed)
-        return models
+        return [self.trained, *(converted(self.trained, Perturbation(seed)) for seed in range(PERTURBED_MODELS))]
 
     @torch.inference_mode()
     def forward(self, model: Transformer, sources: Sequence[Sequence[int]], targets: NDArray[np.int64]) -> Floats:

@@ -67,8 +67,6 @@ def print_report(report: ParityReport, console: Console) -> None:
     line = f"greedy answers equal: {greedy['equal']} of {greedy['sources']}"
     if greedy.get("ties"):
         line += f" ({greedy['ties']} differ between equally likely tokens)"
-    if "seconds_pytorch" in greedy:
-        line += f"; {greedy['seconds_graphs']} s, and {greedy['seconds_pytorch']} s in PyTorch without a cache"
     console.print(line)
     for work, times in document["milliseconds"].items():
         console.print(f"{work}, milliseconds: " + ", ".join(f"{n} rows {t:g}" for n, t in times.items()))

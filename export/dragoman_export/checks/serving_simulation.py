@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass, field
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dragoman_export.checks.affordable import longest_target
 from dragoman_export.checks.references import Reference
 from dragoman_export.checks.tolerance import allowed_difference, largest_difference
 from dragoman_server.bundle.manifest import Manifest
@@ -13,7 +15,6 @@ from dragoman_server.runtime.buffers import Memory
 from dragoman_server.runtime.runtime import Runtime
 
 STRIDE = 3  # steps between groups of joining rows, so that rows are of different age
-MOST_LOGITS = 2**24  # of one pass, which compares and sorts them all: some seconds
 INSPECTED_STEPS = 4  # steps of a case at which the whole cache is compared before and after
 
 
@@ -80,7 +81,7 @@ def simulate_serving(runtime: Runtime, reference: Reference, rows: int, longest:
             runtime.encode([sources[i] for i in joining], len(running))
             running += joining
         n = len(running)
-        before = _snapshot(runtime) if tick in inspected else None
+        before = _checksums(runtime, runtime.positions[:n]) if tick in inspected else None
         scores = runtime.top(n, vocabulary)
         if before is not None:
             case.stray_writes += _stray_writes(runtime, n, before)
@@ -101,11 +102,6 @@ def simulate_serving(runtime: Runtime, reference: Reference, rows: int, longest:
                 running.pop()
         case.steps += 1
     return case
-
-
-def longest_target(manifest: Manifest, rows: int) -> int:
-    """Returns how long targets of that many rows may be in tokens for all their logits to be compared in seconds."""
-    return min(manifest.limits.max_target_tokens, max(1, MOST_LOGITS // (rows * manifest.shape.target_vocabulary)))
 
 
 def _groups(rows: int) -> list[list[int]]:
@@ -138,33 +134,40 @@ def _memories(runtime: Runtime) -> dict[str, Memory]:
     return memories if runtime.pool.last is None else memories | {"last": runtime.pool.last}
 
 
-def _snapshot(runtime: Runtime) -> dict[str, NDArray[np.generic]]:
-    """Returns copies of the buffers, [planes, max_rows, ...] each."""
-    return {name: _contents(memory) for name, memory in _memories(runtime).items()}
+Marks = dict[str, NDArray[np.int64]]
+"""Checksums of each row in each plane [planes, max_rows], by name of the buffer."""
 
 
-def _contents(memory: Memory) -> NDArray[np.generic]:
-    contents = np.empty(memory.shape, memory.dtype)
-    for place in np.ndindex(memory.shape[:2]):
-        contents[place] = memory.read(*place)
-    return contents
+def _checksums(runtime: Runtime, positions: NDArray[np.int32]) -> Marks:
+    """Returns checksums of the buffers; those of the self cache leave out one position of each of the first rows.
+
+    Args:
+        runtime: The runtime.
+        positions: The position to leave out of each row in use.
+    """
+    marks: Marks = {}
+    for name, memory in _memories(runtime).items():
+        marks[name] = np.empty(memory.shape[:2], np.int64)
+        for plane, row in np.ndindex(memory.shape[:2]):
+            contents = memory.read(plane, row)
+            if name == "self" and row < len(positions):
+                contents[:, positions[row]] = 0
+            marks[name][plane, row] = crc32(contents.data)
+    return marks
 
 
-def _stray_writes(runtime: Runtime, n: int, before: dict[str, NDArray[np.generic]]) -> list[str]:
+def _stray_writes(runtime: Runtime, n: int, before: Marks) -> list[str]:
     """Returns what a step of `n` rows changed in the caches besides one position of each row's self cache.
 
     Unused rows that pad the step, as on a GPU, may change.
     """
-    after = _snapshot(runtime)
-    for name, contents in after.items():
-        padding = slice(n, runtime.padded_rows(n))
-        contents[:, padding] = before[name][:, padding]
-    changed = after["self"] != before["self"]  # [planes, max_rows, heads, positions, d_head]
-    changed[:, np.arange(n), :, runtime.positions[:n]] = False
+    after = _checksums(runtime, runtime.positions[:n])
+    changed = {name: after[name] != before[name] for name in after}
+    for rows in changed.values():
+        rows[:, n : runtime.padded_rows(n)] = False
     sentences = []
-    if changed[:, n:].any():
+    if changed["self"][:, n:].any():
         sentences.append("a row that was not in use was written to")
-    if changed.any():
+    if changed["self"].any():
         sentences.append("a position of the self cache changed that is not the new token's")
-    changed_buffers = [name for name in after if name != "self" and (after[name] != before[name]).any()]
-    return sentences + [f"the {name} buffer changed" for name in changed_buffers]
+    return sentences + [f"the {name} buffer changed" for name in after if name != "self" and changed[name].any()]

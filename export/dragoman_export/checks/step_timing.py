@@ -1,7 +1,7 @@
 """Times encoder runs and decoder steps."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from statistics import median
 from typing import Any
@@ -12,6 +12,8 @@ from dragoman_export.checks.serving_simulation import draw_sources
 from dragoman_server.runtime.runtime import Runtime
 
 ROUNDS = 30
+FEWEST_ROUNDS = 3
+MOST_SECONDS = 3.0  # of rounds beyond the fewest
 TIMED_ROWS = (1, 8, 32)
 SHORT_SOURCE = 16
 
@@ -29,11 +31,12 @@ def fill_with_short_sources(runtimes: Sequence[Runtime], rows: int, seed: int) -
 def median_times(runtime: Runtime) -> dict[str, dict[str, float]]:
     """Returns median milliseconds of encoding and of a step by number of rows: a rough guide, on whatever machine."""
     result: dict[str, dict[str, float]] = {"encode": {}, "step": {}}
-    sources = fill_with_short_sources([runtime], max(TIMED_ROWS), seed=2)
-    for rows in TIMED_ROWS:
+    timed = [rows for rows in TIMED_ROWS if rows <= runtime.max_rows]
+    sources = fill_with_short_sources([runtime], max(timed), seed=2)
+    for rows in timed:
         result["encode"][str(rows)] = _median_milliseconds(partial(runtime.encode, sources[:rows], 0), 10)
     runtime.positions[:] = runtime.target_capacity // 2
-    for rows in TIMED_ROWS:
+    for rows in timed:
         result["step"][str(rows)] = _median_milliseconds(partial(runtime.top, rows, 1), ROUNDS)
     return result
 
@@ -44,7 +47,7 @@ def fastest_steps(runtimes: Sequence[Runtime], rows: int) -> list[float]:
     The runtimes take turns, as the load of the machine changes.
     """
     fastest = [float("inf")] * len(runtimes)
-    for _ in range(ROUNDS):
+    for _ in _rounds(ROUNDS):
         for i, runtime in enumerate(runtimes):
             start = time.perf_counter()
             runtime.top(rows, 1)
@@ -52,10 +55,19 @@ def fastest_steps(runtimes: Sequence[Runtime], rows: int) -> list[float]:
     return fastest
 
 
+def _rounds(most: int) -> Iterator[int]:
+    """Counts to `most`, but stops early where that would take long."""
+    start = time.perf_counter()
+    for done in range(most):
+        if done >= FEWEST_ROUNDS and time.perf_counter() - start > MOST_SECONDS:
+            return
+        yield done
+
+
 def _median_milliseconds(work: Callable[[], Any], times: int) -> float:
     work()
     spent = []
-    for _ in range(times):
+    for _ in _rounds(times):
         start = time.perf_counter()
         work()
         spent.append(1e3 * (time.perf_counter() - start))

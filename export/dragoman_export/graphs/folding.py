@@ -7,6 +7,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from dragoman_export.graphs.operators import attention
 from dragoman_export.graphs.packing import PackedEncoder, Packing, Unpacked
@@ -118,13 +119,14 @@ class FoldedModel(nn.Module):
 
 @torch.no_grad()
 def fold_model(trained: Transformer) -> FoldedModel:
-    """Returns a copy of the model for export: fewer and larger products, no separate factors, no padding.
+    """Returns a copy of the model for export: fewer and larger products, no separate factors, no padding. What stays as
+    it is shares the memory of the model.
 
     The factor sqrt(d_model) moves into the token tables, 1 / sqrt(d_head) into the query projections, and the scale of
     the decoder's output into its last norm. Where a table is also the output projection, that norm takes the inverse of
     the table's factor too, so that the table is still stored once.
     """
-    model = copy.deepcopy(trained).eval()
+    model = _copy_to_fold(trained)
     decoder_layers = cast(Sequence[DecoderLayer], model.decoder.layers)
     memory = concatenate([layer.cross_attention.key_value for layer in decoder_layers])
     for layer in cast(Iterable[EncoderLayer | DecoderLayer], chain(model.encoder.layers, decoder_layers)):
@@ -145,6 +147,22 @@ def fold_model(trained: Transformer) -> FoldedModel:
     return FoldedModel(model, memory)
 
 
+@torch.no_grad()
+def pad_vocabulary(model: FoldedModel, size: int) -> None:
+    """Adds target tokens that are never chosen until there are `size`, also to the tables tied to the projection."""
+    decoder, projection = model.decoder, model.decoder.projection
+    more = size - projection.out_features
+    if not more:
+        return
+    tied = [e.tokens for e in (model.encoder.embedding, decoder.embedding) if e.tokens.weight is projection.weight]
+    bias = projection.weight.new_zeros(len(projection.weight)) if decoder.logit_bias is None else decoder.logit_bias
+    decoder.logit_bias = functional.pad(bias, (0, more), value=-torch.inf)
+    weight = nn.Parameter(functional.pad(projection.weight, (0, 0, 0, more)), requires_grad=False)
+    for module in (projection, *tied):
+        module.weight = weight
+    projection.out_features = size
+
+
 def concatenate(linears: Iterable[nn.Linear]) -> nn.Linear:
     """Returns one linear map with the outputs of several, one after the other."""
     parts = list(linears)
@@ -160,6 +178,21 @@ def table(rows: Tensor) -> nn.Embedding:
     embedding = nn.Embedding(*rows.shape)
     embedding.weight = nn.Parameter(rows.detach(), requires_grad=False)
     return embedding
+
+
+def _copy_to_fold(trained: Transformer) -> Transformer:
+    """Returns a copy in evaluation mode that shares the memory of all parameters that folding does not change."""
+    changed = {id(parameter) for parameter in _last_norm(trained).parameters()}
+    for embedding in (trained.encoder.embedding, trained.decoder.embedding):
+        if embedding.scale != 1:
+            changed.add(id(embedding.tokens.weight))
+    # New parameters on the same memory: a conversion to half precision replaces that of a parameter.
+    shared = {
+        id(parameter): nn.Parameter(parameter.data, requires_grad=False)
+        for parameter in trained.parameters()
+        if id(parameter) not in changed
+    }
+    return copy.deepcopy(trained, cast(dict[int, object], shared)).eval()
 
 
 def _scaled_query(attention: MultiHeadAttention) -> nn.Linear:

@@ -5,13 +5,14 @@ import warnings
 from collections import Counter
 from typing import Any
 
-import numpy as np
 import onnx
+import onnx_ir
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 from torch import nn
 
 from dragoman_export.graphs.interface import Interface, Port
+from dragoman_export.graphs.onnx_model import SMALLEST_WEIGHT, Array, OnnxModel, weight_tensor
 from dragoman_export.graphs.operators import OPSET
 
 _ELEMENT_TYPES = {
@@ -23,10 +24,11 @@ _ELEMENT_TYPES = {
 }
 
 
-def trace(module: nn.Module, interface: Interface) -> onnx.ModelProto:
-    """Exports a module with the names and dimensions of its interface. The weights are inside the model.
+def trace(module: nn.Module, interface: Interface) -> OnnxModel:
+    """Exports a module with the names and dimensions of its interface.
 
-    The result depends on the module alone: it holds no time, path or stack trace.
+    The result depends on the module alone: it holds no time, path or stack trace. Its weights are the parameters of the
+    module, not copies.
     """
     names = {d for port in interface.inputs for d in port.shape if isinstance(d, str)}
     dimensions = {name: torch.export.Dim(name) for name in sorted(names)}
@@ -51,17 +53,32 @@ def trace(module: nn.Module, interface: Interface) -> onnx.ModelProto:
     finally:
         logger.setLevel(level)
     assert program is not None
-    model = program.model_proto
-    _declare(model, interface)
-    _drop_unused_outputs(model)
+    model = _without_weights(program.model)
+    _declare(model.proto, interface)
+    _drop_unused_outputs(model.proto)
     _transpose_gemm_weights(model)
-    _strip(model)
+    _strip(model.proto)
     return model
 
 
-def count_operators(model: onnx.ModelProto) -> Counter[str]:
+def count_operators(model: OnnxModel) -> Counter[str]:
     """Returns how many nodes of each operator a graph has."""
     return Counter(node.op_type for node in model.graph.node)
+
+
+def _without_weights(traced: onnx_ir.Model) -> OnnxModel:
+    """Converts a traced model to a protocol buffer that lacks the contents of its weights."""
+    weights: dict[str, Array] = {}
+    for name, value in traced.graph.initializers.items():
+        assert value.const_value is not None
+        if value.const_value.nbytes >= SMALLEST_WEIGHT:
+            weights[name] = value.const_value.numpy()
+            value.const_value = onnx_ir.tensor(weights[name][:0], name=name)
+    proto = onnx_ir.serde.serialize_model(traced)
+    for tensor in proto.graph.initializer:
+        if tensor.name in weights:
+            tensor.CopyFrom(weight_tensor(tensor.name, weights[tensor.name]))
+    return OnnxModel(proto, weights)
 
 
 def _by_parameter(module: nn.Module, dynamic: list[dict[int, torch.export.Dim]]) -> tuple[object, ...]:
@@ -102,24 +119,24 @@ def _drop_unused_outputs(model: onnx.ModelProto) -> None:
         node.output.extend(outputs)
 
 
-def _transpose_gemm_weights(model: onnx.ModelProto) -> None:
+def _transpose_gemm_weights(model: OnnxModel) -> None:
     """Turns the weight [out, in] of each Gemm into [in, out].
 
     The exporter writes a linear map of a matrix as Gemm with a transposed weight, and that of a batch of matrices as
     MatMul with a weight transposed beforehand. With one layout the graphs can share it. A weight that is also an
     embedding stays as it is.
     """
-    uses = Counter(name for node in model.graph.node for name in node.input)
-    weights = {tensor.name: tensor for tensor in model.graph.initializer}
-    for node in model.graph.node:
+    graph = model.graph
+    uses = Counter(name for node in graph.node for name in node.input)
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
         transposed = [a for a in node.attribute if a.name == "transB" and a.i == 1]
         if node.op_type != "Gemm" or not transposed:
             continue
-        weight = weights.get(node.input[1])
+        weight = tensors.get(node.input[1])
         if weight is None or uses[weight.name] > 1:
             continue
-        values = np.ascontiguousarray(numpy_helper.to_array(weight).T)
-        weight.CopyFrom(numpy_helper.from_array(values, weight.name))
+        weight.CopyFrom(model.new_tensor(weight.name, model.values(weight).T))
         node.attribute.remove(transposed[0])
 
 

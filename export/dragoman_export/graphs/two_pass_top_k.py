@@ -5,19 +5,23 @@ passes (434 against 63 us): the first takes the maximum of each block of tokens,
 second the best tokens of the blocks that can hold them.
 """
 
+import math
 from typing import Any
 
 import numpy as np
-import onnx
 from onnx import NodeProto, helper, numpy_helper
+
+from dragoman_export.graphs.onnx_model import OnnxModel
 
 SMALLEST = 4096  # tokens, for two passes to be faster
 NARROWEST, WIDEST = 32, 512  # tokens of a block
 IDS = "ids"  # output of the decoder's TopK over the whole vocabulary
 
 
-def split_top_k(model: onnx.ModelProto, vocabulary: int) -> None:
+def split_top_k(model: OnnxModel, vocabulary: int) -> None:
     """Rewrites the decoder's TopK over the whole vocabulary, if that is large and divides into blocks.
+
+    `padded_vocabulary` makes any large vocabulary divide.
 
     Only for graphs that run on CPUs: on a GPU the nodes that compute with `k`, which is on the host, would prevent CUDA
     graphs. Values, ids and their order stay the same for any numbers; of equal numbers the lowest id comes first.
@@ -49,6 +53,14 @@ def block_width(vocabulary: int) -> int | None:
         return None
     divisors = [width for width in range(NARROWEST, WIDEST + 1) if vocabulary % width == 0]
     return min(divisors, key=lambda width: abs(width - vocabulary**0.5), default=None)
+
+
+def padded_vocabulary(vocabulary: int) -> int:
+    """Returns the vocabulary with as many tokens more as it takes to divide into blocks."""
+    if vocabulary < SMALLEST or block_width(vocabulary):
+        return vocabulary
+    width = 1 << round(math.log2(vocabulary) / 2)
+    return vocabulary + -vocabulary % min(max(width, NARROWEST), WIDEST)
 
 
 def _in_blocks(top: NodeProto, width: int) -> list[NodeProto]:

@@ -6,9 +6,11 @@ on other rows.
 
 from collections.abc import Mapping
 
+import numpy as np
+from numpy.typing import NDArray
 from onnx import helper
 
-from dragoman_export.precision.editable_graph import CONTRIB, EditableGraph, Product
+from dragoman_export.precision.editable_graph import CONTRIB, EditableGraph, Floats, Product
 from dragoman_export.precision.scales import BLOCK, by_block
 
 ACCURACY_LEVEL = 4  # activations are multiplied as 8-bit integers
@@ -32,18 +34,24 @@ def quantize(graph: EditableGraph, bits: Mapping[str, int]) -> None:
     for table in graph.lookup_tables():
         values = graph.values(table)
         if values.shape[1] % BLOCK == 0:
-            integers, block_scales = by_block(values, 8)
+            integers, block_scales = _rounded(graph, table, 8, transposed=True)
             tables[table] = 8, graph.add(f"{table}.int8", integers), graph.add(f"{table}.scales", block_scales)
     for table, (width, stored, scales) in tables.items():
         _look_up(graph, table, width, stored, scales)
 
 
+def _rounded(graph: EditableGraph, weight: str, bits: int, *, transposed: bool) -> tuple[NDArray[np.uint8], Floats]:
+    def compute(values: Floats) -> tuple[NDArray[np.uint8], Floats]:
+        return by_block(values, bits)
+
+    return graph.rounded(weight, f"blocks of {bits} bits", compute, transposed=transposed)
+
+
 def _multiply(graph: EditableGraph, product: Product, width: int) -> tuple[str, str]:
     """Rewrites one product; returns the names of the weight's integers and scales."""
-    weight = graph.values(product.weight)
-    weight = weight if product.transposed else weight.T
-    outputs, inputs = weight.shape
-    blocks, block_scales = by_block(weight, width)
+    shape = graph.values(product.weight).shape
+    outputs, inputs = shape if product.transposed else shape[::-1]
+    blocks, block_scales = _rounded(graph, product.weight, width, transposed=product.transposed)
     stored = graph.add(f"{product.weight}.int{width}", blocks)
     scales = graph.add(f"{product.weight}.scales", block_scales)
     arguments = [product.x, stored, scales]

@@ -7,10 +7,11 @@ of the bytes takes less time. For few rows or short sequences, dequantizing cost
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-import onnx
 from onnx import NodeProto, TensorProto, helper
 
+from dragoman_export.checks.affordable import reserved_rows
 from dragoman_export.checks.step_timing import fastest_steps
+from dragoman_export.graphs.onnx_model import OnnxModel
 from dragoman_export.precision.calibration import Feed
 from dragoman_export.precision.editable_graph import CONTRIB, EditableGraph, Floats
 from dragoman_server.bundle.load import Bundle
@@ -30,17 +31,18 @@ Scales = Mapping[str, Floats]
 
 def are_faster(with_floats: Bundle, with_integers: Bundle, feeds: Sequence[Feed], threads: int) -> bool:
     """Returns whether integers in the caches make steps faster, in the middle of targets like those of the feeds."""
-    some = [feeds[i % len(feeds)] for i in range(TIMED_ROWS)]
+    rows = reserved_rows(with_floats.manifest, TIMED_ROWS)
+    some = [feeds[i % len(feeds)] for i in range(rows)]
     middle = sum(feed["target_ids"].size for feed in some) // (2 * len(some))
-    runtimes = [Runtime(Sessions(bundle, CPU, threads), TIMED_ROWS) for bundle in (with_floats, with_integers)]
+    runtimes = [Runtime(Sessions(bundle, CPU, threads), rows) for bundle in (with_floats, with_integers)]
     for runtime in runtimes:
         runtime.encode([feed["source_ids"][0].tolist() for feed in some], 0)
         runtime.positions[:] = middle
-    floats, integers = fastest_steps(runtimes, TIMED_ROWS)
+    floats, integers = fastest_steps(runtimes, rows)
     return integers <= WORTHWHILE * floats
 
 
-def quantize(model: onnx.ModelProto, scales: Scales) -> None:
+def quantize(model: OnnxModel, scales: Scales) -> None:
     """Makes the caches that a graph reads or writes integers; the scorer has none."""
     graph = EditableGraph(model)
     if any(is_cache(value.name) for value in graph.proto.input):

@@ -4,12 +4,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from dragoman_export.checks.affordable import reserved_rows
 from dragoman_export.checks.quality import ComparisonSet
+from dragoman_export.graphs.onnx_model import OnnxModel
 from dragoman_export.precision.editable_graph import EditableGraph, Floats
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.machine import usable_cpus
@@ -50,12 +51,14 @@ def scorer_feed(source: Sequence[int], target: Sequence[int], begin: int) -> Fee
     }
 
 
-def cpu_session(model: onnx.ModelProto) -> ort.InferenceSession:
-    """Opens a session for a graph with its weights inside."""
+def cpu_session(model: OnnxModel) -> ort.InferenceSession:
+    """Opens a session for a graph that is not in a file."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = usable_cpus()
     options.log_severity_level = 4
-    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    weights = {name: np.ascontiguousarray(values) for name, values in model.weights.items()}
+    options.add_external_initializers(list(weights), [ort.OrtValue.ortvalue_from_numpy(w) for w in weights.values()])
+    return ort.InferenceSession(model.proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def log_probabilities(scorer: ort.InferenceSession, feeds: Sequence[Feed]) -> Floats:
@@ -64,19 +67,20 @@ def log_probabilities(scorer: ort.InferenceSession, feeds: Sequence[Feed]) -> Fl
     return found
 
 
-def activation_ranges(scorer: onnx.ModelProto, feeds: Iterable[Feed]) -> dict[str, Range]:
+def activation_ranges(scorer: OnnxModel, feeds: Iterable[Feed]) -> dict[str, Range]:
     """Returns the range of the activations of each weight, by the weight's key.
 
     Args:
         scorer: The scorer graph, which has all weights of a model. It is not changed.
         feeds: Its inputs.
     """
-    model = onnx.ModelProto.FromString(scorer.SerializeToString())
+    model = scorer.copy()
     keys: dict[str, list[str]] = {}
     for product in EditableGraph(model).products():
         keys.setdefault(product.x, []).append(product.key)
-    del model.graph.output[:]
-    model.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in keys)
+    graph = model.graph
+    del graph.output[:]
+    graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in keys)
     session = cpu_session(model)
     found: dict[str, Range] = {}
     for feed in feeds:
@@ -97,7 +101,8 @@ def cache_peaks(exact: Bundle, feeds: Sequence[Feed], threads: int) -> dict[str,
         feeds: Sources, and targets to decode whatever the model would choose.
         threads: Threads of the runtime.
     """
-    runtime = Runtime(Sessions(exact, CPU, threads), CACHE_ROWS)
+    rows = reserved_rows(exact.manifest, CACHE_ROWS)
+    runtime = Runtime(Sessions(exact, CPU, threads), rows)
     shape = exact.manifest.shape
     peaks = {
         f"{kind}_{part}_{layer}": np.zeros((1, shape.heads, 1, shape.d_head), np.float32)
@@ -105,8 +110,8 @@ def cache_peaks(exact: Bundle, feeds: Sequence[Feed], threads: int) -> dict[str,
         for layer in range(shape.decoder_layers)
         for part in ("key", "value")
     }
-    for start in range(0, len(feeds), CACHE_ROWS):
-        lengths = _force_targets(runtime, feeds[start : start + CACHE_ROWS])
+    for start in range(0, len(feeds), rows):
+        lengths = _force_targets(runtime, feeds[start : start + rows])
         for name, seen in peaks.items():
             memory, plane = runtime.pool.place(name)
             for row, length in enumerate(lengths[name.split("_")[0]]):

@@ -1,15 +1,16 @@
 """A graph under rewriting, and the matrix products in it whose one factor is a trained weight."""
 
-import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
+
+from dragoman_export.graphs.onnx_model import OnnxModel
 
 Floats = NDArray[np.float32]
 CONTRIB = "com.microsoft"  # the domain of ONNX Runtime's own operators
@@ -37,8 +38,16 @@ class Product:
     key: str
 
 
+Rounded = dict[tuple[str, str, bool], tuple[NDArray[Any], Floats]]
+"""Integers and scales by key of a weight, kind of rounding, and whether the weight was transposed."""
+
+
 class EditableGraph:
     """A graph under rewriting.
+
+    Args:
+        model: The model to rewrite.
+        rounded: Weights that were rounded for other graphs of a bundle, to round each only once.
 
     Attributes:
         proto: The graph, whose nodes and initializers `finish` replaces.
@@ -47,21 +56,42 @@ class EditableGraph:
         makers: The node that computes each value.
     """
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    def __init__(self, model: OnnxModel, rounded: Rounded | None = None) -> None:
         self.model, self.proto = model, model.graph
+        self._rounded: Rounded = {} if rounded is None else rounded
         self.tensors = {tensor.name: tensor for tensor in self.proto.initializer}
         self.nodes = list(self.proto.node)
         self.makers = {name: node for node in self.nodes for name in node.output}
-        self._keys: dict[str, str] = {}
 
     def values(self, name: str) -> NDArray[Any]:
         """Returns the content of an initializer."""
-        return numpy_helper.to_array(self.tensors[name])
+        return self.model.values(self.tensors[name])
+
+    def key(self, name: str) -> str:
+        """Returns the identity of an initializer's content, the same in every graph of a bundle that has it."""
+        return self.model.key(self.tensors[name])
+
+    def rounded(
+        self, name: str, kind: str, compute: Callable[[Floats], tuple[NDArray[Any], Floats]], *, transposed: bool
+    ) -> tuple[NDArray[Any], Floats]:
+        """Returns a weight's integers and scales.
+
+        Args:
+            name: Name of the weight.
+            kind: Kind of rounding.
+            compute: Rounds a weight [out, in].
+            transposed: Whether the weight is [out, in], not [in, out].
+        """
+        place = self.key(name), kind, transposed
+        if place not in self._rounded:
+            weight = self.values(name)
+            self._rounded[place] = compute(weight if transposed else weight.T)
+        return self._rounded[place]
 
     def add(self, name: str, values: NDArray[Any]) -> str:
         """Adds an initializer unless it exists, and returns its name."""
         if name not in self.tensors:
-            self.tensors[name] = numpy_helper.from_array(np.asarray(values), name)
+            self.tensors[name] = self.model.new_tensor(name, np.asarray(values))
         return name
 
     def products(self) -> Iterator[Product]:
@@ -114,9 +144,10 @@ class EditableGraph:
         copies = [TensorProto.FromString(tensor.SerializeToString()) for tensor in tensors]
         del self.proto.initializer[:]
         self.proto.initializer.extend(copies)
+        self.model.keep_weights(used)
         contrib = any(node.domain == CONTRIB for node in kept)
-        if contrib and not any(opset.domain == CONTRIB for opset in self.model.opset_import):
-            self.model.opset_import.append(helper.make_opsetid(CONTRIB, 1))
+        if contrib and not any(opset.domain == CONTRIB for opset in self.model.proto.opset_import):
+            self.model.proto.opset_import.append(helper.make_opsetid(CONTRIB, 1))
 
     def _product(self, node: onnx.NodeProto) -> Product | None:
         if node.op_type not in ("Gemm", "MatMul") or node.domain not in ("", "ai.onnx"):
@@ -134,10 +165,4 @@ class EditableGraph:
         bias = node.input[2] if len(node.input) > 2 and node.input[2] else None
         if bias is not None and bias not in self.tensors:
             return None
-        return Product(node, node.input[0], weight, transposed, bias, self._key(weight))
-
-    def _key(self, name: str) -> str:
-        """Returns a digest of an initializer's content."""
-        if name not in self._keys:
-            self._keys[name] = hashlib.sha256(self.values(name).tobytes()).hexdigest()
-        return self._keys[name]
+        return Product(node, node.input[0], weight, transposed, bias, self.model.key(tensor))

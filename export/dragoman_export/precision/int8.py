@@ -11,10 +11,11 @@ does not.
 from collections.abc import Collection, Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import NodeProto, helper
 
 from dragoman_export.precision.calibration import Range
-from dragoman_export.precision.editable_graph import CONTRIB, EditableGraph, Product
+from dragoman_export.precision.editable_graph import CONTRIB, EditableGraph, Floats, Product
 from dragoman_export.precision.scales import LARGEST_FACTOR, LARGEST_IN_TABLE, activation_scale, by_output
 
 
@@ -34,7 +35,10 @@ def quantize(graph: EditableGraph, ranges: Mapping[str, Range], kept: Collection
         if product.transposed:
             tables[product.weight] = names
         _multiply(graph, product, names, ranges[product.key])
-    tables |= {table: _store(graph, table, LARGEST_IN_TABLE, transposed=True) for table in graph.lookup_tables()}
+    for table in graph.lookup_tables():
+        # A table that is a factor in another graph has that graph's integers here too, so that it is stored once.
+        factor = graph.key(table) in ranges and graph.key(table) not in kept
+        tables[table] = _store(graph, table, LARGEST_FACTOR if factor else LARGEST_IN_TABLE, transposed=True)
     for table, names in tables.items():
         for node in graph.lookups(table):
             _look_up(graph, node, *names)
@@ -42,9 +46,12 @@ def quantize(graph: EditableGraph, ranges: Mapping[str, Range], kept: Collection
 
 def _store(graph: EditableGraph, weight: str, largest: int, *, transposed: bool) -> tuple[str, str]:
     """Adds a weight's integers and their scales [out]; returns both names."""
-    values = graph.values(weight)
-    quantized, scales = by_output(values if transposed else values.T, largest)
-    stored = quantized if transposed else np.ascontiguousarray(quantized.T)
+
+    def compute(values: Floats) -> tuple[NDArray[np.int8], Floats]:
+        return by_output(values, largest)
+
+    quantized, scales = graph.rounded(weight, f"int8 to {largest}", compute, transposed=transposed)
+    stored = quantized if transposed else quantized.T
     return graph.add(f"{weight}.int8", stored), graph.add(f"{weight}.scale", scales)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from dragoman_export.bundle.bf16_on_cpu import is_emulated
+from dragoman_export.checks.affordable import reserved_rows
 from dragoman_export.checks.quality import NAMES, DecodedSet, points_worse
 from dragoman_export.checks.step_timing import fastest_steps, fill_with_short_sources
 from dragoman_export.errors import ExportError
@@ -108,10 +109,11 @@ def step_times(bundles: tuple[Bundle, Bundle], device: Device) -> dict[str, floa
 
     The rows are in the middle of their targets, over short sources.
     """
-    runtimes = [Runtime(Sessions(bundle, device, usable_cpus()), max(TIMED_ROWS)) for bundle in bundles]
-    fill_with_short_sources(runtimes, max(TIMED_ROWS), seed=4)
+    most = reserved_rows(bundles[0].manifest, max(TIMED_ROWS))
+    runtimes = [Runtime(Sessions(bundle, device, usable_cpus()), most) for bundle in bundles]
+    fill_with_short_sources(runtimes, most, seed=4)
     shares = {}
-    for rows in TIMED_ROWS:
+    for rows in (rows for rows in TIMED_ROWS if rows <= most):
         before, after = fastest_steps(runtimes, rows)
         shares[str(rows)] = round(after / before, 2)
     return shares

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import onnx
 
 from dragoman_export.bundle.onnx_files import SCORER, load_models
 from dragoman_export.bundle.options import CacheChoice
 from dragoman_export.checks.quality import ComparisonSet, DecodedSet
 from dragoman_export.errors import ExportError
+from dragoman_export.graphs.onnx_model import OnnxModel
 from dragoman_export.precision.caches import Scales, are_faster
 from dragoman_export.precision.calibration import (
     Feed,
@@ -126,7 +126,7 @@ def quantize_within_limit(task: QuantizationTask, cache: CacheChoice) -> Quantiz
 
 
 def rank_by_sensitivity(
-    scorer: onnx.ModelProto, feeds: Sequence[Feed], precision: Integers, weights: CalibratedWeights
+    scorer: OnnxModel, feeds: Sequence[Feed], precision: Integers, weights: CalibratedWeights
 ) -> list[tuple[str, float]]:
     """Returns the keys of the weights with the cost of each, the most sensitive first.
 
@@ -141,8 +141,8 @@ def rank_by_sensitivity(
     exact = log_probabilities(cpu_session(scorer), feeds)
     costs: dict[str, float] = {}
     for key in weights.names:
-        model = onnx.ModelProto.FromString(scorer.SerializeToString())
-        alone = CalibratedWeights({key: weights.names[key]}, {key: weights.ranges[key]})
+        model = scorer.copy()
+        alone = CalibratedWeights({key: weights.names[key]}, {key: weights.ranges[key]}, weights.rounded)
         quantize_graph(model, precision, alone, ())
         costs[key] = float(np.abs(log_probabilities(cpu_session(model), feeds) - exact).mean())
     return sorted(costs.items(), key=lambda item: -item[1])

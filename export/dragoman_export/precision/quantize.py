@@ -2,17 +2,16 @@
 
 import shutil
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import onnx
-
-from dragoman_export.bundle.onnx_files import DECODER, ENCODER, SCORER, WEIGHTS_FILE, Models, load_models, save_models
+from dragoman_export.bundle.onnx_files import DECODER, ENCODER, SCORER, Models, load_models, save_models
 from dragoman_export.bundle.write import file_entry, write_manifest
+from dragoman_export.graphs.onnx_model import WEIGHTS_FILE, OnnxModel
 from dragoman_export.graphs.trace import count_operators
 from dragoman_export.precision import blockwise, caches, int8
 from dragoman_export.precision.calibration import Range
-from dragoman_export.precision.editable_graph import EditableGraph
+from dragoman_export.precision.editable_graph import EditableGraph, Rounded
 from dragoman_server.bundle.load import Bundle, load_bundle
 from dragoman_server.bundle.manifest import MANIFEST_FILE, Integers
 
@@ -26,10 +25,12 @@ class CalibratedWeights:
     Attributes:
         names: Names by key.
         ranges: Ranges of the activations that they multiply, by key.
+        rounded: Weights that were rounded already.
     """
 
     names: Mapping[str, str]
     ranges: Mapping[str, Range]
+    rounded: Rounded = field(default_factory=dict)
 
 
 def weight_names(models: Models) -> dict[str, str]:
@@ -41,9 +42,7 @@ def weight_names(models: Models) -> dict[str, str]:
     return names
 
 
-def quantize_graph(
-    model: onnx.ModelProto, precision: Integers, weights: CalibratedWeights, wider: Collection[str]
-) -> None:
+def quantize_graph(model: OnnxModel, precision: Integers, weights: CalibratedWeights, wider: Collection[str]) -> None:
     """Makes the weights of a graph integers.
 
     Args:
@@ -52,7 +51,7 @@ def quantize_graph(
         weights: The weights to quantize.
         wider: Keys of the weights that get the next wider precision.
     """
-    graph = EditableGraph(model)
+    graph = EditableGraph(model, weights.rounded)
     if precision == "int8":
         int8.quantize(graph, weights.ranges, wider)
     else:

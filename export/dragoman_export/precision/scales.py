@@ -11,7 +11,7 @@ The scale of a weight is the best of eleven, from the one that just reaches the 
 `round_to_integers` takes the one with the least squared error.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ SHARES = tuple(1 - 0.02 * step for step in range(11))
 LARGEST_FACTOR = 63  # int8 weights in products have 7 bits and are symmetric, see precision.int8
 LARGEST_IN_TABLE = 127  # int8 tables of which only rows are gathered
 LARGEST_CACHED = 127  # int8 caches
+MOST_NUMBERS = 1 << 20  # of a weight that are rounded at a time
 BLOCK = 32  # inputs that share a scale in int8-weights and int4
 
 
@@ -55,10 +56,14 @@ def round_to_integers(
 
 def by_output(weight: Floats, largest: int = LARGEST_FACTOR) -> tuple[NDArray[np.int8], Floats]:
     """Returns a weight [out, in] as integers from -largest to largest, and the scale of each row [out]."""
-    peaks = np.abs(weight).max(1, keepdims=True)
-    reaching = np.where(peaks == 0, 1, peaks / largest).astype(np.float32)
-    integers, scales = round_to_integers(weight, reaching, -largest, largest)
-    return integers.astype(np.int8), scales[:, 0]
+    stored, scales = np.empty(weight.shape, np.int8), np.empty(len(weight), np.float32)
+    for rows in _some_rows(weight):
+        some = weight[rows]
+        peaks = np.abs(some).max(1, keepdims=True)
+        reaching = np.where(peaks == 0, 1, peaks / largest).astype(np.float32)
+        integers, best = round_to_integers(some, reaching, -largest, largest)
+        stored[rows], scales[rows] = integers, best[:, 0]
+    return stored, scales
 
 
 def by_block(weight: Floats, bits: int) -> tuple[NDArray[np.uint8], Floats]:
@@ -73,17 +78,28 @@ def by_block(weight: Floats, bits: int) -> tuple[NDArray[np.uint8], Floats]:
         half, and their scales [out, blocks].
     """
     outputs, inputs = weight.shape
-    weight = np.pad(weight, ((0, 0), (0, -inputs % BLOCK))).reshape(outputs, -1, BLOCK)
+    blocks = -(-inputs // BLOCK)
+    stored = np.empty((outputs, blocks, BLOCK * bits // 8), np.uint8)
+    scales = np.empty((outputs, blocks), np.float32)
     zero = 1 << (bits - 1)
-    # The value of the largest magnitude becomes the least integer, as there is one more integer below zero than above.
-    peaks = np.take_along_axis(weight, np.abs(weight).argmax(-1)[..., None], -1)
-    reaching = np.where(peaks == 0, 1, peaks / -zero).astype(np.float32)
-    shares = SHARES if bits == 4 else (1.0,)
-    rounded, scales = round_to_integers(weight, reaching, -zero, zero - 1, shares)
-    integers = (rounded + zero).astype(np.uint8)
-    if bits == 4:
-        integers = integers[..., ::2] | (integers[..., 1::2] << np.uint8(4))
-    return integers, scales[..., 0]
+    for rows in _some_rows(weight):
+        some = np.pad(weight[rows], ((0, 0), (0, -inputs % BLOCK))).reshape(-1, blocks, BLOCK)
+        # The value of the largest magnitude becomes the least integer, as there is one more below zero than above.
+        peaks = np.take_along_axis(some, np.abs(some).argmax(-1)[..., None], -1)
+        reaching = np.where(peaks == 0, 1, peaks / -zero).astype(np.float32)
+        rounded, best = round_to_integers(some, reaching, -zero, zero - 1, SHARES if bits == 4 else (1.0,))
+        integers = (rounded + zero).astype(np.uint8)
+        if bits == 4:
+            integers = integers[..., ::2] | (integers[..., 1::2] << np.uint8(4))
+        stored[rows], scales[rows] = integers, best[..., 0]
+    return stored, scales
+
+
+def _some_rows(weight: Floats) -> Iterator[slice]:
+    """Yields all rows in parts, as rounding takes several copies."""
+    step = max(1, MOST_NUMBERS // weight.shape[1])
+    for start in range(0, len(weight), step):
+        yield slice(start, start + step)
 
 
 def activation_scale(seen: Range) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:

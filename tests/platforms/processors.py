@@ -11,6 +11,8 @@ from pathlib import Path
 from dragoman.local import LocalServer
 
 EMULATOR = "qemu-x86_64"
+# With these a host may fix the kernels of NumPy's OpenBLAS, which the emulated processor may be unable to run.
+HOST_KERNELS = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
 # AVX2 without VNNI, like AMD up to Zen 3; SSE4.2 only, little more than x86-64-v2.
 PROCESSORS = ("Haswell", "Nehalem")
 # Few rows and one thread, because emulators are slow; a batch of 200 still fills the rows.
@@ -43,7 +45,8 @@ def unknown(processors: Sequence[str]) -> str | None:
 
 def command(processor: str) -> list[str]:
     """Returns the command that runs a server on a processor of `qemu-x86_64 -cpu help`."""
-    return [EMULATOR, "-cpu", processor, sys.executable, "-m", "dragoman_server"]
+    unset = [argument for name in HOST_KERNELS for argument in ("-U", name)]
+    return [EMULATOR, *unset, "-cpu", processor, sys.executable, "-m", "dragoman_server"]
 
 
 @contextmanager

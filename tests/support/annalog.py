@@ -5,6 +5,7 @@ Only its data are used: tensors, and a vocabulary whose pickle may name no class
 
 import hashlib
 import io
+import math
 import pickle
 import subprocess
 import sys
@@ -177,7 +178,7 @@ class InPyTorch(nn.Module):
 
     def _embed(self, stack: str, ids: Tensor) -> Tensor:
         tokens, positions = (self.weights[f"{stack}.{kind}_embedding.weight"] for kind in ("tok", "pos"))
-        return tokens[ids] * WIDTH**0.5 + positions[: ids.size(1)]
+        return tokens[ids] * math.sqrt(WIDTH) + positions[: ids.size(1)]
 
     @torch.no_grad()
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
@@ -190,4 +191,5 @@ class InPyTorch(nn.Module):
         causal = nn.Transformer.generate_square_subsequent_mask(target.size(1))
         for layer in self.decoder:
             x = layer(x, memory, tgt_mask=causal, memory_key_padding_mask=padding)
-        return F.linear(x, self.weights["decoder.fc_out.weight"], self.weights["decoder.fc_out.bias"])
+        logits: Tensor = F.linear(x, self.weights["decoder.fc_out.weight"], self.weights["decoder.fc_out.bias"])
+        return logits

@@ -2,8 +2,10 @@
 
 import json
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -55,12 +57,21 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 FORCED_END = ("bart", "blenderbot", "blenderbot-small", "marian", "pegasus")
 SHARPENED = tuple(f"{name}.weight" for name in ("out_proj", ".o", "wo", "q_proj", ".q"))
+WEAK = 0.3
 END_FACTOR = 2.5
 END_BONUS = 0.5  # logits; so that answers end
 
 
 @torch.no_grad()
-def write_model(folder: Path, layout: str, sharpness: float = 6, *, filled: bool = True) -> Path:
+def write_model(
+    folder: Path,
+    layout: str,
+    sharpness: float = 6,
+    config_keys: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    filled: bool = True,
+    varied: int | None = None,
+) -> Path:
     """Writes a random model and its tokenizer to folder / layout, with hardly a generation setting but token ids.
 
     Parameters are spread wide enough that mistakes show.
@@ -70,7 +81,10 @@ def write_model(folder: Path, layout: str, sharpness: float = 6, *, filled: bool
         layout: A key of `MODELS`.
         sharpness: A factor of the weights of attention. With a large one, answers change from token to token, and
             rounding to integers or bf16 spoils them.
+        config_keys: Keys of the configuration beside those of `MODELS`.
         filled: Whether an odd vocabulary gets one more row.
+        varied: Seed of parameters with which answers hardly repeat themselves: attention gives less, and the last
+            norm has random signs, so that the last token alone does not decide on the next one.
     """
     directory = folder / layout
     with TemporaryDirectory(dir=folder) as place:
@@ -79,15 +93,22 @@ def write_model(folder: Path, layout: str, sharpness: float = 6, *, filled: bool
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # sacremoses, which Marian's class never calls
         tokenizer: Any = AutoTokenizer.from_pretrained(directory, local_files_only=True)
-    torch.manual_seed(1)
-    config = AutoConfig.for_model(kind, **_shape(layout, kind, tokenizer, filled=filled))
+    torch.manual_seed(1 if varied is None else varied)
+    config = AutoConfig.for_model(kind, **{**_shape(layout, kind, tokenizer, filled=filled), **config_keys})
     model: Any = AutoModelForSeq2SeqLM.from_config(config)
     for name, parameter in model.named_parameters():
         parameter.add_(0.1 * torch.randn_like(parameter))
         if name.endswith(SHARPENED):  # else the last token alone decides on the next one
-            parameter.mul_(sharpness)
+            parameter.mul_(sharpness if varied is None or "q" in name.split(".")[-2] else WEAK)
         if parameter.size(0) > SIZE // 4:  # a table; its end token has logits of a wider range
             parameter[config.eos_token_id] *= END_FACTOR
+    if varied is not None:
+        stack = model.get_decoder()
+        last = getattr(stack, "final_layer_norm", None) or getattr(stack, "layer_norm", None)
+        gain = (last or stack.layers[-1].final_layer_norm).weight
+        gain.mul_(torch.randint(0, 2, gain.shape) * 2 - 1)
+        if kind == "marian":  # whose first decoder input is nothing, as published
+            model.get_decoder().embed_tokens.weight[config.decoder_start_token_id] = 0
     if hasattr(model, "final_logits_bias"):
         model.final_logits_bias.normal_(std=0.3)
         model.final_logits_bias[0, config.eos_token_id] += END_BONUS

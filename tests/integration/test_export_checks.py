@@ -372,7 +372,7 @@ def test_rounding_is_the_worst_of_perturbed_models(run: Path) -> None:
     model = load_run(run).model
     reference = TorchReference(model, SpecialTokens(pad=0, unknown=1, begin=2, end=3))
     models = reference.single_precision_models
-    assert models[0] is model
+    assert models[0] is reference.trained
     assert len(models) == 1 + PERTURBED_MODELS
     sources, targets = [[5, 6, 7, 3]], np.array([[5, 6, 7]])
     exact = reference.log_probabilities(sources, targets)

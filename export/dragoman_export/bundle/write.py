@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+import torch
+
 from dragoman_export.bundle.onnx_files import DECODER, ENCODER, SCORER, Models, save_models
 from dragoman_export.bundle.options import ExportOptions
 from dragoman_export.graphs import DecoderStep, Scorer, SourceEncoder, fold_model
@@ -100,6 +102,8 @@ def trace_graphs(
     }
     ports = _interfaces(shape, attention, precision)
     graphs = {name: trace(module, ports[name]) for name, module in modules.items()}
+    for parameter in folded.parameters():  # PyTorch's exporter keeps some of them, and their memory
+        parameter.data = torch.empty(0)
     if precision == "fp32":
         split_top_k(graphs[DECODER], padded_vocabulary(shape.target_vocabulary))
     return graphs

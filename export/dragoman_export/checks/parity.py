@@ -154,7 +154,7 @@ def _check_steps(
     """Compares cached steps with the reference, for batches and sources of all sizes up to the maximum."""
     manifest = runtime.manifest
     longest = manifest.limits.max_source_tokens
-    largest = max(1, min(most_rows, runtime.max_rows - UNUSED_ROWS))
+    largest = max(1, min(most_rows, runtime.max_rows - min(UNUSED_ROWS, runtime.max_rows // 3)))
     cases = []
     for rows in sorted({min(rows, largest) for rows in BATCHES}):
         say(f"comparing steps of {rows} rows")

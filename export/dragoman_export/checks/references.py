@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, FiniteFloat, ValidationError
 
-from dragoman_export.checks.converted import Perturbation, converted, double
+from dragoman_export.checks.converted import Perturbation, converted, double, unchanged
 from dragoman_export.checks.tolerance import largest_difference
 from dragoman_server.bundle.load import Bundle, BundleError
 from dragoman_server.bundle.manifest import MANIFEST_FILE, SpecialTokens
@@ -64,7 +64,7 @@ class TorchReference:
     all_tokens = True
 
     def __init__(self, model: Transformer, tokens: SpecialTokens) -> None:
-        self.trained = model
+        self.trained = converted(model, unchanged)
         self.precise = converted(model, double)
         self.tokens = tokens
 

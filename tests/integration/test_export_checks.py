@@ -177,7 +177,7 @@ def test_model_that_amplifies_rounding_passes_and_damage_to_it_fails(
 ) -> None:
     bundle = load_bundle(altered_copy(chaotic_run.parent / "bundle", tmp_path / "bundle", change))
     report = check_bundle(bundle, load_run(chaotic_run).model, ["w5 w6 w7", "w8", "w9 w10"], CPU)
-    assert report.document["largest_rounding"] > 1e-4 / 3, "the tolerance alone would not be enough"
+    assert report.document["largest_rounding"] > 1e-4 / 10, "the tolerance alone would not be enough"
     assert bool(report.failures) == bool(sentence), report.failures
     assert sentence in "\n".join(report.failures)
 
@@ -326,7 +326,7 @@ def test_command_line_reports_a_damaged_bundle_in_one_sentence(
 
 def test_more_is_allowed_only_if_the_model_itself_rounds_more() -> None:
     assert allowed_difference(1e-4, 3e-6) == 1e-4
-    assert allowed_difference(1e-4, 2e-4) == pytest.approx(6e-4)
+    assert allowed_difference(1e-4, 2e-4) == pytest.approx(2e-3)
     for overflow in (float("nan"), float("inf")):
         assert allowed_difference(1e-4, overflow) == 1e-4
 
@@ -345,8 +345,8 @@ class ConstantScorer:
 @pytest.mark.parametrize(
     ("difference", "expected"),
     [
-        (3.5e-4, []),
-        (9.5e-4, ["log_probabilities of the scorer and PyTorch differ by 0.00095; expected at most 0.0009, 3 times"]),
+        (9.5e-4, []),
+        (3.5e-3, ["log_probabilities of the scorer and PyTorch differ by 0.0035; expected at most 0.003, 10 times"]),
     ],
 )
 def test_scorer_is_judged_by_the_worst_of_several_passes(difference: float, expected: list[str], bundle: Path) -> None:

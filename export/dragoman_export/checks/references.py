@@ -64,6 +64,7 @@ class TorchReference:
     all_tokens = True
 
     def __init__(self, model: Transformer, tokens: SpecialTokens) -> None:
+        self._model = model
         self.trained = converted(model, unchanged)
         self.precise = converted(model, double)
         self.tokens = tokens
@@ -103,7 +104,7 @@ class TorchReference:
         A backward-stable program computes exactly the result of a model whose weights are about that close (Wilkinson's
         backward error). A single pass may round luckily and say little about the next one.
         """
-        return [self.trained, *(converted(self.trained, Perturbation(seed)) for seed in range(PERTURBED_MODELS))]
+        return [self.trained, *(converted(self._model, Perturbation(seed)) for seed in range(PERTURBED_MODELS))]
 
     @torch.inference_mode()
     def forward(self, model: Transformer, sources: Sequence[Sequence[int]], targets: NDArray[np.int64]) -> Floats:

@@ -9,7 +9,7 @@ from typing import Any
 from dragoman_export.bundle.bf16_on_cpu import runnable
 from dragoman_export.bundle.options import CacheChoice, ExportOptions
 from dragoman_export.bundle.write import write_files, write_manifest
-from dragoman_export.checks.parity import check_bundle
+from dragoman_export.checks.parity import Circumstances, check_bundle
 from dragoman_export.checks.quality import NAMES, AnswerSet, ComparisonSet, DecodedSet, PairSet
 from dragoman_export.checks.report import CheckFailedError, ParityReport
 from dragoman_export.errors import ExportError
@@ -34,12 +34,14 @@ class BuildInput:
         folder: An empty directory.
         options: Options of the export.
         say: Prints a line for the user.
+        release: Gives back the memory of the model for now, if it can be read again.
     """
 
     original: Original
     folder: Path
     options: ExportOptions
     say: Callable[[str], None]
+    release: Callable[[], None] = lambda: None
 
     @property
     def sets(self) -> list[PairSet]:
@@ -168,7 +170,9 @@ def _check(work: BuildInput, bundle: Bundle, device: Device) -> ParityReport:
     work.say(f"comparing the graphs in {bundle.manifest.precision} with the model, on {device}")
     samples = work.options.check_samples
     texts = spread(work.original.sources, samples)
-    report = check_bundle(bundle, work.original.model, texts, device, most_rows=samples, say=work.say)
+    circumstances = Circumstances(samples, work.say, work.release)
+    report = check_bundle(bundle, work.original.model, texts, device, circumstances)
+    work.release()
     if report.failures:
         raise CheckFailedError(f"the check failed, so no bundle was made: {report.failures[0]}", report)
     return report

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from dragoman_export.build import BuildInput, build
 from dragoman_export.bundle.bf16_on_cpu import runnable
+from dragoman_export.bundle.mapped_file import map_parameters
 from dragoman_export.bundle.options import CHECK_SAMPLES, ExportOptions, ImportOptions
 from dragoman_export.bundle.write import model_shape
-from dragoman_export.checks.parity import check_bundle, silent
+from dragoman_export.checks.parity import Circumstances, check_bundle
 from dragoman_export.checks.report import ParityReport
 from dragoman_export.errors import ExportError
 from dragoman_export.imports import read_import
@@ -25,8 +26,12 @@ from dragoman_server.runtime.device import DeviceError
 __all__ = ["ExportOptions", "ImportOptions", "check", "export_import", "export_run"]
 
 
+def _silent(_: str) -> None:
+    pass
+
+
 def export_run(
-    run: Path, bundle: Path, options: ExportOptions, say: Callable[[str], None] = silent
+    run: Path, bundle: Path, options: ExportOptions, say: Callable[[str], None] = _silent
 ) -> tuple[Manifest, ParityReport]:
     """Exports a run, checks the graphs against the model and measures their quality. The bundle appears only then.
 
@@ -58,7 +63,7 @@ def export_run(
 
 
 def export_import(
-    imported: ImportOptions, bundle: Path, options: ExportOptions, say: Callable[[str], None] = silent
+    imported: ImportOptions, bundle: Path, options: ExportOptions, say: Callable[[str], None] = _silent
 ) -> tuple[Manifest, ParityReport]:
     """Exports a model of another program, and checks the graphs against it. The bundle appears only then.
 
@@ -90,7 +95,8 @@ def _export(
     except OSError as error:
         raise ExportError(f"{bundle} can't be made: {error.strerror}") from error
     try:
-        built, report = build(BuildInput(original, folder, options, say))
+        model = map_parameters(original.model, folder / "model.bin")
+        built, report = build(BuildInput(original, folder, options, say, model.release))
         if not options.overwrite and bundle.exists():
             raise ExportError(f"{bundle} was made by someone else in the meantime; it is left as it is")
         say(f"moving {bundle} into place")
@@ -106,7 +112,7 @@ def check(
     bundle: Path,
     origin: Path | ImportOptions | None,
     device: str,
-    say: Callable[[str], None] = silent,
+    say: Callable[[str], None] = _silent,
     *,
     samples: int = CHECK_SAMPLES,
 ) -> ParityReport:
@@ -129,7 +135,7 @@ def check(
         except (BundleError, DeviceError) as error:
             raise ExportError(str(error)) from error
         if origin is None:
-            return check_bundle(loaded, None, [], chosen, most_rows=samples, say=say)
+            return check_bundle(loaded, None, [], chosen, Circumstances(samples, say))
         original = read_import(origin, say) if isinstance(origin, ImportOptions) else read_run(origin, say)
         place = original.place
         if model_shape(original.model) != loaded.manifest.shape:
@@ -140,7 +146,7 @@ def check(
                 f"{bundle} was made from the checkpoints at steps {steps}, but {place} has those at {now}"
             )
         texts = spread(original.sources, samples)
-        return check_bundle(loaded, original.model, texts, chosen, most_rows=samples, say=say)
+        return check_bundle(loaded, original.model, texts, chosen, Circumstances(samples, say))
 
 
 def _check_destination(bundle: Path, *, overwrite: bool) -> None:

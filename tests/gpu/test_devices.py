@@ -202,11 +202,12 @@ def test_candidates_are_sorted_and_normalized(setting: Setting, sources: list[li
 
 
 def test_rows_with_all_kinds_of_step_requests(setting: Setting, tiny_run: Path) -> None:
-    from dragoman_export.checks.head_inputs import check_head_inputs
+    from dragoman_export.checks.head_inputs import check_head_inputs, expect_head
     from dragoman_export.checks.references import TorchReference
 
     runtime = setting.new_runtime(MAX_ROWS)
-    errors = check_head_inputs(runtime, TorchReference(load_run(tiny_run).model, runtime.manifest.tokens)).graphs
+    trained = TorchReference(load_run(tiny_run).model, runtime.manifest.tokens)
+    errors = check_head_inputs(runtime, expect_head(runtime.manifest, trained, MAX_ROWS))
     assert errors["log_probabilities"] <= 4 * setting.tolerance
     assert errors["attention"] <= setting.tolerance
 

@@ -19,7 +19,7 @@ from dragoman_export.bundle.write import write_files, write_manifest
 from dragoman_export.checks.converted import Perturbation, converted, double
 from dragoman_export.checks.greedy_parity import is_tie
 from dragoman_export.checks.offline_decoding import decode_greedily
-from dragoman_export.checks.parity import check_bundle, check_scorer
+from dragoman_export.checks.parity import check_bundle, check_scorer, expect_scores
 from dragoman_export.checks.references import PERTURBED_MODELS, ScorerGraph, TorchReference
 from dragoman_export.checks.tolerance import allowed_difference, largest_difference
 from dragoman_export.cli import app
@@ -228,7 +228,7 @@ def test_quantized_bundles_report_their_cost_and_are_checked_too(quantized: Path
 
 def test_greedy_answers_need_a_source_within_the_limit(bundle: Path, run: Path) -> None:
     report = check_bundle(load_bundle(bundle), load_run(run).model, ["w5 " * 9], CPU)
-    assert report.failures == ["none of the 1 sources to compare greedy answers on is within the limit of 9 tokens"]
+    assert report.failures == ["none of the sources to compare greedy answers on is within the limit of 9 tokens"]
 
 
 def test_run_that_the_bundle_was_not_made_of_is_refused(bundle: Path, run: Path, tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ def test_more_is_allowed_only_if_the_model_itself_rounds_more() -> None:
 
 
 class ConstantScorer:
-    """Replaces the scorer and PyTorch's models, whose scores are each wrong by a constant."""
+    """Replaces the scorer, or PyTorch's models, of which each is wrong by a constant."""
 
     def __init__(self, *errors: float) -> None:
         self.precise, self.single_precision_models = 0.0, errors
@@ -352,8 +352,8 @@ class ConstantScorer:
 def test_scorer_is_judged_by_the_worst_of_several_passes(difference: float, expected: list[str], bundle: Path) -> None:
     scorer, trained = ConstantScorer(difference), ConstantScorer(3.2e-5, 3e-4, 1e-4)
     found: list[str] = []
-    manifest = load_bundle(bundle).manifest
-    check_scorer(manifest, cast(ScorerGraph, scorer), cast(TorchReference, trained), 1e-4, found)
+    scores = expect_scores(load_bundle(bundle).manifest, cast(TorchReference, trained))
+    check_scorer(cast(ScorerGraph, scorer), scores, 1e-4, found)
     assert [failure.partition(" the 0.0003 that rounding")[0] for failure in found] == expected
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from dragoman_export.bundle.mapped_file import MappedFile
 from dragoman_export.graphs.onnx_model import WEIGHTS_FILE, Array, OnnxModel, weight_tensor
 
 ENCODER, DECODER, SCORER = "encoder.onnx", "decoder.onnx", "scorer.onnx"
@@ -19,8 +20,8 @@ _PAGE, _LINE = 4096, 64
 
 def load_models(folder: Path) -> Models:
     """Loads the graphs of a bundle. Their weights are mapped, not read."""
-    content = np.memmap(folder / WEIGHTS_FILE, np.uint8, "r")
-    return {name: _load(folder / name, content) for name in (ENCODER, DECODER, SCORER)}
+    file = MappedFile(folder / WEIGHTS_FILE)
+    return {name: _load(folder / name, file) for name in (ENCODER, DECODER, SCORER)}
 
 
 def save_models(models: Mapping[str, OnnxModel], folder: Path) -> None:
@@ -55,14 +56,14 @@ def save_models(models: Mapping[str, OnnxModel], folder: Path) -> None:
         onnx.checker.check_model(path)
 
 
-def _load(path: Path, content: Array) -> OnnxModel:
+def _load(path: Path, file: MappedFile) -> OnnxModel:
     proto = onnx.load(path, load_external_data=False)
     weights: dict[str, Array] = {}
     keys: dict[str, str] = {}
     for tensor in proto.graph.initializer:
         if tensor.data_location == TensorProto.EXTERNAL:
-            place = {entry.key: entry.value for entry in tensor.external_data}
-            part = content[int(place["offset"]) :][: int(place["length"])]
-            weights[tensor.name] = part.view(helper.tensor_dtype_to_np_dtype(tensor.data_type)).reshape(tensor.dims)
-            keys[tensor.name] = place["offset"]  # every content is there once
-    return OnnxModel(proto, weights, keys)
+            offset = next(entry.value for entry in tensor.external_data if entry.key == "offset")
+            dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+            weights[tensor.name] = file.array(int(offset), dtype, tuple(tensor.dims))
+            keys[tensor.name] = offset  # every content is there once
+    return OnnxModel(proto, weights, keys, file.release)

@@ -25,69 +25,83 @@ NEAR_TIES = 0.02  # share of answers at near ties, which another CPU may decide 
 
 
 @dataclass
-class GreedyAnswers:
-    """Greedy answers of graphs and model to the same sources.
+class GraphAnswers:
+    """Greedy answers of the graphs.
 
     Attributes:
         texts: The sources.
         sources: Token ids of the sources.
-        graphs: Answers of the graphs.
-        pytorch: Answers of the model, up to the first token in which they differ.
+        ids: The answers.
         seconds: Time that the graphs took.
     """
 
     texts: list[str]
     sources: list[list[int]]
-    graphs: list[list[int]]
-    pytorch: list[list[int]]
+    ids: list[list[int]]
     seconds: float
+
+
+def decode_texts(bundle: Bundle, runtime: Runtime, texts: Sequence[str]) -> GraphAnswers:
+    """Decodes the texts within the model's limit."""
+    kept = list(within_limit(bundle, texts))
+    sources = [ids for _, ids in kept]
+    start = time.perf_counter()
+    answers = decode_greedily(runtime, sources)
+    return GraphAnswers([text for text, _ in kept], sources, answers, time.perf_counter() - start)
+
+
+@dataclass
+class GreedyAnswers:
+    """Greedy answers of graphs and model to the same sources.
+
+    Attributes:
+        graphs: Answers of the graphs.
+        pytorch: Answers of the model, up to the first token in which they differ.
+    """
+
+    graphs: GraphAnswers
+    pytorch: list[list[int]]
 
     @property
     def equal(self) -> int:
-        return sum(a == b for a, b in zip(self.graphs, self.pytorch, strict=True))
+        return sum(a == b for a, b in zip(self.graphs.ids, self.pytorch, strict=True))
 
     def document(self) -> dict[str, Any]:
         return {
-            "sources": len(self.sources),
+            "sources": len(self.graphs.sources),
             "equal": self.equal,
-            "seconds_graphs": round(self.seconds, 3),
-            "answers": [list(pair) for pair in zip(self.texts, self.graphs, strict=True)][:RECORDED_ANSWERS],
+            "seconds_graphs": round(self.graphs.seconds, 3),
+            "answers": [list(pair) for pair in zip(self.graphs.texts, self.graphs.ids, strict=True)][:RECORDED_ANSWERS],
         }
 
 
 def compare_greedy(
-    bundle: Bundle,
-    runtime: Runtime,
-    trained: TorchReference,
-    texts: Sequence[str],
-    tolerance: float,
-    failures: list[str],
+    manifest: Manifest, graphs: GraphAnswers, trained: TorchReference, tolerance: float, failures: list[str]
 ) -> dict[str, Any]:
     """Requires graphs and model to give the same answers, except where two tokens were equally likely."""
-    answers = _decode_both(bundle, runtime, trained, texts, failures)
-    different = [i for i, answer in enumerate(answers.graphs) if answer != answers.pytorch[i]]
-    ties = [
-        i for i in different if is_tie(trained, answers.sources[i], answers.graphs[i], answers.pytorch[i], tolerance)
-    ]
+    answers = _compare(manifest, graphs, trained, failures)
+    pairs = list(zip(graphs.ids, answers.pytorch, strict=True))
+    different = [i for i, (ours, theirs) in enumerate(pairs) if ours != theirs]
+    ties = [i for i in different if is_tie(trained, graphs.sources[i], *pairs[i], tolerance)]
     if len(ties) < len(different):
-        text = next(answers.texts[i] for i in different if i not in ties)
+        text = next(graphs.texts[i] for i in different if i not in ties)
         failures.append(
             f"greedy answers of graphs and PyTorch differ for {len(different) - len(ties)} "
-            f"of {len(answers.sources)} sources, the first of which is {text!r}"
+            f"of {len(pairs)} sources, the first of which is {text!r}"
         )
     return answers.document() | {"ties": len(ties)}
 
 
 def compare_greedy_agreement(
-    bundle: Bundle, runtime: Runtime, trained: TorchReference, texts: Sequence[str], failures: list[str]
+    bundle: Bundle, graphs: GraphAnswers, trained: TorchReference, failures: list[str]
 ) -> dict[str, Any]:
     """Requires about as many equal answers of graphs and model as at export."""
-    answers = _decode_both(bundle, runtime, trained, texts, failures)
-    before = recorded_check(bundle).greedy
-    expected = before.equal if before.sources == len(answers.sources) else 0
-    if answers.equal < expected - NEAR_TIES * len(answers.sources):
+    answers = _compare(bundle.manifest, graphs, trained, failures)
+    before, count = recorded_check(bundle).greedy, len(graphs.sources)
+    expected = before.equal if before.sources == count else 0
+    if answers.equal < expected - NEAR_TIES * count:
         failures.append(
-            f"greedy answers of graphs and PyTorch are equal for {answers.equal} of {len(answers.sources)} sources, "
+            f"greedy answers of graphs and PyTorch are equal for {answers.equal} of {count} sources, "
             f"and were for {expected} when the bundle was made"
         )
     return answers.document()
@@ -122,22 +136,14 @@ def is_tie(trained: TorchReference, source: list[int], a: list[int], b: list[int
     return bool(gap <= 2 * allowed_difference(tolerance, trained.rounding([source], targets, exact)))
 
 
-def _decode_both(
-    bundle: Bundle, runtime: Runtime, trained: TorchReference, texts: Sequence[str], failures: list[str]
-) -> GreedyAnswers:
-    manifest = bundle.manifest
-    kept = list(within_limit(bundle, texts))
-    sources = [ids for _, ids in kept]
-    if not sources:
+def _compare(manifest: Manifest, graphs: GraphAnswers, trained: TorchReference, failures: list[str]) -> GreedyAnswers:
+    if not graphs.sources:
         failures.append(
-            f"none of the {len(texts)} sources to compare greedy answers on is within the limit of "
+            "none of the sources to compare greedy answers on is within the limit of "
             f"{manifest.limits.max_source_tokens} tokens"
         )
-    start = time.perf_counter()
-    graphs = decode_greedily(runtime, sources)
-    seconds = time.perf_counter() - start
-    pytorch = [_model_answer(trained, manifest, *pair) for pair in zip(sources, graphs, strict=True)]
-    return GreedyAnswers([text for text, _ in kept], sources, graphs, pytorch, seconds)
+    pairs = zip(graphs.sources, graphs.ids, strict=True)
+    return GreedyAnswers(graphs, [_model_answer(trained, manifest, source, answer) for source, answer in pairs])
 
 
 def _model_answer(trained: TorchReference, manifest: Manifest, source: list[int], answer: list[int]) -> list[int]:

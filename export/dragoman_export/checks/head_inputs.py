@@ -9,37 +9,43 @@ from dragoman_export.checks.affordable import longest_source, longest_target
 from dragoman_export.checks.references import TorchReference
 from dragoman_export.checks.serving_simulation import draw_sources
 from dragoman_export.checks.tolerance import largest_difference
+from dragoman_server.bundle.manifest import Manifest
 from dragoman_server.core.search import LogitEdits, StepRequest, StepResult
 from dragoman_server.runtime.runtime import Runtime
 
 EDITS = (0, 1, 3)
+MOST_LISTED = 4096  # tokens of a shortlist, whose weights are gathered
 TEMPERATURES = (1.0, 0.5, 1.6)
 ROWS = 12
 OPTION_RATES = (0.5, 0.0, 1.0, 0.5)  # by step: the share of rows with edits, with a shortlist, ...
 
 
-@dataclass
-class HeadDifferences:
-    """The largest differences, in nats for log-probabilities, absolute for attention weights. A key is an output.
+@dataclass(frozen=True)
+class ExpectedHead:
+    """Random rows, and what the trained model computes for them.
 
     Attributes:
-        graphs: Graphs against the model in double precision.
-        rounding: The model in single precision against itself in double precision.
+        sources: Token ids of each row with the end token.
+        targets: Token ids [rows, steps].
+        logits: [rows, steps, vocabulary].
+        attention: Attention to the source, averaged over the heads of the last layer [rows, steps, source].
+        rounding: Distance of the model in single precision from the exact result: in nats for log-probabilities,
+            absolute for attention weights. A key is an output.
     """
 
-    graphs: dict[str, float]
+    sources: list[list[int]]
+    targets: NDArray[np.int64]
+    logits: NDArray[np.float64]
+    attention: NDArray[np.float64]
     rounding: dict[str, float]
 
 
-def check_head_inputs(runtime: Runtime, reference: TorchReference) -> HeadDifferences:
-    """Runs a few steps of rows that differ in edits, temperature, shortlist and attention."""
+def expect_head(manifest: Manifest, reference: TorchReference, rows: int = ROWS) -> ExpectedHead:
+    """Draws sources and targets for a few steps, and runs the model on them."""
     rng = np.random.default_rng(3)
-    rows = min(ROWS, runtime.max_rows)
-    longest = longest_source(runtime.manifest, rows, runtime.source_capacity)
-    sources = draw_sources(runtime.manifest, rows, longest, rng)
-    vocabulary = runtime.manifest.shape.target_vocabulary
-    steps = min(len(OPTION_RATES), longest_target(runtime.manifest, rows))
-    targets = rng.integers(0, vocabulary, (rows, steps))
+    sources = draw_sources(manifest, rows, longest_source(manifest, rows, manifest.limits.max_source_tokens), rng)
+    steps = min(len(OPTION_RATES), longest_target(manifest, rows))
+    targets = rng.integers(0, manifest.shape.target_vocabulary, (rows, steps))
     logits, attention = reference.step_outputs(reference.precise, sources, targets)
     rounding = {"log_probabilities": 0.0, "attention": 0.0}
     for model in reference.single_precision_models:
@@ -49,6 +55,19 @@ def check_head_inputs(runtime: Runtime, reference: TorchReference) -> HeadDiffer
             ("attention", single_attention, attention),
         ):
             rounding[name] = max(rounding[name], largest_difference(single, exact))
+    return ExpectedHead(sources, targets, logits, attention, rounding)
+
+
+def check_head_inputs(runtime: Runtime, expected: ExpectedHead) -> dict[str, float]:
+    """Runs a few steps of rows that differ in edits, temperature, shortlist and attention.
+
+    Returns:
+        the largest differences, as in `ExpectedHead.rounding`.
+    """
+    sources, targets, logits, attention = expected.sources, expected.targets, expected.logits, expected.attention
+    rng = np.random.default_rng(5)
+    rows, steps = targets.shape
+    vocabulary = runtime.manifest.shape.target_vocabulary
     runtime.encode(sources, 0)
     found = {"log_probabilities": 0.0, "attention": 0.0}
     for step in range(steps):
@@ -58,11 +77,11 @@ def check_head_inputs(runtime: Runtime, reference: TorchReference) -> HeadDiffer
             difference = _row_difference(scores, row, request, logits[row, step])
             found["log_probabilities"] = max(found["log_probabilities"], difference)
             if request.attention:
-                expected = attention[row, step, : len(sources[row])]
-                found["attention"] = max(found["attention"], float(np.abs(scores.attention(row) - expected).max()))
+                weights = attention[row, step, : len(sources[row])]
+                found["attention"] = max(found["attention"], float(np.abs(scores.attention(row) - weights).max()))
         runtime.tokens[:rows, 0] = targets[:, step]
         runtime.positions[:rows] += 1
-    return HeadDifferences(found, rounding)
+    return found
 
 
 def _draw_request(rng: np.random.Generator, vocabulary: int, rate: float) -> StepRequest:
@@ -74,7 +93,8 @@ def _draw_request(rng: np.random.Generator, vocabulary: int, rate: float) -> Ste
         edits = LogitEdits(ids.tolist(), rng.uniform(0.5, 2, len(ids)).tolist(), offsets.tolist())
     shortlist = None
     if rng.random() < rate:
-        shortlist = tuple(sorted(rng.choice(vocabulary, max(1, vocabulary // 2), replace=False).tolist()))
+        listed = min(MOST_LISTED, max(1, vocabulary // 2))
+        shortlist = tuple(sorted(rng.choice(vocabulary, listed, replace=False).tolist()))
     return StepRequest(
         candidates=int(rng.integers(1, vocabulary + 1)),
         edits=edits,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 import onnxruntime as ort
@@ -10,11 +11,12 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from dragoman_export.bundle.bf16_on_cpu import is_emulated
 from dragoman_export.checks.affordable import filled_rows, longest_source, longest_target, reserved_rows
-from dragoman_export.checks.greedy_parity import compare_greedy, compare_greedy_agreement, repeat_greedy
-from dragoman_export.checks.head_inputs import check_head_inputs
-from dragoman_export.checks.references import Reference, ScorerGraph, TorchReference
+from dragoman_export.checks.greedy_parity import compare_greedy, compare_greedy_agreement, decode_texts, repeat_greedy
+from dragoman_export.checks.head_inputs import ROWS as HEAD_ROWS
+from dragoman_export.checks.head_inputs import ExpectedHead, check_head_inputs, expect_head
+from dragoman_export.checks.references import Floats, Reference, ScorerGraph, TorchReference
 from dragoman_export.checks.report import ParityReport
-from dragoman_export.checks.serving_simulation import draw_sources, simulate_serving
+from dragoman_export.checks.serving_simulation import ExpectedCase, draw_sources, expect, simulate_serving
 from dragoman_export.checks.step_timing import TIMED_ROWS, median_times
 from dragoman_export.checks.tolerance import TOLERANCE, allowed_difference, describe_excess, largest_difference
 from dragoman_export.errors import ExportError
@@ -33,12 +35,23 @@ UNUSED_ROWS = 2  # rows that no step may touch
 GREEDY_ROWS = max(TIMED_ROWS)
 
 
-def silent(_: str) -> None:
-    """Ignores a line."""
-
-
 # ONNX Runtime's exceptions have no common base; with an IO binding they are plain RuntimeErrors.
 _RUNTIME_ERRORS = (RuntimeError, DeviceError, ort_errors.Fail, ort_errors.InvalidArgument, ort_errors.NotImplemented)
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """How to check.
+
+    Attributes:
+        most_rows: Rows of the largest batch to compare.
+        say: Prints a line on the progress.
+        release: Gives back the memory of the model for now, if it can be read again.
+    """
+
+    most_rows: int = max(BATCHES)
+    say: Callable[[str], None] = lambda _: None
+    release: Callable[[], None] = lambda: None
 
 
 def check_bundle(
@@ -46,9 +59,7 @@ def check_bundle(
     model: Transformer | None,
     texts: Sequence[str],
     device: Device,
-    *,
-    most_rows: int = max(BATCHES),
-    say: Callable[[str], None] = silent,
+    circumstances: Circumstances = Circumstances(),
 ) -> ParityReport:
     """Compares the graphs of a bundle with their model. Large models are compared on fewer and shorter rows.
 
@@ -59,66 +70,72 @@ def check_bundle(
             the model; only its greedy answers are compared with those of the model.
         texts: Sources to decode greedily with model and graphs. Those beyond the model's limit are left out.
         device: Device to run the graphs on.
-        most_rows: Rows of the largest batch to compare.
-        say: Prints a line on the progress.
+        circumstances: How to check.
 
     Raises:
         ExportError: The graphs cannot run, or are not those of the manifest.
     """
+    trained = None if model is None else TorchReference(model, bundle.manifest.tokens)
     try:
-        return _check(bundle, model, texts, device, most_rows, say)
+        if trained is None or bundle.manifest.precision in INTEGERS:
+            return _check_with_itself(bundle, trained, texts, device, circumstances)
+        return _check_with_model(bundle, trained, texts, device, circumstances)
     except BundleError as error:
         raise ExportError(str(error)) from error
     except _RUNTIME_ERRORS as error:
         raise ExportError(f"the graphs of {bundle.path} can't be run: {first_line(error)}") from error
 
 
-def _check(
-    bundle: Bundle,
-    model: Transformer | None,
-    texts: Sequence[str],
-    device: Device,
-    most_rows: int,
-    say: Callable[[str], None],
+def _check_with_itself(
+    bundle: Bundle, trained: TorchReference | None, texts: Sequence[str], device: Device, circumstances: Circumstances
 ) -> ParityReport:
-    manifest = bundle.manifest
-    sessions = Sessions(bundle, device, usable_cpus())
-    trained = None if model is None else TorchReference(model, manifest.tokens)
-    own = trained is None or manifest.precision in INTEGERS
-    # Where PyTorch is the reference, the scorer is loaded after the other graphs, as each holds all weights.
-    reference: Reference = _warm_scorer(bundle, device) if trained is None or own else trained
-    runtime = _warm_runtime(sessions, most_rows)
-    tolerance = TOLERANCE[manifest.precision]
-    report = _check_steps(runtime, reference, tolerance, most_rows, say)
-    document, failures = report.document, report.failures
-    document |= {
-        "device": str(device),
-        "onnxruntime": ort.__version__,
-        "torch": torch.__version__,
-        "not_checked": _not_checked(manifest, trained is not None, device),
-    }
-    runtime = Runtime(sessions, reserved_rows(manifest, GREEDY_ROWS))
-    document["milliseconds"] = {} if is_emulated(manifest, device) else median_times(runtime)
+    """Compares the cached step with the scorer, and answers with those of the model or those recorded."""
+    sessions, scorer = Sessions(bundle, device, usable_cpus()), _warm_scorer(bundle, device)
+    cases = _expect_cases(bundle.manifest, scorer, circumstances)
+    report = _new_report(bundle, scorer, device, with_model=trained is not None)
+    runtime = _check_steps(sessions, cases, report, circumstances)
     if trained is None:
-        document["greedy"] = repeat_greedy(bundle, runtime, failures)
+        report.document["greedy"] = repeat_greedy(bundle, runtime, report.failures)
         return report
-    say(f"comparing answers to {len(texts)} texts")
-    if own:
-        document["greedy"] = compare_greedy_agreement(bundle, runtime, trained, texts, failures)
-        return report
-    document["choices"] = _check_head(runtime, trained, tolerance, failures)
-    document["greedy"] = compare_greedy(bundle, runtime, trained, texts, tolerance, failures)
-    del sessions, runtime
-    say("comparing the scorer")
-    document["scorer"] = check_scorer(manifest, _warm_scorer(bundle, device), trained, tolerance, failures)
+    circumstances.say(f"comparing answers to {len(texts)} texts")
+    answers = decode_texts(bundle, runtime, texts)
+    del sessions, runtime, scorer
+    report.document["greedy"] = compare_greedy_agreement(bundle, answers, trained, report.failures)
     return report
 
 
-def _warm_runtime(sessions: Sessions, most_rows: int) -> Runtime:
+def _check_with_model(
+    bundle: Bundle, trained: TorchReference, texts: Sequence[str], device: Device, circumstances: Circumstances
+) -> ParityReport:
+    """Compares steps, scorer and answers with the model.
+
+    Each graph has all weights that it uses, and the model has them too. So at any time only one is in memory.
+    """
+    manifest, say = bundle.manifest, circumstances.say
+    tolerance = TOLERANCE[manifest.precision]
+    say("running the model on random tokens, in several precisions")
+    cases = _expect_cases(manifest, trained, circumstances)
+    head = expect_head(manifest, trained, min(HEAD_ROWS, reserved_rows(manifest, GREEDY_ROWS)))
+    scores = expect_scores(manifest, trained)
+    circumstances.release()
+    report = _new_report(bundle, trained, device, with_model=True)
+    document, failures = report.document, report.failures
+    runtime = _check_steps(Sessions(bundle, device, usable_cpus()), cases, report, circumstances)
+    document["choices"] = _check_head(runtime, head, tolerance, failures)
+    say(f"comparing answers to {len(texts)} texts")
+    answers = decode_texts(bundle, runtime, texts)
+    del runtime
+    document["greedy"] = compare_greedy(manifest, answers, trained, tolerance, failures)
+    circumstances.release()
+    say("comparing the scorer")
+    document["scorer"] = check_scorer(_warm_scorer(bundle, device), scores, tolerance, failures)
+    return report
+
+
+def _warm_runtime(sessions: Sessions, rows: int) -> Runtime:
     """Runs encoder and decoder once at the manifest's limits, and returns the runtime."""
     with _explained(sessions.bundle, sessions.device):
-        manifest = sessions.bundle.manifest
-        runtime = Runtime(sessions, filled_rows(manifest, min(most_rows, max(BATCHES)) + UNUSED_ROWS))
+        runtime = Runtime(sessions, rows)
         runtime.warm_up()
     return runtime
 
@@ -148,33 +165,62 @@ def _explained(bundle: Bundle, device: Device) -> Iterator[None]:
         raise ExportError(f"{bundle.path}: the graphs do not run as the manifest says: {reason}") from error
 
 
-def _check_steps(
-    runtime: Runtime, reference: Reference, tolerance: float, most_rows: int, say: Callable[[str], None]
-) -> ParityReport:
-    """Compares cached steps with the reference, for batches and sources of all sizes up to the maximum."""
-    manifest = runtime.manifest
-    longest = manifest.limits.max_source_tokens
-    largest = max(1, min(most_rows, runtime.max_rows - min(UNUSED_ROWS, runtime.max_rows // 3)))
-    cases = []
-    for rows in sorted({min(rows, largest) for rows in BATCHES}):
-        say(f"comparing steps of {rows} rows")
-        sources = sorted({longest_source(manifest, rows, source) for source in (*SOURCES, longest)})
-        cases += [simulate_serving(runtime, reference, rows, source) for source in sources]
+def _new_report(bundle: Bundle, reference: Reference, device: Device, *, with_model: bool) -> ParityReport:
+    manifest = bundle.manifest
     document = {
         "reference": reference.name,
-        "tolerance": tolerance,
-        "largest_difference": max(case.difference for case in cases),
-        "largest_rounding": max(case.rounding for case in cases),
-        "cases": [case.document() for case in cases],
+        "tolerance": TOLERANCE[manifest.precision],
+        "device": str(device),
+        "onnxruntime": ort.__version__,
+        "torch": torch.__version__,
+        "not_checked": _not_checked(manifest, with_model, device),
     }
-    report = ParityReport(document, cases)
-    for case in cases:
+    return ParityReport(document, [])
+
+
+def _expect_cases(manifest: Manifest, reference: Reference, circumstances: Circumstances) -> list[ExpectedCase]:
+    """Returns what the reference computes for batches and sources of all sizes up to the maximum."""
+    longest = manifest.limits.max_source_tokens
+    available = filled_rows(manifest, max(BATCHES) + UNUSED_ROWS)
+    largest = max(1, min(circumstances.most_rows, available - min(UNUSED_ROWS, available // 3)))
+    sizes = [
+        (rows, source)
+        for rows in sorted({min(rows, largest) for rows in BATCHES})
+        for source in sorted({longest_source(manifest, rows, source) for source in (*SOURCES, longest)})
+    ]
+    return [expect(manifest, reference, rows, source) for rows, source in sizes]
+
+
+def _check_steps(
+    sessions: Sessions, expected: Sequence[ExpectedCase], report: ParityReport, circumstances: Circumstances
+) -> Runtime:
+    """Compares cached steps with the reference, times steps, and returns a runtime for many short rows."""
+    manifest, document = sessions.bundle.manifest, report.document
+    most = max(len(case.targets) for case in expected)
+    runtime = _warm_runtime(sessions, filled_rows(manifest, most + UNUSED_ROWS))
+    before = 0
+    for planned in expected:
+        if (rows := len(planned.targets)) != before:
+            circumstances.say(f"comparing steps of {rows} rows" if rows > 1 else "comparing steps of one row")
+        before = rows
+        report.cases.append(simulate_serving(runtime, planned))
+    document |= {
+        "largest_difference": max(case.difference for case in report.cases),
+        "largest_rounding": max(case.rounding for case in report.cases),
+        "cases": [case.document() for case in report.cases],
+    }
+    tolerance = document["tolerance"]
+    for case in report.cases:
         where = f"{case.rows} rows of up to {case.source} source tokens"
         if not case.difference <= case.allowed(tolerance):
-            excess = describe_excess("cached step", reference.name, case.difference, tolerance, case.rounding)
+            reference = document["reference"]
+            excess = describe_excess("cached step", reference, case.difference, tolerance, case.rounding)
             report.failures.append(f"{excess} (in nats, with {where})")
         report.failures += sorted({f"{sentence}, with {where}" for sentence in case.stray_writes})
-    return report
+    del runtime
+    runtime = Runtime(sessions, reserved_rows(manifest, GREEDY_ROWS))
+    document["milliseconds"] = {} if is_emulated(manifest, sessions.device) else median_times(runtime)
+    return runtime
 
 
 def _not_checked(manifest: Manifest, with_model: bool, device: Device) -> list[str]:
@@ -198,38 +244,63 @@ def _not_checked(manifest: Manifest, with_model: bool, device: Device) -> list[s
     return sentences
 
 
-def check_scorer(
-    manifest: Manifest, scorer: ScorerGraph, trained: TorchReference, tolerance: float, failures: list[str]
-) -> dict[str, float]:
-    """Compares the scorer with the model, on sources and targets of different lengths, the second target empty."""
+@dataclass(frozen=True)
+class ExpectedScores:
+    """Random rows, and the scores that the trained model gives them.
+
+    Attributes:
+        sources, targets: Token ids of each row.
+        exact: Log-probabilities and attention, see `TorchReference.scores`.
+        rounding: Distance of the model in single precision from the exact result, likewise.
+    """
+
+    sources: list[list[int]]
+    targets: list[list[int]]
+    exact: tuple[Floats, Floats]
+    rounding: tuple[float, float]
+
+
+def expect_scores(manifest: Manifest, trained: TorchReference) -> list[ExpectedScores]:
+    """Draws sources and targets of different lengths, the second target empty, and runs the model on them."""
     rng = np.random.default_rng(1)
     limits = manifest.limits
-    worst = {"log_probabilities": 0.0, "cross_attention": 0.0}
-    rounding = dict(worst)
+    batches = []
     for rows, longest in ((1, 1), (3, min(5, limits.max_source_tokens)), (17, limits.max_source_tokens)):
         sources = draw_sources(manifest, rows, longest_source(manifest, rows, longest), rng)
         most = longest_target(manifest, rows)
         lengths = [most, 0, *rng.integers(1, most + 1, rows)][:rows]
         targets = [rng.integers(0, manifest.shape.target_vocabulary, length).tolist() for length in lengths]
         exact = trained.scores(trained.precise, sources, targets)
-        for name, a, b in zip(worst, scorer.scores(sources, targets), exact, strict=True):
-            worst[name] = max(worst[name], largest_difference(a, b))
-        for model in trained.single_precision_models:
-            for name, a, b in zip(worst, trained.scores(model, sources, targets), exact, strict=True):
-                rounding[name] = max(rounding[name], largest_difference(a, b))
+        passes = [trained.scores(model, sources, targets) for model in trained.single_precision_models]
+        scores, attention = (max(largest_difference(each[i], exact[i]) for each in passes) for i in (0, 1))
+        batches.append(ExpectedScores(sources, targets, exact, (scores, attention)))
+    return batches
+
+
+def check_scorer(
+    scorer: ScorerGraph, expected: Sequence[ExpectedScores], tolerance: float, failures: list[str]
+) -> dict[str, float]:
+    """Compares the scorer with the model."""
+    worst = {"log_probabilities": 0.0, "cross_attention": 0.0}
+    rounding = dict(worst)
+    for batch in expected:
+        found = scorer.scores(batch.sources, batch.targets)
+        for name, ours, exact, rounded in zip(worst, found, batch.exact, batch.rounding, strict=True):
+            worst[name] = max(worst[name], largest_difference(ours, exact))
+            rounding[name] = max(rounding[name], rounded)
     for name, difference in worst.items():
         if not difference <= allowed_difference(tolerance, rounding[name]):
             failures.append(describe_excess(f"{name} of the scorer", "PyTorch", difference, tolerance, rounding[name]))
     return worst
 
 
-def _check_head(runtime: Runtime, trained: TorchReference, tolerance: float, failures: list[str]) -> dict[str, float]:
+def _check_head(runtime: Runtime, expected: ExpectedHead, tolerance: float, failures: list[str]) -> dict[str, float]:
     """Compares steps with edits, temperatures, shortlists and attention with the model."""
-    differences = check_head_inputs(runtime, trained)
-    for name, difference in differences.graphs.items():
+    differences = check_head_inputs(runtime, expected)
+    for name, difference in differences.items():
         factor = 1 if name == "attention" else HEAD_TOLERANCE_FACTOR
-        rounding = factor * differences.rounding[name]
+        rounding = factor * expected.rounding[name]
         if not difference <= allowed_difference(factor * tolerance, rounding):
             subject = f"{name} of rows with edits or a shortlist"
             failures.append(describe_excess(subject, "PyTorch", difference, factor * tolerance, rounding))
-    return differences.graphs
+    return differences

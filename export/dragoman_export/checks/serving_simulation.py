@@ -58,19 +58,42 @@ def draw_sources(manifest: Manifest, rows: int, longest: int, rng: np.random.Gen
     return [[*rng.choice(usable, length - 1).tolist(), tokens.end] for length in lengths]
 
 
-def simulate_serving(runtime: Runtime, reference: Reference, rows: int, longest: int) -> SimulatedCase:
-    """Decodes random targets of the maximum length, or of `longest_target`.
+@dataclass(frozen=True)
+class ExpectedCase:
+    """Random rows, and what the reference computes for them.
+
+    Attributes:
+        sources: Token ids of each row with the end token; the first is the longest.
+        targets: Token ids [rows, steps].
+        log_probabilities: See `Reference`.
+        rounding: Distance of the uncached model in single precision from the exact result.
+    """
+
+    sources: list[list[int]]
+    targets: NDArray[np.int64]
+    log_probabilities: NDArray[np.float32]
+    rounding: float
+
+
+def expect(manifest: Manifest, reference: Reference, rows: int, longest: int) -> ExpectedCase:
+    """Draws sources, and targets of the maximum length or of `longest_target`, and runs the reference on them."""
+    rng = np.random.default_rng([rows, longest])
+    sources = draw_sources(manifest, rows, longest, rng)
+    targets = rng.integers(0, manifest.shape.target_vocabulary, (rows, longest_target(manifest, rows)))
+    expected = reference.log_probabilities(sources, targets)
+    return ExpectedCase(sources, targets, expected, reference.rounding(sources, targets, expected))
+
+
+def simulate_serving(runtime: Runtime, case: ExpectedCase) -> SimulatedCase:
+    """Decodes the targets.
 
     Groups of 1, 2, 3, ... rows join some steps apart. A finished row leaves, and the last one moves into its place.
     """
-    case = SimulatedCase(rows, longest)
-    rng = np.random.default_rng([rows, longest])
-    steps, vocabulary = longest_target(runtime.manifest, rows), runtime.manifest.shape.target_vocabulary
-    sources = draw_sources(runtime.manifest, rows, longest, rng)
-    targets = rng.integers(0, vocabulary, (rows, steps))
-    _fill_with_noise(runtime, rng)
-    expected = reference.log_probabilities(sources, targets)
-    case.rounding = reference.rounding(sources, targets, expected)
+    sources, targets, expected = case.sources, case.targets, case.log_probabilities
+    rows, steps = targets.shape
+    vocabulary = runtime.manifest.shape.target_vocabulary
+    found = SimulatedCase(rows, len(sources[0]), rounding=case.rounding)
+    _fill_with_noise(runtime, np.random.default_rng([rows, len(sources[0])]))
     groups = _groups(rows)
     ticks = steps + STRIDE * (len(groups) - 1)
     inspected = set(np.linspace(0, ticks - 1, INSPECTED_STEPS).astype(int).tolist())
@@ -84,14 +107,14 @@ def simulate_serving(runtime: Runtime, reference: Reference, rows: int, longest:
         before = _checksums(runtime, runtime.positions[:n]) if tick in inspected else None
         scores = runtime.top(n, vocabulary)
         if before is not None:
-            case.stray_writes += _stray_writes(runtime, n, before)
+            found.stray_writes += _stray_writes(runtime, n, before)
         for row in reversed(range(n)):
             i, position = running[row], int(runtime.positions[row])
             distribution = np.empty(vocabulary, np.float32)
             distribution[scores.ids[row]] = scores.log_probabilities[row]
-            actual = distribution if reference.all_tokens else distribution[targets[i, position], None]
-            case.difference = max(case.difference, largest_difference(actual, expected[i, position]))
-            case.compared += actual.size
+            actual = distribution if expected.shape[-1] == vocabulary else distribution[targets[i, position], None]
+            found.difference = max(found.difference, largest_difference(actual, expected[i, position]))
+            found.compared += actual.size
             runtime.tokens[row, 0] = targets[i, position]
             runtime.positions[row] += 1
             if position + 1 == steps:
@@ -100,8 +123,8 @@ def simulate_serving(runtime: Runtime, reference: Reference, rows: int, longest:
                     runtime.move_row(last, row)
                     running[row] = running[last]
                 running.pop()
-        case.steps += 1
-    return case
+        found.steps += 1
+    return found
 
 
 def _groups(rows: int) -> list[list[int]]:

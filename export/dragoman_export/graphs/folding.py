@@ -137,8 +137,9 @@ def fold_model(trained: Transformer) -> FoldedModel:
     tied = model.decoder.projection.weight is target.tokens.weight
     for parameter in _last_norm(model).parameters():
         parameter.mul_(model.decoder.output_scale / (target.scale if tied else 1))
-    for weight in {id(e.tokens.weight): e.tokens.weight for e in (source, target)}.values():
-        weight.mul_(source.scale)
+    if source.scale != 1:
+        for weight in {id(e.tokens.weight): e.tokens.weight for e in (source, target)}.values():
+            weight.mul_(source.scale)
     lengths = model.config.max_source_length, model.config.max_target_length + 1
     for stack, embedding, longest in zip((model.encoder, model.decoder), (source, target), lengths, strict=True):
         stack.embedding = FoldedEmbedding(embedding)

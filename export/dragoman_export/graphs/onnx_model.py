@@ -1,7 +1,7 @@
 """An ONNX model whose weights are arrays beside its protocol buffer, which could hold only 2 GiB of them."""
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,10 @@ WEIGHTS_FILE = "weights.bin"
 SMALLEST_WEIGHT = 256  # bytes; smaller tensors may be shapes or axes, which ONNX Runtime needs inside the graph
 
 
+def _nothing() -> None:
+    """Releases nothing: the weights can't be read again."""
+
+
 class OnnxModel:
     """An ONNX model and its weights.
 
@@ -22,6 +26,7 @@ class OnnxModel:
         proto: The model. Its initializers may have their contents inside, as those below `SMALLEST_WEIGHT` always do.
         weights: Contents of the other initializers by name: views of a file or of PyTorch's parameters, not copies.
         keys: Identities of the weights where they are known, see `key`.
+        release: Gives back memory that the weights take, if they can be read again.
 
     Attributes:
         proto: The model.
@@ -33,8 +38,9 @@ class OnnxModel:
         proto: onnx.ModelProto,
         weights: Mapping[str, Array] | None = None,
         keys: Mapping[str, str] | None = None,
+        release: Callable[[], None] = _nothing,
     ) -> None:
-        self.proto = proto
+        self.proto, self.release = proto, release
         self.weights: dict[str, Array] = dict(weights or {})
         self._keys = dict(keys or {})
 
@@ -47,7 +53,7 @@ class OnnxModel:
         """Returns a copy to rewrite, which shares the weights."""
         proto = onnx.ModelProto()
         proto.CopyFrom(self.proto)
-        return OnnxModel(proto, self.weights, self._keys)
+        return OnnxModel(proto, self.weights, self._keys, self.release)
 
     def values(self, tensor: TensorProto) -> Array:
         """Returns the content of an initializer."""

@@ -5,6 +5,7 @@ import warnings
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir
 import torch
@@ -73,7 +74,7 @@ def _without_weights(traced: onnx_ir.Model) -> OnnxModel:
         assert value.const_value is not None
         if value.const_value.nbytes >= SMALLEST_WEIGHT:
             weights[name] = value.const_value.numpy()
-            value.const_value = onnx_ir.tensor(weights[name][:0], name=name)
+            value.const_value = onnx_ir.tensor(np.empty(0, weights[name].dtype), name=name)
     proto = onnx_ir.serde.serialize_model(traced)
     for tensor in proto.graph.initializer:
         if tensor.name in weights:

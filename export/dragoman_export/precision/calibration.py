@@ -58,7 +58,9 @@ def cpu_session(model: OnnxModel) -> ort.InferenceSession:
     options.log_severity_level = 4
     weights = {name: np.ascontiguousarray(values) for name, values in model.weights.items()}
     options.add_external_initializers(list(weights), [ort.OrtValue.ortvalue_from_numpy(w) for w in weights.values()])
-    return ort.InferenceSession(model.proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(model.proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    model.release()  # most weights now have a copy in the session
+    return session
 
 
 def log_probabilities(scorer: ort.InferenceSession, feeds: Sequence[Feed]) -> Floats:

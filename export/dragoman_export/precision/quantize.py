@@ -89,6 +89,7 @@ def quantize_bundle(
         quantize_graph(model, precision, weights, wider)
         if scales is not None:
             caches.quantize(model, scales)
+        model.release()
     counts = {name: dict(count_operators(model)) for name, model in models.items()}
     save_models(models, folder)
     for name in exact.manifest.files:

@@ -40,6 +40,10 @@ def main(
     texts: Annotated[int, typer.Option(min=1, help="Texts of each family.")] = 300,
     seed: Annotated[int, typer.Option(help="Seed of texts, languages and order.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 2,
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="Folder to keep models and bundles in, and to take them from.", show_default="a new one"),
+    ] = None,
     page: Annotated[bool, typer.Option("--page", help="Update the table in docs/import.md.")] = False,
 ) -> None:
     """Compares the answers of imported models with those of transformers and CTranslate2."""
@@ -49,7 +53,7 @@ def main(
     console = Console()
     with tempfile.TemporaryDirectory() as scratch:
         try:
-            found = compare(Path(scratch), layouts, texts, seed, jobs, console)
+            found = compare(folder or Path(scratch), layouts, texts, seed, jobs, console)
         except (subprocess.CalledProcessError, ServerStartError, DragomanError) as error:
             print(f"error: {error}", file=sys.stderr)
             raise typer.Exit(1) from None

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -128,7 +129,7 @@ def write_subject(layout: str, folder: Path) -> Path:
 
 
 def make_subject(layout: str, directories: Path, repository: Path, export: Callable[[Path, Path], None]) -> Subject:
-    """Writes a random model, and imports it.
+    """Writes a random model, and imports it, unless an earlier run has.
 
     Args:
         layout: One of FAMILIES.
@@ -136,10 +137,12 @@ def make_subject(layout: str, directories: Path, repository: Path, export: Calla
         repository: Existing folder of the bundles, a model repository.
         export: Imports a directory as a bundle.
     """
-    directory = write_subject(layout, directories)
-    bundle = repository / layout / "1"
-    bundle.parent.mkdir()
-    export(directory, bundle)
+    directory, bundle = directories / layout, repository / layout / "1"
+    if not bundle.exists():
+        shutil.rmtree(directory, ignore_errors=True)
+        write_subject(layout, directories)
+        bundle.parent.mkdir(exist_ok=True)
+        export(directory, bundle)
     return Subject(layout, directory, bundle)
 
 

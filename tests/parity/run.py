@@ -54,7 +54,7 @@ def compare(folder: Path, layouts: Sequence[str], texts: int, seed: int, jobs: i
     """Runs the comparison.
 
     Args:
-        folder: Existing folder for directories and bundles.
+        folder: Folder for directories and bundles; what it holds already is used.
         layouts: Keys of FAMILIES.
         texts: Texts of each family.
         seed: Seed of texts, languages and order.
@@ -64,7 +64,7 @@ def compare(folder: Path, layouts: Sequence[str], texts: int, seed: int, jobs: i
         CalledProcessError, ServerStartError, DragomanError: An import, the server or a call failed.
     """
     for name in ("directories", "models"):
-        (folder / name).mkdir()
+        (folder / name).mkdir(parents=True, exist_ok=True)
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
     with (
         Progress(*columns, console=console) as progress,

@@ -11,6 +11,7 @@ from typing import Any
 
 import sentencepiece
 from tokenizers import ByteLevelBPETokenizer, CharBPETokenizer
+from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES as M2M_LANGUAGE_CODES
 from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
 
 SIZE = 1000
@@ -22,7 +23,11 @@ SPECIAL = ("<unk>", "<s>", "</s>")
 LAYOUTS: dict[str, dict[str, Any]] = {
     "marian": {"tokenizer_class": "MarianTokenizer", "source_lang": "en", "target_lang": "mul"},
     "marian-split": {"tokenizer_class": "MarianTokenizer", "separate_vocabs": True},
-    "m2m_100": {"tokenizer_class": "M2M100Tokenizer", "src_lang": "en"},
+    "m2m_100": {
+        "tokenizer_class": "M2M100Tokenizer",
+        "src_lang": "en",
+        "additional_special_tokens": [f"__{code}__" for code in M2M_LANGUAGE_CODES["m2m100"]],
+    },
     "nllb": {
         "tokenizer_class": "NllbTokenizer",
         "src_lang": "eng_Latn",

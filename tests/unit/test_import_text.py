@@ -1,5 +1,6 @@
 """Tokenizers of every family of Hugging Face models, held against the library's own ids and texts."""
 
+import json
 import random
 import warnings
 from pathlib import Path
@@ -125,6 +126,14 @@ def test_a_language_named_in_the_text_is_one_token_there(tmp_path: Path) -> None
     [ids] = encode(text.source, [text.text_prefix.format(target_language="de") + "a server"], 0)
     assert text.languages["de"].source in ids
     assert [*ids, *text.after] == theirs("<2de> a server").input_ids
+
+
+def test_languages_have_no_text_even_if_no_file_says_so(tmp_path: Path) -> None:
+    directory = write_directory(tmp_path, "m2m_100")
+    (directory / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "M2M100Tokenizer"}))
+    text = read_text(directory)
+    [ids] = encode(text.target, ["Lu belo nä"], 3)
+    assert text.target.tokenizer.decode([text.languages["de"].target, *ids]) == "Lu belo nä"
 
 
 def test_moses_is_refused(tmp_path: Path) -> None:

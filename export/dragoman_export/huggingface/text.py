@@ -8,7 +8,7 @@ characters (huggingface/tokenizers#2116).
 
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -181,7 +181,8 @@ def _marian(tokenizer: Any) -> ImportedText:
 
 def _m2m_100(tokenizer: Any) -> ImportedText:
     ids = tokenizer.encoder | tokenizer.lang_token_to_id
-    vocabulary = _pieces(tokenizer, ids, tokenizer.spm_file, tokenizer.sp_model)
+    # The class forgets to make languages special unless tokenizer_config.json does; answers would start with one.
+    vocabulary = _pieces(tokenizer, ids, tokenizer.spm_file, tokenizer.sp_model, tokenizer.lang_token_to_id)
     languages = {code: Language(id_, id_) for code, id_ in tokenizer.lang_code_to_id.items()}
     after = (tokenizer.eos_token_id,)
     return ImportedText(vocabulary, vocabulary, ("source_language",), after, "", languages, forces_language=True)
@@ -200,8 +201,14 @@ def _plbart(tokenizer: Any) -> ImportedText:
     return ImportedText(vocabulary, vocabulary, (), after, "", languages, forces_language=True)
 
 
-def _pieces(tokenizer: Any, ids: Mapping[str, int], model: str, processor: Any) -> Vocabulary:
-    """Converts the vocabulary of a class that looks up the pieces of SentencePiece."""
+def _pieces(
+    tokenizer: Any, ids: Mapping[str, int], model: str, processor: Any, special: Iterable[str] = ()
+) -> Vocabulary:
+    """Converts the vocabulary of a class that looks up the pieces of SentencePiece.
+
+    Args:
+        special: Tokens without text, beside those of the class.
+    """
     size = max(ids.values()) + 1
     if len(set(ids.values())) != len(ids):
         raise ExportError(f"{tokenizer.name_or_path}: two tokens of the vocabulary have the same id")
@@ -215,7 +222,7 @@ def _pieces(tokenizer: Any, ids: Mapping[str, int], model: str, processor: Any) 
         steps += [decoders.Replace(Regex(" +$"), ""), *_clean_up()]
     copy.decoder = decoders.Sequence(steps)
     silent = [token for token in map(str, tokenizer.all_special_tokens) if token in ids]
-    silent += [piece for piece in _controls(processor) if piece in ids]
+    silent += [*special, *(piece for piece in _controls(processor) if piece in ids)]
     copy.add_special_tokens([AddedToken(token, normalized=False) for token in dict.fromkeys(silent)])
     assert copy.get_vocab_size() <= size, "special tokens of the class are not in the vocabulary"
     return Vocabulary(copy, Path(model))

@@ -49,11 +49,13 @@ def test_served_imports_answer_as_the_other_programs_do(answered: tuple[Plan, li
 def test_wrong_answers_are_faults(answered: tuple[Plan, list[Answer]]) -> None:
     plan, answers = answered
     first = answers[0]
-    wrong_token = replace(first, ids=(*first.ids[:-1], first.ids[-1] + 1))
+    wrong_token = replace(first, ids=(*first.ids[:-1], first.ids[-1] + 1), text=None)
     steps = [{token: value + 0.01 for token, value in step.items()} for step in first.steps]
-    for wrong in (wrong_token, replace(first, ids=first.ids[:-1]), replace(first, steps=steps)):
+    for wrong in (wrong_token, replace(first, ids=first.ids[:-1], text=None), replace(first, steps=steps)):
         [fault] = judge(plan, [wrong, *answers[1:]]).faults
         assert "double precision" in fault
+    [fault] = judge(plan, [replace(first, text="another text"), *answers[1:]]).faults
+    assert "the text of" in fault
     beam = next(index for index, task in enumerate(plan.tasks) if task.setting.beams > 1 and task.detailed)
     score = answers[beam].score
     assert score is not None
@@ -72,7 +74,7 @@ def test_what_noise_can_lead_to_is_a_near_tie(
     task, theirs = plan.tasks[index], plan.expected[index]
     own, other, *_ = library.reachable(task.question, task.setting, noise=1.0)
     assert own == theirs.ids
-    changed = [*answers[:index], Answer(other, text=answers[index].text), *answers[index + 1 :]]
+    changed = [*answers[:index], Answer(other), *answers[index + 1 :]]
     assert len(judge(plan, changed).faults) == 1
     monkeypatch.setattr(comparison, "LEAST_NOISE", 1.0)
     monkeypatch.setattr(comparison, "MOST_NOISE", 2.0)

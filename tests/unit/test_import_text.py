@@ -133,7 +133,9 @@ def test_languages_have_no_text_even_if_no_file_says_so(tmp_path: Path) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "M2M100Tokenizer"}))
     text = read_text(directory)
     [ids] = encode(text.target, ["Lu belo nä"], 3)
-    assert text.target.tokenizer.decode([text.languages["de"].target, *ids]) == "Lu belo nä"
+    language = text.languages["de"].target
+    assert language is not None
+    assert text.target.tokenizer.decode([language, *ids]) == "Lu belo nä"
 
 
 def test_moses_is_refused(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from dragoman_export.build import BuildInput, build
 from dragoman_export.bundle.bf16_on_cpu import runnable
-from dragoman_export.bundle.mapped_file import map_parameters
 from dragoman_export.bundle.options import CHECK_SAMPLES, ExportOptions, ImportOptions
 from dragoman_export.bundle.write import model_shape
 from dragoman_export.checks.parity import Circumstances, check_bundle
 from dragoman_export.checks.report import ParityReport
 from dragoman_export.errors import ExportError
+from dragoman_export.graphs.mapped_file import map_parameters
 from dragoman_export.imports import read_import
 from dragoman_export.original import Original
 from dragoman_export.run_data import read_run, source_fault, spread

@@ -1,14 +1,11 @@
 """ONNX models with their weights inside, as only small ones can be."""
 
 import onnx
-from onnx import numpy_helper
 
 from dragoman_export.graphs.onnx_model import OnnxModel
 
 
 def complete(model: OnnxModel) -> onnx.ModelProto:
-    """Returns a copy of a model with its weights inside."""
-    proto = model.copy().proto
-    for tensor in proto.graph.initializer:
-        tensor.CopyFrom(numpy_helper.from_array(model.values(tensor).copy(), tensor.name))
-    return proto
+    """Returns a copy of a model, which must not be from a file, with its weights inside."""
+    assert model.file is None
+    return model.with_new_weights_inside()

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from dragoman_export.bundle.mapped_file import MappedFile
+from dragoman_export.graphs.mapped_file import MappedFile
 from dragoman_export.graphs.onnx_model import WEIGHTS_FILE, Array, OnnxModel, weight_tensor
 
 ENCODER, DECODER, SCORER = "encoder.onnx", "decoder.onnx", "scorer.onnx"
@@ -66,4 +66,4 @@ def _load(path: Path, file: MappedFile) -> OnnxModel:
             dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
             weights[tensor.name] = file.array(int(offset), dtype, tuple(tensor.dims))
             keys[tensor.name] = offset  # every content is there once
-    return OnnxModel(proto, weights, keys, file.release)
+    return OnnxModel(proto, weights, keys, file)

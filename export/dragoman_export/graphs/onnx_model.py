@@ -1,7 +1,7 @@
 """An ONNX model whose weights are arrays beside its protocol buffer, which could hold only 2 GiB of them."""
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -9,14 +9,12 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from dragoman_export.graphs.mapped_file import MappedFile
+
 Array = NDArray[Any]
 
 WEIGHTS_FILE = "weights.bin"
 SMALLEST_WEIGHT = 256  # bytes; smaller tensors may be shapes or axes, which ONNX Runtime needs inside the graph
-
-
-def _nothing() -> None:
-    """Releases nothing: the weights can't be read again."""
 
 
 class OnnxModel:
@@ -26,11 +24,12 @@ class OnnxModel:
         proto: The model. Its initializers may have their contents inside, as those below `SMALLEST_WEIGHT` always do.
         weights: Contents of the other initializers by name: views of a file or of PyTorch's parameters, not copies.
         keys: Identities of the weights where they are known, see `key`.
-        release: Gives back memory that the weights take, if they can be read again.
+        file: The file that the weights are in, at the offsets that the initializers say; None if they are in none.
 
     Attributes:
         proto: The model.
         weights: Contents of the initializers that are not inside; replaced, but never written to.
+        file: See above.
     """
 
     def __init__(
@@ -38,11 +37,12 @@ class OnnxModel:
         proto: onnx.ModelProto,
         weights: Mapping[str, Array] | None = None,
         keys: Mapping[str, str] | None = None,
-        release: Callable[[], None] = _nothing,
+        file: MappedFile | None = None,
     ) -> None:
-        self.proto, self.release = proto, release
+        self.proto, self.file = proto, file
         self.weights: dict[str, Array] = dict(weights or {})
         self._keys = dict(keys or {})
+        self._new: set[str] = set()  # weights that are not in the file
 
     @property
     def graph(self) -> onnx.GraphProto:
@@ -53,7 +53,22 @@ class OnnxModel:
         """Returns a copy to rewrite, which shares the weights."""
         proto = onnx.ModelProto()
         proto.CopyFrom(self.proto)
-        return OnnxModel(proto, self.weights, self._keys, self.release)
+        result = OnnxModel(proto, self.weights, self._keys, self.file)
+        result._new |= self._new
+        return result
+
+    def release(self) -> None:
+        """Gives back the memory of the weights in the file, which are read again when they are used again."""
+        if self.file is not None:
+            self.file.release()
+
+    def with_new_weights_inside(self) -> onnx.ModelProto:
+        """Returns a copy of the model that has the weights inside which are not in the file."""
+        proto = self.copy().proto
+        for tensor in proto.graph.initializer:
+            if tensor.name in self.weights and (self.file is None or tensor.name in self._new):
+                tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(self.weights[tensor.name]), tensor.name))
+        return proto
 
     def values(self, tensor: TensorProto) -> Array:
         """Returns the content of an initializer."""
@@ -78,6 +93,7 @@ class OnnxModel:
             self.weights.pop(name, None)
             return numpy_helper.from_array(np.asarray(values), name)
         self.weights[name] = values
+        self._new.add(name)
         return weight_tensor(name, values)
 
 

@@ -1,7 +1,10 @@
 """Runs a model on data to measure the ranges of its activations and caches, from which `scales` computes scales."""
 
+import shutil
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
@@ -10,11 +13,11 @@ from onnx import TensorProto, helper
 
 from dragoman_export.checks.affordable import reserved_rows
 from dragoman_export.checks.quality import ComparisonSet
-from dragoman_export.graphs.onnx_model import OnnxModel
+from dragoman_export.graphs.onnx_model import WEIGHTS_FILE, OnnxModel
 from dragoman_export.precision.editable_graph import EditableGraph, Floats
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.machine import usable_cpus
-from dragoman_server.runtime.device import CPU
+from dragoman_server.runtime.device import CPU, open_session
 from dragoman_server.runtime.runtime import Runtime
 from dragoman_server.runtime.sessions import Sessions
 
@@ -52,15 +55,16 @@ def scorer_feed(source: Sequence[int], target: Sequence[int], begin: int) -> Fee
 
 
 def cpu_session(model: OnnxModel) -> ort.InferenceSession:
-    """Opens a session for a graph that is not in a file."""
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = usable_cpus()
-    options.log_severity_level = 4
-    weights = {name: np.ascontiguousarray(values) for name, values in model.weights.items()}
-    options.add_external_initializers(list(weights), [ort.OrtValue.ortvalue_from_numpy(w) for w in weights.values()])
-    session = ort.InferenceSession(model.proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    model.release()  # most weights now have a copy in the session
-    return session
+    """Opens a session for a graph that is not in a file, though most of its weights may be."""
+    with tempfile.TemporaryDirectory(dir=model.file.path.parent if model.file else None) as folder:
+        place = Path(folder)
+        if model.file:  # ONNX Runtime reads weights only from the graph's own directory
+            try:
+                (place / WEIGHTS_FILE).hardlink_to(model.file.path)
+            except OSError:  # not every file system has hard links
+                shutil.copyfile(model.file.path, place / WEIGHTS_FILE)
+        (place / "graph.onnx").write_bytes(model.with_new_weights_inside().SerializeToString())
+        return open_session(place / "graph.onnx", CPU, usable_cpus())
 
 
 def log_probabilities(scorer: ort.InferenceSession, feeds: Sequence[Feed]) -> Floats:

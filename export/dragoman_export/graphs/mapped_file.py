@@ -17,9 +17,13 @@ class MappedFile:
 
     Args:
         path: A file that is not empty.
+
+    Attributes:
+        path: The file.
     """
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         with path.open("rb") as file:
             # Copied on write, so that PyTorch may have it; nothing writes.
             self._pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

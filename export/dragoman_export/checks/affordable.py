@@ -6,7 +6,7 @@ from dragoman_server.runtime.device_memory import row_bytes
 MOST_PRODUCTS = 1 << 38  # multiplications of one uncached pass of several rows, repeated in several precisions
 MOST_LOGITS = 1 << 22  # of one pass; all are kept, sorted and compared
 MOST_FILLED = 5 << 27  # bytes of a cache pool that is written throughout
-MOST_RESERVED = 1 << 32  # bytes of a cache pool of which few positions are used
+MOST_RESERVED = 1 << 30  # bytes of a cache pool of which few positions are used
 _FLOAT = 4
 
 

@@ -72,12 +72,12 @@ def curves(shape: ModelConfig, rounds: int, seconds: float) -> list[dict[str, An
         ("a decode step", "vocabulary"): [(v, partial(m.ready, n), partial(m.step, n)) for v, m in wide.items()],
     }
     return [
-        {"work": work, "over": over, "sizes": [size for size, _, _ in each], "ms": _time(each, rounds, seconds)}
+        {"work": work, "over": over, "sizes": [size for size, _, _ in each], "ms": median_times(each, rounds, seconds)}
         for (work, over), each in tasks.items()
     ]
 
 
-def _time(tasks: list[Task], rounds: int, seconds: float) -> list[float]:
+def median_times(tasks: list[Task], rounds: int, seconds: float) -> list[float]:
     """Returns median milliseconds per unit of each task, measured in turn; every other round runs backwards."""
     turns: list[tuple[Task, int, list[float]]] = []
     for task in tasks:

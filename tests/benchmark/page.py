@@ -36,6 +36,7 @@ python -m tests.benchmark.imports     # imported models, CTranslate2 and transfo
 make bench-servers                    # the server, Triton and a plain asyncio server: ten minutes
 python -m tests.benchmark.health      # how fast a busy server answers health checks
 python -m tests.benchmark.growth      # how time grows with rows, lengths and vocabulary
+python -m tests.benchmark.positions   # what relative positions cost in a step
 python -m tests.benchmark.training    # training, compared with nn.Transformer and Marian
 python -m tests.benchmark.gpu         # steps on a GPU
 ```
@@ -76,6 +77,9 @@ of this machine's scheduler. The goal for `--health-port`, `/livez` and `/readyz
 p99 of at most {:.0f} ms: ✓ or ✗."""
 GROWTH = """In int8 on one thread; 8 rows, 16 source tokens and 16 target tokens, except for the one that grows. An
 exponent e means that time grows as size^e from the first size to the last; 1 is linear."""
+POSITIONS = """Milliseconds of a decode step at position {} on one thread, in the size of t5-small (d 512, 6+6 layers,
+V 32,000), by kind of positions, and what relative ones cost over sinusoidal ones. T5 has one table for all layers, umT5
+one a layer. The goal is at most 10 % for T5's."""
 TRAINING = f"""A step is making a batch, forward, backward, clipping and AdamW. All trainers get the same batches,
 shapes, optimizer, label smoothing, dropout and threads; for nn.Transformer and Marian, the faster of PyTorch's two ways
 to compute attention counts. The goal is at least {TRAINING_MARK} times the better of the two. Memory is what a process
@@ -99,6 +103,7 @@ def main(
         ("The loop around the graphs", "loop", _loop),
         ("Health checks of a busy server", "health", _health),
         ("How time grows", "growth", _growth),
+        ("Relative positions", "positions", _positions),
         ("Training", "training", _training),
         ("On a GPU", "gpu", gpu_section),
     ):
@@ -229,6 +234,17 @@ def _growth(document: dict[str, Any], _: Measured) -> Iterator[str]:
             ends = [f"{low:.3g}–{high:.3g}", f"{high / low:.1f}", f"{exponent:.2f}"]
             rows.append([model, curve["work"], curve["over"], f"{first:,}–{last:,}", *ends])
     yield table(["", "time of", "over", "from–to", "ms", "times as long", "exponent"], rows)
+    yield measured_on(document["machine"])
+
+
+def _positions(document: dict[str, Any], _: Measured) -> Iterator[str]:
+    yield POSITIONS.format(document["position"])
+    rows = []
+    for step in document["steps"]:
+        plain, *relative = step["ms"].values()
+        costs = [f"{ms:.2f} ({ms / plain - 1:+.1%})" for ms in relative]
+        rows.append([f"{step['precision']}, rows: {step['rows']}", f"{plain:.2f}", *costs])
+    yield table(["", "sinusoidal", "one table", "a table a layer"], rows)
     yield measured_on(document["machine"])
 
 

@@ -71,9 +71,9 @@ def sentences(directory: Path) -> Workload:
 
 
 def _opus_mt(directory: Path) -> PreTrainedModel:
-    """The shape of Helsinki-NLP's opus-mt: shared vocabulary, the padding token last."""
+    """The shape of Helsinki-NLP's opus-mt for one pair of languages: shared vocabulary, the padding token last."""
     path = directory / "vocab.json"
-    tokens = [token for token in json.loads(path.read_text(encoding="utf-8")) if token != "<pad>"]
+    tokens = [t for t in json.loads(path.read_text(encoding="utf-8")) if t != "<pad>" and not t.startswith(">>")]
     tokens += [f"▁{index}▁" for index in range(MARIAN_VOCABULARY - 1 - len(tokens))]
     path.write_text(json.dumps({token: index for index, token in enumerate([*tokens, "<pad>"])}), encoding="utf-8")
     pad = MARIAN_VOCABULARY - 1

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from dragoman_export.bundle.fingerprint import FINGERPRINT, fingerprint
 from dragoman_export.bundle.options import ImportOptions, Program
 from dragoman_export.ctranslate2 import reader as ctranslate2
 from dragoman_export.errors import ExportError
@@ -49,7 +50,10 @@ def read_import(options: ImportOptions, say: Callable[[str], None]) -> Original:
     """
     sources = read_sources(options.sources or SAMPLES)
     original = READERS[options.program](options, say)
-    return replace(original, sources=sources, typical=options.sources is not None)
+    provenance = dict(original.provenance)
+    if files := fingerprint(options):
+        provenance[FINGERPRINT] = files
+    return replace(original, sources=sources, typical=options.sources is not None, provenance=provenance)
 
 
 def read_sources(path: Path) -> list[str]:

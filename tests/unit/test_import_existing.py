@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from dragoman_export.bundle.existing import made_before
+from dragoman_export.bundle.fingerprint import FINGERPRINT, fingerprint
+from dragoman_export.bundle.options import ImportOptions
 from dragoman_export.cli import app
+from dragoman_export.errors import ExportError
 from dragoman_server.bundle.load import shipped_bundle
 from dragoman_server.bundle.manifest import MANIFEST_FILE
 
@@ -47,6 +51,30 @@ def test_a_file_is_known_by_its_name(bundle: Path) -> None:
     options = ["--from-marian", str(model), str(bundle), "--if-needed", "--precision", "int8"]
     result = CliRunner().invoke(app, options)
     assert (result.exit_code, result.output) == (0, f"{bundle} is already there\n")
+
+
+def test_a_directory_is_known_by_its_files(bundle: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    imported = ImportOptions("transformers", str(model))
+    document = json.loads((bundle / MANIFEST_FILE).read_text())
+    document["training"][FINGERPRINT] = fingerprint(imported)
+    (bundle / MANIFEST_FILE).write_text(json.dumps(document | {"origin": {"name": "model"}}))
+    (model / "README.md").write_text("another description")
+    assert made_before(bundle, imported, "int8", overwrite=False)
+    (model / "config.json").write_text('{"d_model": 8}')
+    with pytest.raises(ExportError, match=r"was made from other files than those that .*model has now"):
+        made_before(bundle, imported, "int8", overwrite=False)
+    assert not made_before(bundle, imported, "int8", overwrite=True)
+
+
+def test_a_damaged_bundle_is_not_taken_for_the_import(bundle: Path) -> None:
+    (bundle / "decoder.onnx").unlink()
+    imported = ImportOptions("transformers", MODEL)
+    with pytest.raises(ExportError, match=r"decoder\.onnx is missing"):
+        made_before(bundle, imported, "int8", overwrite=False)
+    assert not made_before(bundle, imported, "int8", overwrite=True)
 
 
 @pytest.mark.parametrize(

@@ -140,5 +140,8 @@ def test_a_directory_is_itself(tmp_path: Path) -> None:
         assert resolve(str(tmp_path))[1].license == license_
     with pytest.raises(ExportError, match="--revision is for models of the hub"):
         resolve(str(tmp_path), "main")
+    for missing in ("./missing", "x--y"):  # names that the hub's library refuses
+        with pytest.raises(ExportError, match="neither a directory nor the name of a model"):
+            resolve(missing)
     with pytest.raises(ExportError, match="neither a directory nor the name of a model"):
         resolve(str(tmp_path / "gone"))

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+from dragoman_export.bundle.fingerprint import FINGERPRINT, fingerprint
 from dragoman_export.bundle.options import ImportOptions
 from dragoman_export.errors import ExportError
-from dragoman_server.bundle.load import BundleError, load_manifest
+from dragoman_server.bundle.load import BundleError, load_bundle
 from dragoman_server.bundle.manifest import Precision
 
 
@@ -23,14 +24,23 @@ def made_before(bundle: Path, imported: ImportOptions, precision: Precision, *, 
     if not bundle.exists():
         return False
     try:
-        _, manifest = load_manifest(bundle)
+        manifest = load_bundle(bundle).manifest
     except BundleError as error:
+        if overwrite:
+            return False
         raise ExportError(str(error)) from None
     folder = Path(imported.model)
     name, revision = folder.resolve().name if folder.exists() else imported.model, imported.revision or ""
     found = manifest.origin.get("name", ""), manifest.origin.get("revision", "")
     if found[0] == name and found[1].startswith(revision) and manifest.precision == precision:
-        return True
+        made_from, files = manifest.training.get(FINGERPRINT), fingerprint(imported)
+        if made_from in (None, files):
+            return True
+        if not overwrite:
+            raise ExportError(
+                f"{bundle} was made from other files than those that {imported.model} has now: choose another place, "
+                "or replace it with --overwrite"
+            )
     if overwrite:
         return False
     at = f" at revision {found[1]}" if found[1] else ""

@@ -81,6 +81,8 @@ def _download(name: str, revision: str | None) -> tuple[Path, Origin]:
         files = [sibling.rfilename for sibling in info.siblings or ()]
         # Under the given name, so that the cache can resolve it again without the hub.
         path = snapshot_download(name, revision=revision, allow_patterns=[*TEXT_FILES, *_weights(name, files)])
+    except errors.HFValidationError:
+        raise ExportError(f"{name}: neither a directory nor the name of a model on the hub (owner/name)") from None
     except errors.GatedRepoError:
         page = f"{constants.ENDPOINT}/{name}"
         raise ExportError(f"{name}: the model is gated; accept its terms at {page} and set HF_TOKEN") from None

@@ -17,6 +17,7 @@ from tests.benchmark.translator import CTranslate2
 from tests.support.bundle_weights import fill_model, load_model, read_weights
 from tests.support.bundles import SHIPPED_FP32
 from tests.support.ctranslate2_model import convert
+from tests.support.onnx_models import complete
 from tests.support.random_model import symbol_tokenizer, vary_answers
 
 SOURCE_TOKENS, TARGET_TOKENS, ROWS = 11, 12, 24
@@ -103,7 +104,7 @@ def test_weights_can_be_read_from_the_graphs(choice: dict[str, str]) -> None:
     decoder = trace(DecoderStep(exported, "ort"), decoder_interface(shape, "fp32", "ort"))
 
     read = Transformer(config, *vocabularies(config), pad=0)
-    fill_model(read, read_weights(encoder.graph), read_weights(decoder.graph))
+    fill_model(read, *(read_weights(complete(graph).graph) for graph in (encoder, decoder)))
     torch.testing.assert_close(read.state_dict(), model.state_dict())
 
 

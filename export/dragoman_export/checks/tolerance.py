@@ -16,7 +16,7 @@ TOLERANCE: dict[Precision, float] = {
     "bf16": 1.0,
     "int8": 1.0,
     "int8-weights": 1.0,
-    "int4": 1.0,
+    "int4": 2.0,  # 1.2 in a model of 24 layers of random weights, where every product adds its own rounding
 }
 ROUNDING_FACTOR = 10  # times the measured rounding; programs that add in other orders differ by a few times as much
 

@@ -109,7 +109,7 @@ def _check_with_model(
 ) -> ParityReport:
     """Compares steps, scorer and answers with the model.
 
-    Each graph has all weights that it uses, and the model has them too. So at any time only one is in memory.
+    The model, the graphs of a step and the scorer each hold all weights, so they are in memory one after the other.
     """
     manifest, say = bundle.manifest, circumstances.say
     tolerance = TOLERANCE[manifest.precision]
@@ -141,7 +141,7 @@ def _warm_runtime(sessions: Sessions, rows: int) -> Runtime:
 
 
 def _warm_scorer(bundle: Bundle, device: Device) -> ScorerGraph:
-    """Runs the scorer once at the manifest's limits, and returns it."""
+    """Runs the scorer once on the longest source, and the longest target whose logits fit, and returns it."""
     with _explained(bundle, device):
         manifest, end = bundle.manifest, bundle.manifest.tokens.end
         scorer = ScorerGraph(bundle, device, usable_cpus())

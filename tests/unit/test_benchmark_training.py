@@ -30,7 +30,7 @@ def test_all_trainers_have_as_many_weights(trainers: list[Contender]) -> None:
     assert isinstance(ours, Ours)
     assert isinstance(torchs, Other)
     assert isinstance(marians, Other)
-    models = ours.trainer.model, torchs.model, marians.model
+    models = ours.trainer.learner.model, torchs.model, marians.model
     counts = [sum(p.numel() for p in model.parameters() if p.requires_grad) for model in models]
     assert counts[0] == ours.work.parameters() == counts[2]
     assert counts[1] - counts[0] == 4 * ours.work.model.d_model  # nn.Transformer ends both stacks with one more norm

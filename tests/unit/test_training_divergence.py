@@ -9,9 +9,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from dragoman_training import cli, trainer
+from dragoman_training import cli
 from dragoman_training.data.batches import collate
 from dragoman_training.errors import TrainingError
+from dragoman_training.optimization import learner
 from dragoman_training.optimization.divergence import untrained_loss
 from dragoman_training.optimization.optimizer import learning_rate
 from dragoman_training.recipe import TrainingConfig, load_recipe
@@ -68,7 +69,7 @@ def explode_from(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def rate(config: TrainingConfig, d_model: int, now: int) -> float:
         return 1e20 if now >= step and config.learning_rate > 1e-3 else learning_rate(config, d_model, now)
 
-    monkeypatch.setattr(trainer, "learning_rate", rate)
+    monkeypatch.setattr(learner, "learning_rate", rate)
 
 
 @pytest.mark.parametrize(("every", "kept"), [(4, [4]), (1, [3, 4, 5])])
@@ -119,23 +120,23 @@ def new_trainer(tmp_path: Path) -> Iterator[Trainer]:
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_changes_nothing(value: float, new_trainer: Trainer) -> None:
     batch = collate(new_trainer.data.train[:2])
-    new_trainer.update([batch], batch.target_tokens)
-    before = {key: weight.clone() for key, weight in new_trainer.model.state_dict().items()}
-    output_layer = new_trainer.model.decoder.projection.weight
+    new_trainer.learner.update([batch], batch.target_tokens)
+    before = {key: weight.clone() for key, weight in new_trainer.learner.model.state_dict().items()}
+    output_layer = new_trainer.learner.model.decoder.projection.weight
     output_layer.register_hook(lambda gradient: gradient * value)  # type: ignore[no-untyped-call]
     with pytest.raises(TrainingError, match=r"the gradient norm is (nan|inf) at step 2: training has diverged"):
-        new_trainer.update([batch], batch.target_tokens)
-    assert all(torch.equal(weight, before[key]) for key, weight in new_trainer.model.state_dict().items())
+        new_trainer.learner.update([batch], batch.target_tokens)
+    assert all(torch.equal(weight, before[key]) for key, weight in new_trainer.learner.model.state_dict().items())
 
 
 def test_a_loss_that_is_not_finite_changes_nothing(new_trainer: Trainer) -> None:
     batch = collate(new_trainer.data.train[:2])
     with torch.no_grad():
-        next(new_trainer.model.encoder.layers.parameters()).fill_(math.nan)
-    before = new_trainer.model.decoder.norm.bias.clone()  # type: ignore[operator]
+        next(new_trainer.learner.model.encoder.layers.parameters()).fill_(math.nan)
+    before = new_trainer.learner.model.decoder.norm.bias.clone()  # type: ignore[operator]
     with pytest.raises(TrainingError, match=r"the loss is nan at step 1: training has diverged"):
-        new_trainer.update([batch], batch.target_tokens)
-    assert torch.equal(new_trainer.model.decoder.norm.bias, before)  # type: ignore[arg-type]
+        new_trainer.learner.update([batch], batch.target_tokens)
+    assert torch.equal(new_trainer.learner.model.decoder.norm.bias, before)  # type: ignore[arg-type]
     with pytest.raises(TrainingError, match=r"the loss is nan at step 0"):
         new_trainer.save(batch)
     assert checkpoint_steps(new_trainer.run) == []
@@ -147,8 +148,8 @@ def test_checking_weights_has_no_side_effects(new_trainer: Trainer) -> None:
     before = torch.get_rng_state()
     new_trainer.save(batch)
     assert torch.equal(torch.get_rng_state(), before)
-    assert new_trainer.model.training
-    assert all(parameter.grad is None for parameter in new_trainer.model.parameters())
+    assert new_trainer.learner.model.training
+    assert all(parameter.grad is None for parameter in new_trainer.learner.model.parameters())
 
 
 def test_an_untrained_model_has_not_diverged(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 
 from dragoman_training.data.batches import Batch, EncodedPair, collate
+from dragoman_training.optimization.learner import Learner
 from dragoman_training.recipe import Recipe
 from dragoman_training.run.checkpoint import average_checkpoints, checkpoint_path, checkpoint_steps, load_state
 from dragoman_training.run.load import load_run
@@ -91,17 +92,17 @@ def test_stops_do_not_change_the_result(precision: str, tmp_path: Path, monkeypa
     stop = threading.Event()
     stop.set()
     assert run_training(recipe, tmp_path / "stopped", resume=True, stop=stop)[0].step == 0
-    update = Trainer.update
+    update = Learner.update
     for step in (1, 5, 6, 11):
 
-        def update_and_stop(self: Trainer, batches: list[Batch], tokens: int, step: int = step) -> float:
+        def update_and_stop(self: Learner, batches: list[Batch], tokens: int, step: int = step) -> float:
             loss = update(self, batches, tokens)
             if self.step == step:
                 stop.set()
             return loss
 
         stop.clear()
-        monkeypatch.setattr(Trainer, "update", update_and_stop)
+        monkeypatch.setattr(Learner, "update", update_and_stop)
         assert run_training(recipe, tmp_path / "stopped", resume=True, stop=stop)[0] == Outcome(step, None)
     stop.clear()
     assert run_training(recipe, tmp_path / "stopped", resume=True, stop=stop)[0].finished
@@ -204,7 +205,7 @@ def test_accumulation_equals_one_larger_batch(new_trainer: TrainerFactory) -> No
     """A mean of means would differ: the parts have different numbers of target tokens."""
     recipe = small_recipe("model.dropout=0", "training.clip_norm=null")
     pairs = [EncodedPair([4, 3], [5, 3]), EncodedPair([5, 6, 3], [7, 8, 9, 10, 3]), EncodedPair([6, 3], [6, 3])]
-    one, accumulated = new_trainer(recipe), new_trainer(recipe)
+    one, accumulated = new_trainer(recipe).learner, new_trainer(recipe).learner
     loss = one.update([collate(pairs)], 9)
     assert accumulated.update([collate(pairs[:1]), collate(pairs[1:])], 9) == pytest.approx(loss, rel=1e-5)
     for expected, actual in zip(one.model.parameters(), accumulated.model.parameters(), strict=True):
@@ -217,13 +218,13 @@ def test_accumulation_equals_one_larger_batch(new_trainer: TrainerFactory) -> No
 def test_precisions_learn(precision: str, new_trainer: TrainerFactory) -> None:
     trainer = new_trainer(small_recipe(f"training.precision={precision}", "training.learning_rate=0.01"))
     batch = collate(trainer.data.train[:20])
-    losses = [trainer.update([batch], batch.target_tokens) for _ in range(10)]
+    losses = [trainer.learner.update([batch], batch.target_tokens) for _ in range(10)]
     assert losses[-1] < losses[0]
-    assert all(parameter.dtype == torch.float32 for parameter in trainer.model.parameters())
+    assert all(parameter.dtype == torch.float32 for parameter in trainer.learner.model.parameters())
 
 
 def test_memory_is_released_with_each_log_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     released: list[None] = []
-    monkeypatch.setattr("dragoman_training.trainer.release_memory", lambda: released.append(None))
+    monkeypatch.setattr("dragoman_training.trainer.loop.release_memory", lambda: released.append(None))
     run_training(small_recipe("training.log_every=4", "training.evaluate_every=12"), tmp_path / "run")
     assert len(released) == 3

@@ -84,7 +84,7 @@ class Ours(Contender):
             self.trainer.metrics_log.close()
 
     def update(self, batch: Batch, attention: Attention) -> float:
-        return self.trainer.update([batch], batch.target_tokens)
+        return self.trainer.learner.update([batch], batch.target_tokens)
 
 
 class Other(Contender):

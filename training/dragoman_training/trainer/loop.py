@@ -1,0 +1,201 @@
+"""The training loop: steps, evaluations and checkpoints."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dragoman_training.data.batches import Batch, BatchSampler
+from dragoman_training.data.pairs import Pair
+from dragoman_training.data.prepare import TrainingData
+from dragoman_training.evaluation.evaluate import measure, negative_log_likelihood
+from dragoman_training.evaluation.metrics import Score
+from dragoman_training.optimization.allocator import keep_freed_memory, release_memory
+from dragoman_training.optimization.learner import Learner
+from dragoman_training.progress import ProgressBar, Window
+from dragoman_training.recipe import Recipe
+from dragoman_training.run.checkpoint import (
+    checkpoint_path,
+    checkpoint_steps,
+    delete_checkpoints,
+    latest_checkpoint,
+    save_state,
+)
+from dragoman_training.run.metrics_log import MetricsLog
+
+
+class Stopped(Exception):
+    """The run was asked to stop during an evaluation."""
+
+
+class Trainer:
+    """A model in training: weights, optimizer state and position in the data.
+
+    Starts from the newest intact checkpoint of the run, or from scratch.
+
+    Args:
+        stop: Event that stops the run, see `train`.
+        echo: Callback that shows a line to the user.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        run: Path,
+        data: TrainingData,
+        device: torch.device,
+        stop: threading.Event,
+        echo: Callable[[str], None],
+    ) -> None:
+        self.recipe = recipe
+        self.config = recipe.training
+        self.run = run
+        self.data = data
+        self.device = device
+        self.stop = stop
+        self.echo = echo
+        sizes = data.source_tokenizer.get_vocab_size(), data.target_tokenizer.get_vocab_size()
+        self.learner = Learner(recipe, sizes, device, run)
+        self.sampler = BatchSampler(data.train, self.config.batch_tokens, recipe.seed)
+        self.epoch = self.position = 0
+        self._restore()
+        self.metrics_log = MetricsLog(run, self.step)
+        if device.type == "cpu":
+            keep_freed_memory()
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps made."""
+        return self.learner.step
+
+    def warn(self, message: str) -> None:
+        """Shows a warning to the user."""
+        self.echo(f"warning: {message}")
+
+    def _restore(self) -> None:
+        state = latest_checkpoint(self.run, self.warn)
+        if state is None:
+            return
+        self.learner.restore(state)
+        self.epoch, self.position = state["epoch"], state["position"]
+        self.echo(f"resuming at step {self.step}")
+
+    def record_changes(self, changed: dict[str, tuple[Any, Any]]) -> None:
+        """Logs and shows the recipe keys that change at this step, each with its old and its new value."""
+        for key, (old, new) in changed.items():
+            self.echo(f"{key} changes from {old} to {new} at step {self.step}")
+        if changed:
+            self.metrics_log.write_recipe_changes(self.step, changed)
+
+    def save(self, batch: Batch | None) -> None:
+        """Writes a checkpoint of this step and deletes those that are no longer needed.
+
+        Args:
+            batch: Batch that the weights are checked with first; None if they come from a checkpoint or are new.
+
+        Raises:
+            TrainingError: Training has diverged; nothing is written.
+        """
+        if batch is not None:
+            self.learner.check_weights(batch)
+        state = self.learner.state() | {"epoch": self.epoch, "position": self.position}
+        save_state(checkpoint_path(self.run, self.step), state)
+        best = self.metrics_log.best_steps(self.recipe.evaluation.choose_by, self.config.average_best)
+        delete_checkpoints(self.run, {self.step, *self.scheduled()[-self.config.keep_checkpoints :], *best})
+
+    def _due(self, every: int) -> bool:
+        return self.step % every == 0 or self.step == self.config.steps
+
+    def scheduled(self) -> list[int]:
+        """Returns the steps whose checkpoints the recipe schedules.
+
+        A checkpoint that was saved by a stop in between is not one of them: the average at the end must not depend on
+        interruptions.
+        """
+        every = (self.config.checkpoint_every, self.config.evaluate_every)
+        steps = checkpoint_steps(self.run)
+        return [s for s in steps if s > 0 and (s == self.config.steps or any(s % n == 0 for n in every))]
+
+    def run_steps(self, bar: ProgressBar) -> bool:
+        """Trains until the end of the recipe.
+
+        Returns:
+            False if the run was asked to stop; its checkpoint is saved.
+        """
+        stream = self.sampler.stream(self.epoch, self.position)
+        batches: list[Batch] = []
+        window = Window()
+        bar.begin(self.step)
+        while not self._evaluate_and_check_end(window):
+            if self.stop.is_set():
+                self.save(batches[-1] if batches else None)
+                return False
+            batches = []
+            for _ in range(self.config.accumulate):
+                self.epoch, self.position, batch = next(stream)
+                batches.append(batch)
+            tokens = sum(batch.target_tokens for batch in batches)
+            window.add(self.learner.update(batches, tokens), self.learner.gradient_norm, tokens)
+            bar.advance(self.step)
+            if self._due(self.config.log_every):
+                self._log(window, bar)
+                window = Window()
+                release_memory()
+            if self._due(self.config.checkpoint_every) or self._due(self.config.evaluate_every):
+                self.save(batches[-1])
+        return True
+
+    def _log(self, window: Window, bar: ProgressBar) -> None:
+        values = {
+            "epoch": self.epoch,
+            "loss": window.loss / window.tokens,
+            "gradient_norm": window.gradient_norm,
+            "tokens_per_second": window.tokens / window.seconds(),
+            "learning_rate": self.learner.optimizer.param_groups[0]["lr"],
+        }
+        self.metrics_log.write("train", self.step, values)
+        seconds_left = (self.config.steps - self.step) * window.seconds() / window.steps
+        bar.report(self.step, values["loss"], values["tokens_per_second"], values["learning_rate"], seconds_left)
+
+    def _evaluate_and_check_end(self, window: Window) -> bool:
+        """Evaluates on dev if this step is due, and returns whether training ends here.
+
+        Raises:
+            Stopped: The run was asked to stop during the evaluation; the checkpoint of this step is saved.
+        """
+        metric = self.recipe.evaluation.choose_by
+        # A run that was killed during its evaluation has the checkpoint but no record; it evaluates when it resumes.
+        evaluated = self.step in self.metrics_log.dev_values("loss")
+        if self.step > 0 and self._due(self.config.evaluate_every) and not evaluated and self.data.dev:
+            with window.paused():
+                loss, scores = self._evaluate()
+            values = {"loss": loss, **{name: score.value for name, score in scores.items()}}
+            self.metrics_log.write("dev", self.step, values)
+            self.echo(f"step {self.step}  dev  " + "  ".join(f"{k} {v:.4g}" for k, v in values.items()))
+        patience = self.config.patience
+        if patience is not None and self.metrics_log.evaluations_since_best(metric) >= patience:
+            self.echo(f"step {self.step}: dev {metric} has not improved for {patience} evaluations; training ends here")
+            return True
+        return self.step >= self.config.steps
+
+    def _raise_if_stopped(self) -> None:
+        if self.stop.is_set():
+            raise Stopped
+
+    def _evaluate(self) -> tuple[float, dict[str, Score]]:
+        """Computes loss and metrics on dev; draws no random numbers, so that it does not affect training."""
+        self.learner.model.eval()
+        loss = negative_log_likelihood(
+            self.learner.model, self.data.dev, self.config.batch_tokens, before_batch=self._raise_if_stopped
+        )
+        scores = self.measure(self.data.dev_pairs)
+        self.learner.model.train()
+        return loss, scores
+
+    def measure(self, pairs: list[Pair]) -> dict[str, Score]:
+        """Computes the metrics of the recipe; an interrupted measurement raises Stopped."""
+        tokenizers = self.data.source_tokenizer, self.data.target_tokenizer
+        metrics = self.recipe.evaluation.metrics
+        return measure(self.learner.model, *tokenizers, pairs, metrics, before_batch=self._raise_if_stopped)

@@ -1,0 +1,105 @@
+"""The entry point: trains the model of a recipe in a run directory."""
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from rich.console import Console
+
+from dragoman_training.data.prepare import prepare
+from dragoman_training.errors import TrainingError
+from dragoman_training.files import MODEL_FILE, RECIPE_FILE, REPORT_FILE, read_json
+from dragoman_training.optimization.optimizer import warmup_warning
+from dragoman_training.progress import ProgressBar
+from dragoman_training.recipe import Recipe, save_recipe
+from dragoman_training.run.directory import lock_directory, prepare_directory
+from dragoman_training.trainer.finish import finish
+from dragoman_training.trainer.loop import Stopped, Trainer
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of `train`: finished with a report, or stopped at a step with its checkpoint saved."""
+
+    step: int
+    report: dict[str, Any] | None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run reached its end."""
+        return self.report is not None
+
+
+def train(
+    recipe: Recipe,
+    run: Path,
+    *,
+    resume: bool = False,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    threads: int | None = None,
+    stop: threading.Event | None = None,
+    console: Console | None = None,
+) -> Outcome:
+    """Trains the model of a recipe and writes everything to the run directory.
+
+    On one CPU with one thread count, the result is a function of the recipe and the data, no matter how often the run
+    was stopped or killed and resumed.
+
+    Args:
+        recipe: Recipe of the run.
+        run: Run directory, created if it does not exist.
+        resume: Whether to continue from the last checkpoint (or from the start if there is none). The keys in
+            `CHANGEABLE` may differ from the recipe that the run was started with.
+        device: Device to train on; auto uses CUDA if available.
+        threads: CPU threads of PyTorch; None leaves PyTorch's default.
+        stop: Event that makes the run save a checkpoint after the current step and return.
+        console: Console that shows the progress; None for standard error.
+
+    Raises:
+        TrainingError: The directory holds another run, the data is bad, or training has diverged. Existing checkpoints
+            stay as they are.
+    """
+    torch_device = _device(device)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    with lock_directory(run):
+        changed = prepare_directory(recipe, run, resume)
+        report = read_json(run / REPORT_FILE)
+        if (run / MODEL_FILE).exists() and report is not None:
+            return Outcome(report["steps_trained"], report)
+        with ProgressBar(recipe.training.steps, console or Console(stderr=True)) as bar:
+            return _train(recipe, run, changed, torch_device, stop or threading.Event(), bar)
+
+
+def _train(
+    recipe: Recipe,
+    run: Path,
+    changed: dict[str, tuple[Any, Any]],
+    device: torch.device,
+    stop: threading.Event,
+    bar: ProgressBar,
+) -> Outcome:
+    if warning := warmup_warning(recipe.training):
+        bar.echo(f"warning: {warning}")
+    data = prepare(recipe, run, bar.echo)
+    trainer = Trainer(recipe, run, data, device, stop, bar.echo)
+    report: dict[str, Any] | None = None
+    try:
+        trainer.record_changes(changed)
+        # Saved after the data was read, so that rejected data leaves no run behind, and before the first step.
+        save_recipe(recipe, run / RECIPE_FILE)
+        if trainer.run_steps(bar):
+            report = finish(trainer)
+    except Stopped:
+        pass  # the checkpoint is saved, and the resumed run repeats the interrupted evaluation
+    finally:
+        trainer.metrics_log.close()
+    return Outcome(trainer.step, report)
+
+
+def _device(choice: Literal["auto", "cpu", "cuda"]) -> torch.device:
+    if choice == "cuda" and not torch.cuda.is_available():
+        raise TrainingError("--device cuda: PyTorch finds no CUDA device; use --device cpu or a CUDA build of PyTorch")
+    return torch.device("cuda" if choice != "cpu" and torch.cuda.is_available() else "cpu")

@@ -18,6 +18,7 @@ from dragoman_training.optimization import loss as loss_module
 from dragoman_training.optimization.allocator import _glibc
 from dragoman_training.optimization.loss import smoothed_cross_entropy
 from dragoman_training.optimization.optimizer import build_optimizer, learning_rate
+from dragoman_training.optimization.precision import resolve_precision
 from dragoman_training.recipe import TrainingConfig
 
 torch.set_num_threads(1)
@@ -180,6 +181,38 @@ def test_only_matrices_decay() -> None:
     assert (decay["weight_decay"], rest["weight_decay"]) == (0.1, 0.0)
     assert [p.dim() for p in decay["params"]] == [2]
     assert [p.dim() for p in rest["params"]] == [1, 1, 1]
+
+
+# Precision
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "reason"),
+    [
+        ({"avx512_f": True}, "fp32", "this CPU has neither AMX nor AVX512-BF16"),
+        ({"avx512_bf16": True, "amx_bf16": False}, "bf16", "this CPU has AVX512-BF16"),
+        ({"avx512_bf16": True, "amx_bf16": True}, "bf16", "this CPU has AMX"),
+        ({"neon": True, "bf16": True}, "bf16", "this CPU has BF16 instructions"),
+    ],
+)
+def test_auto_takes_bf16_where_the_cpu_has_it(
+    flags: dict[str, bool], name: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: flags)
+    cpu = torch.device("cpu")
+    assert resolve_precision("auto", cpu) == (name, f"training.precision: auto is {name} here: {reason}")
+    assert resolve_precision("fp32", cpu) == ("fp32", "")
+    slow = f"warning: training.precision: bf16 can be 20 times slower than fp32 here: {reason}; auto takes fp32"
+    assert resolve_precision("bf16", cpu) == ("bf16", "" if name == "bf16" else slow)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_auto_on_gpus(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: fast)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Model")
+    name, line = resolve_precision("auto", torch.device("cuda"))
+    assert name == ("bf16" if fast else "fp32")
+    assert line.endswith(f"this GPU (Model) {'has' if fast else 'lacks'} bf16")
 
 
 # Memory

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -61,7 +62,8 @@ def test_files_of_a_run(tmp_path: Path) -> None:
     }
     # Every fourth step and every sixth (evaluations); the last three are kept.
     assert checkpoint_steps(run) == [6, 8, 12]
-    assert load_state(checkpoint_path(run, 12)).keys() == {"model", "optimizer", "step", "epoch", "position", "rng"}
+    state = load_state(checkpoint_path(run, 12))
+    assert state.keys() == {"model", "optimizer", "step", "epoch", "position", "precision", "rng"}
     records = read_metrics_log(run)
     assert [r["step"] for r in records if r["kind"] == "train"] == [5, 10, 12]
     assert all(r["gradient_norm"] > 0 for r in records if r["kind"] == "train")
@@ -71,7 +73,7 @@ def test_files_of_a_run(tmp_path: Path) -> None:
     assert report["steps_averaged"] == [12]
     assert "version:" in report["dev"]["bleu_signature"]
     assert "step 5/12  loss " in shown
-    assert "tokens/s" in shown
+    assert re.search(r"tokens/s  lr \d\.\d\de-\d\d  memory \d\.\d GB  \d\.\d min left", shown)
 
     loaded = load_run(run)
     assert not loaded.model.training
@@ -104,6 +106,7 @@ def test_stops_do_not_change_the_result(precision: str, tmp_path: Path, monkeypa
         stop.clear()
         monkeypatch.setattr(Learner, "update", update_and_stop)
         assert run_training(recipe, tmp_path / "stopped", resume=True, stop=stop)[0] == Outcome(step, None)
+    assert (tmp_path / "stopped" / "curves.png").exists(), "drawn at each evaluation"
     stop.clear()
     assert run_training(recipe, tmp_path / "stopped", resume=True, stop=stop)[0].finished
     assert_same_weights(weights(tmp_path / "uninterrupted"), weights(tmp_path / "stopped"))
@@ -156,6 +159,26 @@ def test_a_truncated_checkpoint_is_trained_again(reference_run: Path, tmp_path: 
     assert "step-00000012.pt: truncated or modified" in shown.replace("\n", "")
     assert "resuming at step 8" in shown
     assert_same_weights(weights(reference_run), weights(run))
+
+
+def test_another_precision_on_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, run = small_recipe("training.precision=auto"), tmp_path / "run"
+    stop = threading.Event()
+    stop.set()
+    for flags, name, change in (
+        ({"avx512_bf16": True}, "bf16", None),
+        ({}, "fp32", "training.precision changes from bf16 to fp32 at step 0"),
+        ({}, "fp32", None),
+    ):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda flags=flags: flags)
+        if change is None and name == "fp32":
+            stop.clear()
+        outcome, shown = run_training(recipe, run, resume=True, stop=stop)
+        assert f"training.precision: auto is {name} here: " in shown
+        assert [line for line in shown.splitlines() if "changes from" in line] == ([change] if change else [])
+    assert outcome.report is not None
+    assert outcome.report["precision"] == "fp32"
+    assert outcome.report["recipe_changes"] == [{"step": 0, "training.precision": ["bf16", "fp32"]}]
 
 
 # Evaluations and averages

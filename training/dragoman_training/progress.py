@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class ProgressBar:
-    """Shows loss, tokens per second, learning rate and time left.
+    """Shows loss, tokens per second, learning rate, memory and time left.
 
     Args:
         steps: Steps of the whole run.
@@ -50,9 +50,11 @@ class ProgressBar:
         """Moves to a step."""
         self.bar.update(self.task, completed=step)
 
-    def report(self, step: int, loss: float, tokens_per_second: float, rate: float, seconds_left: float) -> None:
+    def report(
+        self, step: int, loss: float, tokens_per_second: float, rate: float, memory: str, seconds_left: float
+    ) -> None:
         """Shows new numbers; prints a line if there is no terminal."""
-        numbers = f"loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s  lr {rate:.2e}"
+        numbers = f"loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s  lr {rate:.2e}  {memory}"
         self.bar.update(self.task, numbers=numbers)
         if not self.console.is_terminal:
             left = f"{seconds_left / 3600:.1f} h" if seconds_left > 5400 else f"{seconds_left / 60:.1f} min"

@@ -1,8 +1,11 @@
-"""Settings of the C library's memory allocator for training on a CPU."""
+"""Memory of the process: the C library's allocator on a CPU, and how much is in use."""
 
 import ctypes
 import os
 from functools import cache
+from pathlib import Path
+
+import torch
 
 MAX_KEPT_BLOCK = 2**30  # bytes of the largest freed block that the process keeps
 ONEDNN_KERNELS = 64  # kernels that oneDNN caches: about as many as a step has different matrix products
@@ -34,3 +37,16 @@ def release_memory() -> None:
     """Returns kept memory that is not in use to the system."""
     if (library := _glibc()) is not None:
         library.malloc_trim(0)
+
+
+def memory_in_use(device: torch.device) -> str:
+    """Describes the memory that this process holds now, and the most of the GPU's that it ever held."""
+    text = f"memory {resident_bytes() / 1e9:.1f} GB"
+    if device.type == "cuda":
+        text += f", GPU {torch.cuda.max_memory_reserved(device) / 1e9:.1f} GB"
+    return text
+
+
+def resident_bytes() -> int:
+    """Returns the resident memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -13,6 +13,7 @@ from dragoman_training.model import Transformer
 from dragoman_training.optimization.divergence import check_divergence, untrained_loss
 from dragoman_training.optimization.loss import smoothed_cross_entropy
 from dragoman_training.optimization.optimizer import build_optimizer, learning_rate
+from dragoman_training.optimization.precision import resolve_precision
 from dragoman_training.recipe import Recipe
 
 
@@ -28,6 +29,7 @@ class Learner:
     Attributes:
         step: Optimizer steps made.
         gradient_norm: Norm of the whole model's gradient in the last step, before clipping.
+        precision: Precision of matrix products on this device.
     """
 
     def __init__(self, recipe: Recipe, vocabularies: tuple[int, int], device: torch.device, run: Path) -> None:
@@ -37,6 +39,7 @@ class Learner:
         torch.manual_seed(recipe.seed)
         self.model = Transformer(recipe.model, *vocabularies, PAD_ID).to(device)
         self.optimizer = build_optimizer(self.model, self.config)
+        self.precision = resolve_precision(self.config.precision, device)
         self.step = 0
         self.gradient_norm = 0.0
         self.untrained_loss = untrained_loss(vocabularies[1], recipe.model.d_model)
@@ -47,6 +50,7 @@ class Learner:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "step": self.step,
+            "precision": self.precision.name,
             "rng": torch.get_rng_state(),
         }
         if self.device.type == "cuda":
@@ -106,7 +110,7 @@ class Learner:
 
     def _loss(self, batch: Batch, tokens: int) -> Tensor:
         """Computes the label-smoothed cross entropy of a batch on this device, its sum over the targets / `tokens`."""
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision.name == "bf16"):
             hidden = self.model.hidden(batch.source, batch.target_input)  # [batch, target, d_model]
             output_layer = self.model.decoder.projection.weight  # [vocabulary, d_model]
             smoothing = self.config.label_smoothing

@@ -87,7 +87,7 @@ class TrainingConfig(Section):
     weight_decay: float = Field(default=0.0, ge=0)
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
     clip_norm: float | None = Field(default=1.0, gt=0)
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
     log_every: int = Field(default=50, ge=1)
     checkpoint_every: int = Field(default=1000, ge=1)
     evaluate_every: int = Field(default=1000, ge=1)

@@ -33,7 +33,7 @@ WRITTEN_BEFORE_TRAINING = (
     BAD_LINES_FILE,
 )
 # Keys that may change when a run resumes: they affect the steps to come and nothing that was learned before.
-CHANGEABLE = ("training.learning_rate", "training.warmup_steps", "training.clip_norm")
+CHANGEABLE = ("training.learning_rate", "training.warmup_steps", "training.clip_norm", "training.precision")
 
 
 def prepare_directory(recipe: Recipe, run: Path, resume: bool) -> dict[str, tuple[Any, Any]]:

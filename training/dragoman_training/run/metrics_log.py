@@ -1,4 +1,4 @@
-"""The metrics of a run: RUN/metrics.jsonl, the same numbers for TensorBoard, and the curves drawn at the end."""
+"""The metrics of a run: RUN/metrics.jsonl, the same numbers for TensorBoard, and the curves."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import matplotlib
 from torch.utils.tensorboard import SummaryWriter
 
 from dragoman_training.evaluation.metrics import better
-from dragoman_training.files import METRICS_FILE, write_text
+from dragoman_training.files import METRICS_FILE, write, write_text
 
 matplotlib.use("Agg")  # no display needed
 
@@ -109,5 +109,5 @@ def draw_curves(records: list[Record], path: Path) -> None:
     for axes in (losses, metrics):
         if axes.get_legend_handles_labels()[0]:
             axes.legend()
-    figure.savefig(path, dpi=100)
+    write(path, lambda file: figure.savefig(file, format="png", dpi=100))
     plt.close(figure)

@@ -23,7 +23,12 @@ def finish(trainer: Trainer) -> dict[str, Any]:
     weights, steps = average_checkpoints(trainer.run, steps, trainer.warn)
     trainer.learner.model.load_state_dict(weights)
     trainer.learner.model.eval()
-    report: dict[str, Any] = {"steps_trained": trainer.step, "steps_averaged": steps, "decoding": "greedy"}
+    report: dict[str, Any] = {
+        "steps_trained": trainer.step,
+        "steps_averaged": steps,
+        "precision": trainer.learner.precision.name,
+        "decoding": "greedy",
+    }
     for name, pairs in (("dev", trainer.data.dev_pairs), ("test", trainer.data.test_pairs)):
         if pairs:
             report[name] = _report_scores(trainer, name, pairs)

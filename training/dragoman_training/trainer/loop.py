@@ -12,7 +12,8 @@ from dragoman_training.data.pairs import Pair
 from dragoman_training.data.prepare import TrainingData
 from dragoman_training.evaluation.evaluate import measure, negative_log_likelihood
 from dragoman_training.evaluation.metrics import Score
-from dragoman_training.optimization.allocator import keep_freed_memory, release_memory
+from dragoman_training.files import CURVES_FILE
+from dragoman_training.optimization.allocator import keep_freed_memory, memory_in_use, release_memory
 from dragoman_training.optimization.learner import Learner
 from dragoman_training.progress import ProgressBar, Window
 from dragoman_training.recipe import Recipe
@@ -23,7 +24,7 @@ from dragoman_training.run.checkpoint import (
     latest_checkpoint,
     save_state,
 )
-from dragoman_training.run.metrics_log import MetricsLog
+from dragoman_training.run.metrics_log import MetricsLog, draw_curves
 
 
 class Stopped(Exception):
@@ -60,6 +61,9 @@ class Trainer:
         self.learner = Learner(recipe, sizes, device, run)
         self.sampler = BatchSampler(data.train, self.config.batch_tokens, recipe.seed)
         self.epoch = self.position = 0
+        self.former_precision: str | None = None  # of the steps before a resume
+        if line := self.learner.precision.line:
+            self.echo(line)
         self._restore()
         self.metrics_log = MetricsLog(run, self.step)
         if device.type == "cpu":
@@ -80,10 +84,17 @@ class Trainer:
             return
         self.learner.restore(state)
         self.epoch, self.position = state["epoch"], state["position"]
+        self.former_precision = state.get("precision")  # checkpoints of older versions lack it
         self.echo(f"resuming at step {self.step}")
 
     def record_changes(self, changed: dict[str, tuple[Any, Any]]) -> None:
-        """Logs and shows the recipe keys that change at this step, each with its old and its new value."""
+        """Logs and shows the recipe keys that change at this step, each with its old and its new value.
+
+        A precision that auto chooses differently on this machine is such a change.
+        """
+        former, now = self.former_precision, self.learner.precision.name
+        if former not in (None, now):
+            changed = {"training.precision": (former, now), **changed}
         for key, (old, new) in changed.items():
             self.echo(f"{key} changes from {old} to {new} at step {self.step}")
         if changed:
@@ -157,7 +168,8 @@ class Trainer:
         }
         self.metrics_log.write("train", self.step, values)
         seconds_left = (self.config.steps - self.step) * window.seconds() / window.steps
-        bar.report(self.step, values["loss"], values["tokens_per_second"], values["learning_rate"], seconds_left)
+        speed, rate = values["tokens_per_second"], values["learning_rate"]
+        bar.report(self.step, values["loss"], speed, rate, memory_in_use(self.device), seconds_left)
 
     def _evaluate_and_check_end(self, window: Window) -> bool:
         """Evaluates on dev if this step is due, and returns whether training ends here.
@@ -173,6 +185,7 @@ class Trainer:
                 loss, scores = self._evaluate()
             values = {"loss": loss, **{name: score.value for name, score in scores.items()}}
             self.metrics_log.write("dev", self.step, values)
+            draw_curves(self.metrics_log.records, self.run / CURVES_FILE)
             self.echo(f"step {self.step}  dev  " + "  ".join(f"{k} {v:.4g}" for k, v in values.items()))
         patience = self.config.patience
         if patience is not None and self.metrics_log.evaluations_since_best(metric) >= patience:

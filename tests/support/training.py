@@ -9,6 +9,7 @@ from rich.console import Console
 
 from dragoman_training.data.prepare import prepare
 from dragoman_training.recipe import SHIPPED_RECIPES, Recipe, load_recipe
+from dragoman_training.run.checkpoint import load_state
 from dragoman_training.trainer import Outcome, Trainer, train
 
 TINY = SHIPPED_RECIPES / "tiny.yaml"
@@ -40,6 +41,12 @@ def run_training(
     output = io.StringIO()
     outcome = train(recipe, run, resume=resume, device="cpu", stop=stop, console=Console(file=output, width=200))
     return outcome, output.getvalue()
+
+
+def same_weights(one: Path, two: Path) -> bool:
+    """Whether two files of `save_state` hold the same model, bit for bit."""
+    first, second = load_state(one)["model"], load_state(two)["model"]
+    return bool(first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first))
 
 
 def make_trainer(recipe: Recipe, run: Path) -> Trainer:

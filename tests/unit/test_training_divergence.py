@@ -103,11 +103,9 @@ def test_keys_that_may_change(command: list[str], monkeypatch: pytest.MonkeyPatc
     assert call(command)[0] == 1
     code, output = call([*command, "--resume", "--set", "training.weight_decay=0.1", "--set", "training.clip_norm=0.5"])
     assert code == 1
-    assert "was started with a different recipe" in output
-    assert ": training.weight_decay changed" in output
+    assert "was started with a different recipe: training.weight_decay was 0.0 and is 0.1; --resume can only" in output
     lower = ["--resume", "--set", "training.learning_rate=1e-3", "--set", "training.warmup_steps=6"]
     assert call([*command, *lower, "--set", "training.clip_norm=0.5"])[0] == 0
-    assert "different recipe" in call([*command, *lower])[1], "a finished run does not change"
 
 
 @pytest.fixture

@@ -169,6 +169,10 @@ def test_schedules_follow_their_formulas() -> None:
     assert cosine[99] == pytest.approx(0, abs=1e-12)
     assert rates("inverse_square_root")[39] == pytest.approx(0.25)  # four times the warm-up, half the rate
     assert rates("inverse_square_root", warmup_steps=0)[3] == pytest.approx(0.25)
+    stable = rates("warmup_stable_decay", decay_steps=20)
+    assert stable[:10] == pytest.approx([0.05 * step for step in range(1, 11)])
+    assert stable[10:80] == [0.5] * 70
+    assert stable[80:] == pytest.approx([0.025 * left for left in range(19, -1, -1)])
     noam = rates("noam", learning_rate=1.0)
     for step in (1, 5, 10, 40, 100):
         assert noam[step - 1] == pytest.approx(64**-0.5 * min(step**-0.5, step * 10**-1.5))

@@ -52,7 +52,8 @@ def test_the_manual_explains_every_key() -> None:
         ("training.steps=0", "training.steps: expected at least 1, but got 0"),
         ("training.learning_rate=.inf", "training.learning_rate: expected a finite number, but got inf"),
         ("training.betas=[1]", "training.betas.1 is missing"),
-        ("training.schedule=linear", "training.schedule: expected 'inverse_square_root', 'noam' or 'cosine'"),
+        ("training.schedule=linear", "training.schedule: expected 'inverse_square_root', 'noam', 'cosine' or"),
+        ("training.decay_steps=9", "training: decay_steps has no effect with schedule: cosine; remove it"),
         ("training.average_last=9", "training: average_last (9) must not be larger than keep_checkpoints (3)"),
         ("training.warmup_steps=500", "training: warmup_steps (500) must be smaller than steps (500)"),
         ("training.average_best=2", "training: average_best and average_last are mutually exclusive"),
@@ -89,6 +90,14 @@ def test_mistakes_are_explained(override: str, sentence: str) -> None:
         load_recipe(TINY, [override])
     assert sentence in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_warmup_and_decay_fit_into_the_steps() -> None:
+    assert load_recipe(TINY, ["training.schedule=warmup_stable_decay"]).training.decay_start == 400
+    overrides = ["training.schedule=warmup_stable_decay", "training.decay_steps=451"]
+    message = r"warmup_steps \(50\) and decay_steps \(451\) together must not be more than steps \(500\)"
+    with pytest.raises(RecipeError, match=message):
+        load_recipe(TINY, overrides)
 
 
 def test_patience_needs_a_dev_set() -> None:

@@ -159,8 +159,6 @@ def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
     run_training(recipe, run)
     with pytest.raises(TrainingError, match="already holds a run; continue it with --resume"):
         run_training(recipe, run)
-    with pytest.raises(TrainingError, match=r"different recipe, .*recipe\.yaml: seed, training\.steps changed"):
-        run_training(small_recipe("training.steps=20", "seed=2"), run, resume=True)
     assert run_training(recipe, run, resume=True)[0].finished
 
 

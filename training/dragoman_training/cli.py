@@ -26,7 +26,9 @@ class Device(StrEnum):
     cuda = "cuda"
 
 
-@app.command(epilog="Exit status: 0 finished, 1 failed, 75 stopped by SIGTERM or Ctrl-C with a checkpoint saved.")
+@app.command(
+    epilog="Exit status: 0 finished, 1 failed, 75 stopped with a checkpoint saved, by SIGTERM, Ctrl-C or --max-hours."
+)
 def run(
     recipe: Annotated[Path, typer.Argument(help="A recipe file, or a shipped recipe: g2p-en, g2p-en-quick, tiny.")],
     out: Annotated[
@@ -37,10 +39,19 @@ def run(
         typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe key, e.g. training.steps=1000."),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue from the last checkpoint; repeat the --set options of the run.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue from the last checkpoint; repeat the --set options of the run. Those that only affect the "
+            "steps to come may change, such as training.steps.",
+        ),
     ] = False,
     device: Annotated[Device, typer.Option(help="auto uses CUDA if available.")] = Device.auto,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; by default PyTorch decides.")] = None,
+    max_hours: Annotated[
+        float | None,
+        typer.Option(metavar="HOURS", min=0, help="Stop with a checkpoint after this time, to be resumed."),
+    ] = None,
 ) -> None:
     """Train the model that RECIPE describes and write everything to the run directory."""
     # Importing PyTorch takes seconds, and --help should not wait for it.
@@ -56,7 +67,13 @@ def run(
         file = find_recipe(recipe)
         directory = out or Path("runs") / file.stem
         outcome = train(
-            load_recipe(file, set_ or []), directory, resume=resume, device=device.value, threads=threads, stop=stop
+            load_recipe(file, set_ or []),
+            directory,
+            resume=resume,
+            device=device.value,
+            threads=threads,
+            stop=stop,
+            max_hours=max_hours,
         )
     except TrainingError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -13,6 +13,8 @@ def learning_rate(config: TrainingConfig, d_model: int, step: int) -> float:
 
     - cosine: linear warm-up to `learning_rate`, then half a cosine down to zero at the last step
       (Loshchilov and Hutter 2017).
+    - warmup_stable_decay: linear warm-up to `learning_rate`, which stays until it falls linearly to zero over the last
+      steps (Hägele et al. 2024).
     - inverse_square_root: linear warm-up to `learning_rate`, then falling with 1/sqrt(step).
     - noam: "Attention Is All You Need", section 5.3, times `learning_rate` (1 in the paper).
     """
@@ -24,6 +26,8 @@ def learning_rate(config: TrainingConfig, d_model: int, step: int) -> float:
     if config.schedule == "cosine":
         progress = (step - warmup) / (config.steps - warmup)
         return config.learning_rate * (0.5 * (1 + math.cos(math.pi * progress)))
+    if config.schedule == "warmup_stable_decay":
+        return config.learning_rate * min(1.0, (config.steps - step) / (config.steps - config.decay_start))
     return config.learning_rate * math.sqrt(max(warmup, 1) / step)
 
 

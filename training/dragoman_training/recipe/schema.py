@@ -81,8 +81,9 @@ class TrainingConfig(Section):
     batch_tokens: int = Field(ge=1)
     accumulate: int = Field(default=1, ge=1)
     learning_rate: float = Field(gt=0)
-    schedule: Literal["inverse_square_root", "noam", "cosine"] = "inverse_square_root"
+    schedule: Literal["inverse_square_root", "noam", "cosine", "warmup_stable_decay"] = "inverse_square_root"
     warmup_steps: int = Field(default=4000, ge=0)
+    decay_steps: int | None = Field(default=None, ge=1)
     betas: tuple[float, float] = (0.9, 0.98)
     weight_decay: float = Field(default=0.0, ge=0)
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
@@ -96,10 +97,22 @@ class TrainingConfig(Section):
     average_best: int = Field(default=0, ge=0)
     patience: int | None = Field(default=None, ge=1)
 
+    @property
+    def decay_start(self) -> int:
+        """The last step of warmup_stable_decay before the learning rate falls."""
+        return self.steps - (max(1, self.steps // 5) if self.decay_steps is None else self.decay_steps)
+
     @model_validator(mode="after")
     def _values_agree(self) -> "TrainingConfig":
         if self.schedule == "cosine" and self.warmup_steps >= self.steps:
             raise ValueError(f"warmup_steps ({self.warmup_steps}) must be smaller than steps ({self.steps})")
+        if self.schedule == "warmup_stable_decay" and self.warmup_steps > self.decay_start:
+            raise ValueError(
+                f"warmup_steps ({self.warmup_steps}) and decay_steps ({self.steps - self.decay_start}) together must "
+                f"not be more than steps ({self.steps})"
+            )
+        if self.decay_steps is not None and self.schedule != "warmup_stable_decay":
+            raise ValueError(f"decay_steps has no effect with schedule: {self.schedule}; remove it")
         if self.schedule == "noam" and self.warmup_steps == 0:
             raise ValueError("warmup_steps must be at least 1 with schedule: noam")
         if self.average_best and self.average_last > 1:

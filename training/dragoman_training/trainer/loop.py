@@ -1,9 +1,9 @@
 """The training loop: steps, evaluations and checkpoints."""
 
+import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -15,8 +15,10 @@ from dragoman_training.evaluation.metrics import Score
 from dragoman_training.files import CURVES_FILE
 from dragoman_training.optimization.allocator import keep_freed_memory, memory_in_use, release_memory
 from dragoman_training.optimization.learner import Learner
+from dragoman_training.optimization.optimizer import learning_rate
 from dragoman_training.progress import ProgressBar, Window
-from dragoman_training.recipe import Recipe
+from dragoman_training.recipe import Recipe, TrainingConfig
+from dragoman_training.run.changes import Changes, former_training
 from dragoman_training.run.checkpoint import (
     checkpoint_path,
     checkpoint_steps,
@@ -87,7 +89,7 @@ class Trainer:
         self.former_precision = state.get("precision")  # checkpoints of older versions lack it
         self.echo(f"resuming at step {self.step}")
 
-    def record_changes(self, changed: dict[str, tuple[Any, Any]]) -> None:
+    def record_changes(self, changed: Changes) -> None:
         """Logs and shows the recipe keys that change at this step, each with its old and its new value.
 
         A precision that auto chooses differently on this machine is such a change.
@@ -98,7 +100,16 @@ class Trainer:
         for key, (old, new) in changed.items():
             self.echo(f"{key} changes from {old} to {new} at step {self.step}")
         if changed:
+            self._show_change_of_rate(former_training(changed, self.recipe))
             self.metrics_log.write_recipe_changes(self.step, changed)
+
+    def _show_change_of_rate(self, former: TrainingConfig) -> None:
+        """Shows what the next step's learning rate would have been and is, if it differs."""
+        step = self.step + 1
+        d_model = self.recipe.model.d_model
+        old, new = learning_rate(former, d_model, min(step, former.steps)), learning_rate(self.config, d_model, step)
+        if step <= self.config.steps and not math.isclose(old, new, rel_tol=0.01):
+            self.echo(f"the learning rate goes from {old:.2e} to {new:.2e} at step {step}")
 
     def save(self, batch: Batch | None) -> None:
         """Writes a checkpoint of this step and deletes those that are no longer needed.
@@ -114,10 +125,17 @@ class Trainer:
         state = self.learner.state() | {"epoch": self.epoch, "position": self.position}
         save_state(checkpoint_path(self.run, self.step), state)
         best = self.metrics_log.best_steps(self.recipe.evaluation.choose_by, self.config.average_best)
-        delete_checkpoints(self.run, {self.step, *self.scheduled()[-self.config.keep_checkpoints :], *best})
+        keep = {self.step, *self.scheduled()[-self.config.keep_checkpoints :], *best}
+        if self.config.schedule == "warmup_stable_decay":
+            keep.add(self.config.decay_start)  # a run with more steps goes on from there
+        delete_checkpoints(self.run, keep)
 
     def _due(self, every: int) -> bool:
         return self.step % every == 0 or self.step == self.config.steps
+
+    def _save_due(self) -> bool:
+        starts_decay = self.config.schedule == "warmup_stable_decay" and self.step == self.config.decay_start
+        return self._due(self.config.checkpoint_every) or self._due(self.config.evaluate_every) or starts_decay
 
     def scheduled(self) -> list[int]:
         """Returns the steps whose checkpoints the recipe schedules.
@@ -154,7 +172,7 @@ class Trainer:
                 self._log(window, bar)
                 window = Window()
                 release_memory()
-            if self._due(self.config.checkpoint_every) or self._due(self.config.evaluate_every):
+            if self._save_due():
                 self.save(batches[-1])
         return True
 

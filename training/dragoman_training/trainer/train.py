@@ -1,6 +1,8 @@
 """The entry point: trains the model of a recipe in a run directory."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +16,7 @@ from dragoman_training.files import MODEL_FILE, RECIPE_FILE, REPORT_FILE, read_j
 from dragoman_training.optimization.optimizer import warmup_warning
 from dragoman_training.progress import ProgressBar
 from dragoman_training.recipe import Recipe, save_recipe
+from dragoman_training.run.changes import Changes, apply_changes
 from dragoman_training.run.directory import lock_directory, prepare_directory
 from dragoman_training.trainer.finish import finish
 from dragoman_training.trainer.loop import Stopped, Trainer
@@ -40,6 +43,7 @@ def train(
     device: Literal["auto", "cpu", "cuda"] = "auto",
     threads: int | None = None,
     stop: threading.Event | None = None,
+    max_hours: float | None = None,
     console: Console | None = None,
 ) -> Outcome:
     """Trains the model of a recipe and writes everything to the run directory.
@@ -51,10 +55,11 @@ def train(
         recipe: Recipe of the run.
         run: Run directory, created if it does not exist.
         resume: Whether to continue from the last checkpoint (or from the start if there is none). The keys in
-            `CHANGEABLE` may differ from the recipe that the run was started with.
+            `run.changes.CHANGEABLE` may differ from the recipe that the run was started with.
         device: Device to train on; auto uses CUDA if available.
         threads: CPU threads of PyTorch; None leaves PyTorch's default.
         stop: Event that makes the run save a checkpoint after the current step and return.
+        max_hours: Hours after which the run does the same.
         console: Console that shows the progress; None for standard error.
 
     Raises:
@@ -67,16 +72,17 @@ def train(
     with lock_directory(run):
         changed = prepare_directory(recipe, run, resume)
         report = read_json(run / REPORT_FILE)
-        if (run / MODEL_FILE).exists() and report is not None:
+        if (run / MODEL_FILE).exists() and report is not None and not changed:
             return Outcome(report["steps_trained"], report)
-        with ProgressBar(recipe.training.steps, console or Console(stderr=True)) as bar:
-            return _train(recipe, run, changed, torch_device, stop or threading.Event(), bar)
+        stop = stop or threading.Event()
+        with ProgressBar(recipe.training.steps, console or Console(stderr=True)) as bar, _set_after(stop, max_hours):
+            return _train(recipe, run, changed, torch_device, stop, bar)
 
 
 def _train(
     recipe: Recipe,
     run: Path,
-    changed: dict[str, tuple[Any, Any]],
+    changed: Changes,
     device: torch.device,
     stop: threading.Event,
     bar: ProgressBar,
@@ -84,6 +90,8 @@ def _train(
     if warning := warmup_warning(recipe.training):
         bar.echo(f"warning: {warning}")
     data = prepare(recipe, run, bar.echo)
+    for line in apply_changes(run, changed, recipe):
+        bar.echo(line)
     trainer = Trainer(recipe, run, data, device, stop, bar.echo)
     report: dict[str, Any] | None = None
     try:
@@ -97,6 +105,19 @@ def _train(
     finally:
         trainer.metrics_log.close()
     return Outcome(trainer.step, report)
+
+
+@contextmanager
+def _set_after(event: threading.Event, hours: float | None) -> Iterator[None]:
+    """Sets the event when the hours have passed inside the context."""
+    timer = threading.Timer(0 if hours is None else 3600 * hours, event.set)
+    timer.daemon = True
+    if hours is not None:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _device(choice: Literal["auto", "cpu", "cuda"]) -> torch.device:

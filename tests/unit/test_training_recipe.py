@@ -44,7 +44,10 @@ def test_the_manual_explains_every_key() -> None:
         ("model.share_embeddings=inputs", "model.share_embeddings: inputs needs tokenizers.joint: true"),
         ("model.norm_epsilon=.inf", "model.norm_epsilon: expected"),
         ("training.stpes=3", "unknown key training.stpes (did you mean steps?)"),
-        ("colour=red", "unknown key colour (known keys: seed, data, tokenizers, model, training, evaluation)"),
+        (
+            "colour=red",
+            "unknown key colour (known keys: seed, data, augmentation, tokenizers, model, training, evaluation)",
+        ),
         ("training.steps=abc", "training.steps: expected a whole number, but got 'abc'"),
         ("training.steps=true", "training.steps: expected a whole number, but got True"),
         ("training.steps='3'", "training.steps: expected a whole number, but got '3'"),
@@ -139,7 +142,7 @@ def test_find_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_recipe(Path("tiny.yaml")) == TINY
     (tmp_path / "tiny.yaml").touch()
     assert find_recipe(Path("tiny.yaml")) == Path("tiny.yaml")
-    with pytest.raises(RecipeError, match=r"other: no such recipe; .*g2p-en, g2p-en-quick, tiny"):
+    with pytest.raises(RecipeError, match=r"other: no such recipe; .*g2p-en, g2p-en-quick, tatoeba-de-en, tiny"):
         find_recipe(Path("other"))
 
 

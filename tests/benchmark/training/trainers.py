@@ -78,7 +78,7 @@ class Ours(Contender):
     def __init__(self, work: Work, threads: int) -> None:
         super().__init__(work, threads)
         source, target = (symbol_tokenizer(size) for size in work.vocabularies)
-        data = TrainingData(source, target, work.pairs, [], [], [])
+        data = TrainingData(source, target, work.pairs, lambda epoch: work.pairs, [], [], [])
         with tempfile.TemporaryDirectory() as run:
             self.trainer = Trainer(work.recipe(), Path(run), data, CPU, threading.Event(), lambda line: None)
             self.trainer.metrics_log.close()

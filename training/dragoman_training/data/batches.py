@@ -1,6 +1,6 @@
 """Batches of pairs of similar length that fit a token budget."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,40 +67,56 @@ class BatchSampler:
 
     Pairs are sorted by source and target length (ties in random order) and cut where the next pair would exceed the
     budget, rows x (longest source + longest target). The batches are then shuffled.
+
+    Args:
+        pairs: Training pairs, or the function from an epoch to its pairs.
+        batch_tokens: Token budget of a batch.
+        seed: Seed of ties and of the order.
     """
 
-    def __init__(self, pairs: Sequence[EncodedPair], batch_tokens: int, seed: int) -> None:
+    def __init__(
+        self,
+        pairs: Sequence[EncodedPair] | Callable[[int], Sequence[EncodedPair]],
+        batch_tokens: int,
+        seed: int,
+    ) -> None:
         self.pairs = pairs
         self.batch_tokens = batch_tokens
         self.seed = seed
-        self.source_lengths = np.array([len(p.source) for p in pairs])
-        self.target_lengths = np.array([len(p.target) for p in pairs])
 
     def epoch(self, epoch: int) -> list[list[int]]:
-        """Returns the batches of an epoch as indices into the pairs."""
+        """Returns the batches of an epoch as indices into its pairs."""
+        return self._batches(self._pairs(epoch), epoch)
+
+    def stream(self, epoch: int, position: int) -> Iterator[tuple[int, int, Batch]]:
+        """Yields batches forever, from a position of an epoch on, each with the epoch and position after it."""
+        while True:
+            pairs = self._pairs(epoch)
+            for indices in self._batches(pairs, epoch)[position:]:
+                position += 1
+                yield epoch, position, collate([pairs[i] for i in indices])
+            epoch, position = epoch + 1, 0
+
+    def _pairs(self, epoch: int) -> Sequence[EncodedPair]:
+        return self.pairs(epoch) if callable(self.pairs) else self.pairs
+
+    def _batches(self, pairs: Sequence[EncodedPair], epoch: int) -> list[list[int]]:
+        source_lengths = np.array([len(p.source) for p in pairs])
+        target_lengths = np.array([len(p.target) for p in pairs])
         rng = np.random.default_rng([self.seed, epoch])
-        ties = rng.random(len(self.pairs))
-        order = np.lexsort((ties, self.target_lengths, self.source_lengths))
+        ties = rng.random(len(pairs))
+        order = np.lexsort((ties, target_lengths, source_lengths))
         batches: list[list[int]] = []
         batch: list[int] = []
         longest_source = longest_target = 0
         for i in order.tolist():
-            source = max(longest_source, int(self.source_lengths[i]))
-            target = max(longest_target, int(self.target_lengths[i]))
+            source = max(longest_source, int(source_lengths[i]))
+            target = max(longest_target, int(target_lengths[i]))
             if batch and (len(batch) + 1) * (source + target) > self.batch_tokens:
                 batches.append(batch)
-                batch, source, target = [], int(self.source_lengths[i]), int(self.target_lengths[i])
+                batch, source, target = [], int(source_lengths[i]), int(target_lengths[i])
             batch.append(i)
             longest_source, longest_target = source, target
         if batch:
             batches.append(batch)
         return [batches[i] for i in rng.permutation(len(batches))]
-
-    def stream(self, epoch: int, position: int) -> Iterator[tuple[int, int, Batch]]:
-        """Yields batches forever, from a position of an epoch on, each with the epoch and position after it."""
-        while True:
-            batches = self.epoch(epoch)
-            for indices in batches[position:]:
-                position += 1
-                yield epoch, position, collate([self.pairs[i] for i in indices])
-            epoch, position = epoch + 1, 0

@@ -5,6 +5,7 @@ import json
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +14,7 @@ from tokenizers import Tokenizer
 from dragoman_training.data.batches import EncodedPair
 from dragoman_training.data.corpus import BadLines, read_pairs
 from dragoman_training.data.encode import Tokenizers, drop_overlong, encode_pairs, train_tokenizers
+from dragoman_training.data.epochs import EpochPairs, epoch_pairs
 from dragoman_training.data.normalization import canonical
 from dragoman_training.data.pairs import Pair, distinct_sources, write_pairs
 from dragoman_training.data.tokenizers import SPECIAL_TOKENS, empty_tokenizer, load_tokenizer, save_tokenizer
@@ -52,11 +54,17 @@ class Splits:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Tokenizers, train and dev as token ids, and dev and test as text."""
+    """Tokenizers, train and dev as token ids, and dev and test as text.
+
+    Attributes:
+        train: Training pairs as the tokenizers encode them.
+        train_epoch: Function from an epoch to its training pairs, with the recipe's changes.
+    """
 
     source_tokenizer: Tokenizer
     target_tokenizer: Tokenizer
     train: list[EncodedPair]
+    train_epoch: EpochPairs
     dev: list[EncodedPair]
     dev_pairs: list[Pair]
     test_pairs: list[Pair]
@@ -153,6 +161,7 @@ def _prepare(recipe: Recipe, run: Path, echo: Callable[[str], None], bad: BadLin
     _, test_pairs = _encode_split(recipe, tokenizers, "test", splits.test, bad)
 
     _check_fingerprint(run, train)
+    train_epoch = epoch_pairs(recipe, tokenizers, train_pairs, train)
     counts = {
         name: {"pairs": len(pairs), "sources": len(distinct_sources(pairs, tokenizers.source))}
         for name, pairs in (("train", train_pairs), ("dev", dev_pairs), ("test", test_pairs))
@@ -164,7 +173,7 @@ def _prepare(recipe: Recipe, run: Path, echo: Callable[[str], None], bad: BadLin
         "counts": counts,
         "overlap": splits.overlap,
         "bad_lines": dict(bad.counts),
-        "unseen_source_tokens": unseen_source_tokens(tokenizers.source, train),
+        "unseen_source_tokens": unseen_source_tokens(tokenizers.source, chain(train, train_epoch(0))),
         "train_sha256": _fingerprint(train),
         "dev_sha256": pairs_digest(dev_pairs),
         "test_sha256": pairs_digest(test_pairs),
@@ -175,7 +184,7 @@ def _prepare(recipe: Recipe, run: Path, echo: Callable[[str], None], bad: BadLin
     write_pairs(run / LONGEST_FILE, [train_pairs[i] for i in by_length[:KEPT_LONGEST]])
     sizes = ", ".join(f"{name} {count['pairs']:,} pairs" for name, count in counts.items())
     echo(f"{sizes}; vocabulary {tokenizers.source.get_vocab_size():,} / {tokenizers.target.get_vocab_size():,}")
-    return TrainingData(*tokenizers, train, dev, dev_pairs, test_pairs)
+    return TrainingData(*tokenizers, train, train_epoch, dev, dev_pairs, test_pairs)
 
 
 def _encode_split(

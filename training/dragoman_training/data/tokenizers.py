@@ -75,7 +75,7 @@ def empty_tokenizer(config: TokenizerConfig) -> Tokenizer:
 
     For bpe and unigram, a space is prepended to the text and each word keeps its preceding space as "▁", so that a word
     is the same piece at the start of a text and inside it. Decoding removes exactly this one space, so the text's own
-    spaces survive.
+    spaces survive. Digits and punctuation marks are words of their own if the config splits them.
     """
     tokenizer = Tokenizer({"bpe": models.BPE, "unigram": models.Unigram}.get(config.kind, models.WordLevel)())
     tokenizer.normalizer = build_normalizer(config)
@@ -87,11 +87,20 @@ def empty_tokenizer(config: TokenizerConfig) -> Tokenizer:
     else:
         # Words start at each "▁".
         tokenizer.normalizer = normalizers.Sequence([tokenizer.normalizer, normalizers.Prepend(" ")])
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+        tokenizer.pre_tokenizer = _split_words(config)
         tokenizer.decoder = decoders.Sequence(
             [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
         )
     return tokenizer
+
+
+def _split_words(config: TokenizerConfig) -> pre_tokenizers.PreTokenizer:
+    steps: list[pre_tokenizers.PreTokenizer] = [pre_tokenizers.Metaspace(prepend_scheme="never")]
+    if config.digits == "split":
+        steps.append(pre_tokenizers.Digits(individual_digits=True))
+    if config.punctuation == "split":
+        steps.append(pre_tokenizers.Punctuation("isolated"))
+    return steps[0] if len(steps) == 1 else pre_tokenizers.Sequence(steps)
 
 
 def min_tokens(tokenizer: Tokenizer, config: TokenizerConfig, text: str) -> int:

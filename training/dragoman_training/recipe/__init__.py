@@ -2,10 +2,12 @@
 
 from dragoman_training.recipe.load import SHIPPED_RECIPES, find_recipe, load_recipe, save_recipe
 from dragoman_training.recipe.schema import (
+    AugmentationConfig,
     DataConfig,
     DevMetric,
     EvaluationConfig,
     Metric,
+    NumberFormat,
     ParallelFiles,
     Recipe,
     TokenizerConfig,
@@ -15,10 +17,12 @@ from dragoman_training.recipe.schema import (
 
 __all__ = [
     "SHIPPED_RECIPES",
+    "AugmentationConfig",
     "DataConfig",
     "DevMetric",
     "EvaluationConfig",
     "Metric",
+    "NumberFormat",
     "ParallelFiles",
     "Recipe",
     "TokenizerConfig",

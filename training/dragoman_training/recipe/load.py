@@ -33,6 +33,7 @@ _EXPECTED = {
     "greater_than_equal": "at least {ge}",
     "less_than": "less than {lt}",
     "less_than_equal": "at most {le}",
+    "string_pattern_mismatch": "the number 1234.5 as this side writes it, such as 1.234,5",
     "too_short": "a list of at least {min_length}",
     "too_long": "a list of at most {max_length}",
 }

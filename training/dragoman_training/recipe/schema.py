@@ -51,6 +51,25 @@ class DataConfig(Section):
         return self
 
 
+class NumberFormat(Section):
+    """How each side writes the number 1234.5."""
+
+    source: str = Field(default="1,234.5", pattern=r"^1\D234\D5$")
+    target: str = Field(default="1,234.5", pattern=r"^1\D234\D5$")
+
+
+class AugmentationConfig(Section):
+    """Shares of the training pairs that are changed in each epoch."""
+
+    concatenated: float = Field(default=0.0, ge=0, le=1)
+    numbers: float = Field(default=0.0, ge=0, le=1)
+    number_format: NumberFormat = NumberFormat()
+    names: float = Field(default=0.0, ge=0, le=1)
+    inserts: float = Field(default=0.0, ge=0, le=1)
+    unpunctuated: float = Field(default=0.0, ge=0, le=1)
+    uppercase: float = Field(default=0.0, ge=0, le=1)
+
+
 class TokenizerConfig(Section):
     """One tokenizer; `vocabulary` applies to bpe and unigram, the other kinds include everything that occurs."""
 
@@ -58,6 +77,20 @@ class TokenizerConfig(Section):
     vocabulary: int = Field(default=8000, ge=400, le=1_000_000)
     lowercase: bool = False
     invisible: Literal["drop", "keep"] = "drop"
+    digits: Literal["keep", "split"] = "keep"
+    punctuation: Literal["keep", "split"] = "keep"
+    bpe_dropout: float = Field(default=0.0, ge=0, lt=1)
+    byte_dropout: float = Field(default=0.0, ge=0, lt=1)
+
+    @model_validator(mode="after")
+    def _bpe_can_vary(self) -> "TokenizerConfig":
+        for key in ("bpe_dropout", "byte_dropout"):
+            if getattr(self, key) and self.kind != "bpe":
+                raise ValueError(f"{key} needs kind: bpe, not {self.kind}")
+        for key in ("digits", "punctuation"):
+            if getattr(self, key) == "split" and self.kind not in ("bpe", "unigram"):
+                raise ValueError(f"{key}: split needs kind: bpe or unigram, not {self.kind}")
+        return self
 
 
 class TokenizersConfig(Section):
@@ -154,6 +187,7 @@ class Recipe(Section):
 
     seed: int = Field(default=1, ge=0, lt=2**32)
     data: DataConfig
+    augmentation: AugmentationConfig = AugmentationConfig()
     tokenizers: TokenizersConfig
     model: ModelConfig
     training: TrainingConfig

@@ -61,7 +61,7 @@ class Trainer:
         self.echo = echo
         sizes = data.source_tokenizer.get_vocab_size(), data.target_tokenizer.get_vocab_size()
         self.learner = Learner(recipe, sizes, device, run)
-        self.sampler = BatchSampler(data.train, self.config.batch_tokens, recipe.seed)
+        self.sampler = BatchSampler(data.train_epoch, self.config.batch_tokens, recipe.seed)
         self.epoch = self.position = 0
         self.former_precision: str | None = None  # of the steps before a resume
         if line := self.learner.precision.line:

@@ -35,11 +35,17 @@ def small_recipe(*overrides: str) -> Recipe:
 
 
 def run_training(
-    recipe: Recipe, run: Path, *, resume: bool = False, stop: threading.Event | None = None
+    recipe: Recipe,
+    run: Path,
+    *,
+    resume: bool = False,
+    stop: threading.Event | None = None,
+    init_from: Path | None = None,
 ) -> tuple[Outcome, str]:
     """Trains on the CPU; returns the outcome and what was printed."""
     output = io.StringIO()
-    outcome = train(recipe, run, resume=resume, device="cpu", stop=stop, console=Console(file=output, width=200))
+    console = Console(file=output, width=200)
+    outcome = train(recipe, run, resume=resume, device="cpu", stop=stop, init_from=init_from, console=console)
     return outcome, output.getvalue()
 
 

@@ -46,8 +46,9 @@ def test_more_steps_of_a_finished_run_equal_a_longer_run(schedule: str, tmp_path
     assert same_weights(tmp_path / "longer" / "model.pt", run / "model.pt")
     assert outcome.report is not None
     assert outcome.report["recipe_changes"] == [{"step": step, "training.steps": [11, 24]}]
-    assert load_state(run / "model-step-11.pt")["steps"] == [8, 11]
-    assert json.loads((run / "report-step-11.json").read_text())["steps_trained"] == 11
+    report = json.loads((run / "report-step-11.json").read_text())
+    assert report["average_and_best"]["average"]["steps"] == [8, 11]
+    assert load_state(run / "model-step-11.pt")["steps"] == report["steps_averaged"]
     assert checkpoint_steps(run) == checkpoint_steps(tmp_path / "longer")
     assert run_training(longer, run, resume=True)[0].report == outcome.report, "a run without changes stays finished"
 
@@ -88,8 +89,8 @@ def test_intervals_averages_and_metrics_change(tmp_path: Path) -> None:
     [
         ("seed=2", "seed was 1 and is 2"),
         ("training.batch_tokens=200", "training.batch_tokens was 300 and is 200"),
-        ("training.schedule=noam", "training.schedule was cosine and is noam"),
-        ("tokenizers.source.lowercase=true", "tokenizers.source.lowercase was False and is True"),
+        ("training.schedule=noam", 'training.schedule was "cosine" and is "noam"'),
+        ("tokenizers.source.lowercase=true", "tokenizers.source.lowercase was false and is true"),
         ("model.decoder_heads=1", "model.decoder_heads was null and is 1"),
         ("data.dev_held_out_sources=19", "data.dev_held_out_sources was 20 and is 19"),
     ],

@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 
 from dragoman_training.data.batches import Batch, EncodedPair, collate
+from dragoman_training.evaluation.metrics import Score
 from dragoman_training.optimization.learner import Learner
 from dragoman_training.recipe import Recipe
 from dragoman_training.run.checkpoint import average_checkpoints, checkpoint_path, checkpoint_steps, load_state
@@ -110,7 +111,9 @@ def test_stops_do_not_change_the_result(precision: str, tmp_path: Path, monkeypa
     stop.clear()
     assert run_training(recipe, tmp_path / "stopped", resume=True, stop=stop)[0].finished
     assert_same_weights(weights(tmp_path / "uninterrupted"), weights(tmp_path / "stopped"))
-    assert json.loads((tmp_path / "stopped" / "report.json").read_text())["steps_averaged"] == [8, 12]
+    reports = [json.loads((tmp_path / name / "report.json").read_text()) for name in ("uninterrupted", "stopped")]
+    assert reports[0] == reports[1]
+    assert reports[0]["average_and_best"]["average"]["steps"] == [8, 12]
 
 
 def test_a_checkpoint_of_a_stop_is_not_averaged(tmp_path: Path) -> None:
@@ -128,7 +131,7 @@ def test_a_checkpoint_of_a_stop_is_not_averaged(tmp_path: Path) -> None:
     outcome, shown = run_training(recipe, run, resume=True)
     assert "resuming at step 5" in shown
     assert outcome.report is not None
-    assert outcome.report["steps_averaged"] == [6, 8, 12]
+    assert outcome.report["average_and_best"]["average"]["steps"] == [6, 8, 12]
 
 
 def test_killed_between_checkpoint_and_evaluation(
@@ -138,7 +141,7 @@ def test_killed_between_checkpoint_and_evaluation(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_evaluate", kill)
+        patch.setattr(Trainer, "evaluate", kill)
         with pytest.raises(KeyboardInterrupt):
             run_training(small_recipe(), tmp_path / "run")
     assert checkpoint_steps(tmp_path / "run")[-1] == 6
@@ -185,25 +188,44 @@ def test_another_precision_on_another_machine(tmp_path: Path, monkeypatch: pytes
 
 
 def script_dev_losses(monkeypatch: pytest.MonkeyPatch, losses: dict[int, float]) -> None:
-    monkeypatch.setattr(Trainer, "_evaluate", lambda self: (losses[self.step], {}))
+    asked: list[int] = []
+
+    def evaluate(trainer: Trainer) -> tuple[float, dict[str, Score]]:
+        """The loss of a step; of the average, which is evaluated after the last step, that of step 0."""
+        asked.append(trainer.step)
+        return losses[0 if asked.count(trainer.step) > 1 else trainer.step], {}
+
+    monkeypatch.setattr(Trainer, "evaluate", evaluate)
 
 
 def test_early_stopping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script_dev_losses(monkeypatch, {2: 3.0, 4: 2.0, 6: 2.5, 8: 2.0, 10: 1.0})
+    script_dev_losses(monkeypatch, {0: 1.0, 2: 3.0, 4: 2.0, 6: 2.5, 8: 2.0, 10: 1.0})
     outcome, shown = run_training(small_recipe("training.evaluate_every=2", "training.patience=2"), tmp_path / "run")
     assert outcome.step == 8
     assert outcome.finished
     assert "dev loss has not improved for 2 evaluations" in shown
 
 
-def test_average_of_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script_dev_losses(monkeypatch, {2: 3.0, 4: 1.0, 6: 2.5, 8: 2.0, 10: 4.0, 12: 5.0})
+@pytest.mark.parametrize(("loss", "kept"), [(0.9, "average"), (1.0, "average"), (1.1, "best")])
+def test_average_of_the_best_or_the_best_alone(
+    loss: float, kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script_dev_losses(monkeypatch, {0: loss, 2: 3.0, 4: 1.0, 6: 2.5, 8: 2.0, 10: 4.0, 12: 5.0})
     recipe = small_recipe("training.evaluate_every=2", "training.average_best=2", "training.keep_checkpoints=1")
-    outcome, _ = run_training(recipe, tmp_path / "run")
+    outcome, shown = run_training(recipe, tmp_path / "run")
     assert outcome.report is not None
-    assert outcome.report["steps_averaged"] == [4, 8]
+    assert outcome.report["average_and_best"] == {
+        "metric": "loss",
+        "average": {"steps": [4, 8], "value": loss},
+        "best": {"step": 4, "value": 1.0},
+        "kept": kept,
+    }
+    message = "the average of 2 checkpoints has a dev loss of 1.1, worse than 1 of step 4 alone, which is kept instead"
+    assert (message in shown) == (kept == "best")
+    steps = [4, 8] if kept == "average" else [4]
+    assert outcome.report["steps_averaged"] == steps
     assert checkpoint_steps(tmp_path / "run") == [4, 8, 12]
-    assert_same_weights(average_checkpoints(tmp_path / "run", [4, 8])[0], weights(tmp_path / "run"))
+    assert_same_weights(average_checkpoints(tmp_path / "run", steps)[0], weights(tmp_path / "run"))
 
 
 # Steps

@@ -46,6 +46,14 @@ def run(
             "steps to come may change, such as training.steps.",
         ),
     ] = False,
+    init_from: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Start from the weights and tokenizers of another run, to train on with other data; "
+            "`dragoman-export --to-run` makes a run of a bundle or of a published model.",
+        ),
+    ] = None,
     device: Annotated[Device, typer.Option(help="auto uses CUDA if available.")] = Device.auto,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; by default PyTorch decides.")] = None,
     max_hours: Annotated[
@@ -74,6 +82,7 @@ def run(
             threads=threads,
             stop=stop,
             max_hours=max_hours,
+            init_from=init_from,
         )
     except TrainingError as error:
         print(f"error: {error}", file=sys.stderr)

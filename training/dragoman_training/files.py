@@ -13,6 +13,7 @@ from dragoman_training.errors import TrainingError
 
 RECIPE_FILE = "recipe.yaml"
 SOURCE_TOKENIZER, TARGET_TOKENIZER = "source_tokenizer.json", "target_tokenizer.json"
+START_FILE = "start.json"  # the run that a run started from
 DATA_FILE = "data.json"  # counts and fingerprints
 DEV_FILE = "dev.tsv"  # the dev pairs
 LONGEST_FILE = "longest.tsv"  # the training pairs with the longest sources

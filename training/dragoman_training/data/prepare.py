@@ -25,6 +25,7 @@ from dragoman_training.files import (
     DEV_FILE,
     LONGEST_FILE,
     SOURCE_TOKENIZER,
+    START_FILE,
     TARGET_TOKENIZER,
     read_json,
     write_text,
@@ -173,7 +174,7 @@ def _prepare(recipe: Recipe, run: Path, echo: Callable[[str], None], bad: BadLin
         "counts": counts,
         "overlap": splits.overlap,
         "bad_lines": dict(bad.counts),
-        "unseen_source_tokens": unseen_source_tokens(tokenizers.source, chain(train, train_epoch(0))),
+        "unseen_source_tokens": _never_seen(run, tokenizers.source, chain(train, train_epoch(0))),
         "train_sha256": _fingerprint(train),
         "dev_sha256": pairs_digest(dev_pairs),
         "test_sha256": pairs_digest(test_pairs),
@@ -209,6 +210,13 @@ def unseen_source_tokens(tokenizer: Tokenizer, train: Iterable[EncodedPair]) -> 
     """Returns the ids that occur in no training source, without special tokens: bytes, and parts of longer pieces."""
     seen = set(range(len(SPECIAL_TOKENS))).union(*(pair.source for pair in train))
     return [token for token in range(tokenizer.get_vocab_size()) if token not in seen]
+
+
+def _never_seen(run: Path, tokenizer: Tokenizer, train: Iterable[EncodedPair]) -> list[int]:
+    """Returns the unseen source tokens that the run whose weights this one starts from has not seen either."""
+    unseen = unseen_source_tokens(tokenizer, train)
+    start = read_json(run / START_FILE)
+    return unseen if start is None else sorted(set(unseen) & set(start["unseen_source_tokens"]))
 
 
 def _report_bad_lines(bad: BadLines, run: Path, echo: Callable[[str], None]) -> None:

@@ -9,9 +9,12 @@ from torch import Tensor
 
 from dragoman_training.data.batches import Batch
 from dragoman_training.data.tokenizers import PAD_ID
+from dragoman_training.errors import TrainingError
 from dragoman_training.model import Transformer
 from dragoman_training.optimization.divergence import check_divergence, untrained_loss
+from dragoman_training.optimization.freeze import freeze
 from dragoman_training.optimization.loss import smoothed_cross_entropy
+from dragoman_training.optimization.moving_average import MovingAverage
 from dragoman_training.optimization.optimizer import build_optimizer, learning_rate
 from dragoman_training.optimization.precision import resolve_precision
 from dragoman_training.recipe import Recipe
@@ -30,6 +33,9 @@ class Learner:
         step: Optimizer steps made.
         gradient_norm: Norm of the whole model's gradient in the last step, before clipping.
         precision: Precision of matrix products on this device.
+
+    Raises:
+        TrainingError: Every part of the model is frozen.
     """
 
     def __init__(self, recipe: Recipe, vocabularies: tuple[int, int], device: torch.device, run: Path) -> None:
@@ -38,11 +44,26 @@ class Learner:
         self.run = run
         torch.manual_seed(recipe.seed)
         self.model = Transformer(recipe.model, *vocabularies, PAD_ID).to(device)
+        freeze(self.model, self.config.freeze)
+        self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        if not self.trained:
+            raise TrainingError(f"training.freeze: [{', '.join(self.config.freeze)}] leaves nothing to train")
         self.optimizer = build_optimizer(self.model, self.config)
+        self.average = None if self.config.ema_decay is None else MovingAverage(self.model, self.config.ema_decay)
         self.precision = resolve_precision(self.config.precision, device)
         self.step = 0
         self.gradient_norm = 0.0
         self.untrained_loss = untrained_loss(vocabularies[1], recipe.model.d_model)
+
+    @property
+    def evaluated(self) -> Transformer:
+        """The model whose quality counts: the moving average of the weights if the recipe has one."""
+        return self.model if self.average is None else self.average.model
+
+    def start_from(self, weights: dict[str, Tensor]) -> None:
+        """Replaces the untrained weights."""
+        for model in {self.model, self.evaluated}:
+            model.load_state_dict(weights)
 
     def state(self) -> dict[str, Any]:
         """Returns all that the next step depends on, apart from its batches."""
@@ -53,6 +74,8 @@ class Learner:
             "precision": self.precision.name,
             "rng": torch.get_rng_state(),
         }
+        if self.average is not None:
+            state["ema"] = self.average.model.state_dict()
         if self.device.type == "cuda":
             state["cuda_rng"] = torch.cuda.get_rng_state()
         return state
@@ -61,6 +84,8 @@ class Learner:
         """Continues from what `state` returned."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        if self.average is not None:
+            self.average.model.load_state_dict(state["ema"])
         self.step = state["step"]
         torch.set_rng_state(state["rng"])
         if self.device.type == "cuda" and "cuda_rng" in state:
@@ -87,11 +112,13 @@ class Learner:
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         max_norm = math.inf if self.config.clip_norm is None else self.config.clip_norm
-        self.gradient_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm).item()
+        self.gradient_norm = torch.nn.utils.clip_grad_norm_(self.trained, max_norm).item()
         self._check_divergence(total, self.gradient_norm, self.step + 1)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
+        if self.average is not None:
+            self.average.update(self.step)
         return total
 
     def check_weights(self, batch: Batch) -> None:
@@ -105,7 +132,7 @@ class Learner:
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             loss = self._loss(batch.to(self.device), batch.target_tokens)
-            gradients = torch.autograd.grad(loss, list(self.model.parameters()))
+            gradients = torch.autograd.grad(loss, self.trained)
         self._check_divergence(loss.item(), torch.nn.utils.get_total_norm(gradients).item(), self.step)
 
     def _loss(self, batch: Batch, tokens: int) -> Tensor:

@@ -43,8 +43,12 @@ def warmup_warning(config: TrainingConfig) -> str | None:
 
 
 def build_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
-    """Builds AdamW (Loshchilov and Hutter 2019); weight decay applies to matrices, not to biases and norms."""
-    matrices = [p for p in model.parameters() if p.dim() > 1]
-    vectors = [p for p in model.parameters() if p.dim() <= 1]
+    """Builds AdamW (Loshchilov and Hutter 2019) for what is not frozen.
+
+    Weight decay applies to matrices, not to biases and norms.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    matrices = [p for p in trained if p.dim() > 1]
+    vectors = [p for p in trained if p.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, fused=True)

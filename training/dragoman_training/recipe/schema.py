@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_val
 from dragoman_training.model import ModelConfig
 
 Metric = Literal["bleu", "chrf", "exact_match", "sequence_error_rate", "word_error_rate"]
+Part = Literal["embeddings", "encoder", "decoder", "output"]  # of the model
 DevMetric = Literal["loss", "bleu", "chrf", "exact_match", "sequence_error_rate", "word_error_rate"]
 
 
@@ -120,6 +121,8 @@ class TrainingConfig(Section):
     betas: tuple[float, float] = (0.9, 0.98)
     weight_decay: float = Field(default=0.0, ge=0)
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
+    freeze: list[Part] = Field(default=[], max_length=3)
+    ema_decay: float | None = Field(default=None, gt=0, lt=1)
     clip_norm: float | None = Field(default=1.0, gt=0)
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     log_every: int = Field(default=50, ge=1)

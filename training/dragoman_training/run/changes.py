@@ -1,5 +1,6 @@
 """What may change when a run resumes, and what that does to the files of the run."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def changed_keys(old: Recipe, new: Recipe) -> Changes:
 
     Data paths are left out: data may move, and a fingerprint checks its content.
     """
-    before, now = (_flatten(recipe.model_dump(mode="json")) for recipe in (old, new))
+    before, now = (flatten(recipe.model_dump(mode="json")) for recipe in (old, new))
     keys = sorted(before.keys() | now.keys())
     paths = {"data.train", "data.dev", "data.test"}
     return {k: (before.get(k), now.get(k)) for k in keys if k not in paths and before.get(k) != now.get(k)}
@@ -108,15 +109,15 @@ def former_training(changed: Changes, recipe: Recipe) -> TrainingConfig:
 
 
 def _describe(key: str, old: Any, new: Any) -> str:
-    return f"{key} was {'null' if old is None else old} and is {'null' if new is None else new}"
+    return f"{key} was {json.dumps(old)} and is {json.dumps(new)}"
 
 
-def _flatten(document: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(document: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Returns the values of a nested document by dotted key."""
     flat: dict[str, Any] = {}
     for key, value in document.items():
         if isinstance(value, dict):
-            flat |= _flatten(value, f"{prefix}{key}.")
+            flat |= flatten(value, f"{prefix}{key}.")
         else:
             flat[f"{prefix}{key}"] = value
     return flat

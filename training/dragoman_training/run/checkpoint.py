@@ -77,6 +77,8 @@ def average_checkpoints(
 ) -> tuple[dict[str, Tensor], list[int]]:
     """Averages the weights of several checkpoints in double precision, skipping damaged ones with a warning.
 
+    Of a run with a moving average of the weights, that is what is averaged.
+
     Returns:
         The averaged state dict and the steps it was made from.
 
@@ -88,10 +90,11 @@ def average_checkpoints(
     used: list[int] = []
     for step in steps:
         try:
-            model: dict[str, Tensor] = load_state(checkpoint_path(run, step))["model"]
+            state = load_state(checkpoint_path(run, step))
         except TrainingError as error:
             warn(f"{error}; averaging without it")
             continue
+        model: dict[str, Tensor] = state.get("ema", state["model"])
         used.append(step)
         for name, value in model.items():
             dtypes[name] = value.dtype

@@ -16,6 +16,7 @@ from dragoman_training.files import (
     MODEL_FILE,
     RECIPE_FILE,
     SOURCE_TOKENIZER,
+    START_FILE,
     TARGET_TOKENIZER,
 )
 from dragoman_training.recipe import Recipe, load_recipe
@@ -24,6 +25,7 @@ from dragoman_training.run.checkpoint import checkpoint_steps
 
 WRITTEN_BEFORE_TRAINING = (
     RECIPE_FILE,
+    START_FILE,
     SOURCE_TOKENIZER,
     TARGET_TOKENIZER,
     DATA_FILE,

@@ -17,6 +17,7 @@ from dragoman_training.files import (
     RECIPE_FILE,
     REPORT_FILE,
     SOURCE_TOKENIZER,
+    START_FILE,
     TARGET_TOKENIZER,
     read_json,
 )
@@ -33,7 +34,8 @@ class Run:
         path: The run directory.
         unseen_source_tokens: Ids that occur in no training source; empty for runs that did not record them.
         provenance: `finished` (whether training reached its end), `steps_averaged`, `recipe` (with file names instead
-            of paths), `torch` (its version), `data` (counts), and for finished runs `report` (dev and test metrics).
+            of paths), `torch` (its version), `data` (counts), for finished runs `report` (dev and test metrics), and
+            `start` (the same of the run whose weights it started from, if any).
     """
 
     path: Path
@@ -94,7 +96,9 @@ def _provenance(path: Path, recipe: Recipe, finished: bool, steps: list[int]) ->
     names = {split: [_file_names(entry) for entry in getattr(recipe.data, split) or []] for split in splits}
     document["data"] = {**document["data"], **names}
     records = {"data": read_json(path / DATA_FILE), "report": read_json(path / REPORT_FILE)}
+    start = read_json(path / START_FILE)
     return {
+        **({} if start is None else {"start": {"run": Path(start["run"]).name, **start["provenance"]}}),
         "finished": finished,
         "steps_averaged": steps,
         "recipe": document,

@@ -3,35 +3,49 @@
 import json
 from typing import Any
 
+from torch import Tensor
+
 from dragoman_training.data.pairs import Pair, distinct_sources
+from dragoman_training.evaluation.metrics import Score, better
 from dragoman_training.files import CURVES_FILE, MODEL_FILE, REPORT_FILE, write_text
 from dragoman_training.run.checkpoint import average_checkpoints, checkpoint_steps, save_state
 from dragoman_training.run.metrics_log import draw_curves
 from dragoman_training.trainer.loop import Trainer
 
+Weights = dict[str, Tensor]
+
 
 def finish(trainer: Trainer) -> dict[str, Any]:
     """Averages checkpoints, measures the average on dev and test, and writes report, curves and RUN/model.pt.
 
+    If the best of these checkpoints is better on dev than their average, it takes its place.
+
     Raises:
         Stopped: The run was asked to stop meanwhile; a resumed run starts this over.
     """
-    steps = trainer.scheduled()[-trainer.config.average_last :]
-    if trainer.config.average_best:
-        best = trainer.metrics_log.best_steps(trainer.recipe.evaluation.choose_by, trainer.config.average_best)
-        steps = sorted(set(best) & set(checkpoint_steps(trainer.run)))
-    weights, steps = average_checkpoints(trainer.run, steps, trainer.warn)
-    trainer.learner.model.load_state_dict(weights)
-    trainer.learner.model.eval()
+    weights, steps = average_checkpoints(trainer.run, _steps_to_average(trainer), trainer.warn)
     report: dict[str, Any] = {
         "steps_trained": trainer.step,
         "steps_averaged": steps,
         "precision": trainer.learner.precision.name,
         "decoding": "greedy",
     }
-    for name, pairs in (("dev", trainer.data.dev_pairs), ("test", trainer.data.test_pairs)):
-        if pairs:
-            report[name] = _report_scores(trainer, name, pairs)
+    trainer.learner.evaluated.load_state_dict(weights)
+    if trainer.data.dev:
+        values, scores = _evaluate(trainer)
+        comparison = _compare_with_best(trainer, steps, values[trainer.recipe.evaluation.choose_by])
+        if comparison is not None:
+            report["average_and_best"] = comparison
+            if comparison["kept"] == "best":
+                weights, steps = average_checkpoints(trainer.run, [comparison["best"]["step"]], trainer.warn)
+                trainer.learner.evaluated.load_state_dict(weights)
+                values, scores = _evaluate(trainer)
+                report["steps_averaged"] = steps
+        report["dev"] = {**_scores(trainer, "dev", trainer.data.dev_pairs, scores), "loss": values["loss"]}
+    trainer.learner.evaluated.eval()
+    if trainer.data.test_pairs:
+        pairs = trainer.data.test_pairs
+        report["test"] = _scores(trainer, "test", pairs, trainer.measure(pairs))
     changes = trainer.metrics_log.recipe_changes()
     if changes:
         report["recipe_changes"] = changes
@@ -42,8 +56,47 @@ def finish(trainer: Trainer) -> dict[str, Any]:
     return report
 
 
-def _report_scores(trainer: Trainer, name: str, pairs: list[Pair]) -> dict[str, Any]:
-    scores = trainer.measure(pairs)
+def _steps_to_average(trainer: Trainer) -> list[int]:
+    config = trainer.config
+    if config.average_best:
+        best = trainer.metrics_log.best_steps(trainer.recipe.evaluation.choose_by, config.average_best)
+        return sorted(set(best) & set(checkpoint_steps(trainer.run)))
+    return trainer.scheduled()[-config.average_last :]
+
+
+def _evaluate(trainer: Trainer) -> tuple[dict[str, float], dict[str, Score]]:
+    """Returns loss and metrics on dev by name, and the metrics with their signatures."""
+    loss, scores = trainer.evaluate()
+    return {"loss": loss, **{name: score.value for name, score in scores.items()}}, scores
+
+
+def _compare_with_best(trainer: Trainer, steps: list[int], average: float) -> dict[str, Any] | None:
+    """Compares the average with the best of its checkpoints by what was measured on dev during training.
+
+    Returns:
+        Both values and which one is kept; None if there is nothing to compare.
+    """
+    metric = trainer.recipe.evaluation.choose_by
+    measured = {step: value for step, value in trainer.metrics_log.dev_values(metric).items() if step in steps}
+    if len(steps) < 2 or not measured:
+        return None
+    best = next(step for step in trainer.metrics_log.best_steps(metric, trainer.step) if step in measured)
+    keep_best = better(metric, measured[best], average)
+    if keep_best:
+        trainer.echo(
+            f"the average of {len(steps)} checkpoints has a dev {metric} of {average:.4g}, worse than "
+            f"{measured[best]:.4g} of step {best} alone, which is kept instead"
+        )
+    return {
+        "metric": metric,
+        "average": {"steps": steps, "value": average},
+        "best": {"step": best, "value": measured[best]},
+        "kept": "best" if keep_best else "average",
+    }
+
+
+def _scores(trainer: Trainer, name: str, pairs: list[Pair], scores: dict[str, Score]) -> dict[str, Any]:
+    """Shows the metrics of a data set and returns its part of the report."""
     trainer.echo(f"{name}  " + "  ".join(f"{metric} {score.value:.2f}" for metric, score in scores.items()))
     return {
         "sources": len(distinct_sources(pairs, trainer.data.source_tokenizer)),

@@ -200,7 +200,7 @@ class Trainer:
         evaluated = self.step in self.metrics_log.dev_values("loss")
         if self.step > 0 and self._due(self.config.evaluate_every) and not evaluated and self.data.dev:
             with window.paused():
-                loss, scores = self._evaluate()
+                loss, scores = self.evaluate()
             values = {"loss": loss, **{name: score.value for name, score in scores.items()}}
             self.metrics_log.write("dev", self.step, values)
             draw_curves(self.metrics_log.records, self.run / CURVES_FILE)
@@ -215,11 +215,15 @@ class Trainer:
         if self.stop.is_set():
             raise Stopped
 
-    def _evaluate(self) -> tuple[float, dict[str, Score]]:
-        """Computes loss and metrics on dev; draws no random numbers, so that it does not affect training."""
-        self.learner.model.eval()
+    def evaluate(self) -> tuple[float, dict[str, Score]]:
+        """Computes loss and metrics on dev; draws no random numbers, so that it does not affect training.
+
+        Raises:
+            Stopped: The run was asked to stop meanwhile.
+        """
+        self.learner.evaluated.eval()
         loss = negative_log_likelihood(
-            self.learner.model, self.data.dev, self.config.batch_tokens, before_batch=self._raise_if_stopped
+            self.learner.evaluated, self.data.dev, self.config.batch_tokens, before_batch=self._raise_if_stopped
         )
         scores = self.measure(self.data.dev_pairs)
         self.learner.model.train()
@@ -229,4 +233,4 @@ class Trainer:
         """Computes the metrics of the recipe; an interrupted measurement raises Stopped."""
         tokenizers = self.data.source_tokenizer, self.data.target_tokenizer
         metrics = self.recipe.evaluation.metrics
-        return measure(self.learner.model, *tokenizers, pairs, metrics, before_batch=self._raise_if_stopped)
+        return measure(self.learner.evaluated, *tokenizers, pairs, metrics, before_batch=self._raise_if_stopped)

@@ -18,6 +18,7 @@ from dragoman_training.progress import ProgressBar
 from dragoman_training.recipe import Recipe, save_recipe
 from dragoman_training.run.changes import Changes, apply_changes
 from dragoman_training.run.directory import lock_directory, prepare_directory
+from dragoman_training.run.start import Start, find_start, write_start
 from dragoman_training.trainer.finish import finish
 from dragoman_training.trainer.loop import Stopped, Trainer
 
@@ -44,6 +45,7 @@ def train(
     threads: int | None = None,
     stop: threading.Event | None = None,
     max_hours: float | None = None,
+    init_from: Path | None = None,
     console: Console | None = None,
 ) -> Outcome:
     """Trains the model of a recipe and writes everything to the run directory.
@@ -60,6 +62,8 @@ def train(
         threads: CPU threads of PyTorch; None leaves PyTorch's default.
         stop: Event that makes the run save a checkpoint after the current step and return.
         max_hours: Hours after which the run does the same.
+        init_from: Directory of a run whose weights and tokenizers this one starts from; its model and tokenizers must
+            be those of the recipe. Not needed to resume.
         console: Console that shows the progress; None for standard error.
 
     Raises:
@@ -71,24 +75,29 @@ def train(
         torch.set_num_threads(threads)
     with lock_directory(run):
         changed = prepare_directory(recipe, run, resume)
+        start = find_start(recipe, run, init_from)
         report = read_json(run / REPORT_FILE)
         if (run / MODEL_FILE).exists() and report is not None and not changed:
             return Outcome(report["steps_trained"], report)
         stop = stop or threading.Event()
         with ProgressBar(recipe.training.steps, console or Console(stderr=True)) as bar, _set_after(stop, max_hours):
-            return _train(recipe, run, changed, torch_device, stop, bar)
+            return _train(recipe, run, changed, start, torch_device, stop, bar)
 
 
 def _train(
     recipe: Recipe,
     run: Path,
     changed: Changes,
+    start: Start | None,
     device: torch.device,
     stop: threading.Event,
     bar: ProgressBar,
 ) -> Outcome:
     if warning := warmup_warning(recipe.training):
         bar.echo(f"warning: {warning}")
+    if start is not None:
+        write_start(start, run)
+        bar.echo(f"starting from the weights and tokenizers of {start.run}")
     data = prepare(recipe, run, bar.echo)
     for line in apply_changes(run, changed, recipe):
         bar.echo(line)
@@ -98,6 +107,9 @@ def _train(
         trainer.record_changes(changed)
         # Saved after the data was read, so that rejected data leaves no run behind, and before the first step.
         save_recipe(recipe, run / RECIPE_FILE)
+        if start is not None:
+            trainer.learner.start_from(start.weights)
+            trainer.save(None)  # a run that resumes needs the start no more
         if trainer.run_steps(bar):
             report = finish(trainer)
     except Stopped:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.local import LocalServer
+from tests.support.servers import G2PServer
 from tests.support.shared_work import make_once, remember_graphs, shared_folder
 
 ROOT = Path(__file__).parent.parent
@@ -103,7 +104,7 @@ def start_server(tmp_path: Path) -> Iterator[StartServer]:
 
     def start(*arguments: str, wait_seconds: float = 60) -> LocalServer:
         log = tmp_path / f"server-{len(servers)}.log"
-        servers.append(LocalServer(*arguments, log=log, wait_seconds=wait_seconds))
+        servers.append(G2PServer(*arguments, log=log, wait_seconds=wait_seconds))
         return servers[-1]
 
     try:

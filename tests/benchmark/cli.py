@@ -8,7 +8,7 @@ import typer
 
 from dragoman.local import ServerStartError
 from dragoman_export.errors import ExportError
-from dragoman_server.bundle.load import Bundle, BundleError, load_bundle, shipped_bundle
+from dragoman_server.bundle.load import Bundle, BundleError, load_bundle
 from tests.benchmark import results
 from tests.benchmark.actor import ActorError
 from tests.benchmark.loop import measure_loop
@@ -20,7 +20,7 @@ from tests.benchmark.serving import measure
 from tests.benchmark.turns import Effort
 from tests.benchmark.workload import Workload, random_symbols, real_words
 from tests.support.bundle_weights import UnreadableGraphError, load_model
-from tests.support.bundles import SHIPPED_FP32
+from tests.support.bundles import SHIPPED_FP32, SHIPPED_G2P
 from tests.support.ctranslate2_model import convert
 
 WORDS = 2048
@@ -45,7 +45,7 @@ def bundle_of(model: Model, precision: Arithmetic) -> Bundle:
     """Returns the bundle, exported if it does not exist yet."""
     if model is Model.base:
         return random_bundle("base", BASE, VOCABULARY, precision.value)
-    return load_bundle(SHIPPED_FP32 if precision is Arithmetic.fp32 else shipped_bundle())
+    return load_bundle(SHIPPED_FP32 if precision is Arithmetic.fp32 else SHIPPED_G2P)
 
 
 def workload_of(model: Model, bundle: Bundle) -> Workload:

@@ -15,12 +15,14 @@ import typer
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dragoman.local import LOOPBACK, LocalServer, ServerStartError, free_port
-from dragoman_server.bundle.load import load_bundle, shipped_bundle
+from dragoman_server.bundle.load import load_bundle
 from tests.benchmark import results
 from tests.benchmark.actor import Actor, ActorError
 from tests.benchmark.machine import describe
 from tests.benchmark.workload import real_words
+from tests.support.bundles import SHIPPED_G2P
 from tests.support.load import LoadGenerator, percentile
+from tests.support.servers import G2PServer
 
 IN_FLIGHT = (0, 64, 300, 1000)
 WORDS = 2048
@@ -67,13 +69,13 @@ def measure(workers: int, seconds: float, in_flight: Sequence[int] = IN_FLIGHT) 
     Raises:
         ServerStartError, ActorError: The server does not start, or the load generator fails.
     """
-    requests = real_words(load_bundle(shipped_bundle()), WORDS).unary()
+    requests = real_words(load_bundle(SHIPPED_G2P), WORDS).unary()
     health_port = free_port()
     options = ["--health-port", str(health_port), "--log-requests", "none", "--summary-seconds", "0"]
     options += ["--workers", str(workers)] if workers else []
     found = []
     with ExitStack() as stack:
-        server = stack.enter_context(LocalServer(*options))
+        server = stack.enter_context(G2PServer(*options))
         echo = stack.enter_context(closing(Actor(Echo)))
         address = (LOOPBACK, server.port)
         load = stack.enter_context(closing(Actor(LoadGenerator, address, server.process.pid, "Generate", requests)))

@@ -9,13 +9,13 @@ from typing import Any
 from typer.testing import CliRunner
 
 from dragoman_export.cli import app
-from dragoman_server.bundle.load import shipped_bundle
 from dragoman_server.bundle.manifest import MANIFEST_FILE
 from dragoman_server.config import ServerConfig
 from dragoman_server.models.repository import Repository
 from tests.deploy.conftest import Document, Render, only
 from tests.deploy.kube_schemas import MINORS, faults, unrestricted
 from tests.deploy.test_chart_objects import VALUES
+from tests.support.bundles import SHIPPED_G2P
 
 EXAMPLE = VALUES["models-from-hugging-face"]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -91,7 +91,7 @@ def test_a_second_run_finds_the_model_that_the_server_serves(render: Render, tmp
     """Runs the command of the Job on a volume with the model, and without the hub."""
     (container,) = pod_of(only(render(EXAMPLE), "Job"))["containers"]
     arguments = [argument.replace("/models", str(tmp_path)) for argument in container["args"]]
-    bundle = Path(shutil.copytree(shipped_bundle(), arguments[-1]))
+    bundle = Path(shutil.copytree(SHIPPED_G2P, arguments[-1]))
     (tmp_path / ".huggingface").mkdir()
     document = json.loads((bundle / MANIFEST_FILE).read_text())
     origin = {"name": EXAMPLE["models"]["import"]["model"], "revision": COMMIT}

@@ -16,6 +16,7 @@ from dragoman.local import LocalServer, free_port
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
 from tests.deploy.conftest import Document, Render, only
+from tests.support.servers import G2PServer
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 
@@ -38,7 +39,7 @@ def server(render: Render, health_port: int, tmp_path_factory: pytest.TempPathFa
     file = folder / "server.yaml"
     file.write_text(only(render(), "ConfigMap")["data"]["server.yaml"], encoding="utf-8")
     arguments = ["--config", str(file), "--admin", "--health-port", str(health_port)]
-    with LocalServer(*arguments, log=folder / "server.log") as server:
+    with G2PServer(*arguments, log=folder / "server.log") as server:
         yield server
 
 

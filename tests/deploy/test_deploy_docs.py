@@ -14,13 +14,14 @@ import pytest
 import yaml
 
 from deploy.generate import CHART, DEPLOY
-from dragoman_server.bundle.load import load_bundle, shipped_bundle
+from dragoman_server.bundle.load import load_bundle
 from dragoman_server.bundle.manifest import INTEGERS, Manifest, Shape
 from dragoman_server.config import ServerConfig
 from dragoman_server.runtime.device import unfit_for_gpus
 from tests.conftest import ROOT
 from tests.deploy.conftest import Render, only
 from tests.deploy.kube_schemas import MINORS, faults
+from tests.support.bundles import SHIPPED_G2P
 from tests.support.certificates import Authority
 
 SCRIPTS = Path(sys.executable).parent
@@ -239,7 +240,7 @@ def test_notes_name_precisions_that_are_not_for_gpus(tools: tuple[Path, Path]) -
 
 
 def test_the_chart_rejects_the_shipped_model_on_gpus(refusal: Callable[..., str]) -> None:
-    precision = load_bundle(shipped_bundle()).manifest.precision
+    precision = load_bundle(SHIPPED_G2P).manifest.precision
     assert unfit_for_gpus(precision) is not None
     assert f"(models.source: shipped) is in {precision}, which is for CPUs" in refusal({"gpus": 1})
 

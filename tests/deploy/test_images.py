@@ -19,12 +19,12 @@ import yaml
 
 from deploy.generate import CHART, DEPLOY
 from deploy.tools import NoTools, hadolint
-from dragoman_server.bundle.load import shipped_bundle
 from tests.conftest import ROOT
 from tests.deploy.conftest import Render, only
 from tests.deploy.images import BASE, Docker, missing_tools
 from tests.deploy.test_chart_objects import VALUES
 from tests.deploy.test_deploy_docs import PAGES, blocks
+from tests.support.bundles import SHIPPED_G2P
 
 FOLDER = DEPLOY / "docker"
 PAGE = FOLDER / "README.md"
@@ -40,6 +40,7 @@ pytestmark = pytest.mark.timeout(900)
 INSTALLED = """
 import importlib.metadata as metadata, json, os, pathlib, sys
 import dragoman_server.process.app, dragoman_server.process.cli, dragoman_server.workers.worker_main
+from tests.support.bundles import SHIPPED_G2P
 modules = [module.__spec__ for module in sys.modules.values() if module.__spec__ and module.__spec__.cached]
 print(json.dumps({
     "packages": {each.name: each.version for each in metadata.distributions()},
@@ -222,7 +223,7 @@ def test_it_serves_as_nobody_and_writes_nowhere(docker: Docker, tmp_path: Path) 
 
 def test_it_serves_a_model_that_is_mounted_with_workers(docker: Docker, tmp_path: Path) -> None:
     """Worker processes are started without a shell, too."""
-    shutil.copytree(shipped_bundle(), tmp_path / "runs" / "my-bundle")
+    shutil.copytree(SHIPPED_G2P, tmp_path / "runs" / "my-bundle")
     with serving(docker, RUN_BUNDLE, tmp_path) as beside:
         beside(ASK)
         logged = docker.run("docker logs dragoman 2>&1")
@@ -236,7 +237,7 @@ def test_it_serves_a_model_that_is_mounted_with_workers(docker: Docker, tmp_path
 def test_a_model_can_be_in_an_image(docker: Docker, tmp_path: Path) -> None:
     (block,) = blocks(PAGE, "dockerfile")
     (tmp_path / "my.Dockerfile").write_text(block, encoding="utf-8")
-    shutil.copytree(shipped_bundle(), tmp_path / "runs" / "my-bundle")
+    shutil.copytree(SHIPPED_G2P, tmp_path / "runs" / "my-bundle")
     docker.run(block_with(r"my\.Dockerfile"), tmp_path)
     look = "from dragoman_server.bundle.load import load_bundle; import pathlib; load_bundle(pathlib.Path('/models'))"
     docker.run(f'docker run --rm --entrypoint python3 my-dragoman:1 -c "{look}"')

@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from deploy.generate import DEPLOY
-from dragoman_server.bundle.load import shipped_bundle
 from dragoman_server.config import ServerConfig
 from dragoman_server.models.repository import Repository
 from tests.deploy.conftest import Render, only
 from tests.deploy.kube_schemas import MINORS, faults, unrestricted
 from tests.deploy.test_deploy_docs import PAGES, blocks, named_block
+from tests.support.bundles import SHIPPED_G2P
 
 FOLDER = DEPLOY / "models"
 FILES = sorted(FOLDER.glob("*.yaml"))
@@ -59,7 +59,7 @@ def fill(folder: Path, bundle: Path) -> subprocess.CompletedProcess[str]:
 
 def test_the_job_installs_a_version_once(tmp_path: Path) -> None:
     (tmp_path / "g2p" / ".7").mkdir(parents=True)  # a partial copy of an evicted Job
-    bundle = shipped_bundle()
+    bundle = SHIPPED_G2P
     assert fill(tmp_path, bundle).returncode == 0
     found = Repository(tmp_path, ServerConfig()).scan().models
     assert {name: [*versions] for name, versions in found.items()} == {"g2p": ["7"]}

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from deploy.generate import DEPLOY
-from dragoman.local import LocalServer
-from dragoman_server.bundle.load import load_bundle, shipped_bundle
+from dragoman_server.bundle.load import load_bundle
 from dragoman_server.bundle.manifest import Manifest
 from dragoman_server.engine.memory_budget import DEFAULT_ROWS, Memory, plan_rows
 from dragoman_server.machine import format_bytes
@@ -18,6 +17,8 @@ from dragoman_server.runtime.device import DeviceError
 from dragoman_server.runtime.device_memory import row_bytes
 from tests.conftest import ROOT
 from tests.ramp.results import Moment, Ramp
+from tests.support.bundles import SHIPPED_G2P
+from tests.support.servers import G2PServer
 
 PAGE = (DEPLOY / "README.md").read_text(encoding="utf-8")
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -31,7 +32,7 @@ def formulas(name: str) -> list[Callable[..., float]]:
 
 @pytest.fixture(scope="module")
 def manifest() -> Manifest:
-    return load_bundle(shipped_bundle()).manifest
+    return load_bundle(SHIPPED_G2P).manifest
 
 
 def bytes_of_row(manifest: Manifest, size: int) -> float:
@@ -70,7 +71,7 @@ def test_rows_are_as_large_as_the_page_says(manifest: Manifest) -> None:
 
 def test_a_server_does_the_sum_that_the_page_shows(tmp_path: Path, manifest: Manifest) -> None:
     budget, engines = "300MiB", 1
-    with LocalServer(
+    with G2PServer(
         "--memory-budget",
         budget,
         "--engines",

@@ -7,11 +7,12 @@ import pytest
 
 from dragoman import Client
 from dragoman.local import LOOPBACK, ServerStartError
-from dragoman_server.bundle.load import load_bundle, shipped_bundle
+from dragoman_server.bundle.load import load_bundle
 from tests.benchmark.servers.cli import convert_with_tokenizers
 from tests.benchmark.servers.load import PROTOCOLS, ServerLoad
 from tests.benchmark.servers.running import Running, Setting, start_asyncio
 from tests.benchmark.servers.translation import TARGET_TOKENIZER
+from tests.support.bundles import SHIPPED_G2P
 
 WORDS = ["court", "between", "two", "dragoman", "serendipity", "transformer", "a", "read", "interpreter", "stood"]
 LIMITS = [3, 40, 1, 40, 5, 40, 1, 40, 7, 40]
@@ -21,7 +22,7 @@ ASKED = list(zip(WORDS, LIMITS, strict=True))
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("converted")
-    convert_with_tokenizers(load_bundle(shipped_bundle()), folder)
+    convert_with_tokenizers(load_bundle(SHIPPED_G2P), folder)
     return folder
 
 

@@ -26,6 +26,7 @@ from dragoman import (
     Token,
 )
 from dragoman.local import LocalServer
+from tests.support.servers import G2PServer
 
 MANUAL = Path(__file__).parents[2] / "protos" / "decoding.md"
 NUMBER = re.compile(r"-\d+\.\d+")
@@ -387,7 +388,7 @@ def commands(block: str) -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def shipped_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with LocalServer(log=tmp_path_factory.mktemp("server") / "server.log") as server:
+    with G2PServer(log=tmp_path_factory.mktemp("server") / "server.log") as server:
         yield server.address
 
 

@@ -9,13 +9,13 @@ import torch
 from dragoman_export.graphs import DecoderStep, SourceEncoder, fold_model
 from dragoman_export.graphs.interface import decoder_interface, encoder_interface
 from dragoman_export.graphs.trace import trace
-from dragoman_server.bundle.load import load_bundle, shipped_bundle
+from dragoman_server.bundle.load import load_bundle
 from dragoman_server.bundle.manifest import Shape
 from dragoman_training.evaluation.greedy import greedy
 from dragoman_training.model import ModelConfig, Transformer
 from tests.benchmark.translator import CTranslate2
 from tests.support.bundle_weights import fill_model, load_model, read_weights
-from tests.support.bundles import SHIPPED_FP32
+from tests.support.bundles import SHIPPED_FP32, SHIPPED_G2P
 from tests.support.ctranslate2_model import convert
 from tests.support.onnx_models import complete
 from tests.support.random_model import symbol_tokenizer, vary_answers
@@ -110,7 +110,7 @@ def test_weights_can_be_read_from_the_graphs(choice: dict[str, str]) -> None:
 
 def test_quantised_weights_can_be_read() -> None:
     """Nearly all 7-bit weights of the shipped bundle are within half a step of the same model in fp32."""
-    integers, full = (load_model(load_bundle(path)).state_dict() for path in (shipped_bundle(), SHIPPED_FP32))
+    integers, full = (load_model(load_bundle(path)).state_dict() for path in (SHIPPED_G2P, SHIPPED_FP32))
     assert integers.keys() == full.keys()
     for name_, values in full.items():
         step = float(values.abs().max()) / 63

@@ -3,17 +3,18 @@
 import subprocess
 import sys
 
-from dragoman_server.bundle.load import shipped_bundle
+from tests.support.bundles import SHIPPED_G2P
 
 ROWS = 4
 SCRIPT = """
 import sys
-from dragoman_server.bundle.load import load_bundle, shipped_bundle
+from dragoman_server.bundle.load import load_bundle
 from dragoman_server.engine.host import LocalModel
 from dragoman_server.engine.engine_options import EngineOptions
 from dragoman_server.machine import resident_memory
+from tests.support.bundles import SHIPPED_G2P
 engines = int(sys.argv[1])
-model = LocalModel(load_bundle(shipped_bundle()), EngineOptions(device="cpu", engines=engines, threads_per_engine=1))
+model = LocalModel(load_bundle(SHIPPED_G2P), EngineOptions(device="cpu", engines=engines, threads_per_engine=1))
 runtimes = [model.runtime(index, int(sys.argv[2])) for index in range(engines)]
 print(resident_memory(), sum(runtime.cache_bytes for runtime in runtimes))
 """
@@ -27,6 +28,6 @@ def resident(engines: int) -> tuple[int, int]:
 
 
 def test_three_more_engines_take_room_for_their_caches_but_not_for_the_weights() -> None:
-    weights = (shipped_bundle() / "weights.bin").stat().st_size
+    weights = (SHIPPED_G2P / "weights.bin").stat().st_size
     (one, cache), (four, caches) = resident(1), resident(4)
     assert four - one < caches - cache + weights / 2

@@ -23,9 +23,10 @@ from dragoman.inference import open_inference_pb2 as oip
 from dragoman.local import LocalServer
 from dragoman.v1 import admin_pb2
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.bundle.load import shipped_bundle
 from tests.soak.findings import error_lines
+from tests.support.bundles import SHIPPED_G2P
 from tests.support.fuzzing import payloads
+from tests.support.servers import G2PServer
 
 FUZZ_EXAMPLES = os.environ.get("FUZZ_EXAMPLES")
 PATIENCE = 60.0  # seconds
@@ -191,7 +192,7 @@ def fuzz(target: Target, method: MethodDescriptor) -> None:
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     """A server without administration, so that the model stays loaded."""
-    with LocalServer("--no-admin", log=tmp_path_factory.mktemp("fuzzed") / "server.log") as server:
+    with G2PServer("--no-admin", log=tmp_path_factory.mktemp("fuzzed") / "server.log") as server:
         target = Target(server)
         yield target
         target.channel.close()
@@ -212,9 +213,9 @@ def administered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     for version in ("1", "2"):
         folder = repository / "g2p" / version
         folder.parent.mkdir(exist_ok=True)
-        folder.symlink_to(shipped_bundle())
+        folder.symlink_to(SHIPPED_G2P)
     arguments = ["--model-repository", str(repository), "--engines", "1", "--max-rows", "4"]
-    with LocalServer(*arguments, log=tmp_path_factory.mktemp("administered") / "server.log") as server:
+    with G2PServer(*arguments, log=tmp_path_factory.mktemp("administered") / "server.log") as server:
         target = Target(server)
         yield target
         target.channel.close()

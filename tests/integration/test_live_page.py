@@ -19,9 +19,10 @@ from dragoman import Client
 from dragoman.errors import DragomanError
 from dragoman.local import LocalServer
 from dragoman.retry import NO_RETRY
-from dragoman_server.bundle.load import shipped_bundle
 from tests.support.browser import Page, open_browser, require_chromium
+from tests.support.bundles import SHIPPED_G2P
 from tests.support.metrics_page import sum_of
+from tests.support.servers import G2PServer
 from tests.support.waiting import until
 
 DRAGOMAN = str(Path(sys.executable).with_name("dragoman"))
@@ -39,9 +40,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     folder = tmp_path_factory.mktemp("live")
     for name in ("busy", "idle"):
         (folder / "models" / name).mkdir(parents=True)
-        (folder / "models" / name / "1").symlink_to(shipped_bundle())
+        (folder / "models" / name / "1").symlink_to(SHIPPED_G2P)
     options = ["--model-repository", str(folder / "models"), "--engines", "1"]
-    with LocalServer(*options, log=folder / "server.log") as server:
+    with G2PServer(*options, log=folder / "server.log") as server:
         yield server
 
 

@@ -13,6 +13,7 @@ from dragoman.local import LocalServer
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
 from tests.support.memory import peak_megabytes
+from tests.support.servers import G2PServer
 
 MEBIBYTE = 2**20
 # Number of zero bytes to send to each method; 64 MiB are 65 kB of gzip.
@@ -26,7 +27,7 @@ GZIP = grpc.Compression.Gzip
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    with LocalServer(log=tmp_path_factory.mktemp("compressed") / "server.log") as started:
+    with G2PServer(log=tmp_path_factory.mktemp("compressed") / "server.log") as started:
         yield started
         assert started.stop() == 0, started.log_tail()
 

@@ -23,6 +23,7 @@ from tests.soak.findings import error_lines
 from tests.soak.misbehaving import CLIENT_HELLO, HELLO, METHODS, MISBEHAVIOURS, headers, literal, message
 from tests.support.certificates import Authority
 from tests.support.http2 import DATA, END_STREAM, PREFACE, frame
+from tests.support.servers import G2PServer
 from tests.support.waiting import PATIENCE, until
 
 CONNECTIONS = 12  # concurrent ones per misbehaviour
@@ -31,7 +32,7 @@ WORD, SOUND = "dragoman", "D R AE G OW M AH N"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    with LocalServer(log=tmp_path_factory.mktemp("misbehaving") / "server.log") as started:
+    with G2PServer(log=tmp_path_factory.mktemp("misbehaving") / "server.log") as started:
         yield started
         assert started.stop() == 0, started.log_tail()
         assert error_lines(started.log.read_text()) == []

@@ -19,6 +19,7 @@ from dragoman.local import LocalServer
 from tests.support.name_server import name_server
 from tests.support.proxies import nginx
 from tests.support.scripted_server import ScriptedServer
+from tests.support.servers import G2PServer
 from tests.support.steady_load import constant_load, steady_ports
 from tests.support.waiting import until_async
 
@@ -74,7 +75,7 @@ async def test_calls_to_this_machine_bypass_the_proxy() -> None:
 
 
 def test_pages_and_commands_on_this_machine_bypass_the_proxy(dead_proxy: None, tmp_path: Path) -> None:
-    with LocalServer("--engines", "1", log=tmp_path / "log", wait_seconds=30) as server:
+    with G2PServer("--engines", "1", log=tmp_path / "log", wait_seconds=30) as server:
         assert server.metrics()
         for address in (f"127.0.0.1:{server.metrics_port}", f"http://localhost:{server.metrics_port}"):
             assert LiveFeed(address).fetch()["points"] is not None
@@ -135,7 +136,7 @@ async def test_no_call_fails_while_servers_behind_nginx_restart_one_by_one(tmp_p
     """nginx connects each health watch to any one of the servers."""
 
     def start(port: int) -> LocalServer:
-        return LocalServer(*OPTIONS, log=tmp_path / f"{port}.log", port=port)
+        return G2PServer(*OPTIONS, log=tmp_path / f"{port}.log", port=port)
 
     async def gets_calls(server: LocalServer) -> bool:
         return (await asyncio.to_thread(server.metrics)).get(GENERATE, 0) >= 20

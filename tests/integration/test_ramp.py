@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dragoman.local import LocalServer
 from tests.conftest import ROOT
 from tests.ramp.measure import load_generator, sample_queue, total
 from tests.ramp.results import SLOW
 from tests.support.load import percentile
+from tests.support.servers import G2PServer
 
 CHART_VALUES = ROOT / "deploy" / "helm" / "dragoman" / "values.yaml"
 SECONDS, ROUNDS = 0.8, 3
@@ -22,7 +22,7 @@ SECONDS, ROUNDS = 0.8, 3
 def test_queue_passes_the_scaling_threshold_before_calls_are_slow(tmp_path: Path) -> None:
     """Alternates calls for all rows with calls for a few more, so that other load on this machine affects both."""
     threshold = yaml.safe_load(CHART_VALUES.read_text(encoding="utf-8"))["autoscaling"]["waitingPerPod"]
-    with LocalServer("--engines", "1", "--max-rows", "32", "--log-requests", "none", log=tmp_path / "log") as server:
+    with G2PServer("--engines", "1", "--max-rows", "32", "--log-requests", "none", log=tmp_path / "log") as server:
         generator, rows = load_generator(server), round(total(server.metrics(), "dragoman_rows"))
         ratios, waiting = [], []
         for _ in range(ROUNDS):

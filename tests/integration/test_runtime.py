@@ -10,14 +10,14 @@ import pytest
 from numpy.typing import NDArray
 
 from dragoman_export.export import ExportOptions, export_run
-from dragoman_server.bundle.load import Bundle, load_bundle, shipped_bundle
+from dragoman_server.bundle.load import Bundle, load_bundle
 from dragoman_server.bundle.manifest import Attention
 from dragoman_server.core.search import LogitEdits, StepRequest
 from dragoman_server.runtime.device import CPU
 from dragoman_server.runtime.runtime import BLOCKWISE, WARM_UP_ENCODED, Runtime, lone_rows_differ
 from dragoman_server.runtime.sessions import Sessions
 from dragoman_server.runtime.step_results import TopKResult
-from tests.support.bundles import SHIPPED_FP32
+from tests.support.bundles import SHIPPED_FP32, SHIPPED_G2P
 from tests.support.random_model import small_run
 
 pytestmark = pytest.mark.usefixtures("shared_graphs")
@@ -136,7 +136,7 @@ def test_a_source_of_one_token_is_padded_to_min_rows(bundle: Bundle) -> None:
 def test_integer_products_of_the_shipped_model_fit_into_16_bits() -> None:
     """x86 without VNNI adds two products of a byte and a weight in 16 bits; they fit for any activations."""
     products = 0
-    shipped = load_bundle(shipped_bundle())
+    shipped = load_bundle(SHIPPED_G2P)
     for path in (shipped.encoder, shipped.decoder, shipped.scorer):
         graph = onnx.load(path).graph
         producers = {name: node for node in graph.node for name in node.output}

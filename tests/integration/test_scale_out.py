@@ -18,6 +18,7 @@ from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
 from tests.conftest import ROOT
 from tests.support.name_server import NameServer, name_server
+from tests.support.servers import G2PServer
 from tests.support.steady_load import constant_load, steady_ports
 from tests.support.waiting import PATIENCE, until_async
 
@@ -63,7 +64,7 @@ class Fleet:
     def _start(self, host: str) -> LocalServer:
         options = ("--engines", "1", "--max-rows", "16", "--log-requests", "failed")
         life = ("--max-connection-age-seconds", str(CONNECTION_AGE), "--drain-delay-seconds", "2")
-        return LocalServer(*options, *life, log=self._logs / f"{host}.log", host=host, port=self._port)
+        return G2PServer(*options, *life, log=self._logs / f"{host}.log", host=host, port=self._port)
 
     async def answered(self) -> list[float]:
         """How many calls each server has answered."""

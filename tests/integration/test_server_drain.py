@@ -27,11 +27,11 @@ from dragoman.local import LOOPBACK, LocalServer, free_port, serve_command
 from dragoman.retry import NO_RETRY
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
-from dragoman_server.bundle.load import shipped_bundle
 from tests.conftest import StartServer
-from tests.support.bundles import failing, lengthened
+from tests.support.bundles import SHIPPED_G2P, failing, lengthened
 from tests.support.certificates import Authority
 from tests.support.metrics_page import sum_of
+from tests.support.servers import serving_g2p
 from tests.support.waiting import PATIENCE, until
 
 ALONE = [("grpc.use_local_subchannel_pool", 1)]  # a channel shares no connection, and remembers no failure
@@ -90,7 +90,8 @@ EMPTY = State(200, 503, 200, "NOT_SERVING", False, "UNAVAILABLE")
 def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], int, int]]:
     """Starts a server without waiting until it is ready; yields the process and its ports."""
     port, metrics_port = free_port(), free_port()
-    command = [serve_command(), "--port", str(port), "--metrics-port", str(metrics_port), "--engines", "1", *arguments]
+    command = [serve_command(), "--port", str(port), "--metrics-port", str(metrics_port), "--engines", "1"]
+    command += serving_g2p(*arguments)
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             until(lambda: probe(metrics_port, "livez")[0] == 200)
@@ -102,7 +103,7 @@ def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], int, int
 def test_the_states_of_loading_ready_and_draining_servers(tmp_path: Path) -> None:
     """The manifest is a pipe at first, which delays loading."""
     bundle, pipe, manifest = tmp_path / "bundle", tmp_path / "pipe", tmp_path / "manifest.json"
-    shutil.copytree(shipped_bundle(), bundle)
+    shutil.copytree(SHIPPED_G2P, bundle)
     (bundle / "manifest.json").rename(manifest)
     os.mkfifo(pipe)
     os.link(pipe, bundle / "manifest.json")
@@ -126,7 +127,7 @@ def test_a_server_without_models_is_started_but_not_ready(tmp_path: Path) -> Non
         until(lambda: probe(metrics_port, "startupz")[0] == 200)
         assert state(port, metrics_port) == EMPTY
         (tmp_path / "g2p-en").mkdir()
-        (tmp_path / "g2p-en" / "1").symlink_to(shipped_bundle())
+        (tmp_path / "g2p-en" / "1").symlink_to(SHIPPED_G2P)
         until(lambda: probe(metrics_port, "readyz")[0] == 200)
         assert state(port, metrics_port) == READY
         server.terminate()

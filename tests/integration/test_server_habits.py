@@ -9,9 +9,8 @@ import pytest
 
 from dragoman import Client
 from dragoman.local import ServerStartError
-from dragoman_server.bundle.load import shipped_bundle
 from tests.conftest import StartServer
-from tests.support.bundles import SHIPPED_FP32
+from tests.support.bundles import SHIPPED_FP32, SHIPPED_G2P
 
 # Python imports a module of this name when it starts. NOTE: on SIGUSR1 it reports the event loop and confirms receipt.
 SITE = """
@@ -58,7 +57,7 @@ def test_it_runs_on_uvloop_and_never_forks(
     put_first(tmp_path, "sitecustomize.py", SITE, monkeypatch)
     repository = tmp_path / "models"
     (repository / "g2p-en").mkdir(parents=True)
-    (repository / "g2p-en" / "1").symlink_to(shipped_bundle())
+    (repository / "g2p-en" / "1").symlink_to(SHIPPED_G2P)
     server = start_server("--model-repository", str(repository), "--engines", "1", "--drain-delay-seconds", "0.2")
     with Client(server.address) as client:
         assert client.generate("court").text == "K AO R T"

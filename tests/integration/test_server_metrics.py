@@ -17,11 +17,12 @@ from dragoman.local import LocalServer
 from dragoman.retry import NO_RETRY
 from dragoman.v1 import admin_pb2, admin_pb2_grpc, generation_pb2_grpc
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.bundle.load import shipped_bundle
 from dragoman_server.new_key import add
 from tests.conftest import StartServer
+from tests.support.bundles import SHIPPED_G2P
 from tests.support.certificates import Authority
 from tests.support.metrics_page import documented, exposed, series, sum_of
+from tests.support.servers import G2PServer
 from tests.support.waiting import until
 
 MODEL, WORDS, MADE_UP = "g2p", ["transformer", "dragoman", "quokka"], 1000
@@ -63,13 +64,13 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     pair, keys = authority.sign("server"), folder / "keys"
     key, slow = add(keys, "team", admin=True), add(keys, "slow", per_second="1")
     for name in (MODEL, "broken"):
-        shutil.copytree(shipped_bundle(), folder / "models" / name / "1")
+        shutil.copytree(SHIPPED_G2P, folder / "models" / name / "1")
     with (folder / "models" / "broken" / "1" / "weights.bin").open("r+b") as weights:
         weights.write(b"other")
     options = ["--model-repository", folder / "models", "--api-keys", keys]
     options += ["--tls-cert", pair.cert, "--tls-key", pair.key, "--log-requests", "none"]
     log = folder / "server.log"
-    with LocalServer(*map(str, options), log=log) as server:
+    with G2PServer(*map(str, options), log=log) as server:
         running = Running(server, grpc.ssl_channel_credentials(authority.ca.read_bytes()), authority.ca, key)
         with Client(server.address, tls=Tls(ca=authority.ca), api_key=key, timeout=20) as client:
             client.generate_batch(WORDS, model=MODEL)

@@ -22,9 +22,8 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from dragoman.local import LocalServer, serve_command
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
-from dragoman_server.bundle.load import shipped_bundle
 from tests.conftest import StartServer
-from tests.support.bundles import lengthened
+from tests.support.bundles import SHIPPED_G2P, lengthened
 from tests.support.metrics_page import sum_of
 from tests.support.waiting import PATIENCE, until
 
@@ -76,7 +75,7 @@ def refuses_to_start(*arguments: str | Path, cwd: Path | None = None) -> str:
 
 
 def test_it_starts_fast_in_little_memory_and_without_torch(start_server: StartServer, tiny_bundle: Path) -> None:
-    shipped = shipped_bundle()
+    shipped = SHIPPED_G2P
     server = start_server("--bundle", str(shipped if shipped.is_dir() else tiny_bundle))
     process = psutil.Process(server.process.pid)
     used = process.cpu_times()

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from dragoman import Client
-from dragoman.local import LocalServer
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
-from dragoman_server.bundle.load import load_bundle, shipped_bundle
-from tests.support.bundles import SHIPPED_FP32
+from dragoman_server.bundle.load import load_bundle
+from tests.support.bundles import SHIPPED_FP32, SHIPPED_G2P
+from tests.support.servers import G2PServer
 
 WORDS = ["hello", "transformer", "colonel", "a", "onnx", "dragoman", "queue", "weight"]
 DETAILS = pb.Details(log_probabilities=True, alignment=True, attention=True)
@@ -25,7 +25,7 @@ DETAILS = pb.Details(log_probabilities=True, alignment=True, attention=True)
 def stub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Calls a server of the shipped model in fp32."""
     arguments = ("--bundle", str(SHIPPED_FP32), "--max-beam-size", "4", "--max-hypotheses", "5", "--max-rows", "32")
-    with LocalServer(*arguments, log=tmp_path_factory.mktemp("server") / "server.log") as server:
+    with G2PServer(*arguments, log=tmp_path_factory.mktemp("server") / "server.log") as server:
         with grpc.insecure_channel(server.address) as channel:
             yield generation_pb2_grpc.GenerationServiceStub(channel)
         assert server.stop() == 0, server.log_tail()
@@ -75,7 +75,7 @@ def test_scores_agree_with_generation(stub: Any, kind: str) -> None:
 
 def test_scores_of_an_int8_bundle_are_close_to_generation(tmp_path: Path) -> None:
     """The two graphs round at different places."""
-    with LocalServer(log=tmp_path / "server.log") as server, Client(server.address) as client:
+    with G2PServer(log=tmp_path / "server.log") as server, Client(server.address) as client:
         for word in WORDS:
             answer = client.generate(word, log_probabilities=True)
             score = client.score(word, [answer.text]).scores[0]
@@ -115,7 +115,7 @@ def test_the_limits_are_configurable(stub: Any) -> None:
 
 
 SOURCE_LETTERS = "etaoinshrdlu"
-IDS = load_bundle(shipped_bundle()).target_tokenizer.get_vocab()
+IDS = load_bundle(SHIPPED_G2P).target_tokenizer.get_vocab()
 PHONES = sorted(set(IDS) - {"<pad>", "<unk>", "<s>", "</s>"})
 COUNT = 250
 DEAD_END = pb.GenerateRequest(  # two allowed tokens, none twice, and at least three
@@ -128,7 +128,7 @@ DEAD_END = pb.GenerateRequest(  # two allowed tokens, none twice, and at least t
 @pytest.fixture(scope="module")
 def int8_stub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Calls a server of the shipped int8 bundle."""
-    with LocalServer(log=tmp_path_factory.mktemp("server") / "server.log") as server:
+    with G2PServer(log=tmp_path_factory.mktemp("server") / "server.log") as server:
         with grpc.insecure_channel(server.address) as channel:
             yield generation_pb2_grpc.GenerationServiceStub(channel)
         assert server.stop() == 0, server.log_tail()

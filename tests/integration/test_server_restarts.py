@@ -19,6 +19,7 @@ from dragoman.local import LocalServer
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
 from tests.support.proxies import connection_balancer
+from tests.support.servers import G2PServer
 from tests.support.steady_load import constant_load, steady_ports
 from tests.support.waiting import PATIENCE, until_async
 
@@ -44,7 +45,7 @@ async def test_a_rolling_restart_of_three_servers_loses_no_call(tmp_path: Path) 
     leaving = ("--drain-delay-seconds", "3", "--max-connection-age-seconds", "0.5")
 
     def start(port: int) -> LocalServer:
-        return LocalServer(*ONE_ENGINE, *leaving, log=tmp_path / f"{port}.log", port=port)
+        return G2PServer(*ONE_ENGINE, *leaving, log=tmp_path / f"{port}.log", port=port)
 
     servers = [start(port) for port in steady_ports(3)]
     addresses = [server.address for server in servers]
@@ -80,7 +81,7 @@ async def test_clients_of_a_killed_server_get_unavailable_only(tmp_path: Path) -
     [port] = steady_ports(1)
 
     def start() -> LocalServer:
-        return LocalServer(*ONE_ENGINE, log=tmp_path / "server.log", port=port)
+        return G2PServer(*ONE_ENGINE, log=tmp_path / "server.log", port=port)
 
     server = start()
     try:
@@ -114,7 +115,7 @@ def test_bulk_generation_continues_through_a_restart(tmp_path: Path) -> None:
     words.write_text(f"{WORD}\n" * 1000, encoding="utf-8")
 
     def start() -> LocalServer:
-        return LocalServer(*ONE_ENGINE, log=tmp_path / "server.log", port=port)
+        return G2PServer(*ONE_ENGINE, log=tmp_path / "server.log", port=port)
 
     server = start()
     try:

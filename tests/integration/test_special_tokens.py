@@ -4,16 +4,17 @@ from pathlib import Path
 
 import numpy as np
 
-from dragoman_server.bundle.load import load_bundle, shipped_bundle
+from dragoman_server.bundle.load import load_bundle
 from dragoman_server.core.search import StepRequest
 from dragoman_server.runtime.device import CPU
 from dragoman_server.runtime.runtime import Runtime
 from dragoman_server.runtime.sessions import Sessions
 from dragoman_training.run.load import load_run
+from tests.support.bundles import SHIPPED_G2P
 
 
 def test_special_tokens_have_no_probability_and_the_others_all_of_it() -> None:
-    bundle = load_bundle(shipped_bundle())
+    bundle = load_bundle(SHIPPED_G2P)
     tokens, size = bundle.manifest.tokens, bundle.manifest.shape.target_vocabulary
     special = {tokens.pad, tokens.unknown, tokens.begin}
     runtime = Runtime(Sessions(bundle, CPU, 1), 4)

@@ -21,10 +21,11 @@ from dragoman import Client
 from dragoman.inference import open_inference_pb2 as oip
 from dragoman.inference import open_inference_pb2_grpc
 from dragoman.local import LocalServer
-from dragoman_server.bundle.load import shipped_bundle
 from dragoman_server.new_key import add
 from tests.conftest import StartServer
+from tests.support.bundles import SHIPPED_G2P
 from tests.support.certificates import Authority
+from tests.support.servers import G2PServer
 
 MODEL = "g2p-en"
 WORDS = ["court", "between", "two", "dragoman", "serendipity", "transformer", "a", "read"]
@@ -33,7 +34,7 @@ WORDS = ["court", "between", "two", "dragoman", "serendipity", "transformer", "a
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     """A server of the shipped bundle."""
-    with LocalServer(log=tmp_path_factory.mktemp("server") / "server.log") as server:
+    with G2PServer(log=tmp_path_factory.mktemp("server") / "server.log") as server:
         yield server
         assert server.stop() == 0, server.log_tail()
 
@@ -226,7 +227,7 @@ def test_statistics_count_requests_of_both_protocols(client: Any, own: Client) -
 def test_models_are_loaded_and_unloaded(tmp_path: Path, start_server: StartServer) -> None:
     repository = tmp_path / "repository"
     for version in ("1", "2"):
-        shutil.copytree(shipped_bundle(), repository / MODEL / version)
+        shutil.copytree(SHIPPED_G2P, repository / MODEL / version)
     server = start_server("--model-repository", str(repository), "--repository-poll-seconds", "0")
     with triton.InferenceServerClient(server.address) as client:
 

@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from dragoman import Client, ItemError, Result
 from dragoman.local import LocalServer
+from dragoman_server.models.repository import SHIPPED_MODELS
 
 FEW = 50  # words for the slower features
 SERVICE = "dragoman.v1.GenerationService"
@@ -83,7 +84,7 @@ def commands(server: LocalServer, words: list[str]) -> list[list[str]]:
 def main() -> None:
     """Prints all answers."""
     words = sys.argv[1:]
-    with LocalServer() as server:
+    with LocalServer("--bundle", str(SHIPPED_MODELS / "g2p-en" / "1")) as server:
         with Client(server.address) as client:
             answers = ask(client, words)
         answers["reflection"] = reflected(server.address)

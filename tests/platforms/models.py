@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dragoman_export.bundle.options import CacheChoice
-from dragoman_server.bundle.load import shipped_bundle
 from dragoman_server.bundle.manifest import Integers
+from tests.support.bundles import SHIPPED_G2P
 from tests.support.parity import WORDS
 from tests.support.quantized_bundles import write_quantized
 
@@ -48,7 +48,7 @@ def make_repository(run: Path, bundle: Path, folder: Path, say: Callable[[str], 
         bundle: The bundle exported from it in fp32.
         folder: A directory that does not exist yet.
     """
-    shutil.copytree(shipped_bundle(), folder / SHIPPED.name / "1")
+    shutil.copytree(SHIPPED_G2P, folder / SHIPPED.name / "1")
     shutil.copytree(bundle, folder / "fp32" / "1")
     write_quantized(run, bundle, {folder / name / "1": precisions for name, precisions in QUANTIZED.items()}, say)
     return folder

@@ -12,11 +12,11 @@ from typing import Annotated
 import typer
 import yaml
 
-from dragoman.local import LocalServer
 from tests.benchmark.machine import ROOT, describe
 from tests.ramp.measure import measure
 from tests.ramp.plot import plot
 from tests.ramp.results import Moment
+from tests.support.servers import G2PServer
 
 CHART_VALUES = ROOT / "deploy" / "helm" / "dragoman" / "values.yaml"
 SEED = 1
@@ -33,7 +33,7 @@ def main(
     """Measures how queue and latency of one server rise with its load."""
     machine = describe("tests.ramp")
     threshold = float(yaml.safe_load(CHART_VALUES.read_text(encoding="utf-8"))["autoscaling"]["waitingPerPod"])
-    with LocalServer("--log-requests", "none", *shlex.split(serve)) as server:
+    with G2PServer("--log-requests", "none", *shlex.split(serve)) as server:
         ramp = measure(server, seconds, full_seconds, SEED)
     output.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"machine": machine, "threshold": threshold, **asdict(ramp)}, indent=1)

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from dragoman.local import LOOPBACK, LocalServer
-from dragoman_server.bundle.load import load_bundle, shipped_bundle
+from dragoman_server.bundle.load import load_bundle
 from tests.benchmark.workload import real_words
 from tests.ramp.results import Moment, Ramp
+from tests.support.bundles import SHIPPED_G2P
 from tests.support.load import Call, LoadGenerator, percentile
 
 WORDS = 2048
@@ -57,7 +58,7 @@ def total(metrics: dict[str, float], name: str) -> float:
 
 def load_generator(server: LocalServer) -> LoadGenerator:
     """Returns a generator of Generate calls with words for the shipped model."""
-    requests = real_words(load_bundle(shipped_bundle()), WORDS).unary()
+    requests = real_words(load_bundle(SHIPPED_G2P), WORDS).unary()
     return LoadGenerator((LOOPBACK, server.port), server.process.pid, "Generate", requests)
 
 

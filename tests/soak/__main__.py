@@ -40,6 +40,7 @@ from tests.soak.calls import Call, draw_calls
 from tests.soak.findings import Finding, check, print_report, progress_table
 from tests.soak.monitor import Monitor, Sample
 from tests.soak.processes import ClientProcesses
+from tests.support.servers import G2PServer
 
 # Too little for the load, so that requests wait and some are refused.
 SERVER = ("--max-rows", "24", "--queue-size", "40", "--max-connection-age-seconds", "15")
@@ -136,7 +137,7 @@ def main(
     with tempfile.TemporaryDirectory() as scratch:
         folder = output or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        with LocalServer(*SERVER, *shlex.split(serve), log=folder / "server.log") as server:
+        with G2PServer(*SERVER, *shlex.split(serve), log=folder / "server.log") as server:
             try:
                 findings = asyncio.run(soak(server, folder, seconds, different, seed, Console()))
             except (OSError, psutil.Error, grpc.RpcError):

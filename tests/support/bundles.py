@@ -1,4 +1,4 @@
-"""The shipped model in fp32, and altered copies of bundles, such as no export writes."""
+"""The shipped bundles, the one of g2p-en in fp32, and altered copies of bundles, such as no export writes."""
 
 import hashlib
 import json
@@ -12,7 +12,10 @@ import onnx
 from numpy.typing import NDArray
 from onnx import external_data_helper, numpy_helper
 
-# Tests that compare to float rounding need it, because the bundle that ships is int8.
+from dragoman_server.models.repository import SHIPPED_MODELS
+
+SHIPPED_G2P = SHIPPED_MODELS / "g2p-en" / "1"
+# The same model for tests that compare to float rounding, because the bundle that ships is int8.
 SHIPPED_FP32 = Path(__file__).parents[1] / "bundles" / "g2p-en"
 
 Array = NDArray[Any]

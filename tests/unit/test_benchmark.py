@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import typer
 
-from dragoman_server.bundle.load import load_bundle, shipped_bundle
+from dragoman_server.bundle.load import load_bundle
 from tests.benchmark import page, readme, results
 from tests.benchmark.loop import MIN_QUIET_TURNS, Loop, Turn, summarize
 from tests.benchmark.machine import busy_cores
@@ -17,6 +17,7 @@ from tests.benchmark.results import RESULTS, Imported, Row, Served
 from tests.benchmark.tables import measured_on
 from tests.benchmark.turns import Contender, Effort, take_turns
 from tests.conftest import ROOT
+from tests.support.bundles import SHIPPED_G2P
 from tests.support.load import Sample
 
 MACHINE: dict[str, Any] = {
@@ -216,7 +217,7 @@ def test_the_share_outside_the_graphs() -> None:
 
 
 def test_an_engine_is_turned_by_hand() -> None:
-    bundle = load_bundle(shipped_bundle())
+    bundle = load_bundle(SHIPPED_G2P)
     source = bundle.source_tokenizer.encode("word").ids
     turns = Loop(bundle, [source, source * 2], 20).measure(4, 0.1)
     assert all(turn.decoder > 0 and turn.rest > 0 for turn in turns), "there is a step in every turn"
@@ -234,7 +235,7 @@ def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_row_step_of_the_step_loop_counts() -> None:
-    bundle = load_bundle(shipped_bundle())
+    bundle = load_bundle(SHIPPED_G2P)
     sources = [encoding.ids for encoding in bundle.source_tokenizer.encode_batch(["a", "word"])]
     sample = RawLoop(bundle.path, sources, engines=2, threads=1, rows=3).measure(0.01, rows=3, steps=4)
     assert sample.sequences % 3 == 0

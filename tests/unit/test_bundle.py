@@ -14,11 +14,11 @@ from structlog.testing import capture_logs
 from tokenizers import Tokenizer, models
 
 from dragoman_export.bundle.write import OLDEST_ONNXRUNTIME
-from dragoman_server.bundle.load import BundleError, load_bundle, load_manifest, shipped_bundle
+from dragoman_server.bundle.load import BundleError, load_bundle, load_manifest
 from dragoman_server.bundle.manifest import Manifest
 from dragoman_server.models import loading
 from dragoman_server.runtime.device import CPU, Device
-from tests.support.bundles import SHIPPED_FP32
+from tests.support.bundles import SHIPPED_FP32, SHIPPED_G2P
 
 ROOT = Path(__file__).parents[2]
 Document = dict[str, Any]
@@ -211,7 +211,7 @@ def test_tests_run_on_the_oldest_supported_onnxruntime() -> None:
     assert Version(pinned) == Version(bound)
 
 
-@pytest.mark.parametrize("path", [shipped_bundle(), SHIPPED_FP32])
+@pytest.mark.parametrize("path", [SHIPPED_G2P, SHIPPED_FP32])
 def test_bundles_record_their_exporter(path: Path) -> None:
     manifest = load_manifest(path)[1]
     assert manifest.exporter.keys() == {"dragoman", "onnx", "onnxscript", "torch"}

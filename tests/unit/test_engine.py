@@ -6,7 +6,7 @@ import time
 import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
-from dragoman_server.bundle.load import load_bundle, shipped_bundle
+from dragoman_server.bundle.load import load_bundle
 from dragoman_server.bundle.manifest import Manifest
 from dragoman_server.core.errors import DeadlineExpiredError, EngineUnavailableError, OutOfMemoryError, QueueFullError
 from dragoman_server.core.requests import FinishReason, GenerationResult, Progress
@@ -18,6 +18,7 @@ from dragoman_server.engine.job import Event, Job
 from dragoman_server.engine.scheduler import Scheduler, SchedulerOptions
 from dragoman_server.engine.shared_queue import SharedQueue
 from dragoman_server.runtime.device import Device, is_out_of_memory
+from tests.support.bundles import SHIPPED_G2P
 from tests.support.counting_engines import END, CountingRuntime, Metrics, at_rest, eager, pool_of, request
 from tests.support.fake_engines import letters, letters_bundle
 from tests.support.waiting import PATIENCE, until_async
@@ -348,7 +349,7 @@ def test_the_last_engine_waits_for_a_group_only_where_the_model_is_small() -> No
 
 
 def test_a_model_has_about_as_many_bytes_of_weights_as_its_bundle_has_in_files() -> None:
-    assert weight_bytes(load_bundle(shipped_bundle()).manifest) == pytest.approx(5_300_000, rel=0.1)
+    assert weight_bytes(load_bundle(SHIPPED_G2P).manifest) == pytest.approx(5_300_000, rel=0.1)
 
 
 def test_one_engine_feeds_a_gpu() -> None:

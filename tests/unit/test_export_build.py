@@ -18,12 +18,13 @@ from dragoman_export.precision.editable_graph import Floats
 from dragoman_export.precision.quality_loss import agreement, check_judgeable
 from dragoman_export.precision.quantization_search import QuantizationTask
 from dragoman_export.run_data import read_run
-from dragoman_server.bundle.load import Bundle, load_bundle, shipped_bundle
+from dragoman_server.bundle.load import Bundle, load_bundle
 from dragoman_server.bundle.manifest import Precision
 from dragoman_server.runtime.device import CPU, Device
 from dragoman_training.data.pairs import Pair
 from dragoman_training.evaluation.metrics import METRICS
 from dragoman_training.recipe import Metric
+from tests.support.bundles import SHIPPED_G2P
 from tests.support.random_model import small_run
 
 pytestmark = pytest.mark.usefixtures("shared_graphs")
@@ -47,7 +48,7 @@ def exact(original: Original, tmp_path_factory: pytest.TempPathFactory) -> Bundl
 
 
 def test_references_are_normalised_as_answers_are(tmp_path: Path) -> None:
-    bundle = load_bundle(shipped_bundle())
+    bundle = load_bundle(SHIPPED_G2P)
     targets = {"hello": "HH AH L OW", "cat": "K AE T", "dog": "D AO G"}
     spaced = [Pair(word.upper(), f"{phones.replace(' ', '  ')} ", tmp_path, 1) for word, phones in targets.items()]
     twin = Pair("hello", "HH EH L OW", tmp_path, 2)
@@ -93,7 +94,7 @@ def test_one_metric_better_than_chance_is_enough(answers: list[str]) -> None:
 def test_build_refuses_to_judge_an_untrained_model(
     precision: Precision, original: Original, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bundle = load_bundle(shipped_bundle())
+    bundle = load_bundle(SHIPPED_G2P)
     for name, result in (("_trace", bundle), ("_check", ParityReport({}, [])), ("runnable", (bundle, CPU))):
         monkeypatch.setattr(f"dragoman_export.build.{name}", lambda *_, result=result: result)
     pairs = [Pair(word, "one two", tmp_path, 1) for word in ("hello", "cat", "dog")]

@@ -13,8 +13,8 @@ from dragoman_export.bundle.fingerprint import FINGERPRINT, fingerprint
 from dragoman_export.bundle.options import ImportOptions
 from dragoman_export.cli import app
 from dragoman_export.errors import ExportError
-from dragoman_server.bundle.load import shipped_bundle
 from dragoman_server.bundle.manifest import MANIFEST_FILE
+from tests.support.bundles import SHIPPED_G2P
 
 MODEL, COMMIT = "owner/model", "0123456789abcdef0123456789abcdef01234567"
 
@@ -22,7 +22,7 @@ MODEL, COMMIT = "owner/model", "0123456789abcdef0123456789abcdef01234567"
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
     """A bundle in int8, which says that it was imported."""
-    folder = Path(shutil.copytree(shipped_bundle(), tmp_path / "models" / "1"))
+    folder = Path(shutil.copytree(SHIPPED_G2P, tmp_path / "models" / "1"))
     document = json.loads((folder / MANIFEST_FILE).read_text())
     (folder / MANIFEST_FILE).write_text(json.dumps(document | {"origin": {"name": MODEL, "revision": COMMIT}}))
     return folder

@@ -8,7 +8,7 @@ import grpc
 import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
-from dragoman_server.bundle.load import BundleError, load_bundle, shipped_bundle
+from dragoman_server.bundle.load import BundleError, load_bundle
 from dragoman_server.config import ServerConfig
 from dragoman_server.engine.engine_options import EngineOptions
 from dragoman_server.engine.host import LocalHost
@@ -18,7 +18,7 @@ from dragoman_server.models.manager import NotLoadedError, UnknownModelError
 from dragoman_server.models.settings import ModelSettings, Pinned, RepositorySettings
 from dragoman_server.runtime.device import DeviceError
 from dragoman_server.runtime.runtime import Runtime
-from tests.support.bundles import altered_copy, edit_manifest
+from tests.support.bundles import SHIPPED_G2P, altered_copy, edit_manifest
 from tests.support.fake_models import FakeSource, ManagerHarness, started
 from tests.support.waiting import until_async
 
@@ -42,7 +42,7 @@ def test_running_out_of_memory_in_the_first_run_is_not_blamed_on_the_bundle(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     monkeypatch.setattr(Runtime, "warm_up", failing(error))
-    model = LocalHost().load(load_bundle(shipped_bundle()), EngineOptions(device="cpu", engines=1))
+    model = LocalHost().load(load_bundle(SHIPPED_G2P), EngineOptions(device="cpu", engines=1))
     with pytest.raises(DeviceError) as refused:
         model.runtime(0, 4)
     start = "cpu ran out of memory at the first run of an engine with 4 cache rows; lower --max-rows, "
@@ -51,7 +51,7 @@ def test_running_out_of_memory_in_the_first_run_is_not_blamed_on_the_bundle(
 
 def test_another_error_in_the_first_run_is_blamed_on_the_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Runtime, "warm_up", failing(Fail("Got invalid dimensions for input: source_ids")))
-    model = LocalHost().load(load_bundle(shipped_bundle()), EngineOptions(device="cpu", engines=1))
+    model = LocalHost().load(load_bundle(SHIPPED_G2P), EngineOptions(device="cpu", engines=1))
     with pytest.raises(BundleError, match="the graphs do not run as the manifest says: Fail: Got invalid dimensions"):
         model.runtime(0, 4)
 
@@ -60,7 +60,7 @@ async def test_damaged_defaults_are_refused_before_an_engine_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change = edit_manifest(lambda document: document.update(generation={"options": {"beams": 4}}))
-    bundle = altered_copy(shipped_bundle(), tmp_path / "bundle", change)
+    bundle = altered_copy(SHIPPED_G2P, tmp_path / "bundle", change)
     monkeypatch.setattr("dragoman_server.models.loading._start", failing(AssertionError("an engine starts")))
     with pytest.raises(LoadError, match=r"generation\.options: .*beams"):
         await load_version(bundle, "a", "1", ServerConfig(), lambda: None)

@@ -11,11 +11,11 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from dragoman_server.bundle.load import shipped_bundle
 from dragoman_server.bundle.manifest import Precision
 from dragoman_server.runtime import device
 from dragoman_server.runtime.buffers import HostMemory, ort_element_type
 from dragoman_server.runtime.device import CPU, DeviceError, choose_device, precision_warning
+from tests.support.bundles import SHIPPED_G2P
 
 PROBE = Path("none.onnx")
 
@@ -143,7 +143,7 @@ def telemetry_files(home: Path, prelude: str) -> list[Path]:
     """Returns the files that a program writes to its home when it runs `prelude` and opens a session."""
     unset = {*DISABLED_BY, *(name for name in os.environ if name.startswith("XDG_"))}
     environment = {name: value for name, value in os.environ.items() if name not in unset}
-    graph = str(shipped_bundle() / "encoder.onnx")
+    graph = str(SHIPPED_G2P / "encoder.onnx")
     code = f"{prelude}\nimport onnxruntime\nonnxruntime.InferenceSession({graph!r}, providers=['CPUExecutionProvider'])"
     subprocess.run([sys.executable, "-c", code], env={**environment, "HOME": str(home)}, check=True)
     return [path for path in home.rglob("*") if path.is_file()]

@@ -10,7 +10,6 @@ from pydantic import ByteSize, Field, SecretStr, field_validator
 from typer.testing import CliRunner
 
 from dragoman.cli.app import app as client
-from dragoman_server.bundle.load import shipped_bundle
 from dragoman_server.config import ServerConfig
 from dragoman_server.config.devices import EXPECTED as DEVICES
 from dragoman_server.config.fields import expectation, placeholder
@@ -112,7 +111,7 @@ def test_null_restores_the_default() -> None:
     file = yaml_file("engines: 2\nthreads_per_engine: 2\nbundle: null")
     config = configure({"engines": "null"}, {"DRAGOMAN_THREADS_PER_ENGINE": "null"}, file).config
     assert (config.engines, config.threads_per_engine) == (None, None)
-    assert config.bundle == shipped_bundle()
+    assert config.bundle is None
 
 
 def test_paths_in_a_file_are_relative_to_it_and_others_are_not_changed(tmp_path: Path) -> None:

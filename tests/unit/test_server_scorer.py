@@ -10,13 +10,14 @@ import pytest
 import pytest_asyncio
 from structlog.testing import capture_logs
 
-from dragoman_server.bundle.load import Bundle, BundleError, load_bundle, shipped_bundle
+from dragoman_server.bundle.load import Bundle, BundleError, load_bundle
 from dragoman_server.bundle.manifest import Shape
 from dragoman_server.core.errors import DeadlineExpiredError, EngineUnavailableError, OutOfMemoryError, QueueFullError
 from dragoman_server.engine.scorer import MAX_RUN_ELEMENTS, Scorer, Target
 from dragoman_server.metrics import ModelMetrics
 from dragoman_server.runtime.device import CPU, WorkerLostError
 from dragoman_server.runtime.scorer_session import ScorerSession
+from tests.support.bundles import SHIPPED_G2P
 from tests.support.fake_engines import FakeScorerSession, letters_bundle
 from tests.support.waiting import until_async
 
@@ -242,7 +243,7 @@ async def test_closing_what_never_scored_is_nothing() -> None:
 
 @pytest.fixture(scope="module")
 def shipped() -> Bundle:
-    return load_bundle(shipped_bundle())
+    return load_bundle(SHIPPED_G2P)
 
 
 @pytest.fixture(scope="module")

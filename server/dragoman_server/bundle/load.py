@@ -46,11 +46,6 @@ class Bundle:
         return self.path / self.manifest.graphs.scorer.file
 
 
-def shipped_bundle() -> Path:
-    """Returns the directory of the bundle in this package: English grapheme-to-phoneme."""
-    return Path(__file__).resolve().parent.parent / "bundles" / "g2p-en"
-
-
 def load_bundle(path: Path) -> Bundle:
     """Reads the manifest, checks every file against it, and loads the tokenizers.
 

@@ -6,11 +6,10 @@ in the directory above is the manual, which explains every field. None means tha
 
 from itertools import combinations
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field, model_validator
 
-from dragoman_server.bundle.load import shipped_bundle
 from dragoman_server.config.devices import split_devices
 
 LogFormat = Literal["auto", "console", "json"]
@@ -19,10 +18,6 @@ MOST_THREADS, MOST_WORKERS = 256, 64  # more are a typo, and would overload the 
 MOST_CONNECTIONS = MOST_STREAMS = 1_000_000
 # gRPC counts milliseconds in a C int, which holds up to 24 days, and adds up to 10 % to an age.
 LEAST_AGE_SECONDS, MOST_AGE_SECONDS = 0.001, 20 * 24 * 60 * 60
-
-
-def _or_shipped(value: Any) -> Any:
-    return shipped_bundle() if value is None else value
 
 
 def _devices(value: str) -> str:
@@ -36,11 +31,11 @@ class _Options(BaseModel):
 class ModelOptions(_Options, title="Model"):
     """What to serve, and on which hardware."""
 
-    bundle: Annotated[Path, BeforeValidator(_or_shipped)] = Field(
-        default_factory=shipped_bundle, description="Directory of the bundle to serve; by default the shipped one."
+    bundle: Path | None = Field(
+        default=None, description="Directory of the bundle to serve; by default the shipped models are served."
     )
     model_repository: Path | None = Field(
-        default=None, description="Directory of models, with a bundle in each NAME/VERSION/; replaces --bundle."
+        default=None, description="Directory of models to serve, with a bundle in each NAME/VERSION/."
     )
     repository_poll_seconds: float = Field(
         default=5.0, ge=0, description="Interval between scans of the repository; 0 scans only on request."
@@ -89,7 +84,7 @@ class ModelOptions(_Options, title="Model"):
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        if self.model_repository is not None and self.bundle != shipped_bundle():
+        if self.model_repository is not None and self.bundle is not None:
             raise ValueError("--bundle and --model-repository are mutually exclusive")
         return self
 

@@ -17,6 +17,7 @@ from dragoman_server.models.versions import is_name
 
 log = structlog.get_logger()
 
+SHIPPED_MODELS = Path(__file__).resolve().parents[1] / "bundles"  # the repository in this package
 LOST_AND_FOUND = "lost+found"  # in the root of volumes
 MISNAMED = (
     "ignored: names of models and versions start with a letter or digit, followed by letters, digits, '.', '_' or '-'"

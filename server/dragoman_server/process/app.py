@@ -19,7 +19,7 @@ from dragoman_server.metrics import ServerMetrics
 from dragoman_server.models.loading import load_version
 from dragoman_server.models.manager import ModelManager
 from dragoman_server.models.registry import ModelRegistry
-from dragoman_server.models.repository import ModelSource, Repository, RepositoryError, SingleBundle
+from dragoman_server.models.repository import SHIPPED_MODELS, ModelSource, Repository, RepositoryError, SingleBundle
 from dragoman_server.process.drain import SERVICES, Drain
 from dragoman_server.process.health_port import HealthPort
 from dragoman_server.process.ports import Services, listen, serve_metrics
@@ -132,7 +132,7 @@ class _Server:
         """Loads the models.
 
         Raises:
-            StartError: The only bundle, or the repository, can't be used.
+            StartError: The only bundle, a shipped model, or the repository can't be used.
         """
         try:
             await self.manager.start()
@@ -181,9 +181,9 @@ class _Server:
 
 
 def _source(config: ServerConfig) -> ModelSource:
-    if config.model_repository is not None:
-        return Repository(config.model_repository, config)
-    return SingleBundle(config.bundle)
+    if config.bundle is not None:
+        return SingleBundle(config.bundle)
+    return Repository(config.model_repository or SHIPPED_MODELS, config)
 
 
 def _stop_on_signals(lines: LineWriter) -> asyncio.Event:

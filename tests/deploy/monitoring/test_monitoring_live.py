@@ -18,7 +18,6 @@ import pytest
 
 from dragoman import Tls
 from dragoman.local import LOOPBACK, LocalServer
-from dragoman_server.bundle.load import shipped_bundle
 from dragoman_server.new_key import add
 from tests.deploy.monitoring import exporters
 from tests.deploy.monitoring.contents import (
@@ -35,8 +34,10 @@ from tests.deploy.monitoring.contents import (
 )
 from tests.deploy.monitoring.load import MODEL, infer, load
 from tests.deploy.monitoring.prometheus import Prometheus
+from tests.support.bundles import SHIPPED_G2P
 from tests.support.certificates import Authority
 from tests.support.metrics_page import sum_of
+from tests.support.servers import G2PServer
 from tests.support.waiting import until
 
 LOAD_SECONDS = 6.0
@@ -91,8 +92,8 @@ def filled(text: str) -> str:
 
 def repository(folder: Path) -> Path:
     """One model, and another whose only version is broken."""
-    shutil.copytree(shipped_bundle(), folder / MODEL / "1")
-    shutil.copytree(shipped_bundle(), folder / "broken" / "1")
+    shutil.copytree(SHIPPED_G2P, folder / MODEL / "1")
+    shutil.copytree(SHIPPED_G2P, folder / "broken" / "1")
     with (folder / "broken" / "1" / "weights.bin").open("r+b") as weights:
         weights.write(b"other")
     return folder
@@ -122,8 +123,8 @@ def watched(prometheus_installed: None, tmp_path_factory: pytest.TempPathFactory
     secured = ("--tls-cert", str(pair.cert), "--tls-key", str(pair.key), "--api-keys", str(keys))
     models = ("--model-repository", str(repository(folder / "models")))
     with ExitStack() as stack:
-        busy = stack.enter_context(LocalServer(*SMALL, *secured, *models, log=folder / "busy.log"))
-        idle = stack.enter_context(LocalServer("--workers", "2", log=folder / "idle.log"))
+        busy = stack.enter_context(G2PServer(*SMALL, *secured, *models, log=folder / "busy.log"))
+        idle = stack.enter_context(G2PServer("--workers", "2", log=folder / "idle.log"))
         servers = [f"{LOOPBACK}:{server.metrics_port}" for server in (busy, idle)]
         page = {text: stack.enter_context(exporters.exporter(text)) for text in exporters.ALL}
         scrapes = [

@@ -1,0 +1,20 @@
+"""Servers of g2p-en alone: most tests ask for words, and de-en, the default of the shipped models, takes sentences."""
+
+import os
+from pathlib import Path
+
+from dragoman.local import LocalServer
+from tests.support.bundles import SHIPPED_G2P
+
+
+def serving_g2p(*arguments: str | Path) -> tuple[str, ...]:
+    """Returns arguments of `dragoman-serve` for g2p-en, unless they or a configuration file name other models."""
+    named = "DRAGOMAN_CONFIG" in os.environ or {"--bundle", "--model-repository"} & set(map(str, arguments))
+    return (*(() if named else ("--bundle", str(SHIPPED_G2P))), *map(str, arguments))
+
+
+class G2PServer(LocalServer):
+    """A LocalServer of g2p-en, unless it is told to serve other models."""
+
+    def __init__(self, *arguments: str, log: Path | None = None, **options: object) -> None:
+        super().__init__(*serving_g2p(*arguments), log=log, **options)  # type: ignore[arg-type]

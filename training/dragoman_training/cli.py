@@ -46,6 +46,13 @@ def run(
             "steps to come may change, such as training.steps.",
         ),
     ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Show batches, parameters, memory and the time the run will take, after a few steps; leave no run.",
+        ),
+    ] = False,
     init_from: Annotated[
         Path | None,
         typer.Option(
@@ -65,7 +72,7 @@ def run(
     # Importing PyTorch takes seconds, and --help should not wait for it.
     try:
         from dragoman_training.recipe import find_recipe, load_recipe
-        from dragoman_training.trainer import train
+        from dragoman_training.trainer import rehearse, train
     except ModuleNotFoundError as error:
         print(f"error: {missing_extra(error, 'training')}", file=sys.stderr)
         raise typer.Exit(1) from None
@@ -74,8 +81,12 @@ def run(
     try:
         file = find_recipe(recipe)
         directory = out or Path("runs") / file.stem
+        loaded = load_recipe(file, set_ or [])
+        if dry_run:
+            rehearse(loaded, device=device.value, threads=threads, stop=stop, init_from=init_from)
+            return
         outcome = train(
-            load_recipe(file, set_ or []),
+            loaded,
             directory,
             resume=resume,
             device=device.value,

@@ -23,8 +23,14 @@ from dragoman_training.run.changes import flatten
 from dragoman_training.run.checkpoint import checkpoint_steps
 from dragoman_training.run.load import Run, load_run
 
-# Keys of the model that change no weight. Learned positions are weights: a table of them is as long as the limits.
-FREE = {"model.dropout", "model.max_source_length", "model.max_target_length"}
+# Keys of model and tokenizers that change neither weights nor vocabularies. Learned positions are weights: a table of
+# them is as long as the limits.
+FREE = {
+    "model.dropout",
+    "model.max_source_length",
+    "model.max_target_length",
+    *(f"tokenizers.{side}.{key}" for side in ("source", "target") for key in ("bpe_dropout", "byte_dropout")),
+}
 _LIMITS = {"model.max_source_length", "model.max_target_length"}
 
 
@@ -57,6 +63,15 @@ def find_start(recipe: Recipe, run: Path, init_from: Path | None) -> Start | Non
         return None
     if init_from is None and recorded is not None:
         init_from = Path(recorded["run"])
+    return load_start(recipe, init_from)
+
+
+def load_start(recipe: Recipe, init_from: Path | None) -> Start | None:
+    """Loads the weights that a new run starts from; None for untrained ones.
+
+    Raises:
+        TrainingError: There is no such run, or its model or tokenizers are not the recipe's.
+    """
     if init_from is None:
         if recipe.training.freeze:
             raise TrainingError("training.freeze needs --init-from: frozen parts of an untrained model never learn")

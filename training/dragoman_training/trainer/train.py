@@ -18,7 +18,8 @@ from dragoman_training.progress import ProgressBar
 from dragoman_training.recipe import Recipe, save_recipe
 from dragoman_training.run.changes import Changes, apply_changes
 from dragoman_training.run.directory import lock_directory, prepare_directory
-from dragoman_training.run.start import Start, find_start, write_start
+from dragoman_training.run.start import Start, find_start, load_start, write_start
+from dragoman_training.trainer.dry_run import dry_run
 from dragoman_training.trainer.finish import finish
 from dragoman_training.trainer.loop import Stopped, Trainer
 
@@ -82,6 +83,24 @@ def train(
         stop = stop or threading.Event()
         with ProgressBar(recipe.training.steps, console or Console(stderr=True)) as bar, _set_after(stop, max_hours):
             return _train(recipe, run, changed, start, torch_device, stop, bar)
+
+
+def rehearse(
+    recipe: Recipe,
+    *,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    threads: int | None = None,
+    stop: threading.Event | None = None,
+    init_from: Path | None = None,
+    console: Console | None = None,
+) -> None:
+    """Shows what a run would be, and leaves none; arguments and errors are those of `train`."""
+    torch_device = _device(device)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    start = load_start(recipe, init_from)
+    with ProgressBar(recipe.training.steps, console or Console(stderr=True)) as bar:
+        dry_run(recipe, start, torch_device, (stop or threading.Event()).is_set, bar.echo)
 
 
 def _train(

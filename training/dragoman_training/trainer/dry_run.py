@@ -1,0 +1,138 @@
+"""What a run would be: its batches, parameters, memory and time, measured in a few steps that are not kept."""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from dragoman_training.data.batches import Batch, BatchSampler, EncodedPair, collate
+from dragoman_training.data.prepare import TrainingData, prepare
+from dragoman_training.optimization.allocator import keep_freed_memory, memory_in_use
+from dragoman_training.optimization.freeze import count_parameters
+from dragoman_training.optimization.learner import Learner
+from dragoman_training.recipe import Recipe, TrainingConfig
+from dragoman_training.run.start import Start, write_start
+
+LARGEST_STEPS = 3  # with the largest batch, to see the most memory
+TIMED_STEPS = 12  # with batches of all sizes
+# Bytes of a weight in training: itself, its gradient, and two moments of AdamW.
+BYTES_OF_A_WEIGHT = 16
+
+
+class Shape(NamedTuple):
+    """The padded shape of a batch, and its number in the epoch."""
+
+    tokens: int
+    rows: int
+    source: int
+    target: int
+    number: int
+
+
+def dry_run(
+    recipe: Recipe, start: Start | None, device: torch.device, stop: Callable[[], bool], echo: Callable[[str], None]
+) -> None:
+    """Shows what a run of the recipe would be.
+
+    Args:
+        recipe: Recipe of the run.
+        start: Weights that the run starts from, None for untrained ones.
+        device: Device to train on.
+        stop: Whether the user wants no more of it.
+        echo: Callback that shows a line to the user.
+
+    Raises:
+        TrainingError: The data is bad, or training diverges in its first steps.
+    """
+    with tempfile.TemporaryDirectory(prefix="dragoman-dry-run-") as folder:
+        run = Path(folder)
+        if start is not None:
+            write_start(start, run)
+        data = prepare(recipe, run, echo)
+        pairs = data.train_epoch(0)
+        sampler = BatchSampler(pairs, recipe.training.batch_tokens, recipe.seed)
+        batches = sampler.epoch(0)
+        shapes = sorted(_shape(i, [pairs[j] for j in batch]) for i, batch in enumerate(batches))
+        _show_batches(recipe.training, shapes, pairs, echo)
+        learner = _build(recipe, data, start, device, run, echo)
+
+        def make_step(shape: Shape) -> float:
+            """Makes a step of one batch; its seconds."""
+            batch: Batch = collate([pairs[i] for i in batches[shape.number]])
+            begin = time.perf_counter()
+            learner.update([batch], batch.target_tokens)
+            return time.perf_counter() - begin
+
+        if device.type == "cpu":
+            keep_freed_memory()
+        for _ in range(LARGEST_STEPS):
+            if stop():
+                return
+            make_step(shapes[-1])
+        echo(f"after {LARGEST_STEPS} steps with the largest batch: {memory_in_use(device)}")
+        sample = [shapes[(2 * i + 1) * len(shapes) // (2 * TIMED_STEPS)] for i in range(TIMED_STEPS)]
+        seconds = [make_step(shape) for shape in sample if not stop()]
+        if len(seconds) == TIMED_STEPS:
+            _show_time(recipe.training, statistics.mean(seconds), bool(data.dev), echo)
+
+
+def _shape(number: int, pairs: Sequence[EncodedPair]) -> Shape:
+    source, target = max(len(pair.source) for pair in pairs), max(len(pair.target) for pair in pairs)
+    return Shape(len(pairs) * (source + target), len(pairs), source, target, number)
+
+
+def _show_batches(
+    config: TrainingConfig, shapes: list[Shape], pairs: Sequence[EncodedPair], echo: Callable[[str], None]
+) -> None:
+    rows = [shape.rows for shape in shapes]
+    used = sum(len(pair.source) + len(pair.target) for pair in pairs)
+    padding = 1 - used / sum(shape.tokens for shape in shapes)
+    largest = shapes[-1]
+    epochs = config.steps * config.accumulate / len(shapes)
+    echo(
+        f"batches: {len(shapes):,} an epoch, of {min(rows)} to {max(rows)} pairs (median {statistics.median(rows):g}), "
+        f"{padding:.1%} padding; {config.steps:,} steps are {epochs:.1f} epochs"
+    )
+    echo(
+        f"the largest batch: source [{largest.rows}, {largest.source}], target [{largest.rows}, {largest.target}]; the "
+        f"longest source has {max(len(pair.source) for pair in pairs)} tokens, the longest target "
+        f"{max(len(pair.target) for pair in pairs)}"
+    )
+
+
+def _build(
+    recipe: Recipe,
+    data: TrainingData,
+    start: Start | None,
+    device: torch.device,
+    run: Path,
+    echo: Callable[[str], None],
+) -> Learner:
+    """Builds what learns and shows its size."""
+    sizes = data.source_tokenizer.get_vocab_size(), data.target_tokenizer.get_vocab_size()
+    learner = Learner(recipe, sizes, device, run)
+    if start is not None:
+        learner.start_from(start.weights)
+    if line := learner.precision.line:
+        echo(line)
+    counts = count_parameters(learner.model)
+    total, trained = sum(counts.values()), sum(parameter.numel() for parameter in learner.trained)
+    parts = ", ".join(f"{part} {count:,}" for part, count in counts.items() if count)
+    frozen = "" if trained == total else f"; {trained:,} of them are trained"
+    echo(f"parameters: {total:,} ({parts}){frozen}")
+    held = BYTES_OF_A_WEIGHT * trained + 4 * (total - trained) + (4 * total if learner.average is not None else 0)
+    echo(f"weights, gradients and the optimizer's state take {held / 1e6:,.1f} MB; activations come on top")
+    return learner
+
+
+def _show_time(config: TrainingConfig, seconds: float, has_dev: bool, echo: Callable[[str], None]) -> None:
+    step = seconds * config.accumulate
+    total = step * config.steps
+    length = f"{total / 3600:.1f} h" if total > 5400 else f"{total / 60:.1f} min"
+    evaluations = -(-config.steps // config.evaluate_every) if has_dev else 0
+    rest = f", and {evaluations} evaluations on dev come on top" if evaluations else ""
+    echo(f"{1 / step:.2f} steps/s: the {config.steps:,} steps would take {length}{rest}")

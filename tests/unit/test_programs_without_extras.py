@@ -33,13 +33,24 @@ def test_what_is_not_installed_is_named_with_its_extra(
     )
 
 
-@pytest.mark.parametrize("package", ["tokenizers", "onnxruntime", "pydantic", "yaml"])
-def test_the_server_names_what_it_lacks(package: str) -> None:
-    code = f"import sys; sys.modules[{package!r}] = None; from dragoman_server.__main__ import main; main()"
+@pytest.mark.parametrize(
+    ("package", "program", "name", "arguments"),
+    [
+        ("tokenizers", "dragoman_server.__main__", "dragoman-serve", []),
+        ("onnxruntime", "dragoman_server.__main__", "dragoman-serve", []),
+        ("pydantic", "dragoman_server.__main__", "dragoman-serve", []),
+        ("yaml", "dragoman_server.__main__", "dragoman-serve", []),
+        ("onnxruntime", "dragoman_server.distill.__main__", "dragoman-distill", ["teacher", "sources", "out"]),
+        ("yaml", "dragoman_server.distill.__main__", "dragoman-distill", []),
+    ],
+)
+def test_the_server_names_what_it_lacks(package: str, program: str, name: str, arguments: list[str]) -> None:
+    lacking = f"sys.modules[{package!r}] = None; sys.argv[1:] = {arguments}"
+    code = f"import sys; {lacking}; from {program} import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     sentence = f"{package} is not installed; `pip install '.[server]'` in a clone of Dragoman brings it"
-    assert done.stderr == f"dragoman-serve: {sentence}\n"
+    assert done.stderr == f"{name}: {sentence}\n"
 
 
 def test_a_missing_module_of_ours_is_a_defect() -> None:

@@ -137,6 +137,19 @@ def test_busy_engine_makes_some_steps_before_it_takes_few_however_long_they_take
     assert [len(queue.take(0, 7, 30.0 + seconds).admitted) for seconds in range(3)] == [0, 0, 1]
 
 
+def test_busy_engine_waits_for_a_share_of_its_rows_where_jobs_never_run_out() -> None:
+    queue = scheduler(gather_share=0, min_free_share=0.25)
+    for _ in range(20):
+        queue.submit(job())
+    assert len(queue.take(0, 8, 0.0).admitted) == 8
+    queue.release(0, 1, 0.0)
+    assert queue.take(0, 1, 9.0).admitted == []
+    queue.release(0, 1, 9.0)
+    assert len(queue.take(0, 2, 9.0).admitted) == 2
+    queue.release(0, 8, 9.0)
+    assert len(queue.take(0, 8, 9.0).admitted) == 8
+
+
 def test_engines_share_evenly() -> None:
     queue = scheduler(engines=2, gather_share=0)
     for _ in range(10):

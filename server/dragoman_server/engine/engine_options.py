@@ -3,7 +3,9 @@
 from dataclasses import dataclass, field, replace
 
 from dragoman_server.bundle.manifest import Manifest
+from dragoman_server.config import ServerConfig
 from dragoman_server.engine.scheduler import SchedulerOptions
+from dragoman_server.machine import usable_cpus
 from dragoman_server.runtime.device import Device
 
 LARGE_WEIGHTS = 150_000_000  # bytes from which reading the weights takes so long that several threads should share it
@@ -38,6 +40,22 @@ class EngineOptions:
     scheduling: SchedulerOptions = field(default_factory=SchedulerOptions)
     max_errors: int = 3
     hang_seconds: float = 60.0
+
+
+def engine_options(config: ServerConfig) -> EngineOptions:
+    """Returns how the server's options set up the engines of one model, on the cores of this process."""
+    return EngineOptions(
+        device=config.device,
+        engines=config.engines,
+        threads_per_engine=config.threads_per_engine,
+        cores=usable_cpus(),
+        cuda_graphs=config.cuda_graphs,
+        max_rows=config.max_rows,
+        memory_budget=config.memory_budget,
+        scheduling=SchedulerOptions(queue_size=config.queue_size, queue_tokens=config.queue_tokens),
+        max_errors=config.max_device_errors,
+        hang_seconds=config.hang_seconds,
+    )
 
 
 def choose_engines(options: EngineOptions, device: Device, weights: int) -> tuple[int, int]:

@@ -40,6 +40,8 @@ class SchedulerOptions:
             less than two smaller ones. With 1 all engines share the work from the start.
         min_single_rows_per_engine: The same while only interactive jobs of one row wait, whose calls the event loop
             has to handle one by one.
+        min_free_share: Share of its rows that a busy engine waits to be free before it encodes new jobs: where jobs
+            never run out, encoding many of them in one run costs less than empty rows do.
     """
 
     queue_size: int = 1024
@@ -51,6 +53,7 @@ class SchedulerOptions:
     min_source_tokens: int = 0
     min_rows_per_engine: int = MIN_ROWS_PER_ENGINE
     min_single_rows_per_engine: int = MIN_SINGLE_ROWS_PER_ENGINE
+    min_free_share: float = 0.0
 
 
 class Scheduler:
@@ -174,7 +177,7 @@ class Scheduler:
         admission = self.sweep(now)
         if not self.waiting:
             self._deferrals[engine] = 0
-        if not (free_rows and self.has_work_for(engine) and self._gathered(engine, now)):
+        if not (free_rows and self.has_work_for(engine) and self._gathered(engine, free_rows, now)):
             return admission
         self._deferrals[engine] = 0
         budget = self._budget(engine, free_rows, batch_rows)
@@ -257,9 +260,11 @@ class Scheduler:
     def _exceeds(self, rows: int) -> bool:
         return self.running + self._waiting_rows > rows
 
-    def _gathered(self, engine: int, now: float) -> bool:
+    def _gathered(self, engine: int, free_rows: int, now: float) -> bool:
         """Returns whether enough jobs wait to be encoded, or one has waited long enough."""
         running, options = self._running[engine], self._options
+        if running and free_rows < options.min_free_share * (free_rows + running):
+            return False
         if running == 0 or self._waiting_rows >= options.gather_share * running:
             return True
         self._deferrals[engine] += 1

@@ -52,6 +52,16 @@ class ScorerMetrics(Protocol):
         """Counts a run; tokens without padding, end tokens included."""
 
 
+def row_elements(shape: Shape, source: int, target: int) -> int:
+    """Returns the elements of one row's largest arrays: logits and attention of the target, hidden layer of the source.
+
+    Args:
+        source, target: Lengths to which the row is padded, end tokens included.
+    """
+    attention = shape.decoder_layers * shape.heads * source
+    return target * (shape.target_vocabulary + attention) + source * shape.d_ff
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """A target to score.
@@ -243,16 +253,10 @@ class Scorer:
                 expired.append(queue.popleft())
                 continue
             source, target = max(source, len(job.target.source_ids)), max(target, len(job.target.ids) + 1)
-            if batch and (len(batch) + 1) * self._elements(source, target) > MAX_RUN_ELEMENTS:
+            if batch and (len(batch) + 1) * row_elements(self._shape, source, target) > MAX_RUN_ELEMENTS:
                 break
             batch.append(queue.popleft())
             self._item_is_next = queue is self._singles
-
-    def _elements(self, source: int, target: int) -> int:
-        """Returns the elements of one row: logits and attention of the target, hidden layer of the source."""
-        shape = self._shape
-        attention = shape.decoder_layers * shape.heads * source
-        return target * (shape.target_vocabulary + attention) + source * shape.d_ff
 
     def _events(self, runtime: ScorerRuntime, batch: list[_Job]) -> list[tuple[_Job, _Event]]:
         """Scores targets in one run, or in several smaller ones if the device runs out of memory."""

@@ -1,4 +1,7 @@
-"""Converts text to token ids for imported models: with languages, and with whatever ids the model reads as unknown."""
+"""Converts text to token ids for imported models: with languages, and with whatever ids the model reads as unknown.
+
+`text_encoders` returns what converts the texts of any model.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,6 +16,7 @@ from dragoman_server.messages.token_ids import (
     INLINE_CHARACTERS,
     SegmentedText,
     SourceChecks,
+    SourceEncoder,
     TargetEncoder,
     chunks,
     is_text,
@@ -146,3 +150,19 @@ class ImportedTargetEncoder(TargetEncoder):
 
     def _check_known(self, encoding: SegmentedText, text: str, field: str) -> None:
         pass
+
+
+def text_encoders(bundle: Bundle) -> tuple[Languages, SourceEncoder | ImportedSourceEncoder, TargetEncoder]:
+    """Returns the languages of a bundle, and what encodes its sources and targets."""
+    manifest = bundle.manifest
+    limits, languages = manifest.limits, Languages(manifest.text)
+    if manifest.text is None:
+        return (
+            languages,
+            SourceEncoder(bundle.source_tokenizer, manifest.tokens, limits.max_source_tokens),
+            TargetEncoder(bundle.target_tokenizer, manifest.tokens, limits.max_target_tokens),
+        )
+    generation = manifest.generation
+    forced = manifest.text.forces_language or (generation is not None and generation.forced_first is not None)
+    source = ImportedSourceEncoder(bundle, languages, limits.max_source_tokens)
+    return languages, source, ImportedTargetEncoder(bundle, limits.max_target_tokens - forced)

@@ -18,11 +18,10 @@ from dragoman_server.engine.scorer import Scorer, Target
 from dragoman_server.messages.api_error import invalid
 from dragoman_server.messages.default_options import OWN_DEFAULTS, Defaults
 from dragoman_server.messages.generation_options import ResponseDetails, read_details, read_options
-from dragoman_server.messages.imported_ids import ImportedSourceEncoder, ImportedTargetEncoder
+from dragoman_server.messages.imported_ids import text_encoders
 from dragoman_server.messages.languages import FIELDS, Languages, refuse_languages
 from dragoman_server.messages.response_size import ResponseSizes
 from dragoman_server.messages.response_writer import ResponseWriter
-from dragoman_server.messages.token_ids import SourceEncoder, TargetEncoder
 
 # Messages of up to this many tokens are written on the event loop, in a few milliseconds; larger ones in a thread.
 INLINE_TOKENS = 1024
@@ -56,17 +55,7 @@ class ServedModel:
         manifest = bundle.manifest
         self.name, self.version = manifest.name, manifest.version
         self.limits = limits
-        self.languages = Languages(manifest.text)
-        self.encoder: SourceEncoder | ImportedSourceEncoder
-        self.target: TargetEncoder
-        if manifest.text is None:
-            self.encoder = SourceEncoder(bundle.source_tokenizer, manifest.tokens, manifest.limits.max_source_tokens)
-            self.target = TargetEncoder(bundle.target_tokenizer, manifest.tokens, manifest.limits.max_target_tokens)
-        else:
-            self.encoder = ImportedSourceEncoder(bundle, self.languages, manifest.limits.max_source_tokens)
-            generation = manifest.generation
-            forced = manifest.text.forces_language or (generation is not None and generation.forced_first is not None)
-            self.target = ImportedTargetEncoder(bundle, manifest.limits.max_target_tokens - forced)
+        self.languages, self.encoder, self.target = text_encoders(bundle)
         self.decoder = TargetDecoder(bundle.target_tokenizer)
         self.writer = ResponseWriter(bundle, self.decoder)
         self.tokenizers = {pb.SIDE_SOURCE: bundle.source_tokenizer, pb.SIDE_TARGET: bundle.target_tokenizer}

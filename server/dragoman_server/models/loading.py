@@ -11,12 +11,10 @@ import structlog
 
 from dragoman_server.bundle.load import Bundle, BundleError, load_bundle
 from dragoman_server.config import ServerConfig
-from dragoman_server.engine.engine_options import EngineOptions
+from dragoman_server.engine.engine_options import EngineOptions, engine_options
 from dragoman_server.engine.host import Host
 from dragoman_server.engine.pool import EnginePool
-from dragoman_server.engine.scheduler import SchedulerOptions
 from dragoman_server.engine.scorer import Scorer
-from dragoman_server.machine import usable_cpus
 from dragoman_server.messages.default_options import read_defaults
 from dragoman_server.messages.limits import request_limits, token_limits
 from dragoman_server.messages.served_model import ServedModel
@@ -118,18 +116,7 @@ async def load_version(
         LoadError: The bundle or the device can't be used, or memory is insufficient.
     """
     started = time.monotonic()
-    options = EngineOptions(
-        device=config.device,
-        engines=config.engines,
-        threads_per_engine=config.threads_per_engine,
-        cores=usable_cpus(),
-        cuda_graphs=config.cuda_graphs,
-        max_rows=config.max_rows,
-        memory_budget=config.memory_budget,
-        scheduling=SchedulerOptions(queue_size=config.queue_size, queue_tokens=config.queue_tokens),
-        max_errors=config.max_device_errors,
-        hang_seconds=config.hang_seconds,
-    )
+    options = engine_options(config)
     oldest = ""
     try:
         bundle = await asyncio.to_thread(load_bundle, path)

@@ -1,0 +1,121 @@
+"""A teacher: a bundle, and how it searches for its candidates."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dragoman.v1 import generation_pb2 as pb
+from dragoman_server.bundle.load import BundleError, load_manifest
+from dragoman_server.bundle.manifest import MANIFEST_FILE
+from dragoman_server.config import ServerConfig
+from dragoman_server.core.errors import OutOfMemoryError
+from dragoman_server.core.requests import GenerationResult
+from dragoman_server.core.search_options import SearchOptions
+from dragoman_server.distill.choose import Candidate, candidate
+from dragoman_server.messages.default_options import BEAM, SAMPLING
+from dragoman_server.offline.engines import Answer
+from dragoman_server.offline.errors import OfflineError
+from dragoman_server.offline.model import Ids, OfflineModel
+
+BEAM_SIZE = 5  # of a bundle without defaults of its own; Kim & Rush 2016, section 4.1
+MAX_BEAM_SIZE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SearchWishes:
+    """How to search for candidates; None for the bundle's own default.
+
+    Attributes:
+        candidates: Candidates of each source.
+    """
+
+    candidates: int = 1
+    beam_size: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | None = None
+    max_new_tokens: int | None = None
+
+
+class Teacher:
+    """A loaded teacher.
+
+    Args:
+        path: The bundle's directory.
+        config: The server's options.
+        languages: An input without text, with the languages of all sources.
+
+    Raises:
+        OfflineError: The bundle, the device, a language or an option can't be used.
+    """
+
+    def __init__(self, path: Path, config: ServerConfig, languages: pb.Input, wishes: SearchWishes) -> None:
+        self.model = OfflineModel(path, config, languages)
+        self.search = self._search(wishes)
+
+    def answers(self, sources: Sequence[Ids], should_stop: Callable[[], bool]) -> list[Answer]:
+        """Returns the answers to sources, which are computed by falling length.
+
+        Raises:
+            StoppedError: `should_stop` returned True.
+            OfflineError: An engine has failed.
+        """
+        order = sorted(range(len(sources)), key=lambda index: -len(sources[index]))
+        engines = self.model.engines
+        ticket = engines.submit(self.model.requests([sources[index] for index in order], self.search))
+        answers: list[Answer | None] = [None] * len(sources)
+        for index, answer in zip(order, engines.wait(ticket, should_stop), strict=True):
+            answers[index] = answer
+        return [answer for answer in answers if answer is not None]
+
+    def candidates(self, sources: Sequence[Ids], answers: Sequence[Answer]) -> list[list[Candidate] | str]:
+        """Returns the candidates of each source, best first, or why there are none.
+
+        Raises:
+            OfflineError: An engine has failed.
+        """
+        results = [answer for answer in answers if isinstance(answer, GenerationResult)]
+        texts = iter(self.model.decode([hypothesis.ids for result in results for hypothesis in result.hypotheses]))
+        found: list[list[Candidate] | str] = []
+        for ids, answer in zip(sources, answers, strict=True):
+            if isinstance(answer, GenerationResult):
+                most = self.search.max_new_tokens
+                found.append([candidate(result, next(texts), ids, most) for result in answer.hypotheses])
+            elif isinstance(answer, OutOfMemoryError):
+                found.append("the device has not enough memory for it")
+            else:
+                raise OfflineError(f"{self.model.manifest.name}: {answer}")
+        return found
+
+    def _search(self, wishes: SearchWishes) -> SearchOptions:
+        own = self.model.defaults.options
+        default = own.beam_size if own.HasField("beam_size") else BEAM_SIZE
+        beam = wishes.beam_size or max(default, wishes.candidates)
+        if wishes.candidates > beam:
+            raise OfflineError(f"--candidates and --keep can be at most --beam-size, which is {beam}")
+        early = wishes.early_stopping
+        if early is None and wishes.candidates > 1 and not (own.HasField("stopping") or own.HasField("early_stopping")):
+            early = True  # else it goes on until the last candidate can't be beaten either: four times as long
+        options = pb.GenerationOptions(
+            length_penalty=wishes.length_penalty,
+            early_stopping=early,
+            max_new_tokens=wishes.max_new_tokens,
+        )
+        if beam == 1:
+            return self.model.search(options, without=(*BEAM, *SAMPLING, "num_hypotheses"))
+        options.beam_size, options.num_hypotheses = beam, wishes.candidates
+        return self.model.search(options)
+
+
+def identify(path: Path) -> str:
+    """Returns name and version of a bundle, and the SHA-256 of its manifest, which has the digests of all its files.
+
+    Raises:
+        OfflineError: The directory is not a bundle.
+    """
+    try:
+        root, manifest = load_manifest(path)
+        digest = hashlib.sha256((root / MANIFEST_FILE).read_bytes()).hexdigest()
+    except (BundleError, OSError) as error:
+        raise OfflineError(str(error)) from None
+    return f"{manifest.name} version {manifest.version} with manifest {digest}"

@@ -1,0 +1,190 @@
+"""A model's engines in this process without a server: no event loop between a request and its engine."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from dragoman_server.bundle.load import Bundle
+from dragoman_server.core.errors import EngineError
+from dragoman_server.core.requests import GenerationRequest, GenerationResult
+from dragoman_server.decoding.factory import make_search
+from dragoman_server.decoding.text_stream import TargetDecoder
+from dragoman_server.engine.engine import Engine
+from dragoman_server.engine.engine_options import EngineOptions
+from dragoman_server.engine.host import LocalHost
+from dragoman_server.engine.job import CallQueue, Event, Job
+from dragoman_server.engine.memory_budget import rows_for
+from dragoman_server.engine.scheduler import Scheduler
+from dragoman_server.engine.shared_queue import SharedQueue
+from dragoman_server.metrics import ModelMetrics
+from dragoman_server.offline.errors import OfflineError, StoppedError
+from dragoman_server.runtime.device import first_line
+from dragoman_server.runtime.scorer_session import ScorerSession
+
+# Nobody waits for a single answer, so an engine encodes when a quarter of its rows is free, and many sources at once.
+MIN_FREE_SHARE = 0.25
+ENCODE_TOKENS = 16384
+SUBMITTED_AT_ONCE = 512  # jobs made before the engines see them
+POLL_SECONDS = 0.1  # between two looks at whether to stop
+
+Answer = GenerationResult | EngineError
+
+
+class Ticket:
+    """Requests that were submitted together.
+
+    Attributes:
+        requests: The requests.
+        answers: The answer to each; None while it is missing.
+    """
+
+    def __init__(self, requests: Sequence[GenerationRequest]) -> None:
+        self.requests = requests
+        self.answers: list[Answer | None] = [None] * len(requests)
+        self._missing = len(requests)
+        self._done = threading.Event()
+        if not requests:
+            self._done.set()
+
+    def deliver(self, index: int, answer: Answer) -> None:
+        """Takes an answer. Not thread-safe."""
+        self.answers[index] = answer
+        self._missing -= 1
+        if not self._missing:
+            self._done.set()
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for all answers, and returns whether they are there."""
+        return self._done.wait(seconds)
+
+
+class Place(NamedTuple):
+    """Where the answer to a job belongs."""
+
+    ticket: Ticket
+    place: int
+
+
+class OfflineEngines:
+    """Engines that answer requests of one process, as fast as the machine can.
+
+    `submit`, `wait` and `close` belong to one thread.
+
+    Args:
+        bundle: The model.
+        options: How the engines are set up, as `dragoman-serve` reads them.
+
+    Attributes:
+        rows: Cache rows of each engine.
+        count: Number of engines.
+        threads: CPU threads of each engine.
+        answered: Number of requests answered so far.
+        tokens: Target tokens of their hypotheses, end tokens included.
+
+    Raises:
+        BundleError: The graphs do not match the manifest.
+        DeviceError: The device can't run the model, or lacks the memory for it.
+    """
+
+    def __init__(self, bundle: Bundle, options: EngineOptions) -> None:
+        self._bundle = bundle
+        scheduling = replace(
+            options.scheduling,
+            encode_tokens=ENCODE_TOKENS,
+            min_rows_per_engine=1,
+            min_single_rows_per_engine=1,
+            min_free_share=MIN_FREE_SHARE,
+        )
+        options = replace(options, scheduling=scheduling)
+        self._model = model = LocalHost().load(bundle, options)
+        self.rows = rows_for(bundle, options, [model])
+        self.count, self.threads, self.device = model.engines, model.threads, model.device
+        runtimes = [model.runtime(index, self.rows) for index in range(model.engines)]
+        if model.device.kind != "cpu":
+            scheduling = replace(scheduling, min_source_tokens=bundle.manifest.limits.max_source_tokens)
+        self._queue = SharedQueue(Scheduler(model.engines, scheduling))
+        self._call = CallQueue(accepted=True)
+        self._text = TargetDecoder(bundle.target_tokenizer)
+        self._answers = threading.Lock()
+        self._failure: BaseException | None = None
+        self.answered = self.tokens = 0
+        metrics = ModelMetrics()
+        self._engines = [
+            Engine(index, runtime, self._queue, metrics, self._deliver, self._failed, options.max_errors)
+            for index, runtime in enumerate(runtimes)
+        ]
+        for engine in self._engines:
+            engine.start()
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> Ticket:
+        """Queues requests, to be started in their order."""
+        ticket = Ticket(requests)
+        tokens, vocabulary = self._bundle.manifest.tokens, self._bundle.manifest.shape.target_vocabulary
+        for first in range(0, len(requests), SUBMITTED_AT_ONCE):
+            now, jobs = time.monotonic(), []
+            for index, request in enumerate(requests[first : first + SUBMITTED_AT_ONCE], first):
+                search = make_search(request.search, tokens, vocabulary, self._text, request.source_ids)
+                jobs.append(Job(request, search, now, handle=Place(ticket, index)))
+            with self._queue.lock:
+                for job in jobs:
+                    self._queue.scheduler.submit(job, self._call)
+                self._queue.wake_all()
+        return ticket
+
+    def wait(self, ticket: Ticket, should_stop: Callable[[], bool]) -> list[Answer]:
+        """Waits for the answers to all requests. One that failed is tried once more, alone.
+
+        Raises:
+            StoppedError: `should_stop` returned True.
+            OfflineError: An engine has failed.
+        """
+        self._wait(ticket, should_stop)
+        answers = [answer for answer in ticket.answers if answer is not None]
+        for index, answer in enumerate(answers):
+            if isinstance(answer, EngineError):
+                again = self.submit([ticket.requests[index]])
+                self._wait(again, should_stop)
+                [second] = again.answers
+                assert second is not None
+                answers[index] = second
+        return answers
+
+    def close(self) -> None:
+        """Ends the engines; what they have not answered is lost."""
+        with self._queue.lock:
+            self._queue.stopping = True
+            self._queue.wake_all()
+        for engine in self._engines:
+            engine.join()
+        self._model.close()
+
+    def scorer(self) -> ScorerSession:
+        """Returns the scorer graph on the device of the engines."""
+        return self._model.scorer()
+
+    def _wait(self, ticket: Ticket, should_stop: Callable[[], bool]) -> None:
+        while not ticket.wait(POLL_SECONDS):
+            if should_stop():
+                raise StoppedError
+            if self._failure is not None:
+                break
+        if self._failure is not None:
+            name, detail = type(self._failure).__name__, first_line(self._failure)
+            raise OfflineError(f"{self._bundle.path}: an engine failed: {name}: {detail}")
+
+    def _deliver(self, events: list[tuple[Job, Event]]) -> None:
+        """Takes the events of a step. Called in the engines' threads."""
+        with self._answers:
+            for job, event in events:
+                if isinstance(event, GenerationResult | EngineError):
+                    assert isinstance(job.handle, Place)
+                    job.handle.ticket.deliver(job.handle.place, event)
+                if isinstance(event, GenerationResult):
+                    self.tokens += sum(len(hypothesis.ids) + 1 for hypothesis in event.hypotheses)
+                    self.answered += 1
+
+    def _failed(self, error: BaseException) -> None:
+        """Called in the thread of the engine that failed."""
+        self._failure = error

@@ -1,0 +1,9 @@
+"""Errors that users can fix. Each message is one sentence: what is wrong, and the remedy."""
+
+
+class OfflineError(Exception):
+    """The work can't be done, or can't go on."""
+
+
+class StoppedError(Exception):
+    """The work was stopped from outside; what has been saved stays."""

@@ -1,0 +1,203 @@
+"""A bundle in this process that turns texts into texts, with the options, languages and checks of the server."""
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from dragoman.v1 import generation_pb2 as pb
+from dragoman_server.bundle.load import BundleError, load_bundle
+from dragoman_server.config import ServerConfig
+from dragoman_server.core.requests import GenerationRequest
+from dragoman_server.core.search_options import SearchOptions
+from dragoman_server.decoding.text_stream import TargetDecoder
+from dragoman_server.engine.engine_options import engine_options
+from dragoman_server.engine.scorer import row_elements
+from dragoman_server.messages.api_error import ApiError
+from dragoman_server.messages.default_options import read_defaults
+from dragoman_server.messages.generation_options import read_details, read_options
+from dragoman_server.messages.imported_ids import text_encoders
+from dragoman_server.messages.limits import request_limits, token_limits
+from dragoman_server.offline.engines import OfflineEngines
+from dragoman_server.offline.errors import OfflineError, StoppedError
+from dragoman_server.runtime.device import DeviceError, WorkerLostError
+from dragoman_server.runtime.scorer_session import ScorerSession
+
+MAX_RUN_ELEMENTS = 2**22  # of a scorer run's largest arrays, 4 bytes each: they stay in the processor's caches
+TARGETS_AT_ONCE = 256  # encoded together; each alone if one can't be
+
+Ids = list[int]
+
+
+class OfflineModel:
+    """A bundle with engines of its own.
+
+    Args:
+        path: The bundle's directory.
+        config: The server's options.
+        languages: An input without text, with the languages of all sources.
+
+    Attributes:
+        engines: Its engines.
+        sha256: Digest of its manifest, which names the digests of all its files.
+
+    Raises:
+        OfflineError: The bundle, the device or a language can't be used.
+    """
+
+    def __init__(self, path: Path, config: ServerConfig, languages: pb.Input | None = None) -> None:
+        try:
+            bundle = load_bundle(path)
+            limits = token_limits(config, bundle.manifest.limits)
+            bundle = replace(bundle, manifest=bundle.manifest.model_copy(update={"limits": limits}))
+            self.defaults = read_defaults(bundle.manifest)
+            self.engines = OfflineEngines(bundle, engine_options(config))
+        except (BundleError, DeviceError, WorkerLostError) as error:
+            raise OfflineError(str(error)) from None
+        self.manifest = bundle.manifest
+        self._bundle, self._path = bundle, path
+        self._languages, self._sources, self._targets = text_encoders(bundle)
+        self._limits = request_limits(config, self.engines.rows, bundle.manifest.shape)
+        self._decoder = TargetDecoder(bundle.target_tokenizer)
+        self._given = languages or pb.Input()
+        self._forced: int | None = self._language_token()
+        self._scorer: ScorerSession | None = None
+
+    def encode(self, texts: Sequence[str]) -> list[Ids | str]:
+        """Returns the token ids of each source, the end token included; of one that can't be read, what is wrong."""
+        inputs = [pb.Input(text=text) for text in texts]
+        if self._given.ByteSize():
+            for source in inputs:
+                source.MergeFrom(self._given)
+        encoded = asyncio.run(self._sources.encode_batch(inputs, [""] * len(texts)))
+        return [_problem(ids) if isinstance(ids, ApiError) else ids for ids in encoded]
+
+    def search(self, options: pb.GenerationOptions, without: Collection[str] = ()) -> SearchOptions:
+        """Reads how to search; the bundle's defaults complete the options.
+
+        Args:
+            without: Options whose defaults do not count.
+
+        Raises:
+            OfflineError: An option is out of range, or contradicts another.
+        """
+        defaults = self.defaults.within(self._limits)
+        for name in without:
+            defaults.options.ClearField(name)
+        complete, details = defaults.complete(options), read_details(pb.Details(), self._limits)
+        try:
+            search = asyncio.run(read_options(complete, details, self._targets, self._limits, defaults))
+        except ApiError as error:
+            raise OfflineError(f"{self._path}: {_as_flag(error.message)}") from None
+        if self._forced is None:
+            return search
+        return replace(search, conventions=replace(search.conventions, forced_first=self._forced))
+
+    def requests(self, sources: Sequence[Ids], search: SearchOptions) -> list[GenerationRequest]:
+        """Returns a request for each source."""
+        return [GenerationRequest(ids, search) for ids in sources]
+
+    def decode(self, ids: Sequence[Ids]) -> list[str]:
+        """Returns the texts of targets."""
+        texts: list[str] = self._bundle.target_tokenizer.decode_batch(ids)
+        return texts
+
+    def score(
+        self, sources: Sequence[Ids], targets: Sequence[str], should_stop: Callable[[], bool]
+    ) -> list[float | None]:
+        """Scores targets, each with its source, by all cores.
+
+        The same sources and targets give the same scores. In another selection, scores may differ in the last digit.
+
+        Returns:
+            Mean log-probability per token, the end token included; None where the model can't write the target.
+
+        Raises:
+            StoppedError: `should_stop` returned True.
+        """
+        ids = self._encode_targets(targets)
+        scores: list[float | None] = [None] * len(targets)
+        runs = self._scorer_runs(sources, ids)
+        if self._scorer is None:
+            self._scorer = self.engines.scorer()
+
+        def run(indices: list[int]) -> None:
+            assert self._scorer is not None
+            if should_stop():
+                raise StoppedError
+            chosen = [ids[index] or () for index in indices]
+            log_probabilities, _ = self._scorer.run([sources[index] for index in indices], chosen, False)
+            for row, index in enumerate(indices):
+                first, last = self._forced is not None, len(chosen[row]) + 1  # a forced token is no choice
+                scores[index] = float(log_probabilities[row, first:last].mean(dtype="float64"))
+
+        with ThreadPoolExecutor(self.engines.count) as pool:
+            list(pool.map(run, runs))
+        return scores
+
+    def close(self) -> None:
+        """Ends the engines."""
+        self.engines.close()
+
+    def _language_token(self) -> int | None:
+        """Returns the first token of every target, if the target language forces it."""
+        source = pb.Input(text="a")
+        source.MergeFrom(self._given)
+        try:
+            self._languages.frame(source, "")
+            return self._languages.forced_first(source, "")
+        except ApiError as error:
+            raise OfflineError(f"{self._path}: {_as_flag(error.message)}") from None
+
+    def _encode_targets(self, targets: Sequence[str]) -> list[tuple[int, ...] | None]:
+        forced = () if self._forced is None else (self._forced,)
+        encoded: list[tuple[int, ...] | None] = []
+        for first in range(0, len(targets), TARGETS_AT_ONCE):
+            chunk = targets[first : first + TARGETS_AT_ONCE]
+            try:
+                found: Sequence[tuple[int, ...] | None] = self._encode_chunk(chunk)
+            except ApiError:
+                found = [self._encode_one(target) for target in chunk]
+            encoded += [None if ids is None else (*forced, *ids) for ids in found]
+        return encoded
+
+    def _encode_chunk(self, targets: Sequence[str]) -> list[tuple[int, ...]]:
+        inputs = [pb.Input(text=target) for target in targets]
+        return asyncio.run(self._targets.encode(inputs, [""] * len(targets), complete=True))
+
+    def _encode_one(self, target: str) -> tuple[int, ...] | None:
+        try:
+            [ids] = self._encode_chunk([target])
+        except ApiError:
+            return None
+        return ids
+
+    def _scorer_runs(self, sources: Sequence[Ids], targets: Sequence[tuple[int, ...] | None]) -> list[list[int]]:
+        """Groups targets of similar lengths into runs that fit the caches, the longest first."""
+        shape = self.manifest.shape
+        lengths = [(0, 0) if ids is None else (len(sources[i]), len(ids) + 1) for i, ids in enumerate(targets)]
+        order = sorted((i for i, ids in enumerate(targets) if ids is not None), key=lambda i: (lengths[i], i))
+        runs: list[list[int]] = []
+        longest_source = longest_target = 0
+        for index in reversed(order):
+            source, target = lengths[index]
+            longest_source, longest_target = max(longest_source, source), max(longest_target, target)
+            elements = row_elements(shape, longest_source, longest_target)
+            if runs and (len(runs[-1]) + 1) * elements <= MAX_RUN_ELEMENTS:
+                runs[-1].append(index)
+            else:
+                runs.append([index])
+                longest_source, longest_target = source, target
+        return runs
+
+
+def _problem(error: ApiError) -> str:
+    """Returns what is wrong with a text, without the name of its field: "is empty"."""
+    return error.message.removeprefix(".text ").strip()
+
+
+def _as_flag(message: str) -> str:
+    """Returns a message that starts with a flag in place of a field: "--beam-size is 0, but must be ..."."""
+    field, space, rest = message.strip().partition(" ")
+    return f"--{field.removeprefix('options.').lstrip('.').replace('_', '-')}{space}{rest}"

@@ -1,0 +1,242 @@
+"""Reads source texts line by line: plain text, tab-separated or parallel files, gzip-compressed or not."""
+
+import gzip
+import hashlib
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import BinaryIO, Literal, NamedTuple, TypeVar, get_args
+
+import yaml
+
+from dragoman_server.offline.errors import OfflineError, StoppedError
+
+Layout = Literal["auto", "text", "tsv"]
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+RECIPES = (".yaml", ".yml")
+BOM = b"\xef\xbb\xbf"
+MAX_LINE = 2**20  # bytes; more is no line of text, and could fill the memory
+HEAD = 2**16  # bytes that the layout is recognized from
+BLOCK = 2**20
+
+Value = TypeVar("Value")
+
+
+class SourceLine(NamedTuple):
+    """One line of the input.
+
+    Attributes:
+        file, line: Where it is, counted from 1.
+        source: The source text.
+        reference: Its translation in the file; None if there is none.
+        problem: What is wrong with the line; empty if nothing is.
+    """
+
+    file: Path
+    line: int
+    source: str
+    reference: str | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file of sources.
+
+    Attributes:
+        layout: One source per line, or tab-separated columns.
+        references: Parallel file of references, if there is one.
+    """
+
+    path: Path
+    layout: Literal["text", "tsv"]
+    references: Path | None = None
+
+    @property
+    def paths(self) -> list[Path]:
+        return [self.path] if self.references is None else [self.path, self.references]
+
+
+@dataclass(frozen=True, slots=True)
+class FileDigest:
+    """SHA-256 and number of lines of a file, decompressed."""
+
+    path: Path
+    sha256: str
+    lines: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """All lines of some files, in order.
+
+    Attributes:
+        source_column, reference_column: Columns of tab-separated files, counted from 1.
+    """
+
+    files: tuple[SourceFile, ...]
+    source_column: int = 1
+    reference_column: int = 2
+
+    def digests(self, should_stop: Callable[[], bool]) -> list[FileDigest]:
+        """Reads all files once.
+
+        Raises:
+            OfflineError: A file can't be read.
+            StoppedError: `should_stop` returned True.
+        """
+        return [_digest(path, should_stop) for file in self.files for path in file.paths]
+
+    def lines(self) -> Iterator[SourceLine]:
+        """Yields every line, bad ones too.
+
+        Raises:
+            OfflineError: A file can't be read, or parallel files differ in length.
+        """
+        for file in self.files:
+            if file.references is not None:
+                yield from _parallel(file.path, file.references)
+            elif file.layout == "tsv":
+                yield from self._tab_separated(file.path)
+            else:
+                for number, raw in enumerate(_raw_lines(file.path), 1):
+                    text, problem = _decoded(raw)
+                    yield SourceLine(file.path, number, text, None, problem)
+
+    def _tab_separated(self, path: Path) -> Iterator[SourceLine]:
+        for number, raw in enumerate(_raw_lines(path), 1):
+            text, problem = _decoded(raw)
+            columns = text.split("\t")
+            if not problem and len(columns) < self.source_column:
+                problem = f"has {_count(len(columns), 'column')}, so there is no column {self.source_column}"
+            if problem:
+                yield SourceLine(path, number, "", None, problem)
+                continue
+            reference = columns[self.reference_column - 1] if len(columns) >= self.reference_column else None
+            yield SourceLine(path, number, columns[self.source_column - 1], reference)
+
+
+def find_sources(path: Path, layout: Layout = "auto", source_column: int = 1, reference_column: int = 2) -> Sources:
+    """Finds the files that SOURCES names: a file of sources, or a training recipe's `data.train`.
+
+    Args:
+        layout: Layout of a file; "auto" takes it for tab-separated if it is called .tsv, or if all its first lines
+            have tabs.
+
+    Raises:
+        OfflineError: A file is missing, or the recipe has no training files.
+    """
+    files = _recipe_files(path) if path.suffix in RECIPES else [SourceFile(path, _layout(path, layout))]
+    return Sources(tuple(files), source_column, reference_column)
+
+
+def _recipe_files(recipe: Path) -> list[SourceFile]:
+    """Returns the training files of a recipe; relative paths are of the current directory, then of the recipe's."""
+    try:
+        document = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OfflineError(f"{recipe}: can't be read: {error.strerror or error}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise OfflineError(f"{recipe} is not valid YAML: {' '.join(str(error).split())}") from None
+    data = document.get("data") if isinstance(document, dict) else None
+    entries = data.get("train") if isinstance(data, dict) else None
+    if not isinstance(entries, list) or not entries:
+        raise OfflineError(f"{recipe}: expected a training recipe with the files of data.train")
+
+    def resolve(name: object) -> Path:
+        if not isinstance(name, str):
+            raise OfflineError(f"{recipe}: data.train: expected file names, or {{source: FILE, target: FILE}}")
+        path = Path(name)
+        return recipe.parent / path if not path.exists() and (recipe.parent / path).exists() else path
+
+    files = []
+    for entry in entries:
+        if isinstance(entry, dict):
+            files.append(SourceFile(resolve(entry.get("source")), "text", resolve(entry.get("target"))))
+        else:
+            files.append(SourceFile(resolve(entry), "tsv"))
+    return files
+
+
+def _layout(path: Path, layout: Layout) -> Literal["text", "tsv"]:
+    if layout != "auto":
+        return layout
+    if path.name.removesuffix(".gz").endswith(".tsv"):
+        return "tsv"
+    with _opened(path) as stream:
+        *complete, rest = _guarded(path, lambda: stream.read(HEAD)).split(b"\n")
+    lines = [line for line in complete or [rest] if line]
+    return "tsv" if lines and all(b"\t" in line for line in lines) else "text"
+
+
+def _opened(path: Path) -> BinaryIO:
+    def open_() -> BinaryIO:
+        return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
+
+    return _guarded(path, open_)
+
+
+def _guarded(path: Path, read: Callable[[], Value]) -> Value:
+    try:
+        return read()
+    except FileNotFoundError:
+        raise OfflineError(f"{path}: there is no such file") from None
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise OfflineError(f"{path}: can't be read: {reason}") from None
+
+
+def _digest(path: Path, should_stop: Callable[[], bool]) -> FileDigest:
+    digest, lines, last = hashlib.sha256(), 0, b"\n"
+    with _opened(path) as stream:
+        while block := _guarded(path, lambda: stream.read(BLOCK)):
+            digest.update(block)
+            lines += block.count(b"\n")
+            last = block
+            if should_stop():
+                raise StoppedError
+    return FileDigest(path, digest.hexdigest(), lines + (not last.endswith(b"\n")))
+
+
+def _raw_lines(path: Path) -> Iterator[bytes | None]:
+    """Yields lines without their ends, LF or CR LF, and None for one that is far too long."""
+    first = True
+    with _opened(path) as stream:
+        while line := _guarded(path, lambda: stream.readline(MAX_LINE)):
+            ended = line.endswith(b"\n")
+            if len(line) == MAX_LINE and not ended:
+                while (rest := _guarded(path, lambda: stream.readline(MAX_LINE))) and not rest.endswith(b"\n"):
+                    pass
+                yield None
+            else:
+                line = line.removesuffix(b"\n").removesuffix(b"\r")
+                yield line.removeprefix(BOM) if first else line
+            first = False
+
+
+def _parallel(sources: Path, references: Path) -> Iterator[SourceLine]:
+    done = object()
+    for number, (left, right) in enumerate(zip_longest(_raw_lines(sources), _raw_lines(references), fillvalue=done), 1):
+        if left is done or right is done:
+            short, long = (sources, references) if left is done else (references, sources)
+            raise OfflineError(
+                f"{short} ends after {number - 1} lines but {long} goes on: parallel files need equally many lines"
+            )
+        (source, problem), (reference, bad) = _decoded(left), _decoded(right)  # type: ignore[arg-type]
+        yield SourceLine(sources, number, source, None if bad else reference, problem)
+
+
+def _decoded(raw: bytes | None) -> tuple[str, str]:
+    """Returns a line's text and what is wrong with it, one of them empty."""
+    if raw is None:
+        return "", f"has more than {MAX_LINE:,} bytes"
+    try:
+        return raw.decode(), ""
+    except UnicodeDecodeError as error:
+        return "", f"is not valid UTF-8 at byte {error.start + 1}"
+
+
+def _count(number: int, unit: str) -> str:
+    return f"{number} {unit}{'' if number == 1 else 's'}"

@@ -1,0 +1,109 @@
+"""The command `dragoman-distill` as a process: killed, stopped and continued, and its refusals."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dragoman_server.bundle.load import shipped_bundle
+
+COMMAND = str(Path(sys.executable).with_name("dragoman-distill"))
+LETTERS = "etaoinshrdlucmfwypvbgkjqxz"
+COUNT = 600  # words
+LONGEST = 120.0  # seconds of one run
+
+
+def words() -> str:
+    """Made-up words of 3 to 12 letters, and a line that is none."""
+    made = []
+    for number in range(COUNT):
+        draw, letters = number * 2654435761 % 2**32, ""
+        for _ in range(3 + number % 10):
+            draw, letter = divmod(draw * 31 + 7, len(LETTERS))
+            letters += LETTERS[letter]
+        made.append(letters)
+    made[COUNT // 2] = "not a word 4"
+    return "\n".join(made) + "\n"
+
+
+def start(*arguments: str | Path) -> subprocess.Popen[str]:
+    command = [COMMAND, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    output, errors = process.communicate(timeout=LONGEST)
+    return process.returncode, output, errors
+
+
+def wait_for_windows(journal: Path, count: int, process: subprocess.Popen[str]) -> None:
+    """Waits until the journal has this many windows."""
+    deadline = time.monotonic() + LONGEST
+    while not journal.exists() or journal.read_bytes().count(b"\n") <= count:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def test_killed_and_stopped_runs_end_with_the_same_bytes(tmp_path: Path) -> None:
+    sources, whole, out = (tmp_path / name for name in ("words.txt", "whole.tsv", "out.tsv"))
+    sources.write_text(words())
+    teachers, options = [shipped_bundle(), shipped_bundle()], ["--beam-size", "3", "--early-stopping", "--window", "40"]
+    status, output, errors = end(start(*teachers, sources, whole, *options))
+    assert (status, output) == (0, f"{whole}\n")
+    listed = f"without 1 bad sources (listed in {whole}.bad_lines.txt)"
+    assert errors.splitlines()[-1] == f"{whole}: {COUNT - 1:,} lines from {COUNT:,}; {listed}"
+
+    journal = Path(f"{out}.journal")
+    for windows, number in ((1, signal.SIGKILL), (3, signal.SIGTERM), (7, signal.SIGKILL)):
+        process = start(*teachers, sources, out, *options)
+        wait_for_windows(journal, windows, process)
+        process.send_signal(number)
+        status, output, errors = end(process)
+        assert not out.exists()
+        assert output == ""
+        if number == signal.SIGKILL:
+            assert status == -signal.SIGKILL
+        else:
+            sentence = f"stopped; the same command goes on from what is saved beside {out}"
+            assert (status, errors.splitlines()[-1]) == (75, f"dragoman-distill: {sentence}")
+    for _ in range(2):  # the second time there is nothing to do
+        status, output, errors = end(start(*teachers, sources, out, *options))
+        assert (status, output) == (0, f"{out}\n")
+        assert out.read_bytes() == whole.read_bytes()
+        assert Path(f"{out}.bad_lines.txt").read_bytes() == Path(f"{whole}.bad_lines.txt").read_bytes()
+    assert len(whole.read_text().splitlines()) == COUNT - 1
+
+    status, _, errors = end(start(shipped_bundle(), sources, out, *options))
+    assert status == 1
+    assert errors.startswith(f"dragoman-distill: {out} was begun with the teachers g2p-en version 1 with manifest ")
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "sentence"),
+    [
+        (["{bundle}", "{out}"], 2, "expected at least one teacher, SOURCES and OUT"),
+        (["{folder}", "{words}", "{out}"], 1, "{folder} is not a bundle: it has no manifest.json"),
+        (["{bundle}", "{words}", "{out}", "--max-rows", "0"], 2, None),
+        (
+            ["{bundle}", "{empty}", "{out}"],
+            1,
+            "{out} is empty, since no line could be used; {out}.bad_lines.txt says why",
+        ),
+    ],
+)
+def test_refusals_are_one_sentence(tmp_path: Path, arguments: list[str], status: int, sentence: str | None) -> None:
+    paths = {"bundle": shipped_bundle(), "folder": tmp_path, "words": tmp_path / "words.txt", "out": tmp_path / "o.tsv"}
+    paths["empty"] = tmp_path / "empty.txt"
+    paths["words"].write_text("hello\n")
+    paths["empty"].write_text("\n")
+    code, output, errors = end(start(*(argument.format(**paths) for argument in arguments)))
+    assert (code, output) == (status, "")
+    *_, last = errors.splitlines()
+    assert "Traceback" not in errors
+    if sentence is not None:
+        assert last == f"dragoman-distill: {sentence.format(**paths)}"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman_server.bundle.load import shipped_bundle
+from tests.support.bundles import SHIPPED_G2P
 
 COMMAND = str(Path(sys.executable).with_name("dragoman-distill"))
 LETTERS = "etaoinshrdlucmfwypvbgkjqxz"
@@ -51,7 +51,7 @@ def wait_for_windows(journal: Path, count: int, process: subprocess.Popen[str]) 
 def test_killed_and_stopped_runs_end_with_the_same_bytes(tmp_path: Path) -> None:
     sources, whole, out = (tmp_path / name for name in ("words.txt", "whole.tsv", "out.tsv"))
     sources.write_text(words())
-    teachers, options = [shipped_bundle(), shipped_bundle()], ["--beam-size", "3", "--early-stopping", "--window", "40"]
+    teachers, options = [SHIPPED_G2P, SHIPPED_G2P], ["--beam-size", "3", "--early-stopping", "--window", "40"]
     status, output, errors = end(start(*teachers, sources, whole, *options))
     assert (status, output) == (0, f"{whole}\n")
     listed = f"without 1 bad sources (listed in {whole}.bad_lines.txt)"
@@ -77,7 +77,7 @@ def test_killed_and_stopped_runs_end_with_the_same_bytes(tmp_path: Path) -> None
         assert Path(f"{out}.bad_lines.txt").read_bytes() == Path(f"{whole}.bad_lines.txt").read_bytes()
     assert len(whole.read_text().splitlines()) == COUNT - 1
 
-    status, _, errors = end(start(shipped_bundle(), sources, out, *options))
+    status, _, errors = end(start(SHIPPED_G2P, sources, out, *options))
     assert status == 1
     assert errors.startswith(f"dragoman-distill: {out} was begun with the teachers g2p-en version 1 with manifest ")
     assert errors.count("\n") == 1
@@ -97,7 +97,7 @@ def test_killed_and_stopped_runs_end_with_the_same_bytes(tmp_path: Path) -> None
     ],
 )
 def test_refusals_are_one_sentence(tmp_path: Path, arguments: list[str], status: int, sentence: str | None) -> None:
-    paths = {"bundle": shipped_bundle(), "folder": tmp_path, "words": tmp_path / "words.txt", "out": tmp_path / "o.tsv"}
+    paths = {"bundle": SHIPPED_G2P, "folder": tmp_path, "words": tmp_path / "words.txt", "out": tmp_path / "o.tsv"}
     paths["empty"] = tmp_path / "empty.txt"
     paths["words"].write_text("hello\n")
     paths["empty"].write_text("\n")

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from dragoman_server.bundle.load import shipped_bundle
 from dragoman_server.config import ServerConfig
 from dragoman_server.core.requests import FinishReason, HypothesisResult
 from dragoman_server.distill.choose import Candidate, candidate, closeness, merge
@@ -17,14 +16,14 @@ from dragoman_server.distill.run import Counts, distill
 from dragoman_server.distill.teacher import SearchWishes
 from dragoman_server.offline.errors import OfflineError, StoppedError
 from dragoman_training.data.corpus import BadLines, read_pairs
-from tests.support.bundles import altered_copy, edit_manifest
+from tests.support.bundles import SHIPPED_G2P, altered_copy, edit_manifest
 
 WORDS = "transformer speech dragoman interpreter corpus wednesday the colonel queue a".split()
 EOS, LENGTH = FinishReason.EOS, FinishReason.LENGTH
 
 
 def run(
-    folder: Path, sources: str | bytes, teachers: Sequence[Path] = (shipped_bundle(),), **options: Any
+    folder: Path, sources: str | bytes, teachers: Sequence[Path] = (SHIPPED_G2P,), **options: Any
 ) -> tuple[list[list[str]], Counts, list[str]]:
     """Distills, and returns the lines of the output by columns, the counts, and the listed lines."""
     given = folder / options.pop("name", "sources.txt")
@@ -120,11 +119,11 @@ def test_several_teachers_choose_by_the_mean_of_their_scores(tmp_path: Path) -> 
     """The same teacher twice chooses what it alone does; one that writes other letters finds nothing to score."""
     text = "\n".join(WORDS)
     alone, *_ = run(tmp_path, text)
-    twice, counts, _ = run(tmp_path, text, [shipped_bundle()] * 2, search=SearchWishes(5))
+    twice, counts, _ = run(tmp_path, text, [SHIPPED_G2P] * 2, search=SearchWishes(5))
     assert twice == alone
     assert counts == Counts(10, 10)
-    other = altered_copy(shipped_bundle(), tmp_path / "other", _rename_targets)
-    lines, counts, listed = run(tmp_path, text, [shipped_bundle(), other], search=SearchWishes(2))
+    other = altered_copy(SHIPPED_G2P, tmp_path / "other", _rename_targets)
+    lines, counts, listed = run(tmp_path, text, [SHIPPED_G2P, other], search=SearchWishes(2))
     assert all({"T", "N", "AH"}.isdisjoint(target.split()) for _, target in lines)
     assert counts.left_out == {"no answer can be scored by every teacher": len(listed)}
     assert len(listed) == len(WORDS) - len(lines) > 0
@@ -144,9 +143,7 @@ def test_languages_are_those_of_the_teacher(tmp_path: Path) -> None:
         "text": {"after": [3], "languages": {"en": {"target": 5}, "de": {"target": 6}}, "forces_language": True},
         "format_version": 4,
     }
-    bundle = altered_copy(
-        shipped_bundle(), tmp_path / "forced", edit_manifest(lambda document: document.update(forced))
-    )
+    bundle = altered_copy(SHIPPED_G2P, tmp_path / "forced", edit_manifest(lambda document: document.update(forced)))
     with pytest.raises(OfflineError, match=r"--target-language is missing: the model needs a target language, one of"):
         run(tmp_path, "speech", [bundle])
     lines, *_ = run(tmp_path, "speech", [bundle], target_language="de")
@@ -157,7 +154,7 @@ def test_languages_are_those_of_the_teacher(tmp_path: Path) -> None:
 def test_a_stopped_run_goes_on(tmp_path: Path) -> None:
     whole, *_ = run(tmp_path, "\n".join(WORDS))
     out = tmp_path / "stopped.tsv"
-    options = DistillOptions([shipped_bundle()], tmp_path / "sources.txt", out, window=2)
+    options = DistillOptions([SHIPPED_G2P], tmp_path / "sources.txt", out, window=2)
     asked = 0
 
     def should_stop() -> bool:

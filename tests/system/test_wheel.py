@@ -65,5 +65,8 @@ def test_client_imports_nothing_of_the_server(installed: Path) -> None:
 
 
 def test_installed_server_finds_its_bundle(installed: Path) -> None:
-    code = "from dragoman_server.bundle.load import load_bundle, shipped_bundle; print(load_bundle(SHIPPED_G2P).path)"
-    assert Path(run_installed(installed, code)) == installed / "dragoman_server" / "bundles" / "g2p-en"
+    code = (
+        "from dragoman_server.bundle.load import load_bundle; from dragoman_server.models.repository import "
+        "SHIPPED_MODELS; print(load_bundle(SHIPPED_MODELS / 'g2p-en' / '1').path)"
+    )
+    assert Path(run_installed(installed, code)) == installed / "dragoman_server" / "bundles" / "g2p-en" / "1"

@@ -142,7 +142,9 @@ def test_find_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_recipe(Path("tiny.yaml")) == TINY
     (tmp_path / "tiny.yaml").touch()
     assert find_recipe(Path("tiny.yaml")) == Path("tiny.yaml")
-    with pytest.raises(RecipeError, match=r"other: no such recipe; .*g2p-en, g2p-en-quick, tatoeba-de-en, tiny"):
+    with pytest.raises(
+        RecipeError, match=r"other: no such recipe; .*g2p-en-quick, multi30k-en-de, tatoeba-de-en, tiny"
+    ):
         find_recipe(Path("other"))
 
 

@@ -1,0 +1,1 @@
+"""What a translation model does with texts that its corpus lacks: numbers, emoji, other scripts, line breaks."""

@@ -1,0 +1,1 @@
+"""Quality over speed of several models that do the same task."""

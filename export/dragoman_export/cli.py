@@ -163,6 +163,14 @@ def export(
             "commit if --revision names one.",
         ),
     ] = False,
+    to_run: Annotated[
+        bool,
+        typer.Option(
+            "--to-run",
+            help="The way back: make a run of a bundle, to train on from its weights. `dragoman-export --to-run BUNDLE "
+            "RUN`, then `dragoman-train RECIPE --init-from RUN`.",
+        ),
+    ] = False,
     device: Annotated[
         Literal["auto", "cpu", "cuda"], typer.Option(help="Device to check the graphs on; auto: a GPU if one works.")
     ] = "auto",
@@ -176,6 +184,11 @@ def export(
     imported = _import_options(
         models, ImportOptions("transformers", "", tokenizer or [], revision, ignore or [], sources)
     )
+    if to_run:
+        if imported is not None or check is not None or run is None or bundle is None:
+            raise typer.BadParameter("--to-run needs a bundle and the run to make of it: --to-run BUNDLE RUN")
+        _make_run(run, bundle)
+        return
     if imported is not None:
         if bundle is not None or against is not None:
             raise typer.BadParameter(f"--from-{imported.program} takes the place of RUN; pass no run beside it")
@@ -254,6 +267,20 @@ def export(
             print_report(error.report, console)
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
+
+
+def _make_run(bundle: Path, run: Path) -> None:
+    try:  # imported here for the reason below
+        from dragoman_export.to_run import write_run
+    except ModuleNotFoundError as error:
+        print(f"error: {missing_extra(error, 'export')}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    try:
+        write_run(bundle, run, _until_terminated(Console(highlight=False), timed=False))
+    except ExportError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    print(run)
 
 
 def _import_options(models: Mapping[Program, str | None], options: ImportOptions) -> ImportOptions | None:

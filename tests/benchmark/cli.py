@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from dragoman.local import ServerStartError
+from dragoman_export.bundle.weights import UnreadableGraphError, load_model
 from dragoman_export.errors import ExportError
 from dragoman_server.bundle.load import Bundle, BundleError, load_bundle
 from tests.benchmark import results
@@ -19,7 +20,6 @@ from tests.benchmark.random_bundle import BASE, BUILD, VOCABULARY, random_bundle
 from tests.benchmark.serving import measure
 from tests.benchmark.turns import Effort
 from tests.benchmark.workload import Workload, random_symbols, real_words
-from tests.support.bundle_weights import UnreadableGraphError, load_model
 from tests.support.bundles import SHIPPED_FP32, SHIPPED_G2P
 from tests.support.ctranslate2_model import convert
 

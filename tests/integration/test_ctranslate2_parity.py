@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from dragoman_export.bundle.weights import fill_model, load_model, read_weights
 from dragoman_export.graphs import DecoderStep, SourceEncoder, fold_model
 from dragoman_export.graphs.interface import decoder_interface, encoder_interface
 from dragoman_export.graphs.trace import trace
@@ -14,7 +15,6 @@ from dragoman_server.bundle.manifest import Shape
 from dragoman_training.evaluation.greedy import greedy
 from dragoman_training.model import ModelConfig, Transformer
 from tests.benchmark.translator import CTranslate2
-from tests.support.bundle_weights import fill_model, load_model, read_weights
 from tests.support.bundles import SHIPPED_FP32, SHIPPED_G2P
 from tests.support.ctranslate2_model import convert
 from tests.support.onnx_models import complete

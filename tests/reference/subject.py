@@ -9,11 +9,11 @@ import torch
 from dragoman_server.core.search_options import SearchOptions
 from dragoman_training.data.tokenizers import BEGIN_ID, END_ID, PAD_ID
 from dragoman_training.model import ModelConfig, Transformer
+from dragoman_training.model.parts import decoder_layers, last_norm
 from dragoman_training.run.checkpoint import save_state
 from dragoman_training.run.load import Run, load_run
 from tests.reference.decoding import Decoded, decode
 from tests.reference.model import Forward, ReferenceModel
-from tests.support.model_parts import decoder_layers, last_norm
 from tests.support.random_model import write_run
 
 MAX_SOURCE, MAX_TARGET = 9, 16

@@ -23,7 +23,7 @@ from dragoman_export.original import Original, Vocabulary
 from dragoman_server.bundle.manifest import Generation, Limits, SpecialTokens, Text
 from dragoman_training.model import ModelConfig, Transformer
 from dragoman_training.model.attention import MultiHeadAttention
-from tests.support.model_parts import decoder_layers, encoder_layers, norms
+from dragoman_training.model.parts import decoder_layers, encoder_layers, norms
 
 REQUIREMENT = "annalog==1.0.6"
 SHA256 = "49cf13abf67b5cfed1b8b9071bfebe357964583ea1e22d6ed17a1310deaf54d8"

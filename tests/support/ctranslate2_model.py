@@ -17,8 +17,8 @@ from dragoman_training.model import Transformer
 from dragoman_training.model.attention import MultiHeadAttention
 from dragoman_training.model.feed_forward import FeedForward
 from dragoman_training.model.layers import DecoderLayer, EncoderLayer
+from dragoman_training.model.parts import decoder_layers, encoder_layers, last_norm, norms, position_table
 from dragoman_training.model.positions import Embedding
-from tests.support.model_parts import decoder_layers, encoder_layers, last_norm, norms, position_table
 
 ACTIVATIONS = {
     "relu": common_spec.Activation.RELU,

@@ -15,6 +15,7 @@ import torch
 from tokenizers import Tokenizer
 
 from dragoman import Client, Result
+from dragoman_export.bundle.weights import load_model
 from dragoman_server.bundle.load import Bundle, load_bundle
 from dragoman_server.core.search_options import SearchOptions
 from dragoman_training.data.batches import pad
@@ -22,7 +23,6 @@ from dragoman_training.model import Transformer
 from tests.reference.decoding import decode
 from tests.reference.model import ReferenceModel
 from tests.support import ctranslate2_model, transformers_model
-from tests.support.bundle_weights import load_model
 from tests.support.bundles import SHIPPED_FP32
 
 ROOT = Path(__file__).resolve().parents[2]

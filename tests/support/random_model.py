@@ -14,9 +14,9 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 from dragoman_training.data.tokenizers import END, END_ID, PAD_ID, SPECIAL_TOKENS, UNKNOWN
 from dragoman_training.files import SOURCE_TOKENIZER, TARGET_TOKENIZER
 from dragoman_training.model import ModelConfig, Transformer
+from dragoman_training.model.parts import last_norm
 from dragoman_training.recipe import Recipe, save_recipe
 from dragoman_training.run.checkpoint import save_state
-from tests.support.model_parts import last_norm
 
 VOCABULARY = 40
 SMALL: dict[str, Any] = {

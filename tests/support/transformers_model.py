@@ -21,7 +21,7 @@ from dragoman_server.bundle.manifest import SpecialTokens
 from dragoman_training.model import Transformer
 from dragoman_training.model.attention import MultiHeadAttention
 from dragoman_training.model.layers import DecoderLayer, EncoderLayer
-from tests.support.model_parts import decoder_layers, encoder_layers, norms, position_table
+from dragoman_training.model.parts import decoder_layers, encoder_layers, norms, position_table
 
 MBART_OFFSET = 2  # rows of mBART's position table before the first position
 

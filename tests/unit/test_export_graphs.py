@@ -26,8 +26,8 @@ from dragoman_export.graphs.two_pass_top_k import SMALLEST, block_width, padded_
 from dragoman_export.run_data import TOKENS
 from dragoman_server.bundle.manifest import Attention, Precision, Shape
 from dragoman_training.model import ModelConfig, Transformer
+from dragoman_training.model.parts import position_table
 from dragoman_training.run.load import Run, load_run
-from tests.support.model_parts import position_table
 from tests.support.onnx_models import complete
 from tests.support.random_model import small_run
 

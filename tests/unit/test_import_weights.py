@@ -12,7 +12,7 @@ from transformers.models.auto import AutoConfig, AutoModelForSeq2SeqLM
 from dragoman_export.errors import ExportError
 from dragoman_export.huggingface.model import read_config, read_model
 from dragoman_training.model import Transformer
-from tests.support.model_parts import position_table
+from dragoman_training.model.parts import position_table
 
 torch.set_num_threads(1)
 

@@ -102,10 +102,6 @@ def test_another_model_is_refused_by_name(overrides: list[str], sentence: str, f
     [
         (None, "no run here (recipe.yaml is missing); expected a directory of dragoman-train"),
         ("manifest.json", "this is a bundle; `dragoman-export --to-run {} RUN` makes a run of it"),
-        (
-            "config.json",
-            "this is a model of transformers; `dragoman-export --to-run --from-transformers {} RUN` makes a run of it",
-        ),
     ],
 )
 def test_what_is_not_a_run_is_refused(file: str | None, sentence: str, tmp_path: Path) -> None:

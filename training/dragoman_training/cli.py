@@ -58,7 +58,7 @@ def run(
         typer.Option(
             metavar="RUN",
             help="Start from the weights and tokenizers of another run, to train on with other data; "
-            "`dragoman-export --to-run` makes a run of a bundle or of a published model.",
+            "`dragoman-export --to-run BUNDLE RUN` makes a run of a bundle.",
         ),
     ] = None,
     device: Annotated[Device, typer.Option(help="auto uses CUDA if available.")] = Device.auto,

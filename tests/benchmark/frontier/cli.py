@@ -11,6 +11,7 @@ matplotlib.use("Agg")  # a file, never a window
 from matplotlib import pyplot as plt
 
 from dragoman.local import ServerStartError
+from dragoman_export.bundle.weights import UnreadableGraphError
 from dragoman_server.bundle.load import BundleError, load_bundle
 from tests.benchmark import results
 from tests.benchmark.actor import ActorError
@@ -19,7 +20,6 @@ from tests.benchmark.machine import describe
 from tests.benchmark.random_bundle import BUILD
 from tests.benchmark.tables import measured_on, table
 from tests.benchmark.turns import Effort
-from tests.support.bundle_weights import UnreadableGraphError
 
 SYSTEMS = {"dragoman": "o", "ctranslate2": "x"}
 

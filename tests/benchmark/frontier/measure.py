@@ -9,12 +9,12 @@ from pydantic import BaseModel
 from sacrebleu.metrics.bleu import BLEU
 
 from dragoman.local import LocalServer
+from dragoman_export.bundle.weights import load_model
 from dragoman_server.bundle.load import Bundle
 from tests.benchmark.serving import served_answers, served_contenders
 from tests.benchmark.translators import Translators
 from tests.benchmark.turns import Effort, Notify, take_turns
 from tests.benchmark.workload import encoded
-from tests.support.bundle_weights import load_model
 from tests.support.ctranslate2_model import convert
 
 LOADS = (1, 64)

@@ -15,9 +15,9 @@ from dragoman_server.bundle.load import Bundle
 from dragoman_server.runtime.device import Device, first_line
 from dragoman_training.model import Transformer
 from dragoman_training.model.attention import MultiHeadAttention
+from dragoman_training.model.parts import decoder_layers
 from tests.benchmark.gpu.steps import Load, median_seconds
 from tests.support.ctranslate2_model import convert
-from tests.support.model_parts import decoder_layers
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from dragoman.local import LOOPBACK, LocalServer, ServerStartError
+from dragoman_export.bundle.weights import UnreadableGraphError, load_model
 from dragoman_export.errors import ExportError
 from dragoman_server.bundle.load import Bundle, BundleError
 from dragoman_server.machine import usable_cpus
@@ -27,7 +28,6 @@ from tests.benchmark.servers.translation import SOURCE_TOKENIZER, TARGET_TOKENIZ
 from tests.benchmark.servers.triton import MODEL, Triton, TritonSetupError
 from tests.benchmark.serving import describe_model
 from tests.benchmark.translators import COMPUTE_TYPES, KERNELS, Translators, thread_settings
-from tests.support.bundle_weights import UnreadableGraphError, load_model
 from tests.support.ctranslate2_model import convert
 from tests.support.load import Sample, percentile
 

@@ -94,14 +94,9 @@ def write_start(start: Start, run: Path) -> None:
 
 
 def _load(path: Path) -> Run:
-    if not (path / RECIPE_FILE).exists():
-        for file, what, option in (
-            ("manifest.json", "a bundle", ""),
-            ("config.json", "a model of transformers", "--from-transformers "),
-        ):
-            if (path / file).exists():
-                command = f"dragoman-export --to-run {option}{path} RUN"
-                raise TrainingError(f"--init-from {path}: this is {what}; `{command}` makes a run of it")
+    if not (path / RECIPE_FILE).exists() and (path / "manifest.json").exists():
+        command = f"dragoman-export --to-run {path} RUN"
+        raise TrainingError(f"--init-from {path}: this is a bundle; `{command}` makes a run of it")
     try:
         return load_run(path)
     except TrainingError as error:

@@ -1,4 +1,4 @@
-"""Restores the PyTorch model from a bundle's graphs, so that CTranslate2 gets exactly the weights that are served.
+"""Restores the PyTorch model from a bundle's graphs, with exactly the weights that are served.
 
 Weights of an int8 bundle are dequantized. Bundles with blockwise integers are not supported.
 
@@ -24,10 +24,23 @@ from dragoman_server.bundle.load import Bundle
 from dragoman_training.data.tokenizers import NEVER_GENERATED
 from dragoman_training.model import ModelConfig, Transformer
 from dragoman_training.model.layers import DecoderLayer, EncoderLayer
-from tests.support.model_parts import decoder_layers, encoder_layers, last_norm, norms, position_table
+from dragoman_training.model.parts import decoder_layers, encoder_layers, last_norm, norms, position_table
 
 Array = NDArray[np.float32]
 INTEGERS, ROW_SCALES = ".int8", ".scale.column"  # suffixes of the names of a quantized table's parts
+
+
+# Values of the architecture that the folding of exports is undone for.
+_READABLE: dict[str, tuple[Any, ...]] = {
+    "bias": (True,),
+    "scaled_attention": (True,),
+    "norm_kind": ("layer",),
+    "positions": ("sinusoidal", "sinusoidal_halves", "sinusoidal_fairseq", "learned"),
+    "embedding_scale": (True,),
+    "embedding_norm": ("none",),
+    "decoder_embedding_norm": (None, "none"),
+    "output_scale": (False,),
+}
 
 
 class UnreadableGraphError(Exception):
@@ -55,7 +68,8 @@ def load_model(bundle: Bundle) -> Transformer:
     """Returns the model that a bundle was exported from, in evaluation mode.
 
     Raises:
-        UnreadableGraphError: The manifest does not describe the model, or the graphs do not match it.
+        UnreadableGraphError: The manifest does not describe the model, the graphs do not match it, or the architecture
+            is one whose weights are folded in ways that are not undone here.
     """
     document: Any = bundle.manifest.training
     try:
@@ -64,6 +78,12 @@ def load_model(bundle: Bundle) -> Transformer:
         raise UnreadableGraphError(
             f"{bundle.path}: the manifest's training.recipe.model is no model: {error}"
         ) from None
+    for key, values in _READABLE.items():
+        if getattr(config, key) not in values:
+            expected = " or ".join(map(str, values))
+            raise UnreadableGraphError(
+                f"{bundle.path}: model.{key} is {getattr(config, key)}; only with {expected} can weights be read back"
+            )
     shape = bundle.manifest.shape
     model = Transformer(config, shape.source_vocabulary, shape.target_vocabulary, bundle.manifest.tokens.pad).eval()
     encoder, decoder = (read_weights(onnx.load(path).graph) for path in (bundle.encoder, bundle.decoder))
@@ -88,7 +108,7 @@ def fill_model(model: Transformer, encoder: GraphWeights, decoder: GraphWeights)
     """
     scale = sqrt(model.config.d_model)
     linears, gains = iter(encoder.linears), iter(encoder.norms)
-    _copy(model.encoder.embedding.tokens.weight, encoder.tables["source_ids"] / scale)
+    _copy_rows(model.encoder.embedding.tokens.weight, encoder.tables["source_ids"] / scale)
     for layer in encoder_layers(model):
         _fill_layer(layer, linears, gains)
     if isinstance(model.encoder.norm, nn.LayerNorm):
@@ -96,13 +116,13 @@ def fill_model(model: Transformer, encoder: GraphWeights, decoder: GraphWeights)
     _fill_memory(linears, [layer.cross_attention.key_value for layer in decoder_layers(model)])
 
     linears, gains = iter(decoder.linears), iter(decoder.norms)
-    _copy(model.decoder.embedding.tokens.weight, decoder.tables["token_ids"] / scale)
+    _copy_rows(model.decoder.embedding.tokens.weight, decoder.tables["token_ids"] / scale)
     for decoder_layer in decoder_layers(model):
         _fill_layer(decoder_layer, linears, gains)
     if isinstance(model.decoder.norm, nn.LayerNorm):
         _fill_norm(model.decoder.norm, gains)
-    if model.config.share_embeddings == "none":
-        _copy(model.decoder.projection.weight, next(linears)[0])
+    if model.config.share_embeddings in ("none", "inputs"):
+        _copy_rows(model.decoder.projection.weight, next(linears)[0])
     else:
         for parameter in last_norm(model).parameters():
             parameter.mul_(scale)
@@ -110,12 +130,12 @@ def fill_model(model: Transformer, encoder: GraphWeights, decoder: GraphWeights)
         _copy(position_table(model.encoder.embedding), encoder.tables[""])
         _copy(position_table(model.decoder.embedding), decoder.tables["positions"])
     if decoder.scaled:
-        queries = [layer.self_attention.query for layer in encoder_layers(model)]
+        attentions = [layer.self_attention for layer in encoder_layers(model)]
         for decoder_layer in decoder_layers(model):
-            queries += [decoder_layer.self_attention.query, decoder_layer.cross_attention.query]
-        for query in queries:
+            attentions += [decoder_layer.self_attention, decoder_layer.cross_attention]
+        for query, heads in ((attention.query, attention.heads) for attention in attentions):
             for parameter in query.parameters():
-                parameter.mul_(sqrt(model.config.d_model // model.config.heads))
+                parameter.mul_(sqrt(query.out_features // heads))
 
 
 def _fill_layer(
@@ -163,6 +183,11 @@ def _fill_norm(norm: nn.LayerNorm, source: Iterator[tuple[Array, Array]]) -> Non
     gain, bias = next(source)
     _copy(norm.weight, gain)
     _copy(norm.bias, bias)
+
+
+def _copy_rows(table: Tensor, values: Array) -> None:
+    """Fills a table, without the rows that pad it for tokens that do not exist."""
+    _copy(table, values[: len(table)])
 
 
 def _copy(parameter: Tensor, values: Array) -> None:

@@ -1,0 +1,110 @@
+"""Makes a training run of a bundle, to train on from its weights: the way back of an export."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from dragoman_export.bundle.weights import UnreadableGraphError, load_model
+from dragoman_export.checks.parity import Circumstances, check_bundle
+from dragoman_export.errors import ExportError
+from dragoman_server.bundle.load import Bundle, BundleError, load_bundle
+from dragoman_server.bundle.manifest import MANIFEST_FILE
+from dragoman_server.runtime.device import CPU
+from dragoman_training.files import (
+    DATA_FILE,
+    MODEL_FILE,
+    RECIPE_FILE,
+    REPORT_FILE,
+    SOURCE_TOKENIZER,
+    TARGET_TOKENIZER,
+    write_text,
+)
+from dragoman_training.recipe import Recipe, save_recipe
+from dragoman_training.run.checkpoint import save_state
+
+READABLE = ("fp32", "int8")  # precisions whose weights can be read back
+# Sections of the recipe that describe the model; the rest is what a new run has of its own.
+_KEPT = ("seed", "tokenizers", "model", "training")
+
+
+def write_run(bundle: Path, run: Path, say: Callable[[str], None]) -> None:
+    """Writes a finished run with model, tokenizers and recipe of a bundle that was exported from a run.
+
+    Weights of an int8 bundle are those that it computes with. The data of the run is not in a bundle.
+
+    Args:
+        bundle: Directory of the bundle.
+        run: Directory to make; it appears only when the weights have been compared with the graphs.
+        say: Prints a line for the user.
+
+    Raises:
+        ExportError: The bundle cannot be read, is not made from a run, or has weights that cannot be read back; or
+            the directory exists.
+    """
+    if run.exists():
+        raise ExportError(f"{run} already exists; choose another place for the run")
+    try:
+        loaded = load_bundle(bundle)
+    except BundleError as error:
+        raise ExportError(str(error)) from error
+    recipe = _recipe(loaded)
+    say("reading the weights from the graphs")
+    try:
+        model = load_model(loaded)
+        manifest = loaded.manifest
+        say("comparing them with the graphs")
+        report = check_bundle(loaded, model, manifest.examples, CPU, Circumstances(say=say))
+    except UnreadableGraphError as error:
+        raise ExportError(str(error)) from error
+    if report.failures:
+        raise ExportError(f"{bundle}: the weights that were read from the graphs differ: {report.failures[0]}")
+    try:
+        run.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{run.name}.", dir=run.parent) as scratch:
+            folder = Path(scratch) / "run"
+            folder.mkdir()
+            tokenizers = (
+                (manifest.tokenizers.source, SOURCE_TOKENIZER),
+                (manifest.tokenizers.target, TARGET_TOKENIZER),
+            )
+            for name, copy in tokenizers:
+                shutil.copyfile(loaded.path / name, folder / copy)
+            save_recipe(recipe, folder / RECIPE_FILE)
+            _write_json(folder / DATA_FILE, {"unseen_source_tokens": manifest.unseen_source_tokens})
+            _write_json(folder / REPORT_FILE, manifest.training.get("report", {}))
+            steps = manifest.training.get("steps_averaged", [])
+            save_state(folder / MODEL_FILE, {"model": model.state_dict(), "steps": steps})
+            folder.rename(run)
+    except OSError as error:
+        raise ExportError(f"{run} can't be written: {error.strerror or error}") from error
+
+
+def _recipe(bundle: Bundle) -> Recipe:
+    """Returns the recipe in a manifest, with file names instead of paths."""
+    manifest, place = bundle.manifest, bundle.path / MANIFEST_FILE
+    if manifest.text is not None or "recipe" not in manifest.training:
+        raise ExportError(f"{place}: this model was not trained by dragoman-train; expected a bundle of a run")
+    if manifest.precision not in READABLE:
+        raise ExportError(
+            f"{place}: weights in {manifest.precision} can't be read back; expected a bundle in {' or '.join(READABLE)}"
+        )
+    document: dict[str, Any] = manifest.training["recipe"]
+    files = [{"source": f[0], "target": f[1]} if isinstance(f, list) else f for f in document["data"]["train"]]
+    kept = {key: document[key] for key in _KEPT if key in document}
+    # Neither was there a dev set for the run to come, nor do its averages matter.
+    kept["training"] = {**kept["training"], "patience": None, "average_best": 0, "average_last": 1}
+    try:
+        return Recipe.model_validate({**kept, "data": {"train": files}})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(map(str, first["loc"]))
+        raise ExportError(f"{place}: training.recipe is not a recipe of this version ({key}: {first['msg']})") from None
+
+
+def _write_json(path: Path, document: dict[str, Any]) -> None:
+    write_text(path, json.dumps(document, indent=2) + "\n")

@@ -1,7 +1,7 @@
 """Builds a bundle in a working directory: traces the graphs, quantizes them, checks parity and measures quality."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,14 @@ from dragoman_export.precision.calibration import calibration_feeds
 from dragoman_export.precision.quality_loss import check_judgeable, compare
 from dragoman_export.precision.quantization_search import QuantizationTask, QuantizedBundle, quantize_within_limit
 from dragoman_export.run_data import spread
+from dragoman_export.shortlist.measure import ShortlistTask, add_shortlist
+from dragoman_export.shortlist.pairs import shortlist_pairs
 from dragoman_server.bundle.load import Bundle, load_bundle
 from dragoman_server.bundle.manifest import INTEGERS, Integers, Precision
 from dragoman_server.runtime.device import CPU, Device, DeviceError, choose_device
 
 EXAMPLES = 6
+HALVES: tuple[Precision, ...] = ("fp16", "bf16")  # for GPUs, where a shortlist gains nothing
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,8 @@ def _build_quantized(work: BuildInput, precision: Integers) -> tuple[Bundle, Par
         key: exact_report.document[key] for key in ("reference", "tolerance", "largest_difference", "scorer", "choices")
     }
     loss = {"data": data.name} | loss | {"wider": quantized.wider}
-    bundle = _finish(work, quantized.bundle, (quantized.bundle, CPU), report, loss, {data.name: quantized.decoded})
+    measured = {data.name: quantized.decoded}
+    bundle = _finish(work, quantized.bundle, (quantized.bundle, CPU), report, loss, measured, exact)
     return bundle, report
 
 
@@ -185,15 +189,33 @@ def _finish(
     report: ParityReport,
     loss: dict[str, Any],
     decoded: dict[str, DecodedSet],
+    exact: Bundle | None = None,
 ) -> Bundle:
-    """Measures the quality on sets that are not decoded yet, and writes all results into the manifest."""
+    """Measures the quality on sets that are not decoded yet, writes all results into the manifest, adds a shortlist."""
     if work.sets:
         work.say("measuring their quality")
+    decoded |= {data.name: data.decode(*runnable_bundle) for data in work.sets if data.name not in decoded}
     quality = {
         f"{data.name} {NAMES[metric]}": round(value, 3)
         for data in work.sets
-        for metric, value in (decoded.get(data.name) or data.decode(*runnable_bundle)).scores.items()
+        for metric, value in decoded[data.name].scores.items()
     }
     update = {"parity": report.document, "quality": quality, "loss": loss}
     write_manifest(bundle.manifest.model_copy(update=update), bundle.path)
-    return load_bundle(bundle.path)
+    bundle = load_bundle(bundle.path)
+    return bundle if bundle.manifest.precision in HALVES else _with_shortlist(work, bundle, exact, decoded)
+
+
+def _with_shortlist(
+    work: BuildInput, bundle: Bundle, exact: Bundle | None, decoded: Mapping[str, DecodedSet]
+) -> Bundle:
+    """Adds a lexical shortlist if there is to be one."""
+    vocabulary = bundle.manifest.shape.target_vocabulary
+    pairs = shortlist_pairs(work.original, work.options, vocabulary, work.say)
+    if pairs is None:
+        return bundle
+    data = work.comparison_set(exact or bundle)
+    if pairs.held_out and not work.original.data:
+        data = PairSet("held-out pairs", pairs.held_out, work.original.metrics or ["bleu"])
+    before = decoded.get(data.name) or data.decode(bundle, CPU)
+    return add_shortlist(ShortlistTask(bundle, pairs.aligned, data, before, work.say))

@@ -124,6 +124,22 @@ def export(
             "auto measures which is faster on this machine, with the run's data."
         ),
     ] = "auto",
+    shortlist: Annotated[
+        bool,
+        typer.Option(
+            "--shortlist/--no-shortlist",
+            help="Add a lexical shortlist if the model has a large vocabulary: the target tokens that are likely for a "
+            "source. The server uses it by default if it costs no quality and makes steps faster.",
+        ),
+    ] = True,
+    shortlist_from: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PAIRS",
+            help="Make the shortlist from this file of source<TAB>target, and for a small vocabulary too.",
+            show_default="the training pairs of RUN",
+        ),
+    ] = None,
     check_samples: Annotated[
         int,
         typer.Option(
@@ -206,6 +222,10 @@ def export(
         raise typer.BadParameter("--cache int8 needs --precision int8 and --attention ort")
     if against is not None and check is None:
         raise typer.BadParameter("--run needs --check")
+    if shortlist_from is not None and (not shortlist or check is not None):
+        raise typer.BadParameter("--shortlist-from excludes --no-shortlist and --check")
+    if shortlist_from is not None and precision in ("fp16", "bf16"):
+        raise typer.BadParameter(f"--shortlist-from needs a precision for CPUs, and --precision is {precision}")
     if if_needed and (imported is None or check is not None):
         raise typer.BadParameter("--if-needed needs an import, such as --from-transformers, and no --check")
     if if_needed and imported is not None and bundle is not None:
@@ -217,7 +237,7 @@ def export(
             print(f"error: {error}", file=sys.stderr)
             raise typer.Exit(1) from None
     try:  # imported here because PyTorch takes seconds, and `--help` should not
-        from dragoman_export.checks.report import CheckFailedError, print_loss, print_report
+        from dragoman_export.checks.report import CheckFailedError, print_loss, print_report, print_shortlist
         from dragoman_export.export import check as check_again
         from dragoman_export.export import export_import, export_run
     except ModuleNotFoundError as error:
@@ -248,6 +268,8 @@ def export(
             overwrite=overwrite,
             device=device,
             check_samples=check_samples,
+            shortlist=shortlist,
+            shortlist_from=shortlist_from,
         )
         if imported is None:
             manifest, report = export_run(run, bundle, options, say)
@@ -255,6 +277,7 @@ def export(
             manifest, report = export_import(imported, bundle, options, say)
         print_report(report, console)
         print_loss(manifest.loss, console)
+        print_shortlist(manifest.shortlist, console)
         for metric, value in manifest.quality.items():
             console.print(f"{metric}: {value:g}")
         size = sum(file.bytes for file in manifest.files.values())

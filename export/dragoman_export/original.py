@@ -1,6 +1,6 @@
 """The model that a bundle is made from, trained here or imported."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,8 @@ class Original:
         data: Pairs to measure quality on, by name of the data set.
         longest: More pairs, possibly longer, to calibrate integers with.
         metrics: Metrics of quality.
+        training_pairs: Reads the pairs that the model was trained on, none of which is in `data`; None if there are
+            none. Raises ExportError if they cannot be read.
         unseen_source_tokens: Source ids that the training data lacks.
         provenance: What the manifest keeps under `training`.
         text, generation, origin: Of an imported model, as in the manifest.
@@ -58,6 +60,7 @@ class Original:
     data: Mapping[str, Sequence[Pair]] = field(default_factory=dict)
     longest: Sequence[Pair] = ()
     metrics: Sequence[Metric] = ()
+    training_pairs: Callable[[], Sequence[Pair]] | None = None
     unseen_source_tokens: Sequence[int] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
     text: Text | None = None

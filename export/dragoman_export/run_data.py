@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -13,7 +14,7 @@ from dragoman_server.messages.blank_text import is_blank
 from dragoman_training.data.corpus import BadLines, read_pairs
 from dragoman_training.data.encode import Tokenizers, encode_pairs
 from dragoman_training.data.pairs import Pair, distinct_sources, read_pairs_file
-from dragoman_training.data.prepare import pairs_digest
+from dragoman_training.data.prepare import pairs_digest, read_splits
 from dragoman_training.data.tokenizers import BEGIN_ID, END_ID, PAD_ID, UNKNOWN_ID
 from dragoman_training.errors import DataError, TrainingError
 from dragoman_training.files import DATA_FILE, DEV_FILE, LONGEST_FILE
@@ -50,6 +51,7 @@ def read_run(path: Path, say: Callable[[str], None]) -> Original:
         data=data,
         longest=longest_training_pairs(run),
         metrics=run.recipe.evaluation.metrics,
+        training_pairs=partial(training_pairs, run),
         unseen_source_tokens=run.unseen_source_tokens,
         provenance=run.provenance | {"files": _data_files(run)},
     )
@@ -94,6 +96,18 @@ def longest_training_pairs(run: Run) -> list[Pair]:
     path = run.path / LONGEST_FILE
     try:
         return read_pairs_file(path) if path.exists() else []
+    except DataError as error:
+        raise ExportError(str(error)) from error
+
+
+def training_pairs(run: Run) -> list[Pair]:
+    """Returns the pairs that the run was trained on.
+
+    Raises:
+        ExportError: The user's files have moved or cannot be read.
+    """
+    try:
+        return read_splits(run.recipe, BadLines("skip")).train
     except DataError as error:
         raise ExportError(str(error)) from error
 

@@ -114,6 +114,7 @@ class GenerateOptions(TypedDict, total=False):
         stop_sequences: Texts that end the answer; it is cut before them.
         include_stop_sequence: Cut the answer after the stop sequence instead.
         vocabulary: Ids of the only tokens that may be chosen, besides the end token: a shortlist.
+        use_shortlist: Choose among the tokens that the model's lexical shortlist has for the source.
         alternatives: Return the num_hypotheses most probable tokens after the prefix, each completed.
 
     Details to return with the text:
@@ -162,6 +163,7 @@ class GenerateOptions(TypedDict, total=False):
     stop_sequences: Iterable[str] | None
     include_stop_sequence: bool | None
     vocabulary: Sequence[int] | None
+    use_shortlist: bool | None
     alternatives: bool | None
 
     tokens: bool | None
@@ -377,6 +379,7 @@ _OPTIONS: dict[str, Callable[[Any, str], Any]] = {
     "stop_sequences": _texts,
     "include_stop_sequence": flag,
     "vocabulary": _vocabulary,
+    "use_shortlist": flag,
     "alternatives": flag,
 }
 _DETAILS: dict[str, Callable[[Any, str], Any]] = {

@@ -55,7 +55,7 @@ def test_every_option_reaches_the_server(scripted: ScriptedServer, tmp_path: Pat
         *"--suppress-sequence ab --suppress-sequence c --repetition-penalty 1.25 --no-repeat-ngram-size 3".split(),
         *"--encoder-no-repeat-ngram-size 3 --source-language de --target-language en".split(),
         *["--suppress-sequence-ids", "1, 2", "--stop", "\n", "--stop", ".", "--include-stop"],
-        *["--vocabulary", str(shortlist), "-n", "3", "--alternatives"],
+        *["--vocabulary", str(shortlist), "--no-shortlist", "-n", "3", "--alternatives"],
         *"--tokens --log-probabilities --top-tokens 4 --alignment --attention abc".split(),
     )
     ((_, request),) = scripted.calls
@@ -93,6 +93,7 @@ def test_every_option_reaches_the_server(scripted: ScriptedServer, tmp_path: Pat
         "stop_sequences": ["\n", "."],
         "include_stop_sequence": True,
         "vocabulary": [4, 5, 6],
+        "use_shortlist": False,
         "num_hypotheses": 3,
         "alternatives": True,
         "tokens": True,

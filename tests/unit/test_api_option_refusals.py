@@ -192,6 +192,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"vocabulary": only(A, 99)}, "vocabulary.ids[1]", "is 99, but the target vocabulary has ids 0 to 32"),
     ({"vocabulary": only(A, PAD)}, "vocabulary.ids[1]", "is 0, the special token <pad>"),
     ({"vocabulary": only(*[A] * 34)}, "vocabulary.ids", "has 34 ids, more than the 33 of the target vocabulary"),
+    ({"use_shortlist": True, "vocabulary": only(A, B)}, "use_shortlist", "can't be combined with vocabulary"),
     ({"alternatives": True, **SAMPLE}, "alternatives", "can't be combined with sample"),
     ({"alternatives": True, "prefix": text("a"), "prefix_bias": 0.5}, "alternatives", "combined with prefix_bias"),
 ]

@@ -120,6 +120,8 @@ READ: list[tuple[dict[str, Any], SearchOptions]] = [
     ),
     ({"vocabulary": only(B, A, B)}, constrained(vocabulary=(END, A, B))),
     ({"vocabulary": only(A, END)}, constrained(vocabulary=(END, A))),
+    ({"use_shortlist": True}, SearchOptions(max_new_tokens=12, use_shortlist=True)),
+    ({"use_shortlist": False, **BEAM}, SearchOptions(max_new_tokens=12, beam=BeamOptions(4), use_shortlist=False)),
     (
         {"alternatives": True, "num_hypotheses": 8, "prefix": text("a")},
         SearchOptions(max_new_tokens=11, num_hypotheses=8, alternatives=True, constraints=Constraints(prefix=(A,))),

@@ -181,7 +181,7 @@ def test_a_manifest_with_a_fault(bundle: Path, change: Callable[[Document], obje
         assert message in refusal(bundle)
 
 
-@pytest.mark.parametrize("version", [1, 5, 0, "1", None, True, 2.0, 3.0])
+@pytest.mark.parametrize("version", [1, 6, 0, "1", None, True, 2.0, 3.0])
 def test_other_format_versions(bundle: Path, version: object) -> None:
     edit(bundle, lambda d: d.update(format_version=version))
     message = refusal(bundle)

@@ -50,6 +50,7 @@ OPTIONS: list[tuple[str, Any, Any]] = [
     ("stop_sequences", ["\n", "."], ["\n", "."]),
     ("include_stop_sequence", True, True),
     ("vocabulary", range(4, 7), pb.TokenIds(ids=[4, 5, 6])),
+    ("use_shortlist", False, False),
     ("alternatives", True, True),
 ]
 DETAILS: dict[str, Any] = {

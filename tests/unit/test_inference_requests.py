@@ -137,6 +137,7 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
     "stop_sequences": ('["ab", "\\n"]', ["ab", "\n"]),
     "include_stop_sequence": (True, True),
     "vocabulary": ("[5, 7]", pb.TokenIds(ids=[5, 7])),
+    "use_shortlist": (False, False),
     "alternatives": (True, True),
 }
 DETAILS: dict[str, Any] = {"tokens": True, "log_probabilities": True, "top_tokens": 3}

@@ -136,7 +136,7 @@ def test_rows_that_join_leave_and_move_give_the_answers_of_single_searches(
         (SearchOptions(5, constraints=Constraints(min_new_tokens=1)), False),
         (SearchOptions(5, constraints=Constraints(prefix=(5,))), False),
         (SearchOptions(5, constraints=Constraints(stop_sequences=("a",))), False),
-        (SearchOptions(5, constraints=Constraints(vocabulary=(3, 5))), False),
+        (SearchOptions(5, constraints=Constraints(vocabulary=(3, 5))), True),
         (SearchOptions(5, top_tokens=1), False),
         (SearchOptions(5, alternatives=True), False),
         (SearchOptions(5, beam=BeamOptions(1)), False),

@@ -31,6 +31,9 @@ class ExportOptions:
         examples: Inputs that the model is meant for; by default some sources of dev.
         overwrite: Whether to replace an existing bundle.
         device: Device to check the graphs on.
+        shortlist: Whether to add a lexical shortlist if the model has a large vocabulary.
+        shortlist_from: File of pairs, tab-separated, to make one from, however small the vocabulary; None for the
+            training pairs of a run.
         check_samples: Sources whose answers by graphs and model are compared, and rows of the largest batch of steps
             that are.
     """
@@ -47,6 +50,8 @@ class ExportOptions:
     examples: Sequence[str] = ()
     overwrite: bool = False
     device: str = "auto"
+    shortlist: bool = True
+    shortlist_from: Path | None = None
     check_samples: int = CHECK_SAMPLES
 
 

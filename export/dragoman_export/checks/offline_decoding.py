@@ -6,25 +6,31 @@ from typing import get_args
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.bundle.manifest import Manifest, Side, Text
 from dragoman_server.bundle.segmenter import Segmenter, frame_ids
+from dragoman_server.bundle.shortlist import Shortlist
 from dragoman_server.decoding.greedy import GreedyRows, GreedySearch
 from dragoman_server.runtime.runtime import Runtime
 
 IMPORTED_ANSWER = 64  # longest answer of an imported model in tokens, as its limit may be hundreds of times that
 
 
-def decode_greedily(runtime: Runtime, sources: Sequence[Sequence[int]]) -> list[list[int]]:
+def decode_greedily(
+    runtime: Runtime, sources: Sequence[Sequence[int]], shortlist: Shortlist | None = None
+) -> list[list[int]]:
     """Decodes all sources, as many at a time as the runtime has rows; finished rows are refilled.
 
     Args:
         runtime: Runtime whose rows are all free.
         sources: Token ids with the end token, within the model's limit.
+        shortlist: Chooses the tokens of each answer; None for all tokens.
 
     Returns:
         Target ids of each source without begin and end token, cut at `longest_answer`.
     """
     manifest = runtime.manifest
     end, longest, forced = manifest.tokens.end, longest_answer(manifest), forced_first(manifest)
-    searches = [GreedySearch(end, longest) for _ in sources]
+    searches = [
+        GreedySearch(end, longest, None if shortlist is None else shortlist.candidates(source)) for source in sources
+    ]
     # Sources of similar length are encoded together, which saves padding.
     waiting = sorted(range(len(sources)), key=lambda i: len(sources[i]))
     running: list[int] = []  # source of each row
@@ -45,7 +51,7 @@ def decode_greedily(runtime: Runtime, sources: Sequence[Sequence[int]]) -> list[
                 runtime.positions[first : len(running)] = 1
         used = len(running)
         positions = runtime.positions[:used]
-        finished = rows.advance(runtime.top(used, 1), positions, runtime.tokens[:used])
+        finished = rows.advance(runtime.step(rows.step_requests[:used]), positions, runtime.tokens[:used])
         positions += 1
         for row in reversed(finished):
             rows.remove(row)

@@ -8,6 +8,7 @@ from dragoman_export.checks.affordable import reserved_rows
 from dragoman_export.checks.offline_decoding import decode_greedily, within_limit
 from dragoman_export.run_data import spread
 from dragoman_server.bundle.load import Bundle
+from dragoman_server.bundle.shortlist import Shortlist
 from dragoman_server.machine import usable_cpus
 from dragoman_server.runtime.device import CPU, Device
 from dragoman_server.runtime.runtime import Runtime
@@ -65,8 +66,8 @@ class ComparisonSet(Protocol):
 
     name: str
 
-    def decode(self, bundle: Bundle, device: Device) -> DecodedSet:
-        """Decodes the sources and scores the answers."""
+    def decode(self, bundle: Bundle, device: Device, shortlist: Shortlist | None = None) -> DecodedSet:
+        """Decodes the sources, with or without a shortlist, and scores the answers."""
 
     def examples(self, bundle: Bundle) -> list[tuple[list[int], list[int]]]:
         """Returns ids of sources and of targets without begin and end token, some of them, all within the limits."""
@@ -86,9 +87,9 @@ class PairSet:
     pairs: Sequence[Pair]
     metrics: Sequence[Metric] = ()
 
-    def decode(self, bundle: Bundle, device: Device) -> DecodedSet:
+    def decode(self, bundle: Bundle, device: Device, shortlist: Shortlist | None = None) -> DecodedSet:
         expected = references(self.pairs, bundle.source_tokenizer, bundle.target_tokenizer)
-        rows = _decode(bundle, device, list(expected))
+        rows = _decode(bundle, device, list(expected), shortlist)
         texts = bundle.target_tokenizer.decode_batch(list(rows.values()))
         texts = [canonical(bundle.target_tokenizer, text) for text in texts]
         answers = dict.fromkeys(expected, "") | dict(zip(rows, texts, strict=True))
@@ -123,9 +124,9 @@ class AnswerSet:
         self._answers = _decode(exact, CPU, texts)
         self._sources = dict(within_limit(exact, texts))
 
-    def decode(self, bundle: Bundle, device: Device) -> DecodedSet:
+    def decode(self, bundle: Bundle, device: Device, shortlist: Shortlist | None = None) -> DecodedSet:
         decode = bundle.target_tokenizer.decode_batch
-        rows = _decode(bundle, device, list(self._answers))
+        rows = _decode(bundle, device, list(self._answers), shortlist)
         answers = dict(zip(rows, decode(list(rows.values())), strict=True))
         texts = decode([self._answers[source] for source in rows])
         expected = {source: [text] for source, text in zip(rows, texts, strict=True)}
@@ -136,11 +137,13 @@ class AnswerSet:
         return [(self._sources[text], self._answers[text][:longest]) for text in spread(list(self._answers), EXAMPLES)]
 
 
-def _decode(bundle: Bundle, device: Device, texts: Sequence[str]) -> dict[str, list[int]]:
+def _decode(
+    bundle: Bundle, device: Device, texts: Sequence[str], shortlist: Shortlist | None = None
+) -> dict[str, list[int]]:
     """Returns the answers to the texts within the model's limit."""
     runtime = Runtime(Sessions(bundle, device, usable_cpus()), reserved_rows(bundle.manifest, ROWS))
     kept = dict(within_limit(bundle, texts))
-    return dict(zip(kept, decode_greedily(runtime, list(kept.values())), strict=True))
+    return dict(zip(kept, decode_greedily(runtime, list(kept.values()), shortlist), strict=True))
 
 
 def _scored(

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from dragoman_export.checks.serving_simulation import SimulatedCase
 from dragoman_export.errors import ExportError
+from dragoman_server.bundle.manifest import LexicalShortlist
 
 
 @dataclass
@@ -97,3 +98,14 @@ def print_loss(loss: dict[str, Any], console: Console) -> None:
     if loss["step_time"]:
         shares = ", ".join(f"{rows} rows {share:.0%}" for rows, share in loss["step_time"].items())
         console.print(f"time of a decoder step relative to {before}: {shares}")
+
+
+def print_shortlist(shortlist: LexicalShortlist | None, console: Console) -> None:
+    """Prints what a shortlist costs and gains; nothing without one."""
+    if shortlist is None:
+        return
+    shares = ", ".join(f"{rows} rows {share:.0%}" for rows, share in shortlist.step_time.items())
+    console.print(
+        f"shortlist of {shortlist.tokens:g} tokens for a source: points lost {shortlist.points_lost:g}, time of a step "
+        f"{shares}; {'used by default' if shortlist.default else 'only used by requests that ask for it'}"
+    )

@@ -42,17 +42,22 @@ def median_times(runtime: Runtime) -> dict[str, dict[str, float]]:
 
 
 def fastest_steps(runtimes: Sequence[Runtime], rows: int) -> list[float]:
-    """Returns the seconds of the fastest step of each runtime.
+    """Returns the seconds of the fastest step of each runtime."""
+    return fastest([partial(runtime.top, rows, 1) for runtime in runtimes])
 
-    The runtimes take turns, as the load of the machine changes.
+
+def fastest(works: Sequence[Callable[[], Any]]) -> list[float]:
+    """Returns the seconds of the fastest run of each.
+
+    They take turns, as the load of the machine changes.
     """
-    fastest = [float("inf")] * len(runtimes)
+    least = [float("inf")] * len(works)
     for _ in _rounds(ROUNDS):
-        for i, runtime in enumerate(runtimes):
+        for i, work in enumerate(works):
             start = time.perf_counter()
-            runtime.top(rows, 1)
-            fastest[i] = min(fastest[i], time.perf_counter() - start)
-    return fastest
+            work()
+            least[i] = min(least[i], time.perf_counter() - start)
+    return least
 
 
 def _rounds(most: int) -> Iterator[int]:

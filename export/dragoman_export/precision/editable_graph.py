@@ -123,6 +123,17 @@ class EditableGraph:
             and uses[name] == len(self.lookups(name)) > 0
         ]
 
+    def row_factor(self, x: str) -> tuple[str, str] | None:
+        """Returns both names if the activations are rows times a graph input with a factor for each row.
+
+        The factor, an inverse temperature, moves behind the product: it is unbounded, and the range of integers is not.
+        """
+        maker = self.makers.get(x)
+        graph_inputs = {value.name for value in self.proto.input}
+        if maker is None or maker.op_type != "Mul" or maker.input[1] not in graph_inputs:
+            return None
+        return maker.input[0], maker.input[1]
+
     def replace(self, node: onnx.NodeProto, *nodes: onnx.NodeProto) -> None:
         """Replaces a node with others."""
         place = next(i for i, other in enumerate(self.nodes) if other is node)

@@ -16,6 +16,7 @@ from onnx import NodeProto, helper
 
 from dragoman_export.precision.calibration import Range
 from dragoman_export.precision.editable_graph import CONTRIB, EditableGraph, Floats, Product
+from dragoman_export.precision.int8_shortlist import multiply_listed
 from dragoman_export.precision.scales import LARGEST_FACTOR, LARGEST_IN_TABLE, activation_scale, by_output
 
 
@@ -34,6 +35,7 @@ def quantize(graph: EditableGraph, ranges: Mapping[str, Range], kept: Collection
         names = _store(graph, product.weight, LARGEST_FACTOR, transposed=product.transposed)
         if product.transposed:
             tables[product.weight] = names
+            multiply_listed(graph, product.weight, names, ranges[product.key])
         _multiply(graph, product, names, ranges[product.key])
     for table in graph.lookup_tables():
         # A table that is a factor in another graph has that graph's integers here too, so that it is stored once.
@@ -59,7 +61,7 @@ def _multiply(graph: EditableGraph, product: Product, names: tuple[str, str], se
     weight, scales = names
     node, x = product.node, product.x
     nodes: list[NodeProto] = []
-    factor = _row_factor(graph, x)
+    factor = graph.row_factor(x)
     if factor is not None:
         x = factor[0]
     scale, zero = activation_scale(seen)
@@ -83,18 +85,6 @@ def _multiply(graph: EditableGraph, product: Product, names: tuple[str, str], se
     if factor:
         nodes.append(helper.make_node("Mul", [product_output, factor[1]], [output], name=f"{output}.factor"))
     graph.replace(node, *nodes)
-
-
-def _row_factor(graph: EditableGraph, x: str) -> tuple[str, str] | None:
-    """Returns both names if the activations are rows times a graph input with a factor for each row.
-
-    The factor, an inverse temperature, moves behind the product: it is unbounded, and the range of the integers is not.
-    """
-    maker = graph.makers.get(x)
-    graph_inputs = {value.name for value in graph.proto.input}
-    if maker is None or maker.op_type != "Mul" or maker.input[1] not in graph_inputs:
-        return None
-    return maker.input[0], maker.input[1]
 
 
 def _look_up(graph: EditableGraph, node: NodeProto, table: str, scales: str) -> None:

@@ -173,6 +173,14 @@ def generate(
             help="Choose only target tokens whose ids are in FILE, one per line.",
         ),
     ] = None,
+    use_shortlist: Annotated[
+        bool | None,
+        constraint(
+            "--shortlist/--no-shortlist",
+            help="Choose only target tokens that the model's lexical shortlist has for the text. Default: as the "
+            "model's export found best.",
+        ),
+    ] = None,
     num_hypotheses: Annotated[
         int | None,
         output(

@@ -104,7 +104,7 @@ class Input(_message.Message):
     def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., source_language: _Optional[str] = ..., target_language: _Optional[str] = ...) -> None: ...
 
 class GenerationOptions(_message.Message):
-    __slots__ = ("max_new_tokens", "time_limit", "min_new_tokens", "num_hypotheses", "beam_size", "length_normalization", "length_penalty", "coverage_penalty", "early_stopping", "patience", "beam_groups", "diversity_penalty", "sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "prefix", "prefix_bias", "suppressed_tokens", "suppressed_sequences", "repetition_penalty", "no_repeat_ngram_size", "stop_sequences", "include_stop_sequence", "vocabulary", "alternatives", "stopping", "encoder_no_repeat_ngram_size")
+    __slots__ = ("max_new_tokens", "time_limit", "min_new_tokens", "num_hypotheses", "beam_size", "length_normalization", "length_penalty", "coverage_penalty", "early_stopping", "patience", "beam_groups", "diversity_penalty", "sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "prefix", "prefix_bias", "suppressed_tokens", "suppressed_sequences", "repetition_penalty", "no_repeat_ngram_size", "stop_sequences", "include_stop_sequence", "vocabulary", "alternatives", "stopping", "encoder_no_repeat_ngram_size", "use_shortlist")
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TIME_LIMIT_FIELD_NUMBER: _ClassVar[int]
     MIN_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -136,6 +136,7 @@ class GenerationOptions(_message.Message):
     ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
     STOPPING_FIELD_NUMBER: _ClassVar[int]
     ENCODER_NO_REPEAT_NGRAM_SIZE_FIELD_NUMBER: _ClassVar[int]
+    USE_SHORTLIST_FIELD_NUMBER: _ClassVar[int]
     max_new_tokens: int
     time_limit: _duration_pb2.Duration
     min_new_tokens: int
@@ -167,7 +168,8 @@ class GenerationOptions(_message.Message):
     alternatives: bool
     stopping: Stopping
     encoder_no_repeat_ngram_size: int
-    def __init__(self, max_new_tokens: _Optional[int] = ..., time_limit: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., min_new_tokens: _Optional[int] = ..., num_hypotheses: _Optional[int] = ..., beam_size: _Optional[int] = ..., length_normalization: _Optional[_Union[LengthNormalization, str]] = ..., length_penalty: _Optional[float] = ..., coverage_penalty: _Optional[float] = ..., early_stopping: _Optional[bool] = ..., patience: _Optional[float] = ..., beam_groups: _Optional[int] = ..., diversity_penalty: _Optional[float] = ..., sample: _Optional[bool] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., typical_p: _Optional[float] = ..., seed: _Optional[int] = ..., prefix: _Optional[_Union[Input, _Mapping]] = ..., prefix_bias: _Optional[float] = ..., suppressed_tokens: _Optional[_Iterable[int]] = ..., suppressed_sequences: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., repetition_penalty: _Optional[float] = ..., no_repeat_ngram_size: _Optional[int] = ..., stop_sequences: _Optional[_Iterable[str]] = ..., include_stop_sequence: _Optional[bool] = ..., vocabulary: _Optional[_Union[TokenIds, _Mapping]] = ..., alternatives: _Optional[bool] = ..., stopping: _Optional[_Union[Stopping, str]] = ..., encoder_no_repeat_ngram_size: _Optional[int] = ...) -> None: ...
+    use_shortlist: bool
+    def __init__(self, max_new_tokens: _Optional[int] = ..., time_limit: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., min_new_tokens: _Optional[int] = ..., num_hypotheses: _Optional[int] = ..., beam_size: _Optional[int] = ..., length_normalization: _Optional[_Union[LengthNormalization, str]] = ..., length_penalty: _Optional[float] = ..., coverage_penalty: _Optional[float] = ..., early_stopping: _Optional[bool] = ..., patience: _Optional[float] = ..., beam_groups: _Optional[int] = ..., diversity_penalty: _Optional[float] = ..., sample: _Optional[bool] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., typical_p: _Optional[float] = ..., seed: _Optional[int] = ..., prefix: _Optional[_Union[Input, _Mapping]] = ..., prefix_bias: _Optional[float] = ..., suppressed_tokens: _Optional[_Iterable[int]] = ..., suppressed_sequences: _Optional[_Iterable[_Union[Input, _Mapping]]] = ..., repetition_penalty: _Optional[float] = ..., no_repeat_ngram_size: _Optional[int] = ..., stop_sequences: _Optional[_Iterable[str]] = ..., include_stop_sequence: _Optional[bool] = ..., vocabulary: _Optional[_Union[TokenIds, _Mapping]] = ..., alternatives: _Optional[bool] = ..., stopping: _Optional[_Union[Stopping, str]] = ..., encoder_no_repeat_ngram_size: _Optional[int] = ..., use_shortlist: _Optional[bool] = ...) -> None: ...
 
 class Details(_message.Message):
     __slots__ = ("tokens", "log_probabilities", "top_tokens", "alignment", "attention")

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from dragoman_server.bundle.manifest import MANIFEST_FILE, NARROW_INT8_VERSION, READ_VERSIONS, Manifest, Text
 from dragoman_server.bundle.segmenter import Pieces, load_pieces
+from dragoman_server.bundle.shortlist import Shortlist, ShortlistError, read_shortlist
 
 
 class BundleError(Exception):
@@ -24,6 +25,7 @@ class Bundle:
     Attributes:
         path: The directory, with links resolved.
         source_pieces, target_pieces: SentencePiece models that split texts for the tokenizers, see Segmenter.
+        shortlist: Likely target tokens by source token; None if the bundle has none.
     """
 
     path: Path
@@ -32,6 +34,7 @@ class Bundle:
     target_tokenizer: Tokenizer
     source_pieces: Pieces | None = None
     target_pieces: Pieces | None = None
+    shortlist: Shortlist | None = None
 
     @property
     def encoder(self) -> Path:
@@ -61,7 +64,8 @@ def load_bundle(path: Path) -> Bundle:
     graphs, tokenizers = manifest.graphs, manifest.tokenizers
     used = [graphs.encoder.file, graphs.decoder.file, graphs.scorer.file, tokenizers.source, tokenizers.target]
     pieces = [tokenizers.source_pieces, tokenizers.target_pieces]
-    for name in (*used, *filter(None, pieces)):
+    shortlist = "" if manifest.shortlist is None else manifest.shortlist.file
+    for name in (*used, *filter(None, [*pieces, shortlist])):
         if name not in manifest.files:
             raise BundleError(f"{root / MANIFEST_FILE}: {name} is used but not listed under files")
     source = _load_tokenizer(root / tokenizers.source, manifest, manifest.shape.source_vocabulary)
@@ -69,7 +73,9 @@ def load_bundle(path: Path) -> Bundle:
     target = source if same else _load_tokenizer(root / tokenizers.target, manifest, manifest.shape.target_vocabulary)
     if manifest.text is not None:
         _check_text(root, manifest, manifest.text)
-    return Bundle(root, manifest, source, target, *(_load_pieces(root / name) if name else None for name in pieces))
+    source_pieces, target_pieces = (_load_pieces(root / name) if name else None for name in pieces)
+    lists = _load_shortlist(root / shortlist, manifest) if shortlist else None
+    return Bundle(root, manifest, source, target, source_pieces, target_pieces, lists)
 
 
 def load_manifest(path: Path) -> tuple[Path, Manifest]:
@@ -135,6 +141,19 @@ def _check_file(root: Path, name: str, sha256: str, size: int) -> None:
         raise BundleError(f"{path} can't be read: {error.strerror or error}") from None
     if digest != sha256:
         raise BundleError(f"{path} was changed: its sha256 is not the one in the manifest")
+
+
+def _load_shortlist(path: Path, manifest: Manifest) -> Shortlist:
+    shape, end = manifest.shape, manifest.tokens.end
+    try:
+        shortlist = read_shortlist(path, shape.source_vocabulary, shape.target_vocabulary)
+    except OSError as error:
+        raise BundleError(f"{path} can't be read: {error.strerror or error}") from None
+    except ShortlistError as error:
+        raise BundleError(f"{path} {error}") from None
+    if end not in shortlist.common:
+        raise BundleError(f"{path} lacks the end token {end}, which every source needs")
+    return shortlist
 
 
 def _load_pieces(path: Path) -> Pieces:

@@ -4,9 +4,11 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-# Version 2 had 8-bit weights in int8, which overflow on some CPUs; version 3 had neither `text` nor `generation`.
+# Version 2 had 8-bit weights in int8, which overflow on some CPUs; version 3 had neither `text` nor `generation`;
+# version 4 had no `shortlist`, and still is that of bundles without one.
 FORMAT_VERSION = 4
-READ_VERSIONS = (2, 3, FORMAT_VERSION)
+SHORTLIST_VERSION = 5
+READ_VERSIONS = (2, 3, FORMAT_VERSION, SHORTLIST_VERSION)
 NARROW_INT8_VERSION = 3  # from which int8 products have 7-bit weights
 MANIFEST_FILE = "manifest.json"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
@@ -135,6 +137,19 @@ class Generation(Part):
     )
 
 
+class LexicalShortlist(Part):
+    """Which target tokens are likely for each source token, see `Shortlist`."""
+
+    file: str
+    default: bool = Field(description="whether requests use it unless they say otherwise")
+    tokens: float = Field(ge=0, description="mean number of target tokens for a source of dev")
+    points_lost: float | None = Field(default=None, description="points of quality lost on dev; None if unknown")
+    step_time: dict[str, float] = Field(
+        default={}, description="duration of a step as a share of that without it, by number of rows"
+    )
+    measured: dict[str, Any] = Field(default={}, description="what was measured, and on which data")
+
+
 class File(Part):
     """Checksum and size of a file."""
 
@@ -145,7 +160,7 @@ class File(Part):
 class Manifest(Part):
     """The description of a bundle."""
 
-    format_version: Literal[2, 3, 4] = 4
+    format_version: Literal[2, 3, 4, 5] = 4
     name: str = Field(pattern=NAME_PATTERN, description="default name of the model")
     version: str = "1"
     description: str = ""
@@ -164,6 +179,7 @@ class Manifest(Part):
     files: dict[str, File] = Field(description="every file of the bundle except the manifest, by name")
     text: Text | None = None
     generation: Generation | None = None
+    shortlist: LexicalShortlist | None = None
     origin: dict[str, str] = Field(
         default={}, description="of an imported model: name, revision, license and address of the model card"
     )

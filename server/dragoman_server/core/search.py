@@ -52,7 +52,7 @@ class StepRequest:
         edits: Logit edits, made before the softmax.
         temperature: Divisor of the logits, after the edits; the candidates' log-probabilities include it.
         untempered: Whether to return the candidates' log-probabilities at temperature 1 as well.
-        vocabulary: Shortlist, sorted ids of the only tokens that may be chosen; None for all. The same tuple at
+        vocabulary: Shortlist, sorted ids of the only tokens that may be chosen; None for all. The same object at
             every step.
         attention: Whether to return the row's cross-attention.
     """
@@ -61,7 +61,7 @@ class StepRequest:
     edits: LogitEdits | None = None
     temperature: float = 1.0
     untempered: bool = False
-    vocabulary: tuple[int, ...] | None = None
+    vocabulary: Sequence[int] | None = None
     attention: bool = False
 
 
@@ -75,7 +75,7 @@ class StepResult(Protocol):
         """Returns the most probable token (the lowest id on ties) and its log-probability, -inf if there is none."""
 
     def best_rows(self, rows: slice | NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Returns `best` of many rows as two arrays [rows]. All of them must have sent `BEST_TOKEN`."""
+        """Returns `best` of many rows as two arrays [rows]. All of them must have asked for one candidate."""
 
     def top(self, row: int) -> tuple[list[int], list[float]]:
         """Returns the candidates, most probable first (the lowest id first on ties), and their log-probabilities.

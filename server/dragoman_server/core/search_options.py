@@ -1,6 +1,7 @@
 """The search options of a request: the fields of the API's GenerationOptions after validation."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
@@ -85,7 +86,7 @@ class Constraints:
     encoder_no_repeat_ngram_size: int = 0
     stop_sequences: tuple[str, ...] = ()
     include_stop_sequence: bool = False
-    vocabulary: tuple[int, ...] | None = None
+    vocabulary: Sequence[int] | None = None
 
 
 UNCONSTRAINED = Constraints()
@@ -134,6 +135,7 @@ class SearchOptions:
         log_probabilities: Whether to report log-probabilities of tokens; otherwise they may be missing.
         top_tokens: Number of alternatives to report at each position.
         conventions: Rules of the model.
+        use_shortlist: Whether to choose among the tokens of the bundle's lexical shortlist; None for its default.
     """
 
     max_new_tokens: int
@@ -145,6 +147,7 @@ class SearchOptions:
     log_probabilities: bool = False
     top_tokens: int = 0
     conventions: Conventions = OWN_CONVENTIONS
+    use_shortlist: bool | None = None
 
     @property
     def fixed_tokens(self) -> int:

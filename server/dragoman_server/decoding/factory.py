@@ -1,9 +1,11 @@
 """Creates the search for a request's options."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 from dragoman_server.bundle.manifest import SpecialTokens
+from dragoman_server.bundle.shortlist import Shortlist
 from dragoman_server.core.search import Search
 from dragoman_server.core.search_options import OWN_CONVENTIONS, UNCONSTRAINED, SearchOptions
 from dragoman_server.decoding.beam import BeamSearch
@@ -32,7 +34,7 @@ def make_search(
         source_ids: Source of the request.
     """
     if _is_plain_greedy(options):
-        return GreedySearch(tokens.end, options.max_new_tokens)
+        return GreedySearch(tokens.end, options.max_new_tokens, options.constraints.vocabulary)
     count = options.num_hypotheses if options.sampling is not None or options.alternatives else 1
     constraints, conventions = options.constraints, options.conventions
     rules = (
@@ -48,12 +50,29 @@ def make_search(
     return SharedPrefixSearch(searches, options.alternatives) if count > 1 else searches[0]
 
 
+def narrowed(options: SearchOptions, shortlist: Shortlist, source_ids: Sequence[int]) -> SearchOptions:
+    """Returns the options with the tokens that a lexical shortlist finds for a source, and those of the prefix.
+
+    The tokens that a request allows itself come first: they are exact, and stay.
+
+    Args:
+        options: Options of the request.
+        shortlist: The shortlist of the bundle.
+        source_ids: Source of the request.
+    """
+    constraints = options.constraints
+    if constraints.vocabulary is not None:
+        return options
+    candidates = shortlist.candidates(source_ids, constraints.prefix)
+    return replace(options, constraints=replace(constraints, vocabulary=candidates))
+
+
 def _is_plain_greedy(options: SearchOptions) -> bool:
-    """Returns whether the options ask for the most probable token every time and for nothing else."""
-    conventions = options.conventions
+    """Returns whether the options ask for the most probable token every time and, but for a shortlist, for no more."""
+    conventions, constraints = options.conventions, options.constraints
     return (
         not (options.beam or options.sampling or options.alternatives or options.top_tokens)
-        and (options.constraints is UNCONSTRAINED or options.constraints == UNCONSTRAINED)
+        and (constraints is UNCONSTRAINED or replace(constraints, vocabulary=None) == UNCONSTRAINED)
         and (
             conventions is OWN_CONVENTIONS or not (conventions.forced_first is not None or conventions.begin_suppressed)
         )

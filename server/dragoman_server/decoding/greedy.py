@@ -13,7 +13,7 @@ FIRST_CAPACITY = 64  # tokens of a row
 
 
 class GreedySearch:
-    """Greedy search without constraints, alternatives or stop sequences.
+    """Greedy search without alternatives, stop sequences or constraints other than a shortlist.
 
     An engine can advance it like any search. Since there is nothing to decide, GreedyRows can also choose the tokens
     of many such searches at once; `set_tokens` then stores them.
@@ -21,21 +21,26 @@ class GreedySearch:
     Args:
         end: Id of the end token.
         max_new_tokens: Maximum number of tokens, the end token not counted.
+        vocabulary: Shortlist, sorted ids of the only tokens that may be chosen; None for all.
+
+    Attributes:
+        step_request: The step request of its row.
     """
 
-    __slots__ = ("_ids", "_log_probabilities", "_reason", "_reported", "end", "last_position")
+    __slots__ = ("_ids", "_log_probabilities", "_reason", "_reported", "end", "last_position", "step_request")
 
     rows = 1
 
-    def __init__(self, end: int, max_new_tokens: int) -> None:
+    def __init__(self, end: int, max_new_tokens: int, vocabulary: Sequence[int] | None = None) -> None:
         self.end, self.last_position = end, max_new_tokens - 1
+        self.step_request = BEST_TOKEN if vocabulary is None else StepRequest(1, vocabulary=vocabulary)
         self._ids: list[int] = []
         self._log_probabilities: list[float] = []
         self._reason: FinishReason | None = None
         self._reported = 0  # ids
 
     def step_requests(self) -> Sequence[StepRequest]:
-        return (BEST_TOKEN,)
+        return (self.step_request,)
 
     def needs_more(self, result: StepResult, rows: Sequence[int]) -> bool:
         return False
@@ -87,10 +92,12 @@ class GreedyRows:
 
     Attributes:
         count: Number of rows that are greedy searches.
+        step_requests: The step request of each row; `BEST_TOKEN` for one that is no greedy search.
     """
 
     def __init__(self, max_rows: int) -> None:
         self.count = 0
+        self.step_requests: list[StepRequest] = [BEST_TOKEN] * max_rows
         self._searches: list[GreedySearch | None] = [None] * max_rows
         self._rows: NDArray[np.int64] | None = None  # greedy rows, ascending; None after a change
         self._ends: NDArray[np.int64] = np.zeros(max_rows, np.int64)
@@ -102,6 +109,7 @@ class GreedyRows:
     def add(self, row: int, search: GreedySearch) -> None:
         """Adds a search that has made no step yet."""
         self._searches[row] = search
+        self.step_requests[row] = search.step_request
         self._ends[row], self._last_positions[row] = search.end, search.last_position
         self._rows = None
         self.count += 1
@@ -110,6 +118,7 @@ class GreedyRows:
 
     def remove(self, row: int) -> None:
         self._searches[row] = None
+        self.step_requests[row] = BEST_TOKEN
         self._rows = None
         self.count -= 1
 
@@ -119,6 +128,7 @@ class GreedyRows:
             search = self._searches[source]
             if search is not None:
                 self._searches[source], self._searches[target] = None, search
+                self.step_requests[source], self.step_requests[target] = BEST_TOKEN, search.step_request
                 for array in (self._ends, self._last_positions, self._ids, self._log_probabilities):
                     array[target] = array[source]
         self._rows = None

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dragoman_server.core.engine_metrics import EngineMetrics
 from dragoman_server.core.errors import DeadlineExpiredError, EngineError, EngineUnavailableError, OutOfMemoryError
 from dragoman_server.core.requests import FinishReason
-from dragoman_server.core.search import BEST_TOKEN, Continuation, StepRequest, StepResult
+from dragoman_server.core.search import Continuation, StepRequest, StepResult
 from dragoman_server.decoding.greedy import GreedyRows, GreedySearch
 from dragoman_server.engine.encoder_batches import encoder_runs
 from dragoman_server.engine.job import NEVER, Event, Job, end_overdue, finish
@@ -277,7 +277,7 @@ class Engine:
         """Steps until every search has enough candidates."""
         started = time.perf_counter()
         while True:
-            step_requests: list[StepRequest] = [BEST_TOKEN] * rows
+            step_requests = self._greedy.step_requests[:rows]
             for job, owned in self._stepwise.items():
                 for row, step_request in zip(owned, job.search.step_requests(), strict=True):
                     step_requests[row] = step_request

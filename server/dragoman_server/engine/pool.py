@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from dragoman_server.bundle.load import Bundle
+from dragoman_server.bundle.shortlist import Shortlist
 from dragoman_server.core.engine_metrics import EngineMetrics
 from dragoman_server.core.errors import EngineUnavailableError, QueueFullError
 from dragoman_server.core.requests import GenerationRequest
-from dragoman_server.decoding.factory import make_search
+from dragoman_server.decoding.factory import make_search, narrowed
 from dragoman_server.decoding.text_stream import TargetDecoder
 from dragoman_server.engine.engine_options import EngineOptions, scheduling_for
 from dragoman_server.engine.generation import Generation
@@ -55,6 +56,9 @@ class EnginePool:
         self.options = options
         self.device: Device = Device("cpu")
         self.rows = self.engines = self.threads = 0
+        described = bundle.manifest.shortlist
+        self._shortlist: Shortlist | None = None
+        self._uses_shortlist = described is not None and described.default
         self._metrics = metrics
         self._text = TargetDecoder(bundle.target_tokenizer)
         self._supervisor = Supervisor(bundle, options, metrics, hosts or [LocalHost()], on_change)
@@ -88,6 +92,8 @@ class EnginePool:
         scheduler = Scheduler(self.engines, scheduling)
         self._queue = SharedQueue(scheduler)
         self._metrics.queue(scheduler.backlog)
+        if self.device.kind == "cpu":  # a GPU multiplies the whole vocabulary in less time than it gathers a part
+            self._shortlist = self.bundle.shortlist
         self._supervisor.start(runtimes, self._queue, self._deliver)
 
     def _engines_share_cores(self) -> bool:
@@ -133,10 +139,11 @@ class EnginePool:
         """
         if self._queue is None or self._loop is None:
             raise EngineUnavailableError("the model is loading")
-        manifest = self.bundle.manifest
-        search = make_search(
-            request.search, manifest.tokens, manifest.shape.target_vocabulary, self._text, request.source_ids
-        )
+        manifest, options = self.bundle.manifest, request.search
+        wanted = self._uses_shortlist if options.use_shortlist is None else options.use_shortlist
+        if wanted and self._shortlist is not None:
+            options = narrowed(options, self._shortlist, request.source_ids)
+        search = make_search(options, manifest.tokens, manifest.shape.target_vocabulary, self._text, request.source_ids)
         job = Job(request, search, time.monotonic())
         generation = job.handle = Generation(job, self.cancel, self._loop)
         with self._queue.lock:

@@ -132,6 +132,7 @@ async def read_options(
         log_probabilities=details.log_probabilities,
         top_tokens=details.top_tokens,
         conventions=defaults.conventions,
+        use_shortlist=_use_shortlist(reader),
     )
 
 
@@ -140,6 +141,14 @@ def reseeded(search: SearchOptions) -> SearchOptions:
     if search.sampling is None:
         return search
     return replace(search, sampling=replace(search.sampling, seed=secrets.randbits(64)))
+
+
+def _use_shortlist(reader: OptionReader) -> bool | None:
+    if not reader.has("use_shortlist"):
+        return None
+    if reader.options.use_shortlist and reader.has("vocabulary"):
+        reader.refuse("use_shortlist", "can't be combined with vocabulary")
+    return reader.options.use_shortlist
 
 
 def _stopping(reader: OptionReader, defaults: Defaults) -> Stopping:

@@ -65,6 +65,7 @@ class ServedModel:
         self._heads = manifest.shape.decoder_layers * manifest.shape.heads
         self.sizes = ResponseSizes(bundle.source_tokenizer, bundle.target_tokenizer, self._heads, limits)
         self._scorer = scorer
+        self._has_shortlist = bundle.shortlist is not None
         self._count_unseen = count_unseen
         # Of requests without options; read at the first one where the bundle has defaults.
         self._plain = None if manifest.generation else (SearchOptions(self.target.max_tokens), ResponseDetails())
@@ -117,6 +118,8 @@ class ServedModel:
         response_details = read_details(details, self.limits)
         complete = self._defaults.complete(options)
         search = await read_options(complete, response_details, self.target, self.limits, self._defaults)
+        if search.use_shortlist and not self._has_shortlist:
+            raise invalid("options.use_shortlist", "is true, but the model has no shortlist")
         if plain and search.sampling is None:  # each sample has a seed of its own
             self._plain = search, response_details
         return search, response_details

@@ -5,28 +5,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dragoman_server.core.search import StepRequest
 from dragoman_server.runtime.buffers import Array
 
-COLUMNS = 128  # numbers that ONNX Runtime's CPU kernels sum at a time, in a product and in a softmax
 
+def common_top_k(step_requests: Sequence[StepRequest], *, listed: bool = False) -> int:
+    """Returns the largest number of candidates if all rows request only their most probable tokens, else 0.
 
-def common_top_k(step_requests: Sequence[StepRequest]) -> int:
-    """Returns the largest number of candidates if all rows request only their most probable tokens, else 0."""
+    Args:
+        step_requests: Step request of each row.
+        listed: Whether each row has a shortlist, or chooses from the whole vocabulary.
+    """
     # Searches reuse the same object from step to step.
     distinct = {id(step_request): step_request for step_request in step_requests}.values()
-    return max(d.candidates for d in distinct) if all(map(_is_top_k, distinct)) else 0
+    if (next(iter(distinct)).vocabulary is not None) != listed:
+        return 0
+    return max(d.candidates for d in distinct) if all(_is_top_k(d, listed) for d in distinct) else 0
 
 
-def _is_top_k(step_request: StepRequest) -> bool:
-    """Returns whether a row requests the most probable tokens of the whole vocabulary, unedited, and nothing else."""
+def _is_top_k(step_request: StepRequest, listed: bool) -> bool:
+    """Returns whether a row requests the most probable tokens, unedited, and nothing else."""
     return (
         step_request.candidates > 0
         and step_request.edits is None
         and step_request.temperature == 1
-        and step_request.vocabulary is None
+        and (step_request.vocabulary is not None) == listed
         and not step_request.attention
     )
 
@@ -93,66 +97,7 @@ class HeadRows:
         }
 
 
-class Shortlists:
-    """The shortlists of a step's rows, kept as long as they stay the same.
-
-    A row's sums are bit-equal whatever the other rows may choose. To that end every row has its own copy of its list,
-    padded to whole registers, and the product with the hidden states has enough columns that its kernel never splits
-    the sums in another way.
-
-    Args:
-        threads: Threads that compute a product together.
-
-    Attributes:
-        tokens: Token ids of all shortlists, [listed].
-        width: Columns of a row's own list, more than the longest shortlist has tokens.
-    """
-
-    def __init__(self, threads: int) -> None:
-        self.tokens: NDArray[np.int64] = np.zeros(0, np.int64)
-        self.width = 0
-        self._column_multiple = COLUMNS * threads
-        self._columns: dict[int, NDArray[np.int64]] = {}  # by id() of the shortlist, as the next two
-        self._masks: dict[int, NDArray[np.float32]] = {}
-        self._ids: dict[int, NDArray[np.int64]] = {}
-        self._vocabularies: dict[int, tuple[int, ...]] = {}
-
-    def use(self, vocabularies: Sequence[tuple[int, ...]]) -> None:
-        """Sets the shortlists of the next step's rows."""
-        distinct = {id(vocabulary): vocabulary for vocabulary in vocabularies}
-        if distinct.keys() == self._vocabularies.keys():
-            return
-        self._vocabularies = distinct  # keeps them alive, so that no other object gets the same id()
-        arrays = {key: np.array(vocabulary, np.int64) for key, vocabulary in distinct.items()}
-        union = np.unique(np.concatenate([np.zeros(0, np.int64), *arrays.values()]))
-        self.tokens = np.append(union, np.zeros(-len(union) % self._column_multiple, np.int64))
-        longest = max(map(len, distinct.values()), default=-1) + 1
-        self.width = longest + -longest % COLUMNS
-        self._columns, self._masks, self._ids = {}, {}, {}
-        for key, array in arrays.items():
-            columns = self._columns[key] = np.zeros(self.width, np.int64)
-            columns[: len(array)] = np.searchsorted(union, array)
-            mask = self._masks[key] = np.full(self.width, -np.inf, np.float32)
-            mask[: len(array)] = 0
-            ids = self._ids[key] = np.zeros(self.width, np.int64)
-            ids[: len(array)] = array
-
-    def inputs(self, step_requests: Sequence[StepRequest], rows: int) -> dict[str, Array]:
-        """Returns the graph's shortlist inputs; in rows beyond the step requests every token is masked."""
-        columns = np.zeros((rows, self.width), np.int64)
-        mask = np.full((rows, self.width), -np.inf, np.float32)
-        for place, step_request in enumerate(step_requests):
-            key = id(step_request.vocabulary)
-            columns[place], mask[place] = self._columns[key], self._masks[key]
-        return {"short_list": self.tokens, "short_columns": columns, "short_mask": mask}
-
-    def ids(self, step_requests: Sequence[StepRequest], places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Converts the graph's indices into each row's shortlist [rows, k] to token ids."""
-        ids = [self._ids[id(step_request.vocabulary)][places[row]] for row, step_request in enumerate(step_requests)]
-        return np.stack(ids)
-
-
-def _places_in(vocabulary: tuple[int, ...], ids: Sequence[int]) -> list[int]:
+def _places_in(vocabulary: Sequence[int], ids: Sequence[int]) -> list[int]:
     """Returns the indices of token ids in a sorted shortlist; for those not in it, the index past its end.
 
     Every shortlist has a column there, which is masked.

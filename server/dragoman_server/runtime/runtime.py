@@ -9,8 +9,9 @@ from dragoman_server.core.search import StepRequest, StepResult
 from dragoman_server.runtime.buffers import Array
 from dragoman_server.runtime.cache_pool import CachePool
 from dragoman_server.runtime.cuda_graphs import CudaGraphSteps
-from dragoman_server.runtime.head_inputs import Shortlists, common_top_k
+from dragoman_server.runtime.head_inputs import common_top_k
 from dragoman_server.runtime.sessions import Sessions
+from dragoman_server.runtime.shortlists import ListedRows, Shortlists
 from dragoman_server.runtime.step import Step
 from dragoman_server.runtime.step_results import TopKResult
 
@@ -52,7 +53,8 @@ class Runtime:
         self.pool = pool = CachePool(sessions, max(max_rows, min_rows))
         self.tokens, self.positions, self.source_lengths = pool.tokens, pool.positions, pool.source_lengths
         self._steps: dict[int, Step] = {}
-        self._shortlists = Shortlists(sessions.threads)
+        vocabulary = self.manifest.shape.target_vocabulary
+        self._lists = ListedRows(Shortlists(vocabulary, sessions.threads), pool.tokens.shape[0])
         self.cuda_graphs: CudaGraphSteps | None = None
         if sessions.stream is not None:
             self.cuda_graphs = CudaGraphSteps(sessions, pool, sessions.stream, max_rows)
@@ -131,8 +133,11 @@ class Runtime:
         candidates = common_top_k(step_requests)
         if candidates:
             return self.top(len(step_requests), candidates)
+        step = self._step(len(step_requests))
+        if candidates := common_top_k(step_requests, listed=True):
+            return step.listed_top(step_requests, candidates, self._lists)
         scores = None if self.cuda_graphs is None else self.cuda_graphs.mixed(step_requests)
-        return self._step(len(step_requests)).mixed(step_requests, self._shortlists) if scores is None else scores
+        return step.mixed(step_requests, self._lists) if scores is None else scores
 
     def top(self, rows: int, candidates: int) -> TopKResult:
         """Runs a `step` that returns only the most probable tokens of every row."""

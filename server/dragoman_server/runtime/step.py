@@ -1,7 +1,7 @@
 """A decoder step of a given number of rows, bound to the cache pool."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnxruntime as ort
@@ -10,11 +10,13 @@ from dragoman_server.core.search import StepRequest
 from dragoman_server.runtime.buffers import Array
 from dragoman_server.runtime.cache_pool import CachePool
 from dragoman_server.runtime.cuda_graphs import NO_CAPTURE, run_options
-from dragoman_server.runtime.head_inputs import HeadRows, Shortlists
+from dragoman_server.runtime.head_inputs import HeadRows
 from dragoman_server.runtime.sessions import Sessions
+from dragoman_server.runtime.shortlists import ListedRows, Shortlists
 from dragoman_server.runtime.step_results import HeadOutputs, MixedResult, TopKResult
 
 FULL, SHORT = "", "short_"  # name prefixes of the two heads' inputs and outputs
+MIN_LISTED_ROWS = 2  # a product of one row may use another kernel with other rounding
 _INT64, _FLOAT = np.dtype(np.int64), np.dtype(np.float32)
 
 
@@ -40,14 +42,15 @@ class Step:
         self._binding: ort.IOBinding = self._decoder.io_binding()
         self._bound: dict[str, Array] = {}  # keeps bound arrays alive
         self._top_k: int | None = None  # k of the head inputs that are bound, if `top` bound them
+        self._listed_top_k: tuple[int, ...] | None = None  # k and the bound lists, if `listed_top` bound them
         pool.bind_decoder(self._binding, self._size)
         # Some CUDA kernels fail on empty inputs, unlike the CPU's. There, an unused part of the graph gets one row,
         # whose output is ignored.
         self._min_head_rows = 0
-        self._no_shortlists = Shortlists(sessions.threads)
+        self._no_lists = ListedRows(Shortlists(self._vocabulary, sessions.threads), 1)
         if sessions.stream is not None:
             self._min_head_rows = 1
-            self._no_shortlists.use([(manifest.tokens.end,)])
+            self._no_lists.use([(manifest.tokens.end,)], 1)
 
     def top(self, candidates: int) -> TopKResult:
         """Returns the most probable tokens of every row."""
@@ -57,18 +60,45 @@ class Step:
             step_request = StepRequest(k)
             for row in range(self._rows):
                 full.add(row, step_request)
-            self._bind_head_inputs(full, HeadRows(), [], self._no_shortlists)
+            self._listed_top_k = None
+            self._bind_head_inputs(full, HeadRows(), [], self._no_lists)
             self._top_k = k
         self._run()
         return TopKResult(self._bound["ids"][: self._rows], self._bound["log_probabilities"][: self._rows])
 
-    def mixed(self, step_requests: Sequence[StepRequest], shortlists: Shortlists) -> MixedResult:
+    def listed_top(self, step_requests: Sequence[StepRequest], candidates: int, lists: ListedRows) -> TopKResult:
+        """Returns the most probable tokens of every row, each from its own shortlist.
+
+        Args:
+            step_requests: Step request of each row, all with a shortlist.
+            candidates: Number of tokens.
+            lists: Reused from step to step.
+        """
+        rows = self._rows
+        vocabularies = [step_request.vocabulary for step_request in step_requests]
+        lists.use(cast(list[Sequence[int]], vocabularies), max(rows, MIN_LISTED_ROWS))
+        k = min(candidates, lists.shortlists.width)
+        bound = k, lists.generation, len(lists.shortlists.tokens)
+        if self._listed_top_k != bound:
+            if self._listed_top_k is None or self._listed_top_k[0] != k:
+                short, step_request = HeadRows(), StepRequest(k)
+                for row in range(rows):
+                    short.add(row, step_request)
+                self._bind_head_inputs(HeadRows(), short, [], lists)
+            else:
+                self._bind_lists(lists, len(self._bound["short_rows"]))
+            self._top_k, self._listed_top_k = None, bound
+        self._run()
+        ids = lists.tokens(self._bound["short_ids"][:rows])
+        return TopKResult(ids, self._bound["short_log_probabilities"][:rows])
+
+    def mixed(self, step_requests: Sequence[StepRequest], lists: ListedRows) -> MixedResult:
         """Returns the scores that each row requests.
 
         Args:
-            shortlists: Reused from step to step.
+            step_requests: Step request of each row.
+            lists: Reused from step to step.
         """
-        shortlists.use([d.vocabulary for d in step_requests if d.candidates and d.vocabulary is not None])
         full, short = HeadRows(), HeadRows()
         attention_rows: list[int] = []
         for row, step_request in enumerate(step_requests):
@@ -76,15 +106,20 @@ class Step:
                 (full if step_request.vocabulary is None else short).add(row, step_request)
             if step_request.attention:
                 attention_rows.append(row)
-        self._top_k = None
-        self._bind_head_inputs(full, short, attention_rows, shortlists)
+        vocabularies = [step_request.vocabulary for step_request in short.step_requests]
+        if vocabularies:
+            lists.use(cast(list[Sequence[int]], vocabularies), max(len(vocabularies), MIN_LISTED_ROWS))
+        else:
+            lists = self._no_lists
+        self._top_k = self._listed_top_k = None
+        self._bind_head_inputs(full, short, attention_rows, lists)
         self._run()
         heads: list[tuple[HeadOutputs, int] | None] = [None] * len(step_requests)
         for prefix, head in ((FULL, full), (SHORT, short)):
             if head.rows:
                 outputs = self._head_outputs(prefix)
                 if prefix == SHORT:
-                    outputs.ids = shortlists.ids(short.step_requests, outputs.ids)
+                    outputs.ids = lists.tokens(outputs.ids)
                 for row, place in head.places.items():
                     heads[row] = (outputs, place)
         edits = {
@@ -94,13 +129,11 @@ class Step:
         attention = {row: self._bound["attention"][place, : lengths[row]] for place, row in enumerate(attention_rows)}
         return MixedResult(heads, full.untempered | short.untempered, edits, attention)
 
-    def _bind_head_inputs(
-        self, full: HeadRows, short: HeadRows, attention_rows: list[int], shortlists: Shortlists
-    ) -> None:
+    def _bind_head_inputs(self, full: HeadRows, short: HeadRows, attention_rows: list[int], lists: ListedRows) -> None:
         # A product of one row may use another kernel with other rounding, and must not depend on the other rows.
         for prefix, head, size, min_rows in (
             (FULL, full, self._vocabulary, self._min_rows),
-            (SHORT, short, shortlists.width, 2),
+            (SHORT, short, lists.shortlists.width, MIN_LISTED_ROWS),
         ):
             inputs = head.inputs(size, max(self._min_head_rows, min_rows if head.rows else 0))
             for name, array in inputs.items():
@@ -109,11 +142,15 @@ class Step:
             self._bind_output(f"{prefix}log_probabilities", (count, k), _FLOAT)
             self._bind_output(f"{prefix}ids", (count, k), _INT64)
             self._bind_output(f"{prefix}edited", (count, width), _FLOAT)
-        for name, array in shortlists.inputs(short.step_requests, len(self._bound["short_rows"])).items():
-            self._bind_input(name, array)
+        self._bind_lists(lists, len(self._bound["short_rows"]))
         attention_rows = attention_rows or [0] * self._min_head_rows
         self._bind_input("attention_rows", np.array(attention_rows, np.int64))
         self._bind_output("attention", (len(attention_rows), self._source_capacity), _FLOAT)
+
+    def _bind_lists(self, lists: ListedRows, rows: int) -> None:
+        self._bind_input("short_list", lists.shortlists.tokens)
+        self._bind_input("short_columns", lists.columns[:rows])
+        self._bind_input("short_mask", lists.mask[:rows])
 
     def _head_outputs(self, prefix: str) -> HeadOutputs:
         bound = self._bound

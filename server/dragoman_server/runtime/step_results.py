@@ -97,9 +97,13 @@ class MixedResult:
         assert len(found) == len(heads), "a row requested no candidates"
         if not found:
             return np.zeros(0, np.int64), np.zeros(0, np.float32)
-        head, places = found[0][0], [place for _, place in found]
-        assert all(other is head for other, _ in found), "rows chose from different heads"
-        return head.ids[places, 0], head.log_probabilities[places, 0]
+        ids, log_probabilities = np.empty(len(found), np.int64), np.empty(len(found), np.float32)
+        for chosen in {id(head): head for head, _ in found}.values():
+            rows_of_head = [row for row, (head, _) in enumerate(found) if head is chosen]
+            places = [found[row][1] for row in rows_of_head]
+            ids[rows_of_head] = chosen.ids[places, 0]
+            log_probabilities[rows_of_head] = chosen.log_probabilities[places, 0]
+        return ids, log_probabilities
 
     def top(self, row: int) -> tuple[list[int], list[float]]:
         head, place = self._head(row)

@@ -8,13 +8,13 @@ import pytest
 
 from dragoman_export.shortlist.alignment import affordable_pairs, translations
 from dragoman_export.shortlist.lists import Statistics, make_shortlist
-from dragoman_server.bundle.load import BundleError, load_bundle, shipped_bundle
+from dragoman_server.bundle.load import BundleError, load_bundle
 from dragoman_server.bundle.shortlist import Shortlist, ShortlistError, read_shortlist
 from dragoman_server.core.token_list import TokenList
 from dragoman_server.runtime.shortlists import COLUMNS, ListedRows, ListedTokens, Shortlists
 from dragoman_training.data.batches import EncodedPair
 from dragoman_training.data.pairs import Pair
-from tests.support.bundles import altered_copy, edit_manifest
+from tests.support.bundles import SHIPPED_G2P, altered_copy, edit_manifest
 
 SOURCES, TARGETS = 5, 9
 COMMON = [0, 3]
@@ -78,7 +78,7 @@ def test_a_bundle_with_a_damaged_shortlist_is_refused_by_name(
     tmp_path: Path, common: list[int], cut: int, problem: str
 ) -> None:
     """Even if the checksum was made after the damage."""
-    shape = load_bundle(shipped_bundle()).manifest.shape
+    shape = load_bundle(SHIPPED_G2P).manifest.shape
     size, targets = shape.source_vocabulary, shape.target_vocabulary
     content = Shortlist(np.array(common), np.zeros(size + 1, np.int64), np.zeros(0, np.int64), targets).to_bytes()
 
@@ -88,7 +88,7 @@ def test_a_bundle_with_a_damaged_shortlist_is_refused_by_name(
         entry = {"shortlist.bin": {"sha256": "0" * 64, "bytes": 0}}
         edit_manifest(lambda d: (d.update(shortlist=described, format_version=5), d["files"].update(entry)))(folder)
 
-    folder = altered_copy(shipped_bundle(), tmp_path / "bundle", damage)
+    folder = altered_copy(SHIPPED_G2P, tmp_path / "bundle", damage)
     with pytest.raises(BundleError) as refused:
         load_bundle(folder)
     assert str(refused.value).startswith(f"{folder / 'shortlist.bin'} ")
@@ -120,7 +120,7 @@ def test_large_corpora_are_sampled_evenly() -> None:
 
 def test_a_shortlist_has_the_end_token_copies_and_likely_translations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dragoman_export.shortlist.lists.COMMON", 2)
-    bundle = load_bundle(shipped_bundle())
+    bundle = load_bundle(SHIPPED_G2P)
     source, target = bundle.source_tokenizer.get_vocab().__getitem__, bundle.target_tokenizer.get_vocab().__getitem__
     phones = {"b": "B", "d": "D", "k": "K", "m": "M", "a": "AE", "o": "AA"}
     texts = [first + middle + last for first in "bdkm" for middle in "ao" for last in "bdkm"]

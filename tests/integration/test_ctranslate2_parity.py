@@ -12,9 +12,9 @@ from dragoman_export.graphs.interface import decoder_interface, encoder_interfac
 from dragoman_export.graphs.trace import trace
 from dragoman_server.bundle.load import load_bundle
 from dragoman_server.bundle.manifest import Shape
-from dragoman_training.evaluation.greedy import greedy
 from dragoman_training.model import ModelConfig, Transformer
 from tests.benchmark.translator import CTranslate2
+from tests.reference.greedy import greedy
 from tests.support.bundles import SHIPPED_FP32, SHIPPED_G2P
 from tests.support.ctranslate2_model import convert
 from tests.support.onnx_models import complete

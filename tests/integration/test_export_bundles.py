@@ -23,8 +23,8 @@ from dragoman_export.export import ExportOptions, check, export_run
 from dragoman_export.graphs.onnx_model import WEIGHTS_FILE
 from dragoman_server.bundle.load import load_bundle
 from dragoman_server.bundle.manifest import MANIFEST_FILE
+from dragoman_training.evaluation.answers import answer
 from dragoman_training.evaluation.evaluate import measure
-from dragoman_training.evaluation.greedy import answer
 from dragoman_training.run.load import load_run
 from tests.support.random_model import small_run
 

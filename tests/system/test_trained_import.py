@@ -13,7 +13,7 @@ from dragoman_export.build import BuildInput, build
 from dragoman_export.bundle.options import ExportOptions
 from dragoman_export.original import Original
 from dragoman_training.data.batches import pad
-from dragoman_training.evaluation.greedy import greedy
+from tests.reference.greedy import greedy
 from tests.support.annalog import LONGEST, Annalog, DownloadError, InPyTorch, download, original
 
 torch.set_num_threads(1)

@@ -19,7 +19,7 @@ from dragoman_export.marian.vocabulary import read_vocabulary
 from dragoman_export.original import Original
 from dragoman_server.bundle.segmenter import Segmenter, load_pieces
 from dragoman_training.data.batches import pad
-from dragoman_training.evaluation.greedy import greedy
+from tests.reference.greedy import greedy
 from tests.support.huggingface_directories import fuzzed_texts, lines, train
 from tests.support.marian_models import (
     OPTIONS,

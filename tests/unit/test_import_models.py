@@ -16,7 +16,7 @@ from dragoman_export.huggingface.model import read_model
 from dragoman_export.imports import SAMPLES, read_import, read_sources
 from dragoman_export.original import Original
 from dragoman_training.data.batches import pad
-from dragoman_training.evaluation.greedy import greedy
+from tests.reference.greedy import greedy
 from tests.support.huggingface_directories import lines
 from tests.support.huggingface_models import LONGEST, MODELS, write_model
 

@@ -1,4 +1,4 @@
-"""Greedy decoding, the reference for faster decoders, and metrics against values counted by hand."""
+"""Answers to texts, and metrics against values counted by hand."""
 
 import random
 from pathlib import Path
@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman_training.data.pairs import Pair
-from dragoman_training.data.tokenizers import BEGIN_ID, END_ID, train_tokenizer
+from dragoman_training.data.tokenizers import train_tokenizer
+from dragoman_training.evaluation.answers import answer
 from dragoman_training.evaluation.evaluate import measure
-from dragoman_training.evaluation.greedy import answer, greedy
 from dragoman_training.evaluation.metrics import METRICS, Score, better, edit_distance
 from dragoman_training.model import ModelConfig, Transformer
 from dragoman_training.recipe import Metric, TokenizerConfig
+from tests.reference.greedy import greedy
 
 torch.set_num_threads(1)
 
@@ -28,38 +29,22 @@ def model() -> Transformer:
     return Transformer(config, 12, 12, pad=0).eval()
 
 
-def test_greedy_takes_the_most_probable_token(model: Transformer) -> None:
-    source = [5, 7, 9, 3]
-    [row] = greedy(model, [source], 8)
-    prefix = [BEGIN_ID]
-    for token in [*row, END_ID][:8]:
-        assert model(torch.tensor([source]), torch.tensor([prefix]))[0, -1].argmax() == token
-        prefix.append(token)
-    assert greedy(model, [source], 2) == [row[:2]]
-
-
-def test_greedy_does_not_depend_on_the_batch(model: Transformer) -> None:
-    sources = [[4 + (i * j) % 8 for j in range(1, 1 + i % 7)] + [3] for i in range(30)]
-    together = greedy(model, sources, 8)
-    assert together == [greedy(model, [source], 8)[0] for source in sources]
-    assert all(END_ID not in row and len(row) <= 8 for row in together)
-
-
-def test_answers_to_texts(model: Transformer) -> None:
+def test_answers_to_texts(model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = train_tokenizer(TokenizerConfig(kind="characters"), ["abcdefgh"])
-    batches: list[None] = []
-    texts = ["ab", "abc", "ab", "hgf"]
-    answers = answer(model, tokenizer, tokenizer, texts, before_batch=lambda: batches.append(None))
-    assert answers.keys() == {"ab", "abc", "hgf"}
-    assert len(batches) == 1
-    assert answers["abc"] == tokenizer.decode(greedy(model, [tokenizer.encode("abc").ids], 8)[0])
+    done: list[int] = []
+    texts = ["ab", "abc", "ab", "hgf", "abcdefgh"]
+    monkeypatch.setattr("dragoman_training.evaluation.answers.BATCH_TOKENS", 9)
+    answers = answer(model, tokenizer, tokenizer, texts, answered=done.append)
+    assert answers.keys() == {"ab", "abc", "hgf", "abcdefgh"}
+    assert done == [1, 3, 4], "the longest alone, two of four tokens, the rest"
+    assert all(answers[text] == tokenizer.decode(greedy(model, [tokenizer.encode(text).ids], 8)[0]) for text in texts)
 
 
 def test_answers_and_references_are_compared_in_canonical_form(
     model: Transformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = {"ab": "d e", "abc": "f"}
-    monkeypatch.setattr("dragoman_training.evaluation.evaluate.answer", lambda *_, before_batch: answers)
+    monkeypatch.setattr("dragoman_training.evaluation.evaluate.answer", lambda *_, **__: answers)
     tokenizer = train_tokenizer(TokenizerConfig(kind="characters", lowercase=True), ["abcdef h"])
     pairs = [Pair(source, f" \u200b{text.upper()} ".replace(" ", "  "), Path(), 1) for source, text in answers.items()]
     other = Pair("A\u00adB", "h", Path(), 2)  # another reference, to a source in another spelling

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman_training.data.batches import IGNORED, BatchSampler, EncodedPair, collate
+from dragoman_training.data.batches import BatchSampler, EncodedPair, collate
+from dragoman_training.model import loss as loss_module
 from dragoman_training.model.linear import Linear
-from dragoman_training.optimization import loss as loss_module
+from dragoman_training.model.loss import IGNORED, smoothed_cross_entropy
 from dragoman_training.optimization.allocator import _glibc
-from dragoman_training.optimization.loss import smoothed_cross_entropy
 from dragoman_training.optimization.optimizer import build_optimizer, learning_rate
 from dragoman_training.optimization.precision import resolve_precision
 from dragoman_training.recipe import TrainingConfig
@@ -106,6 +106,8 @@ def test_loss_equals_pytorch(rows: int, smoothing: float, bf16: bool, monkeypatc
         options = {"label_smoothing": smoothing, "ignore_index": IGNORED}
         expected = F.cross_entropy(logits, target.flatten(), reduction="sum", **options) / 7  # type: ignore[arg-type]
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        assert torch.equal(smoothed_cross_entropy(hidden, weight, target, smoothing) / 7, loss)
     gradients = [torch.autograd.grad(value, (hidden, weight)) for value in (loss, expected)]
     torch.testing.assert_close(*gradients, rtol=2e-2 if bf16 else 1e-4, atol=2e-2 if bf16 else 1e-5)
 

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dragoman_training.data.batches import IGNORED, Batch, BatchSampler
+from dragoman_training.data.batches import Batch, BatchSampler
 from dragoman_training.data.prepare import TrainingData
 from dragoman_training.data.tokenizers import BEGIN_ID, END_ID, PAD_ID
+from dragoman_training.model.loss import IGNORED
 from dragoman_training.optimization.optimizer import build_optimizer, learning_rate
 from dragoman_training.trainer import Trainer
 from tests.benchmark.training.torch_transformer import TorchTransformer

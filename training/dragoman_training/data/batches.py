@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from dragoman_training.data.tokenizers import BEGIN_ID, PAD_ID
-
-IGNORED = -100  # the default ignore_index of F.cross_entropy
+from dragoman_training.model.loss import IGNORED
 
 
 @dataclass(frozen=True)

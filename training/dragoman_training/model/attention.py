@@ -119,6 +119,25 @@ class MultiHeadAttention(nn.Module):
         )
         return self.output(heads.transpose(1, 2).flatten(-2)), weights if return_weights else None
 
+    def attend(
+        self, x: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *, bias: Tensor | None = None
+    ) -> Tensor:
+        """Computes the attention of `x` over keys and values that `project_memory` made before.
+
+        Args:
+            x: Queries before projection [batch, queries, d_model].
+            key: Keys [batch, heads, keys, d_head].
+            value: Values [batch, heads, keys, d_head].
+            mask: Bool, broadcastable to [batch, heads, queries, keys]; True where a query attends.
+            bias: Addend of the scores [heads, queries, keys].
+
+        Returns:
+            The output [batch, queries, d_model].
+        """
+        query = self.split_heads(self.query(x))  # [batch, heads, queries, d_head]
+        heads, _ = scaled_dot_product_attention(query, key, value, mask, bias=bias, scale=self.scale)
+        return self.output(heads.transpose(1, 2).flatten(-2))  # type: ignore[no-any-return]
+
     def _project(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Projects to queries, keys and values [batch, heads, length, d_head]; self-attention trains with one product.
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from dragoman_training.model.attention import MultiHeadAttention
+from dragoman_training.model.cache import LayerCache
 from dragoman_training.model.config import LayerConfig, NormKind
 from dragoman_training.model.dropout import Dropout
 from dragoman_training.model.feed_forward import FeedForward
@@ -101,6 +102,35 @@ class DecoderLayer(nn.Module):
         x = self.residuals[0](x, lambda y: self.self_attention(y, bias=bias, causal=True)[0])
         x = self.residuals[1](x, cross_attend)
         return self.residuals[2](x, self.feed_forward), weights
+
+    def step(
+        self, x: Tensor, cache: LayerCache, position: int, memory_mask: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
+        """Runs the layer for one position of each row.
+
+        Args:
+            x: Output of the layer below [rows, 1, d_model].
+            cache: Keys and values of the positions before, and of the memory.
+            position: Position of the rows.
+            memory_mask: Bool [sources, 1, 1, source], False at source padding.
+            bias: Addend of the self-attention scores [heads, 1, position + 1].
+
+        Returns:
+            The layer's output [rows, 1, d_model].
+        """
+
+        def attend_back(y: Tensor) -> Tensor:
+            keys, values = cache.append(*self.self_attention.project_memory(y), position)
+            return self.self_attention.attend(y, keys, values, bias=bias)
+
+        def attend_source(y: Tensor) -> Tensor:
+            keys, values = cache.memory
+            queries = y.view(len(keys), -1, y.size(-1))  # the rows of a source are its queries
+            return self.cross_attention.attend(queries, keys, values, memory_mask).view_as(y)
+
+        x = self.residuals[0](x, attend_back)
+        x = self.residuals[1](x, attend_source)
+        return self.residuals[2](x, self.feed_forward)  # type: ignore[no-any-return]
 
 
 def _attention(config: LayerConfig) -> MultiHeadAttention:

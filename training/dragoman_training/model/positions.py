@@ -139,3 +139,8 @@ class RelativePositions(nn.Module):
         device = self.table.weight.device
         distance = torch.arange(keys, device=device)[None, :] - torch.arange(queries, device=device)[:, None]
         return self.table(self.bucket(distance)).permute(2, 0, 1)  # type: ignore[no-any-return]
+
+    def last_query(self, keys: int) -> Tensor:
+        """Returns the addend of the scores of a query at the position of the last key [heads, 1, keys]."""
+        distance = torch.arange(1 - keys, 1, device=self.table.weight.device)[None]  # [1, keys]
+        return self.table(self.bucket(distance)).permute(2, 0, 1)  # type: ignore[no-any-return]

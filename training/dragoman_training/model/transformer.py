@@ -1,13 +1,16 @@
 """The encoder-decoder Transformer ("Attention Is All You Need", Vaswani et al. 2017), assembled from its parts."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from dragoman_training.model.cache import DecoderState, LayerCache
 from dragoman_training.model.config import ModelConfig
 from dragoman_training.model.layers import DecoderLayer, EncoderLayer, build_norm
+from dragoman_training.model.linear import Linear
 from dragoman_training.model.positions import Embedding, RelativePositions
 
 
@@ -26,6 +29,13 @@ class RelativeBias(nn.ModuleList):
         if not len(self):
             return [None] * layers
         biases = [table(length, length) for table in self]  # [heads, length, length] each
+        return biases if len(biases) == layers else biases * layers
+
+    def last_query(self, layers: int, length: int) -> list[Tensor | None]:
+        """Returns the addend of each layer's scores of the last position [heads, 1, length], None without tables."""
+        if not len(self):
+            return [None] * layers
+        biases: list[Tensor | None] = [cast(RelativePositions, table).last_query(length) for table in self]
         return biases if len(biases) == layers else biases * layers
 
 
@@ -66,7 +76,7 @@ class Decoder(nn.Module):
         self.relative = RelativeBias(config, config.decoder_layers, layer.heads, bidirectional=False)
         self.norm = _final_norm(config)
         self.output_scale = config.d_model**-0.5 if config.output_scale else 1.0
-        self.projection = nn.Linear(config.d_model, vocabulary, bias=False)
+        self.projection = Linear(config.d_model, vocabulary, bias=False)
         self.logit_bias: Tensor | None  # [vocabulary]
         self.register_buffer("logit_bias", None, persistent=False)
 
@@ -91,8 +101,7 @@ class Decoder(nn.Module):
             [batch, heads, target, source] (an empty list without `return_weights`).
         """
         x, weights = self.hidden(target, memory, memory_mask, return_weights=return_weights)
-        logits = self.projection(x)  # [batch, target, vocabulary]
-        return logits if self.logit_bias is None else logits + self.logit_bias, weights
+        return self.logits(x), weights  # [batch, target, vocabulary]
 
     def hidden(
         self, target: Tensor, memory: Tensor, memory_mask: Tensor | None, *, return_weights: bool = False
@@ -104,8 +113,50 @@ class Decoder(nn.Module):
             x, layer_weights = layer(x, memory, memory_mask, bias, return_weights=return_weights)
             if layer_weights is not None:
                 weights.append(layer_weights)  # [batch, heads, target, source]
-        x = self.norm(x)  # [batch, target, d_model]
-        return x if self.output_scale == 1 else x * self.output_scale, weights
+        return self._scaled(self.norm(x)), weights  # [batch, target, d_model]
+
+    def begin(self, memory: Tensor, memory_mask: Tensor | None, rows_per_source: int = 1) -> DecoderState:
+        """Computes the keys and values of the memory, for decoding step by step.
+
+        Args:
+            memory: Encoder output [sources, source, d_model].
+            memory_mask: Bool [sources, 1, 1, source], False at source padding; None if there is no padding.
+            rows_per_source: Number of targets that are decoded for each source.
+
+        Returns:
+            The state before the first step.
+        """
+        rows = len(memory) * rows_per_source
+        layers = cast(Iterable[DecoderLayer], self.layers)
+        projected = (layer.cross_attention.project_memory(memory) for layer in layers)
+        return DecoderState((LayerCache(pair, rows) for pair in projected), memory_mask)
+
+    def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
+        """Computes the input of the output layer for the next position of each row, as `hidden` does for all of them.
+
+        Args:
+            tokens: Decoder input ids at this position [rows]: the begin token first, then what was chosen.
+            state: State after the position before; it advances.
+
+        Returns:
+            The last row of `hidden` [rows, d_model].
+        """
+        position = state.position
+        positions = tokens.new_tensor([[position]])  # [1, 1], the same for all rows
+        x = self.embedding(tokens[:, None], positions)  # [rows, 1, d_model]
+        biases = self.relative.last_query(len(self.layers), position + 1)
+        for layer, cache, bias in zip(self.layers, state.layers, biases, strict=True):
+            x = cast(DecoderLayer, layer).step(x, cache, position, state.memory_mask, bias)
+        state.position += 1
+        return self._scaled(self.norm(x)).squeeze(1)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Maps the input of the output layer [..., d_model] to logits [..., vocabulary]."""
+        logits: Tensor = self.projection(hidden)
+        return logits if self.logit_bias is None else logits + self.logit_bias
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return x if self.output_scale == 1 else x * self.output_scale
 
 
 class Transformer(nn.Module):

@@ -11,9 +11,9 @@ from dragoman_training.data.batches import Batch
 from dragoman_training.data.tokenizers import PAD_ID
 from dragoman_training.errors import TrainingError
 from dragoman_training.model import Transformer
+from dragoman_training.model.loss import smoothed_cross_entropy
 from dragoman_training.optimization.divergence import check_divergence, untrained_loss
 from dragoman_training.optimization.freeze import freeze
-from dragoman_training.optimization.loss import smoothed_cross_entropy
 from dragoman_training.optimization.moving_average import MovingAverage
 from dragoman_training.optimization.optimizer import build_optimizer, learning_rate
 from dragoman_training.optimization.precision import resolve_precision

@@ -223,7 +223,7 @@ class Trainer:
         """
         self.learner.evaluated.eval()
         loss = negative_log_likelihood(
-            self.learner.evaluated, self.data.dev, self.config.batch_tokens, before_batch=self._raise_if_stopped
+            self.learner.evaluated, self.data.dev, self.config.batch_tokens, before_step=self._raise_if_stopped
         )
         scores = self.measure(self.data.dev_pairs)
         self.learner.model.train()
@@ -233,4 +233,4 @@ class Trainer:
         """Computes the metrics of the recipe; an interrupted measurement raises Stopped."""
         tokenizers = self.data.source_tokenizer, self.data.target_tokenizer
         metrics = self.recipe.evaluation.metrics
-        return measure(self.learner.evaluated, *tokenizers, pairs, metrics, before_batch=self._raise_if_stopped)
+        return measure(self.learner.evaluated, *tokenizers, pairs, metrics, before_step=self._raise_if_stopped)

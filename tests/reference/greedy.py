@@ -1,15 +1,12 @@
-"""Greedy decoding without a KV cache: slow and simple, the reference for all faster decoders."""
+"""Greedy decoding without a cache: slow and simple, the reference for all faster decoders."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
-from tokenizers import Tokenizer
 
 from dragoman_training.data.batches import pad
 from dragoman_training.data.tokenizers import BEGIN_ID, END_ID
 from dragoman_training.model import Transformer
-
-BATCH_TOKENS = 8192  # rows x longest source of a batch: about 500 words, or 100 sentences
 
 
 @torch.no_grad()
@@ -45,33 +42,3 @@ def greedy(
             break
     rows = [row[1:] for row in target.tolist()]
     return [row[: row.index(end)] if end in row else row for row in rows]
-
-
-def answer(
-    model: Transformer,
-    source_tokenizer: Tokenizer,
-    target_tokenizer: Tokenizer,
-    texts: Iterable[str],
-    *,
-    before_batch: Callable[[], None] = lambda: None,
-) -> dict[str, str]:
-    """Decodes distinct texts in batches of similar length.
-
-    Args:
-        model: Model in eval mode.
-        before_batch: Callback that runs before each batch; an exception it raises ends the work.
-
-    Returns:
-        The answer to each text.
-    """
-    distinct = list(dict.fromkeys(texts))
-    encoded = {text: e.ids for text, e in zip(distinct, source_tokenizer.encode_batch(distinct), strict=True)}
-    distinct.sort(key=lambda text: len(encoded[text]), reverse=True)
-    answers: dict[str, str] = {}
-    while len(answers) < len(distinct):
-        before_batch()
-        done = len(answers)
-        chunk = distinct[done : done + max(1, BATCH_TOKENS // len(encoded[distinct[done]]))]
-        rows = greedy(model, [encoded[text] for text in chunk], model.config.max_target_length)
-        answers.update(zip(chunk, target_tokenizer.decode_batch(rows), strict=True))
-    return answers

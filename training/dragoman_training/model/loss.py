@@ -1,0 +1,89 @@
+"""The output layer and the loss in one: cross entropy that never holds all logits at once."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dragoman_training.model.linear import autocast_dtype, matmul
+
+IGNORED = -100  # target id of padding, the default ignore_index of F.cross_entropy
+CHUNK = 2**24  # logits at a time: 64 MiB
+
+
+def rows_at_a_time(vocabulary: int) -> int:
+    """Returns how many rows of logits are CHUNK logits."""
+    return max(1, CHUNK // vocabulary)
+
+
+def smoothed_cross_entropy(hidden: Tensor, weight: Tensor, target: Tensor, smoothing: float) -> Tensor:
+    """Computes the label-smoothed cross entropy of the logits hidden @ weight^T (Szegedy et al. 2016).
+
+    The result is that of F.cross_entropy, but logits and their gradient are computed a few rows at a time and
+    discarded: with a large vocabulary they would take most of a step's memory. Padding is skipped. Without grad mode no
+    gradient is computed.
+
+    Args:
+        hidden: Decoder outputs [batch, target, d_model].
+        weight: Output layer [vocabulary, d_model].
+        target: Token ids [batch, target], IGNORED at padding.
+        smoothing: Share of the probability that is spread over all tokens.
+
+    Returns:
+        The sum over the target tokens in nats, a float32 scalar [].
+    """
+    kept = (target.flatten() != IGNORED).nonzero().squeeze(1)  # [tokens]
+    rows = hidden.flatten(0, 1).index_select(0, kept)  # [tokens, d_model]
+    if not torch.is_grad_enabled():
+        return _cross_entropy(rows, weight, target.flatten()[kept], smoothing, None)[0]
+    return _CrossEntropy.apply(rows, weight, target.flatten()[kept], smoothing)  # type: ignore[no-any-return,no-untyped-call]
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, target: Tensor, smoothing: float) -> Tensor:
+        rows_gradient = torch.empty_like(rows)  # [tokens, d_model]
+        total, weight_gradient = _cross_entropy(rows, weight, target, smoothing, rows_gradient)
+        ctx.save_for_backward(rows_gradient, torch.zeros_like(weight) if weight_gradient is None else weight_gradient)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        rows_gradient, weight_gradient = ctx.saved_tensors
+        return rows_gradient * gradients[0], weight_gradient * gradients[0], None, None
+
+
+def _cross_entropy(
+    rows: Tensor, weight: Tensor, target: Tensor, smoothing: float, rows_gradient: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Computes the loss and, if asked, its gradients.
+
+    Args:
+        rows: Decoder outputs [tokens, d_model].
+        weight: Output layer [vocabulary, d_model].
+        target: Token ids [tokens].
+        rows_gradient: Filled with the gradient of `rows`, in its shape; None for the loss alone.
+
+    Returns:
+        The loss [] and the gradient of `weight` in its shape; None without tokens or for the loss alone.
+    """
+    dtype = autocast_dtype(rows)
+    vocabulary, weight_gradient = weight.size(0), None
+    matrix, total = weight.to(dtype), rows.new_zeros((), dtype=torch.float32)  # [vocabulary, d_model], []
+    chunk = rows_at_a_time(vocabulary)
+    with torch.autocast(rows.device.type, enabled=False):
+        for start in range(0, len(rows), chunk):
+            part = rows[start : start + chunk].to(dtype)  # [chunk, d_model]
+            ids = target[start : start + chunk, None]  # [chunk, 1]
+            logp = matmul(part, matrix).float().log_softmax(-1)  # [chunk, vocabulary]
+            total -= (1 - smoothing) * logp.gather(1, ids).sum() + smoothing * logp.mean(-1).sum()
+            if rows_gradient is None:
+                continue
+            # The gradient of the logits is the probabilities minus the smoothed targets.
+            gradient = logp.exp_().sub_(smoothing / vocabulary)  # [chunk, vocabulary]
+            gradient.scatter_add_(1, ids, gradient.new_full(ids.shape, smoothing - 1))
+            gradient = gradient.to(dtype)
+            rows_gradient[start : start + chunk] = matmul(gradient, matrix.t())
+            update = matmul(gradient.t(), part.t())  # [vocabulary, d_model]
+            weight_gradient = update.to(weight.dtype) if weight_gradient is None else weight_gradient.add_(update)
+    return total, weight_gradient

@@ -1,12 +1,13 @@
 """Candidates of the teachers, and which of them the student learns."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from dragoman_server.core.requests import FinishReason, HypothesisResult
 from dragoman_server.distill.lines import on_one_line, repeats, unfit
 from dragoman_server.offline.errors import OfflineError
+from dragoman_server.offline.model import NOT_SCORED, Scored
 
 Choice = Literal["score", "bleu", "chrf"]
 CHOICES: tuple[Choice, ...] = get_args(Choice)
@@ -20,10 +21,12 @@ class Candidate:
     Attributes:
         text: Its text on one line.
         fault: Why it can't be used; empty if it can.
+        found: Its tokens and their score as the search found them.
     """
 
     text: str
     fault: str
+    found: Scored = field(default=NOT_SCORED, compare=False)
 
 
 def candidate(result: HypothesisResult, text: str, source_ids: Sequence[int], max_new_tokens: int) -> Candidate:
@@ -41,7 +44,8 @@ def candidate(result: HypothesisResult, text: str, source_ids: Sequence[int], ma
         fault = f"the answer {problem}"
     elif repeats(result.ids) and not repeats(source_ids):
         fault = "the answer repeats itself"
-    return Candidate(text, fault)
+    score = sum(result.log_probabilities) / max(len(result.log_probabilities), 1)
+    return Candidate(text, fault, Scored(result.ids, score))
 
 
 def merge(teachers: Iterable[Sequence[Candidate]]) -> list[Candidate]:

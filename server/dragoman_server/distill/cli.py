@@ -138,6 +138,7 @@ def run(
         window,
         restart,
     )
+    sys.setswitchinterval(0.0005)  # engines get the interpreter's lock back soon
     stop = _stop_on_signals()
     configure_logs("console", "error")
     try:

@@ -14,7 +14,7 @@ from dragoman_server.distill.choose import Candidate, closeness, merge
 from dragoman_server.distill.lines import unfit
 from dragoman_server.distill.options import DistillOptions
 from dragoman_server.distill.teacher import Teacher
-from dragoman_server.offline.engines import Answer
+from dragoman_server.offline.engines import Answer, Ticket
 from dragoman_server.offline.errors import StoppedError
 from dragoman_server.offline.model import Ids
 from dragoman_server.offline.output import Output
@@ -118,16 +118,21 @@ class Distillation:
         self._tag = f"{options.tag} " if options.tag else ""
         self._close = None if options.choose == "score" else closeness(options.choose)
         self.counts = Counts.read(output.state)
-        self._asked = 0  # lines of windows that all teachers have answered
-        self._asking: tuple[int, int, int] = (0, 0, 1)  # lines of the current window; answers before, and to come
+        self._begun_lines = self._expected = 0  # lines of the windows that have begun, and answers to come
 
     def windows(self) -> Iterator[Window]:
         """Yields windows, their sources as the ids of every teacher."""
         while lines := list(islice(self._lines, self._options.window)):
             yield self._window(lines)
 
-    def ask(self, window: Window) -> Asked:
-        """Asks all teachers, one after the other; several then score each other's candidates if those are to win.
+    def begin(self, window: Window) -> list[Ticket]:
+        """Asks the first teacher before the window is due. Several take turns, so that each has all cores."""
+        self._begun_lines += len(window.lines)
+        self._expected += sum(map(len, window.ids))
+        return [self._teachers[0].begin(window.ids[0])] if len(self._teachers) == 1 else []
+
+    def ask(self, window: Window, tickets: list[Ticket]) -> Asked:
+        """Returns the answers of all teachers; several score each other's candidates if those are to win.
 
         Raises:
             StoppedError: The work should stop.
@@ -135,20 +140,19 @@ class Distillation:
         """
         if self._should_stop():
             raise StoppedError
-        expected = sum(map(len, window.ids))
-        self._asking = len(window.lines), self._answered(), max(expected, 1)
-        teachers = zip(self._teachers, window.ids, strict=True)
-        asked = Asked([teacher.answers(ids, self._should_stop) for teacher, ids in teachers])
+        asked = Asked([])
+        for index, (teacher, ids) in enumerate(zip(self._teachers, window.ids, strict=True)):
+            ticket = tickets[index] if tickets else teacher.begin(ids)
+            asked.answers.append(teacher.answers(ids, ticket, self._should_stop))
         if len(self._teachers) > 1 and self._close is None:
-            asked.ranked = self._ranked(window, self._candidates(window, asked.answers))
-        self._asked, self._asking = self._asked + len(window.lines), (0, 0, 1)
+            asked.ranked = self._ranked(window, self._of_teachers(window, asked.answers))
         return asked
 
     def measure(self) -> tuple[int, int]:
-        """Returns the lines that the teachers have answered, a part of the current window included, and the tokens."""
-        lines, before, expected = self._asking
-        part = lines * min((self._answered() - before) / expected, 1.0)
-        return self._asked + int(part), sum(teacher.model.engines.tokens for teacher in self._teachers)
+        """Returns the lines that the teachers have answered, estimated by their answers, and the tokens of those."""
+        engines = [teacher.model.engines for teacher in self._teachers]
+        part = sum(each.answered for each in engines) / max(self._expected, 1)
+        return int(self._begun_lines * min(part, 1.0)), sum(each.tokens for each in engines)
 
     def save(self, window: Window, asked: Asked) -> None:
         """Chooses for every line of a window, and writes it.
@@ -157,7 +161,9 @@ class Distillation:
             OfflineError: The output can't be written.
         """
         output, bad, counts = [], [], self.counts
-        candidates = self._candidates(window, asked.answers) if asked.ranked is None else asked.ranked
+        candidates = asked.ranked
+        if candidates is None:
+            candidates = [_merged(found) for found in self._of_teachers(window, asked.answers)]
         for line, problem, place in zip(window.lines, window.problems, window.places, strict=True):
             counts.lines += 1
             found = problem or candidates[place]
@@ -173,9 +179,6 @@ class Distillation:
             output += [self._pair(line.source, one.text) for one in chosen]
             counts.written += len(chosen)
         self._output.commit(counts.lines, "".join(output).encode(), "".join(bad).encode(), counts.document())
-
-    def _answered(self) -> int:
-        return sum(teacher.model.engines.answered for teacher in self._teachers)
 
     def _window(self, lines: list[SourceLine]) -> Window:
         problems = [line.problem or unfit(line.source) for line in lines]
@@ -199,20 +202,19 @@ class Distillation:
         places = [-1 if problem else texts[line.source] for line, problem in zip(lines, problems, strict=True)]
         return Window(lines, problems, places, ids)
 
-    def _candidates(self, window: Window, answers: Sequence[list[Answer]]) -> list[list[Candidate] | str]:
-        """Returns the candidates of all teachers for each source, or why there are none."""
+    def _of_teachers(self, window: Window, answers: Sequence[list[Answer]]) -> list[tuple[list[Candidate] | str, ...]]:
+        """Returns the candidates of each teacher, or why there are none, for each source."""
         of_teachers = [
             teacher.candidates(ids, found)
             for teacher, ids, found in zip(self._teachers, window.ids, answers, strict=True)
         ]
-        merged: list[list[Candidate] | str] = []
-        for found in zip(*of_teachers, strict=True):
-            problem = next((one for one in found if isinstance(one, str)), None)
-            merged.append(problem or merge(one for one in found if not isinstance(one, str)))
-        return merged
+        return list(zip(*of_teachers, strict=True))
 
-    def _ranked(self, window: Window, candidates: list[list[Candidate] | str]) -> list[list[Candidate] | str]:
-        """Returns the usable candidates by the mean of the teachers' scores, the best first."""
+    def _ranked(
+        self, window: Window, of_teachers: Sequence[tuple[list[Candidate] | str, ...]]
+    ) -> list[list[Candidate] | str]:
+        """Returns the usable candidates of each source by the mean of the teachers' scores, the best first."""
+        candidates = [_merged(found) for found in of_teachers]
         usable = [
             (place, one)
             for place, found in enumerate(candidates)
@@ -221,14 +223,21 @@ class Distillation:
             if not one.fault
         ]
         texts = [one.text for _, one in usable]
-        scores = [
-            teacher.model.score([ids[place] for place, _ in usable], texts, self._should_stop)
-            for teacher, ids in zip(self._teachers, window.ids, strict=True)
-        ]
+        scores = []
+        for index, (teacher, ids) in enumerate(zip(self._teachers, window.ids, strict=True)):
+            own = {
+                (place, one.text): one.found
+                for place, found in enumerate(of_teachers)
+                for one in found[index]
+                if isinstance(one, Candidate)
+            }
+            found_out = [own.get((place, one.text)) for place, one in usable]
+            sources = [ids[place] for place, _ in usable]
+            scores.append(teacher.model.score(sources, texts, self._should_stop, found_out))
         means: dict[tuple[int, str], float] = {}
-        for (place, one), *own in zip(usable, *scores, strict=True):
-            known = [score for score in own if score is not None]
-            if len(known) == len(own):
+        for (place, one), *given in zip(usable, *scores, strict=True):
+            known = [score for score in given if score is not None]
+            if len(known) == len(given):
                 means[place, one.text] = sum(known) / len(known)
         ranked: list[list[Candidate] | str] = []
         for place, found in enumerate(candidates):
@@ -251,6 +260,12 @@ class Distillation:
     def _pair(self, source: str, target: str) -> str:
         first, second = (target, source) if self._options.swap else (source, target)
         return f"{self._tag}{first}\t{second}\n"
+
+
+def _merged(found: Sequence[list[Candidate] | str]) -> list[Candidate] | str:
+    """Returns the candidates of all teachers for one source, or why there are none."""
+    problem = next((one for one in found if isinstance(one, str)), None)
+    return problem or merge(one for one in found if not isinstance(one, str))
 
 
 def _listed(line: SourceLine, problem: str) -> str:
@@ -289,6 +304,6 @@ def distill(options: DistillOptions, config: ServerConfig, should_stop: Callable
         lines = islice(sources.lines(), output.lines, None)
         work = Distillation(options, teachers, lines, output, should_stop)
         with Meter(total, output.lines, work.measure):
-            run_pipeline(work.windows(), work.ask, work.save)
+            run_pipeline(work.windows(), work.begin, work.ask, work.save)
         output.finish()
     return work.counts

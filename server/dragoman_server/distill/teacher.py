@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
 from dragoman.v1 import generation_pb2 as pb
@@ -14,7 +15,7 @@ from dragoman_server.core.requests import GenerationResult
 from dragoman_server.core.search_options import SearchOptions
 from dragoman_server.distill.choose import Candidate, candidate
 from dragoman_server.messages.default_options import BEAM, SAMPLING
-from dragoman_server.offline.engines import Answer
+from dragoman_server.offline.engines import Answer, Ticket
 from dragoman_server.offline.errors import OfflineError
 from dragoman_server.offline.model import Ids, OfflineModel
 
@@ -53,20 +54,24 @@ class Teacher:
         self.model = OfflineModel(path, config, languages)
         self.search = self._search(wishes)
 
-    def answers(self, sources: Sequence[Ids], should_stop: Callable[[], bool]) -> list[Answer]:
-        """Returns the answers to sources, which are computed by falling length.
+    def begin(self, sources: Sequence[Ids]) -> Ticket:
+        """Asks for the answers to sources, which are computed by falling length."""
+        return self.model.engines.submit(
+            self.model.requests([sources[index] for index in _longest_first(sources)], self.search)
+        )
+
+    def answers(self, sources: Sequence[Ids], ticket: Ticket, should_stop: Callable[[], bool]) -> list[Answer]:
+        """Returns the answers to sources.
+
+        Args:
+            ticket: What `begin` returned for them.
 
         Raises:
             StoppedError: `should_stop` returned True.
             OfflineError: An engine has failed.
         """
-        order = sorted(range(len(sources)), key=lambda index: -len(sources[index]))
-        engines = self.model.engines
-        ticket = engines.submit(self.model.requests([sources[index] for index in order], self.search))
-        answers: list[Answer | None] = [None] * len(sources)
-        for index, answer in zip(order, engines.wait(ticket, should_stop), strict=True):
-            answers[index] = answer
-        return [answer for answer in answers if answer is not None]
+        found = zip(_longest_first(sources), self.model.engines.wait(ticket, should_stop), strict=True)
+        return [answer for _, answer in sorted(found, key=itemgetter(0))]
 
     def candidates(self, sources: Sequence[Ids], answers: Sequence[Answer]) -> list[list[Candidate] | str]:
         """Returns the candidates of each source, best first, or why there are none.
@@ -105,6 +110,10 @@ class Teacher:
             return self.model.search(options, without=(*BEAM, *SAMPLING, "num_hypotheses"))
         options.beam_size, options.num_hypotheses = beam, wishes.candidates
         return self.model.search(options)
+
+
+def _longest_first(sources: Sequence[Ids]) -> list[int]:
+    return sorted(range(len(sources)), key=lambda index: -len(sources[index]))
 
 
 def identify(path: Path) -> str:

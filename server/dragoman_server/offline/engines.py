@@ -18,8 +18,8 @@ from dragoman_server.engine.job import CallQueue, Event, Job
 from dragoman_server.engine.memory_budget import rows_for
 from dragoman_server.engine.scheduler import Scheduler
 from dragoman_server.engine.shared_queue import SharedQueue
-from dragoman_server.metrics import ModelMetrics
 from dragoman_server.offline.errors import OfflineError, StoppedError
+from dragoman_server.offline.unmeasured import Unmeasured
 from dragoman_server.runtime.device import first_line
 from dragoman_server.runtime.scorer_session import ScorerSession
 
@@ -110,7 +110,7 @@ class OfflineEngines:
         self._answers = threading.Lock()
         self._failure: BaseException | None = None
         self.answered = self.tokens = 0
-        metrics = ModelMetrics()
+        metrics = Unmeasured()
         self._engines = [
             Engine(index, runtime, self._queue, metrics, self._deliver, self._failed, options.max_errors)
             for index, runtime in enumerate(runtimes)

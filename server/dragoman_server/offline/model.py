@@ -1,17 +1,18 @@
 """A bundle in this process that turns texts into texts, with the options, languages and checks of the server."""
 
 import asyncio
+import math
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.bundle.load import BundleError, load_bundle
 from dragoman_server.config import ServerConfig
 from dragoman_server.core.requests import GenerationRequest
 from dragoman_server.core.search_options import SearchOptions
-from dragoman_server.decoding.text_stream import TargetDecoder
 from dragoman_server.engine.engine_options import engine_options
 from dragoman_server.engine.scorer import row_elements
 from dragoman_server.messages.api_error import ApiError
@@ -28,6 +29,16 @@ MAX_RUN_ELEMENTS = 2**22  # of a scorer run's largest arrays, 4 bytes each: they
 TARGETS_AT_ONCE = 256  # encoded together; each alone if one can't be
 
 Ids = list[int]
+
+
+class Scored(NamedTuple):
+    """Tokens of a target, without the end token, and the mean log-probability of all, which a search has found."""
+
+    ids: Ids
+    score: float
+
+
+NOT_SCORED = Scored([], -math.inf)
 
 
 class OfflineModel:
@@ -59,7 +70,6 @@ class OfflineModel:
         self._bundle, self._path = bundle, path
         self._languages, self._sources, self._targets = text_encoders(bundle)
         self._limits = request_limits(config, self.engines.rows, bundle.manifest.shape)
-        self._decoder = TargetDecoder(bundle.target_tokenizer)
         self._given = languages or pb.Input()
         self._forced: int | None = self._language_token()
         self._scorer: ScorerSession | None = None
@@ -104,11 +114,17 @@ class OfflineModel:
         return texts
 
     def score(
-        self, sources: Sequence[Ids], targets: Sequence[str], should_stop: Callable[[], bool]
+        self,
+        sources: Sequence[Ids],
+        targets: Sequence[str],
+        should_stop: Callable[[], bool],
+        found: Sequence[Scored | None] = (),
     ) -> list[float | None]:
-        """Scores targets, each with its source, by all cores.
+        """Scores targets, each with its source, on all cores.
 
-        The same sources and targets give the same scores. In another selection, scores may differ in the last digit.
+        Args:
+            found: What this model's own search found out about each target, None if it did not write it. If the text
+                has just these tokens, and the model has no rules that change probabilities, this is its score.
 
         Returns:
             Mean log-probability per token, the end token included; None where the model can't write the target.
@@ -118,7 +134,14 @@ class OfflineModel:
         """
         ids = self._encode_targets(targets)
         scores: list[float | None] = [None] * len(targets)
-        runs = self._scorer_runs(sources, ids)
+        missing = [index for index, one in enumerate(ids) if one is not None]
+        if found and self.manifest.generation is None and self._forced is None:
+            for index in missing:
+                own = found[index]
+                if own is not None and list(ids[index] or ()) == own.ids:
+                    scores[index] = own.score
+            missing = [index for index in missing if scores[index] is None]
+        runs = self._scorer_runs(sources, ids, missing)
         if self._scorer is None:
             self._scorer = self.engines.scorer()
 
@@ -173,11 +196,13 @@ class OfflineModel:
             return None
         return ids
 
-    def _scorer_runs(self, sources: Sequence[Ids], targets: Sequence[tuple[int, ...] | None]) -> list[list[int]]:
-        """Groups targets of similar lengths into runs that fit the caches, the longest first."""
+    def _scorer_runs(
+        self, sources: Sequence[Ids], targets: Sequence[tuple[int, ...] | None], missing: Sequence[int]
+    ) -> list[list[int]]:
+        """Groups the missing targets, those of similar lengths together, into runs that fit the caches."""
         shape = self.manifest.shape
-        lengths = [(0, 0) if ids is None else (len(sources[i]), len(ids) + 1) for i, ids in enumerate(targets)]
-        order = sorted((i for i, ids in enumerate(targets) if ids is not None), key=lambda i: (lengths[i], i))
+        lengths = {index: (len(sources[index]), len(targets[index] or ()) + 1) for index in missing}
+        order = sorted(missing, key=lambda index: (lengths[index], index))
         runs: list[list[int]] = []
         longest_source = longest_target = 0
         for index in reversed(order):

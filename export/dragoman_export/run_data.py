@@ -14,11 +14,12 @@ from dragoman_server.messages.blank_text import is_blank
 from dragoman_training.data.corpus import BadLines, read_pairs
 from dragoman_training.data.encode import Tokenizers, encode_pairs
 from dragoman_training.data.pairs import Pair, distinct_sources, read_pairs_file
-from dragoman_training.data.prepare import pairs_digest, read_splits
+from dragoman_training.data.prepare import pairs_digest
+from dragoman_training.data.splits import read_splits
 from dragoman_training.data.tokenizers import BEGIN_ID, END_ID, PAD_ID, UNKNOWN_ID
 from dragoman_training.errors import DataError, TrainingError
 from dragoman_training.files import DATA_FILE, DEV_FILE, LONGEST_FILE
-from dragoman_training.recipe import ParallelFiles
+from dragoman_training.recipe import file_paths
 from dragoman_training.run.load import Run, load_run
 
 TOKENS = SpecialTokens(pad=PAD_ID, unknown=UNKNOWN_ID, begin=BEGIN_ID, end=END_ID)  # of models trained here
@@ -69,10 +70,10 @@ def evaluation_data(run: Run, say: Callable[[str], None]) -> dict[str, list[Pair
     Raises:
         ExportError: A set is not the one that the run measured, or the run's own copy of dev cannot be read.
     """
-    files: list[Path | ParallelFiles] = run.recipe.data.test or []
+    files, columns = run.recipe.data.test or [], run.recipe.data.columns
     loaders: dict[str, tuple[str, Callable[[], list[Pair]]]] = {
         "dev": (str(run.path / DEV_FILE), run.dev_pairs),
-        "test": ("data.test", lambda: _within_limits(run, read_pairs(files, BadLines("skip")))),
+        "test": ("data.test", lambda: _within_limits(run, read_pairs(files, BadLines("skip"), columns))),
     }
     data: dict[str, list[Pair]] = {}
     for name, (place, load) in loaders.items():
@@ -156,10 +157,9 @@ def _within_limits(run: Run, pairs: Sequence[Pair]) -> list[Pair]:
 
 def _data_files(run: Run) -> dict[str, str | None]:
     """Returns name and SHA-256 of each file the run was trained on; None for a file that no longer exists."""
-    files: list[Path] = []
     data = run.recipe.data
-    for entry in [*data.train, *(data.dev or []), *(data.test or [])]:
-        files += [entry] if isinstance(entry, Path) else [entry.source, entry.target]
+    entries = [*data.train, *(data.dev or []), *(data.test or [])]
+    files = [path for entry in entries for path in file_paths(entry)]
     return {file.name: _sha256(file) if file.is_file() else None for file in files}
 
 

@@ -15,17 +15,17 @@ from dragoman_training.data.characters import character_name
 from dragoman_training.data.corpus import BadLines, read_pairs
 from dragoman_training.data.pairs import Pair, read_pairs_file, write_pairs
 from dragoman_training.errors import DataError
-from dragoman_training.recipe import SHIPPED_RECIPES, ParallelFiles
+from dragoman_training.recipe import SHIPPED_RECIPES, Columns, DataFile, PairsFile, ParallelFiles
 
 NUMBERS = "".join(f"{n}\tnumber {n}\n" for n in range(400))
 POLICIES: tuple[Literal["refuse", "skip"], ...] = ("refuse", "skip")
 
 
-def texts(*files: Path | ParallelFiles, bad: BadLines | None = None) -> list[tuple[str, str]]:
+def texts(*files: DataFile, bad: BadLines | None = None) -> list[tuple[str, str]]:
     return [pair[:2] for pair in read_pairs(files, bad or BadLines("refuse"))]
 
 
-def refusal(*files: Path | ParallelFiles, policy: Literal["skip", "refuse"] = "refuse") -> str:
+def refusal(*files: DataFile, policy: Literal["skip", "refuse"] = "refuse") -> str:
     with pytest.raises(DataError) as error:
         read_pairs(files, BadLines(policy))
     assert "\n" not in str(error.value)
@@ -50,6 +50,35 @@ def test_parallel_files(tmp_path: Path) -> None:
     target.write_text("one\n")
     message = refusal(ParallelFiles(source=source, target=target))
     assert message.startswith(f"{target} ends after 1 lines but {source} goes on")
+
+
+@pytest.mark.parametrize("columns", [(3, 1), ("de", "en")])
+def test_columns_by_number_and_by_name(columns: tuple[int, int] | tuple[str, str], tmp_path: Path) -> None:
+    file, plain = tmp_path / "a.tsv.gz", tmp_path / "plain.tsv"
+    header = "\ufeffen\tyear\t de \r\n" if isinstance(columns[0], str) else ""
+    file.write_bytes(gzip.compress(f"{header}one\t1\teins\ntwo\t2\nthree\t3\tdrei\tmore\n".encode()))
+    plain.write_text("vier\tfour\n")
+    chosen = Columns(source=columns[0], target=columns[1])
+    bad = BadLines("skip")
+    entries: list[DataFile] = [PairsFile(file=file, columns=chosen), plain]
+    assert [pair[:2] for pair in read_pairs(entries, bad)] == [("eins", "one"), ("drei", "three"), ("vier", "four")]
+    [message] = bad.messages
+    assert message == f"{file}:{3 if header else 2}: expected at least 3 fields, found 2"
+    assert [pair[:2] for pair in read_pairs([file], BadLines("skip"), chosen)] == [("eins", "one"), ("drei", "three")]
+    swapped = Columns(source=2, target=1)
+    assert [pair[:2] for pair in read_pairs([PairsFile(file=plain)], bad, swapped)] == [("four", "vier")]
+
+
+def test_unknown_names_of_columns(tmp_path: Path) -> None:
+    file = tmp_path / "a.tsv"
+    for header, sentence in (
+        ("en\tde\tid", "no column is called ger; the first line names en, de, id"),
+        ("ger\ten\tger", "several columns are called ger; the first line names ger, en, ger"),
+        ("", "no column is called ger; the first line names "),
+    ):
+        file.write_text(header)
+        entry = PairsFile(file=file, columns=Columns(source="ger", target="en"))
+        assert refusal(entry) == f"{file}:1: {sentence}"
 
 
 INVISIBLE = "\u200b\u00ad\u2060\u3164\u200d\u115f\ufe0f\u00a0\u2800\U000e0041"

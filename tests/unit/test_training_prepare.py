@@ -8,7 +8,8 @@ import pytest
 
 from dragoman_training.data.corpus import BadLines
 from dragoman_training.data.pairs import Pair, read_pairs_file, references
-from dragoman_training.data.prepare import Splits, TrainingData, prepare, read_splits
+from dragoman_training.data.prepare import TrainingData, prepare
+from dragoman_training.data.splits import Splits, read_splits
 from dragoman_training.data.tokenizers import empty_tokenizer, load_tokenizer
 from dragoman_training.errors import DataError
 from dragoman_training.recipe import ParallelFiles, Recipe, TokenizerConfig, load_recipe
@@ -82,6 +83,46 @@ def test_overlap_with_dev_and_test(policy: str, pairs: int, notice: str, tmp_pat
     assert len(data.train) == pairs
     assert json.loads((tmp_path / "run" / "data.json").read_text())["overlap"] == {"dev": 1, "test": 2}
     assert [notice in line for line in shown if "of data.test are in data.train too" in line] == [True]
+
+
+@pytest.mark.parametrize(("policy", "pairs"), [("drop", 31), ("keep", 47)])
+def test_overlap_by_target(policy: str, pairs: int, tmp_path: Path) -> None:
+    dev = write_lines(tmp_path / "dev.tsv", ["777\tn 1 "])
+    train = write_lines(tmp_path / "train.tsv", [f"{n}\tn {n % 3}" for n in range(47)])
+    options = f"data.train=[{train}]", f"data.dev=[{dev}]", "data.dev_held_out_sources=0", "data.overlap_by=either"
+    recipe = load_recipe(TINY, [*options, "data.test=null", f"data.overlap={policy}"])
+    data, shown = prepared(recipe, tmp_path / "run")
+    assert len(data.train) == pairs
+    recorded = json.loads((tmp_path / "run" / "data.json").read_text())
+    assert (recorded["overlap"], recorded["overlapping_targets"]) == ({"dev": 0, "test": 0}, {"dev": 1, "test": 0})
+    assert any(
+        line.startswith(("1 ", "warning: 1 ")) and "distinct targets of data.dev are in" in line for line in shown
+    )
+
+
+def test_targets_of_a_drawn_dev_set_leave_training(tmp_path: Path) -> None:
+    train = write_lines(tmp_path / "train.tsv", [f"{n}\tn {n // 2}" for n in range(100)])
+    options = f"data.train=[{train}]", "data.dev_held_out_sources=9", "data.test=null", "data.overlap_by=either"
+    splits = split(load_recipe(TINY, options))
+    assert not {pair.target for pair in splits.dev} & {pair.target for pair in splits.train}
+    assert splits.overlapping_targets["dev"] > 0
+    assert len(splits.train) == 100 - 9 - splits.overlapping_targets["dev"]
+
+
+def test_filters_count_what_they_leave_out(tmp_path: Path) -> None:
+    lines = ["one two\tzwei", "one  two\tzwei ", "one two\tdrei", "a\tbbbb", "a\tbbbbb", "ccccc\td", "e\tf", "e\tf"]
+    train = write_lines(tmp_path / "train.tsv", lines)
+    options = f"data.train=[{train}]", "data.dev_held_out_sources=0", "data.test=null"
+    filters = "data.duplicates=drop", "data.max_length_ratio=4"
+    data, shown = prepared(load_recipe(TINY, [*options, *filters, "training.patience=null"]), tmp_path / "run")
+    assert len(data.train) == 4
+    assert "left out 2 pairs with one side more than 4 times as long as the other (data.max_length_ratio)" in shown
+    assert "left out 2 pairs that are in train already (data.duplicates: drop)" in shown
+    recorded = json.loads((tmp_path / "run" / "data.json").read_text())
+    assert recorded["filtered"] == {"length_ratio": 2, "duplicates": 2}
+    write_lines(train, ["a\tbbbbb"])
+    message = refusal(load_recipe(TINY, [*options, *filters]), tmp_path / "other")
+    assert message == "data.train: no pair is left: data.max_length_ratio (4) leaves out all 1"
 
 
 def test_test_set_equal_to_train_leaves_nothing(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from dragoman_training.data.characters import find_bad_character, invisible_cont
 from dragoman_training.data.pairs import Pair
 from dragoman_training.data.tokenizers import SPECIAL_TOKENS
 from dragoman_training.errors import DataError
-from dragoman_training.recipe import ParallelFiles
+from dragoman_training.recipe import Columns, DataFile, PairsFile, ParallelFiles
 
 HEAD = 4096  # bytes at the start of a file that its encoding is detected from
 _WIDE_ENCODINGS = {
@@ -94,17 +94,20 @@ class BadLines:
         )
 
 
-def read_pairs(files: Sequence[Path | ParallelFiles], bad: BadLines) -> list[Pair]:
+def read_pairs(files: Sequence[DataFile], bad: BadLines, columns: Columns | None = None) -> list[Pair]:
     """Reads tab-separated or parallel files; bad lines go to `bad`.
 
+    Args:
+        columns: Columns of tab-separated files that name none of their own; None for source<TAB>target.
+
     Raises:
-        DataError: A file is missing, cannot be decompressed or has fewer lines than its partner; or a line is bad and
-            the policy is refuse.
+        DataError: A file is missing, cannot be decompressed, lacks a named column or has fewer lines than its partner;
+            or a line is bad and the policy is refuse.
     """
     pairs: list[Pair] = []
     for entry in files:
         pairs_before, bad_before = len(pairs), len(bad.lines)
-        read = _tab_separated(entry, bad) if isinstance(entry, Path) else _parallel(entry, bad)
+        read = _read(entry, bad, columns)
         pairs.extend(pair for pair in read if _is_valid(pair, bad))
         if len(pairs) == pairs_before and len(bad.lines) > bad_before:
             bad.all_bad_files.append(bad.lines[bad_before].file)
@@ -159,6 +162,15 @@ def _decode(raw: bytes, file: Path, line: int, bad: BadLines) -> str | None:
     return text
 
 
+def _read(entry: DataFile, bad: BadLines, columns: Columns | None) -> Iterator[Pair]:
+    if isinstance(entry, ParallelFiles):
+        return _parallel(entry, bad)
+    file = entry if isinstance(entry, Path) else entry.file
+    if isinstance(entry, PairsFile):
+        columns = entry.columns or columns
+    return _tab_separated(file, bad) if columns is None else _columns(file, columns, bad)
+
+
 def _tab_separated(file: Path, bad: BadLines) -> Iterator[Pair]:
     for number, raw in enumerate(_lines(file), 1):
         text = _decode(raw, file, number, bad)
@@ -169,6 +181,33 @@ def _tab_separated(file: Path, bad: BadLines) -> Iterator[Pair]:
             yield Pair(fields[0], fields[1], file, number)
         else:
             bad.add(file, number, "wrong_fields", f"expected source<TAB>target, found {len(fields)} field(s)")
+
+
+def _columns(file: Path, columns: Columns, bad: BadLines) -> Iterator[Pair]:
+    lines = enumerate(_lines(file), 1)
+    places = [column - 1 for column in (columns.source, columns.target) if isinstance(column, int)]
+    if not places:
+        places = _named_columns(file, columns, next(lines, (1, b""))[1])
+    last = max(places) + 1
+    for number, raw in lines:
+        text = _decode(raw, file, number, bad)
+        if text is None:
+            continue
+        fields = text.split("\t")
+        if len(fields) >= last:
+            yield Pair(fields[places[0]], fields[places[1]], file, number)
+        else:
+            bad.add(file, number, "wrong_fields", f"expected at least {last} fields, found {len(fields)}")
+
+
+def _named_columns(file: Path, columns: Columns, header: bytes) -> list[int]:
+    """Returns the places of source and target in a line."""
+    names = [name.strip() for name in header.decode("utf-8", "replace").split("\t")]
+    for column in (columns.source, columns.target):
+        if names.count(str(column)) != 1:
+            problem = "several columns are" if column in names else "no column is"
+            raise DataError(f"{file}:1: {problem} called {column}; the first line names {', '.join(names)}")
+    return [names.index(str(column)) for column in (columns.source, columns.target)]
 
 
 def _parallel(files: ParallelFiles, bad: BadLines) -> Iterator[Pair]:

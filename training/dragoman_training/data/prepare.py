@@ -2,22 +2,20 @@
 
 import hashlib
 import json
-import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Literal
 
 from tokenizers import Tokenizer
 
 from dragoman_training.data.batches import EncodedPair
-from dragoman_training.data.corpus import BadLines, read_pairs
-from dragoman_training.data.encode import Tokenizers, drop_overlong, encode_pairs, train_tokenizers
+from dragoman_training.data.corpus import BadLines
+from dragoman_training.data.encode import Tokenizers, encode_pairs, train_tokenizers
 from dragoman_training.data.epochs import EpochPairs, epoch_pairs
-from dragoman_training.data.normalization import canonical
 from dragoman_training.data.pairs import Pair, distinct_sources, write_pairs
-from dragoman_training.data.tokenizers import SPECIAL_TOKENS, empty_tokenizer, load_tokenizer, save_tokenizer
+from dragoman_training.data.splits import describe_left_out, no_pair_left, read_splits
+from dragoman_training.data.tokenizers import SPECIAL_TOKENS, load_tokenizer, save_tokenizer
 from dragoman_training.errors import DataError
 from dragoman_training.files import (
     BAD_LINES_FILE,
@@ -37,23 +35,6 @@ MAX_SHOWN_LINES = 10  # bad lines shown on the terminal
 
 
 @dataclass(frozen=True)
-class Splits:
-    """The corpus as text.
-
-    No source of dev or test is also in train, in any spelling, unless the recipe keeps the overlap; sources drawn from
-    train for dev never are.
-
-    Attributes:
-        overlap: Number of distinct sources of train that are also in the files of "dev" and "test".
-    """
-
-    train: list[Pair]
-    dev: list[Pair]
-    test: list[Pair]
-    overlap: dict[str, int]
-
-
-@dataclass(frozen=True)
 class TrainingData:
     """Tokenizers, train and dev as token ids, and dev and test as text.
 
@@ -69,69 +50,6 @@ class TrainingData:
     dev: list[EncodedPair]
     dev_pairs: list[Pair]
     test_pairs: list[Pair]
-
-
-def read_splits(recipe: Recipe, bad: BadLines) -> Splits:
-    """Reads the data files, and draws dev from the distinct sources of train if the recipe says so.
-
-    The seed determines the draw.
-
-    Raises:
-        DataError: A file cannot be read, a bad line is refused, or no pair is left.
-    """
-    data = recipe.data
-    train, dev, test = (_read_split(recipe, name, bad) for name in ("train", "dev", "test"))
-    tokenizer = empty_tokenizer(recipe.tokenizers.source)
-    keyed = [(canonical(tokenizer, pair.source), pair) for pair in train]
-    train_sources = {key for key, _ in keyed}
-    overlap: dict[str, int] = {}
-    for name, pairs in (("dev", dev), ("test", test)):
-        shared = distinct_sources(pairs, tokenizer).keys() & train_sources
-        overlap[name] = len(shared)
-        if data.overlap == "drop":
-            keyed = [(key, pair) for key, pair in keyed if key not in shared]
-    if data.dev_held_out_sources:
-        held_out = _draw_sources(keyed, data.dev_held_out_sources, recipe.seed, bad)
-        dev = [pair for key, pair in keyed if key in held_out]
-        keyed = [(key, pair) for key, pair in keyed if key not in held_out]
-    if not keyed:
-        raise DataError(
-            "data.train: no pair is left for training: every source is also in dev or test; "
-            "set data.overlap: keep to train on them anyway"
-        )
-    return Splits([pair for _, pair in keyed], dev, test, overlap)
-
-
-def _read_split(recipe: Recipe, name: Literal["train", "dev", "test"], bad: BadLines) -> list[Pair]:
-    """Reads the valid pairs of a split that may fit the model; none if the recipe does not have the split."""
-    files = getattr(recipe.data, name)
-    since = len(bad.lines)
-    pairs = drop_overlong(recipe, read_pairs(files or [], bad), bad)
-    if files and not pairs:
-        raise _no_pair_left(name, bad, since)
-    return pairs
-
-
-def _no_pair_left(name: str, bad: BadLines, since: int) -> DataError:
-    return DataError(f"data.{name}: no pair is left: {bad.summary(since) or 'its files are empty'}")
-
-
-def _draw_sources(keyed: Iterable[tuple[str, Pair]], count: int, seed: int, bad: BadLines) -> set[str]:
-    """Draws sources for dev.
-
-    Args:
-        keyed: Pairs, each with the canonical form of its source.
-    """
-    spellings: dict[str, str] = {}
-    for key, pair in keyed:
-        spellings[key] = min(pair.source, spellings.get(key, pair.source))
-    if count >= len(spellings):
-        summary = bad.summary()
-        raise DataError(
-            f"{summary and summary + '; '}data.dev_held_out_sources ({count}) leaves no training data: "
-            f"there are {len(spellings)} distinct sources; set it lower"
-        )
-    return set(random.Random(seed).sample(sorted(spellings, key=spellings.__getitem__), count))
 
 
 def prepare(recipe: Recipe, run: Path, echo: Callable[[str], None]) -> TrainingData:
@@ -167,12 +85,13 @@ def _prepare(recipe: Recipe, run: Path, echo: Callable[[str], None], bad: BadLin
         name: {"pairs": len(pairs), "sources": len(distinct_sources(pairs, tokenizers.source))}
         for name, pairs in (("train", train_pairs), ("dev", dev_pairs), ("test", test_pairs))
     }
-    for name, count in splits.overlap.items():
-        if count:
-            echo(_describe_overlap(name, count, recipe.data.overlap))
+    for line in describe_left_out(recipe, splits):
+        echo(line)
     document = {
         "counts": counts,
         "overlap": splits.overlap,
+        **({"overlapping_targets": splits.overlapping_targets} if recipe.data.overlap_by == "either" else {}),
+        **({"filtered": splits.filtered} if splits.filtered else {}),
         "bad_lines": dict(bad.counts),
         "unseen_source_tokens": _never_seen(run, tokenizers.source, chain(train, train_epoch(0))),
         "train_sha256": _fingerprint(train),
@@ -202,7 +121,7 @@ def _encode_split(
         else:
             bad.add(pair.file, pair.line, "too_long", problem)
     if pairs and not kept:
-        raise _no_pair_left(name, bad, since)
+        raise no_pair_left(name, bad, since)
     return encoded, kept
 
 
@@ -241,13 +160,6 @@ def _load_or_train_tokenizers(recipe: Recipe, run: Path, train: list[Pair]) -> T
         save_tokenizer(trained.source, source_file)
         save_tokenizer(trained.target, target_file)
     return Tokenizers(load_tokenizer(source_file), load_tokenizer(target_file))
-
-
-def _describe_overlap(name: str, count: int, policy: Literal["drop", "keep"]) -> str:
-    overlap = f"{count:,} distinct sources of data.{name} are in data.train too"
-    if policy == "drop":
-        return f"{overlap}; they are left out of training (data.overlap: keep would keep them)"
-    return f"warning: {overlap} and are trained on (data.overlap: keep), so the metrics on {name} are too good"
 
 
 def _fingerprint(pairs: Iterable[EncodedPair]) -> str:

@@ -1,14 +1,13 @@
 """The recipe: the YAML file that describes a training run."""
 
+from dragoman_training.recipe.data import Columns, DataConfig, DataFile, PairsFile, ParallelFiles, file_paths
 from dragoman_training.recipe.load import SHIPPED_RECIPES, find_recipe, load_recipe, save_recipe
 from dragoman_training.recipe.schema import (
     AugmentationConfig,
-    DataConfig,
     DevMetric,
     EvaluationConfig,
     Metric,
     NumberFormat,
-    ParallelFiles,
     Part,
     Recipe,
     TokenizerConfig,
@@ -19,17 +18,21 @@ from dragoman_training.recipe.schema import (
 __all__ = [
     "SHIPPED_RECIPES",
     "AugmentationConfig",
+    "Columns",
     "DataConfig",
+    "DataFile",
     "DevMetric",
     "EvaluationConfig",
     "Metric",
     "NumberFormat",
+    "PairsFile",
     "ParallelFiles",
     "Part",
     "Recipe",
     "TokenizerConfig",
     "TokenizersConfig",
     "TrainingConfig",
+    "file_paths",
     "find_recipe",
     "load_recipe",
     "save_recipe",

@@ -13,7 +13,8 @@ from pydantic import BaseModel, ValidationError
 
 from dragoman_training.errors import RecipeError
 from dragoman_training.files import write_text
-from dragoman_training.recipe.schema import DataFile, ParallelFiles, Recipe
+from dragoman_training.recipe.data import DataFile, PairsFile
+from dragoman_training.recipe.schema import Recipe
 
 SHIPPED_RECIPES = Path(__file__).parents[1] / "recipes"
 
@@ -24,6 +25,7 @@ _EXPECTED = {
     "float_type": "a number",
     "bool_type": "true or false",
     "string_type": "a path",  # all free text in a recipe is paths
+    "string_too_short": "a name",
     "path_type": "a path",
     "list_type": "a list",
     "tuple_type": "a list",
@@ -144,13 +146,15 @@ def _resolve_paths(recipe: Recipe, folder: Path) -> Recipe:
     def resolve(path: Path) -> Path:
         return folder / path if not path.exists() and (folder / path).exists() else path
 
+    def resolve_entry(entry: DataFile) -> DataFile:
+        if isinstance(entry, Path):
+            return resolve(entry)
+        if isinstance(entry, PairsFile):
+            return entry.model_copy(update={"file": resolve(entry.file)})
+        return entry.model_copy(update={"source": resolve(entry.source), "target": resolve(entry.target)})
+
     def resolve_all(entries: list[DataFile] | None) -> list[DataFile] | None:
-        return entries and [
-            resolve(entry)
-            if isinstance(entry, Path)
-            else ParallelFiles(source=resolve(entry.source), target=resolve(entry.target))
-            for entry in entries
-        ]
+        return entries and [resolve_entry(entry) for entry in entries]
 
     data = recipe.data
     resolved = {"train": resolve_all(data.train), "dev": resolve_all(data.dev), "test": resolve_all(data.test)}
@@ -164,7 +168,7 @@ def _describe(error: ValidationError, model: type[BaseModel]) -> str:
     key = ".".join(path)
     kind = first["type"]
     if kind == "extra_forbidden":
-        known = list(_section(model, path[:-1]).model_fields)
+        known = list(dict.fromkeys(key for one in _sections(model, path[:-1]) for key in one.model_fields))
         close = difflib.get_close_matches(path[-1], known, 1)
         hint = f"did you mean {close[0]}?" if close else f"known keys: {', '.join(known)}"
         return f"unknown key {key} ({hint})"
@@ -176,15 +180,15 @@ def _describe(error: ValidationError, model: type[BaseModel]) -> str:
     return f"{key}: expected {expected.format(**first.get('ctx', {}))}, but got {first['input']!r}"
 
 
-def _section(model: type[BaseModel], path: list[str]) -> type[BaseModel]:
-    """Returns the section at a dotted path."""
+def _sections(model: type[BaseModel], path: list[str]) -> list[type[BaseModel]]:
+    """Returns the section at a dotted path, or those that may stand there."""
+    models = [model]
     for key in path:
         if key.isdigit():
             continue
-        found = _models(model.model_fields[key].annotation)
-        if found:
-            model = found[0]
-    return model
+        fields = [one.model_fields[key] for one in models if key in one.model_fields]
+        models = [found for field in fields for found in _models(field.annotation)] or models
+    return models
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:

@@ -3,53 +3,17 @@
 The comments of `recipes/g2p-en.yaml` explain each key.
 """
 
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from dragoman_training.model import ModelConfig
+from dragoman_training.recipe.data import DataConfig
+from dragoman_training.recipe.section import Section
 
 Metric = Literal["bleu", "chrf", "exact_match", "sequence_error_rate", "word_error_rate"]
 Part = Literal["embeddings", "encoder", "decoder", "output"]  # of the model
 DevMetric = Literal["loss", "bleu", "chrf", "exact_match", "sequence_error_rate", "word_error_rate"]
-
-
-class Section(BaseModel):
-    """A section of the recipe: rejects unknown keys and is immutable."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class ParallelFiles(Section):
-    """Two parallel files: line N of one belongs to line N of the other."""
-
-    source: Path
-    target: Path
-
-
-# The tags only separate pydantic's errors; the brackets distinguish them from recipe keys.
-DataFile = Annotated[
-    Annotated[Path, Tag("(file)")] | Annotated[ParallelFiles, Tag("(pair)")],
-    Discriminator(lambda value: "(file)" if isinstance(value, str | Path | int | float | bool | None) else "(pair)"),
-]
-
-
-class DataConfig(Section):
-    """The data files; a plain path is a file of tab-separated pairs, and `.gz` is decompressed."""
-
-    train: list[DataFile] = Field(min_length=1)
-    dev: list[DataFile] | None = None
-    dev_held_out_sources: int = Field(default=0, ge=0)
-    test: list[DataFile] | None = None
-    overlap: Literal["drop", "keep"] = "drop"
-    on_bad_line: Literal["skip", "refuse"] = "refuse"
-
-    @model_validator(mode="after")
-    def _dev_is_unique(self) -> "DataConfig":
-        if self.dev and self.dev_held_out_sources:
-            raise ValueError("dev and dev_held_out_sources are mutually exclusive; set only one")
-        return self
 
 
 class NumberFormat(Section):
@@ -165,7 +129,7 @@ class TrainingConfig(Section):
 class EvaluationConfig(Section):
     """The metrics on dev and test, and the one that selects checkpoints."""
 
-    metrics: list[Metric] = ["exact_match", "sequence_error_rate", "word_error_rate"]
+    metrics: list[Metric] = Field(default=["exact_match", "sequence_error_rate", "word_error_rate"])
     choose_by: DevMetric = "loss"
 
     @field_validator("metrics", "choose_by", mode="before")

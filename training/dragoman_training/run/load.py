@@ -22,7 +22,7 @@ from dragoman_training.files import (
     read_json,
 )
 from dragoman_training.model import Transformer
-from dragoman_training.recipe import ParallelFiles, Recipe, load_recipe
+from dragoman_training.recipe import DataFile, Recipe, file_paths, load_recipe
 from dragoman_training.run.checkpoint import average_checkpoints, checkpoint_steps, load_state
 
 
@@ -107,6 +107,7 @@ def _provenance(path: Path, recipe: Recipe, finished: bool, steps: list[int]) ->
     }
 
 
-def _file_names(entry: Path | ParallelFiles) -> str | list[str]:
+def _file_names(entry: DataFile) -> str | list[str]:
     """Returns file names without their directories, which are private to the machine that trained."""
-    return entry.name if isinstance(entry, Path) else [entry.source.name, entry.target.name]
+    names = [path.name for path in file_paths(entry)]
+    return names[0] if len(names) == 1 else names

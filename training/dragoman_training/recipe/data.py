@@ -1,0 +1,84 @@
+"""The section `data` of recipes: files, the columns of their pairs, and which pairs are left out."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from dragoman_training.recipe.section import Section
+
+# The tags of unions only separate pydantic's errors; the brackets distinguish them from recipe keys.
+Column = Annotated[
+    Annotated[int, Field(ge=1), Tag("(number)")] | Annotated[str, Field(min_length=1), Tag("(name)")],
+    Discriminator(lambda value: "(name)" if isinstance(value, str) else "(number)"),
+]
+
+
+class Columns(Section):
+    """The columns of a tab-separated file: numbers from 1 on, or names in its first line."""
+
+    source: Column
+    target: Column
+
+    @model_validator(mode="after")
+    def _are_of_one_kind(self) -> "Columns":
+        if isinstance(self.source, int) != isinstance(self.target, int):
+            raise ValueError("source and target must both be numbers or both be names of columns")
+        if self.source == self.target:
+            raise ValueError(f"source and target are the same column, {self.source}")
+        return self
+
+
+class PairsFile(Section):
+    """A file of tab-separated pairs with choices of its own."""
+
+    file: Path
+    columns: Columns | None = None
+
+
+class ParallelFiles(Section):
+    """Two parallel files: line N of one belongs to line N of the other."""
+
+    source: Path
+    target: Path
+
+
+def _kind(value: Any) -> str:
+    """Returns the tag of a data file."""
+    if isinstance(value, PairsFile) or (isinstance(value, dict) and "file" in value):
+        return "(columns)"
+    return "(file)" if isinstance(value, str | Path | int | float | bool | None) else "(pair)"
+
+
+DataFile = Annotated[
+    Annotated[Path, Tag("(file)")] | Annotated[PairsFile, Tag("(columns)")] | Annotated[ParallelFiles, Tag("(pair)")],
+    Discriminator(_kind),
+]
+
+
+def file_paths(entry: Path | PairsFile | ParallelFiles) -> list[Path]:
+    """Returns the paths of a data file: two of parallel files."""
+    if isinstance(entry, Path):
+        return [entry]
+    return [entry.file] if isinstance(entry, PairsFile) else [entry.source, entry.target]
+
+
+class DataConfig(Section):
+    """The data files; a plain path is a file of tab-separated pairs, and `.gz` is decompressed."""
+
+    train: list[DataFile] = Field(min_length=1)
+    dev: list[DataFile] | None = None
+    dev_held_out_sources: int = Field(default=0, ge=0)
+    test: list[DataFile] | None = None
+    columns: Columns | None = None
+    overlap: Literal["drop", "keep"] = "drop"
+    overlap_by: Literal["source", "either"] = "source"
+    duplicates: Literal["keep", "drop"] = "keep"
+    max_length_ratio: float | None = Field(default=None, gt=1)
+    on_bad_line: Literal["skip", "refuse"] = "refuse"
+
+    @model_validator(mode="after")
+    def _dev_is_unique(self) -> "DataConfig":
+        if self.dev and self.dev_held_out_sources:
+            raise ValueError("dev and dev_held_out_sources are mutually exclusive; set only one")
+        return self

@@ -9,10 +9,11 @@ from tokenizers import Tokenizer
 
 from dragoman_export.errors import ExportError
 from dragoman_export.original import Original, Vocabulary
-from dragoman_server.bundle.manifest import Limits, SpecialTokens
+from dragoman_server.bundle.manifest import LanguageTokens, Limits, SpecialTokens, Text
 from dragoman_server.messages.blank_text import is_blank
 from dragoman_training.data.corpus import BadLines, read_pairs
 from dragoman_training.data.encode import Tokenizers, encode_pairs
+from dragoman_training.data.languages import language_token, with_language
 from dragoman_training.data.pairs import Pair, distinct_sources, read_pairs_file
 from dragoman_training.data.prepare import pairs_digest
 from dragoman_training.data.splits import read_splits
@@ -41,6 +42,7 @@ def read_run(path: Path, say: Callable[[str], None]) -> Original:
         raise ExportError(str(error)) from error
     data = evaluation_data(run, say)
     config = run.recipe.model
+    languages = run.recipe.data.target_languages
     return Original(
         str(path),
         run.model,
@@ -54,8 +56,16 @@ def read_run(path: Path, say: Callable[[str], None]) -> Original:
         metrics=run.recipe.evaluation.metrics,
         training_pairs=partial(training_pairs, run),
         unseen_source_tokens=run.unseen_source_tokens,
+        text=_language_rules(run.source_tokenizer, languages) if languages else None,
         provenance=run.provenance | {"files": _data_files(run)},
     )
+
+
+def _language_rules(source: Tokenizer, languages: Sequence[str]) -> Text:
+    """Returns how requests name the target language: the source starts with its token."""
+    codes = {code: LanguageTokens(source=source.token_to_id(language_token(code))) for code in languages}
+    default = languages[0] if len(languages) == 1 else ""
+    return Text(prefix=with_language("", "{target_language}"), after=[END_ID], languages=codes, target_language=default)
 
 
 def evaluation_data(run: Run, say: Callable[[str], None]) -> dict[str, list[Pair]]:

@@ -87,7 +87,7 @@ def write_run(bundle: Path, run: Path, say: Callable[[str], None]) -> None:
 def _recipe(bundle: Bundle) -> Recipe:
     """Returns the recipe in a manifest, with file names instead of paths."""
     manifest, place = bundle.manifest, bundle.path / MANIFEST_FILE
-    if manifest.text is not None or "recipe" not in manifest.training:
+    if "recipe" not in manifest.training:
         raise ExportError(f"{place}: this model was not trained by dragoman-train; expected a bundle of a run")
     if manifest.precision not in READABLE:
         raise ExportError(

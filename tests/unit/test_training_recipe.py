@@ -82,6 +82,18 @@ def test_the_manual_explains_every_key() -> None:
             "data.columns={source: 2, target: en}",
             "data.columns: source and target must both be numbers or both be names",
         ),
+        (
+            "data.train=[{file: a, target_language: <de>}]",
+            "data.train.0.target_language: expected the code of a language, letters, digits and _ such as de, but got",
+        ),
+        (
+            "data.train=[{file: a, target_language: de}, b]",
+            "data: train: b has no target_language; all files need one if one of train has",
+        ),
+        (
+            "data={train: [{file: a, target_language: de}], dev: [{file: b, target_language: fr}]}",
+            "data: dev: the target_language of b is fr, which no file of train has",
+        ),
         ("data.max_length_ratio=1", "data.max_length_ratio: expected more than 1.0, but got 1"),
         ("data.dev=[a.tsv]", "data: dev and dev_held_out_sources are mutually exclusive"),
         ("data.dev_held_out_sources=null", "data.dev_held_out_sources: expected a whole number, but got None"),

@@ -8,6 +8,7 @@ from dragoman_server.bundle.manifest import Manifest, Side, Text
 from dragoman_server.bundle.segmenter import Segmenter, frame_ids
 from dragoman_server.bundle.shortlist import Shortlist
 from dragoman_server.decoding.greedy import GreedyRows, GreedySearch
+from dragoman_server.messages.languages import NAMED
 from dragoman_server.runtime.runtime import Runtime
 
 IMPORTED_ANSWER = 64  # longest answer of an imported model in tokens, as its limit may be hundreds of times that
@@ -68,7 +69,7 @@ def decode_greedily(
 def longest_answer(manifest: Manifest) -> int:
     """Returns at how many tokens answers are cut in checks and measurements."""
     limit = manifest.limits.max_target_tokens
-    return limit if manifest.text is None else min(limit, IMPORTED_ANSWER)
+    return limit if manifest.text is None or "recipe" in manifest.training else min(limit, IMPORTED_ANSWER)
 
 
 def forced_first(manifest: Manifest) -> int | None:
@@ -87,7 +88,10 @@ def within_limit(bundle: Bundle, texts: Sequence[str]) -> Iterator[tuple[str, li
 
 
 def encode_sources(bundle: Bundle, texts: Sequence[str]) -> list[list[int]]:
-    """Returns the source ids of texts, in the default languages of a model that has languages."""
+    """Returns the source ids of texts, in the default languages of a model that has languages.
+
+    A text that starts with the token of a language is in that language.
+    """
     rules = bundle.manifest.text
     if rules is None:
         return [encoding.ids for encoding in bundle.source_tokenizer.encode_batch(list(texts))]
@@ -95,7 +99,14 @@ def encode_sources(bundle: Bundle, texts: Sequence[str]) -> list[list[int]]:
     prefix = rules.prefix.replace("{target_language}", languages.get("target", ""))
     segmenter = Segmenter(bundle.source_tokenizer, bundle.source_pieces, bundle.manifest.tokens.unknown)
     before, after = (frame_ids(rules, parts, languages) for parts in (rules.before, rules.after))
-    return [[*before, *ids, *after] for ids in segmenter.ids([prefix + text for text in texts])]
+    named = "<2{target_language}>" in rules.prefix
+    complete = [text if named and _names_language(rules, text) else prefix + text for text in texts]
+    return [[*before, *ids, *after] for ids in segmenter.ids(complete)]
+
+
+def _names_language(rules: Text, text: str) -> bool:
+    match = NAMED.match(text)
+    return match is not None and (match[1] or match[2]) in rules.languages
 
 
 def _language(rules: Text, side: Side) -> str:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from dragoman_training.data.characters import find_bad_character, invisible_content
+from dragoman_training.data.languages import language_token, with_language
 from dragoman_training.data.pairs import Pair
 from dragoman_training.data.tokenizers import SPECIAL_TOKENS
 from dragoman_training.errors import DataError
-from dragoman_training.recipe import Columns, DataFile, PairsFile, ParallelFiles
+from dragoman_training.recipe import Columns, DataFile, PairsFile, ParallelFiles, target_language
 
 HEAD = 4096  # bytes at the start of a file that its encoding is detected from
 _WIDE_ENCODINGS = {
@@ -97,6 +98,8 @@ class BadLines:
 def read_pairs(files: Sequence[DataFile], bad: BadLines, columns: Columns | None = None) -> list[Pair]:
     """Reads tab-separated or parallel files; bad lines go to `bad`.
 
+    Sources of files with a target language start with its token, see `with_language`.
+
     Args:
         columns: Columns of tab-separated files that name none of their own; None for source<TAB>target.
 
@@ -105,10 +108,12 @@ def read_pairs(files: Sequence[DataFile], bad: BadLines, columns: Columns | None
             or a line is bad and the policy is refuse.
     """
     pairs: list[Pair] = []
+    reserved = [*SPECIAL_TOKENS, *(language_token(code) for code in map(target_language, files) if code is not None)]
     for entry in files:
         pairs_before, bad_before = len(pairs), len(bad.lines)
-        read = _read(entry, bad, columns)
-        pairs.extend(pair for pair in read if _is_valid(pair, bad))
+        read, language = _read(entry, bad, columns), target_language(entry)
+        valid = (pair for pair in read if _is_valid(pair, reserved, bad))
+        pairs.extend(pair._replace(source=with_language(pair.source, language)) for pair in valid)
         if len(pairs) == pairs_before and len(bad.lines) > bad_before:
             bad.all_bad_files.append(bad.lines[bad_before].file)
     return pairs
@@ -223,7 +228,7 @@ def _parallel(files: ParallelFiles, bad: BadLines) -> Iterator[Pair]:
             yield Pair(source, target, files.source, number)
 
 
-def _is_valid(pair: Pair, bad: BadLines) -> bool:
+def _is_valid(pair: Pair, reserved: Sequence[str], bad: BadLines) -> bool:
     for name in ("source", "target"):
         text: str = getattr(pair, name)
         invisible = invisible_content(text)
@@ -231,7 +236,7 @@ def _is_valid(pair: Pair, bad: BadLines) -> bool:
             message = f"the {name} is empty" + (invisible and f": it contains only {invisible}")
             bad.add(pair.file, pair.line, "empty_side", message)
             return False
-        for token in SPECIAL_TOKENS:
+        for token in reserved:
             if token in text:
                 bad.add(pair.file, pair.line, "reserved_token", f"the {name} contains the reserved token {token}")
                 return False

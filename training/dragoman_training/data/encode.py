@@ -7,6 +7,7 @@ from tokenizers import Tokenizer
 
 from dragoman_training.data.batches import EncodedPair
 from dragoman_training.data.corpus import BadLines
+from dragoman_training.data.languages import language_token, split_language
 from dragoman_training.data.pairs import Pair
 from dragoman_training.data.tokenizers import CLOSED_VOCABULARY, empty_tokenizer, min_tokens, train_tokenizer
 from dragoman_training.recipe import Recipe
@@ -28,13 +29,15 @@ def train_tokenizers(recipe: Recipe, pairs: list[Pair]) -> Tokenizers:
     Raises:
         DataError: No such tokenizer can be trained on these pairs.
     """
-    config = recipe.tokenizers
+    config, languages = recipe.tokenizers, recipe.data.target_languages
+    tokens = [language_token(code) for code in languages]
     while True:
-        sources, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
+        sources = [split_language(pair.source, languages)[1] for pair in pairs]
+        targets = [pair.target for pair in pairs]
         if config.joint:
-            source = target = train_tokenizer(config.source, sources + targets)
+            source = target = train_tokenizer(config.source, sources + targets, tokens=tokens)
         else:
-            source = train_tokenizer(config.source, sources)
+            source = train_tokenizer(config.source, sources, tokens=tokens)
             target_config, key = (
                 (config.target, "tokenizers.target") if config.target else (config.source, "tokenizers.source")
             )
@@ -71,7 +74,8 @@ def drop_overlong(recipe: Recipe, pairs: Sequence[Pair], bad: BadLines) -> list[
     exact = source.kind in CLOSED_VOCABULARY, target.kind in CLOSED_VOCABULARY
     kept: list[Pair] = []
     for pair in pairs:
-        source_tokens = min_tokens(source_tokenizer, source, pair.source)
+        language, text = split_language(pair.source, recipe.data.target_languages)
+        source_tokens = bool(language) + min_tokens(source_tokenizer, source, text)
         target_tokens = min_tokens(target_tokenizer, target, pair.target)
         problem = _too_long(recipe, source_tokens, target_tokens, exact)
         if problem is None:

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from dragoman_training.data.augmentation import Augmentation
 from dragoman_training.data.batches import EncodedPair
 from dragoman_training.data.encode import Tokenizers
+from dragoman_training.data.languages import split_language
 from dragoman_training.data.pairs import Pair
 from dragoman_training.data.segmentation import VARIANTS, RandomSegmentation, rare_characters
 from dragoman_training.recipe import AugmentationConfig, Recipe, TokenizerConfig
@@ -70,10 +71,12 @@ class _Epochs:
     ) -> None:
         self.seed = recipe.seed
         self.encoded = encoded
-        self.texts = [(pair.source, pair.target) for pair in pairs]
+        split = [split_language(pair.source, recipe.data.target_languages) for pair in pairs]
+        self.languages = [language for language, _ in split]
+        self.texts = [(text, pair.target) for (_, text), pair in zip(split, pairs, strict=True)]
         self.limits = recipe.model.max_source_length, recipe.model.max_target_length + 1  # both with the end token
         self.augmentation = Augmentation(recipe.augmentation)
-        sources, targets = [text[0] for text in self.texts], [text[1] for text in self.texts]
+        sources, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
         config = recipe.tokenizers
         target_config = config.target or config.source
         self.source = _Side(tokenizers.source, config.source, sources, [p.source for p in encoded], recipe.seed)
@@ -87,7 +90,7 @@ class _Epochs:
             pairs = map(EncodedPair, self.source.all(rng), self.target.all(rng))
             drawn = [pair if self._fits(pair) else plain for pair, plain in zip(pairs, self.encoded, strict=True)]
             changes = self.augmentation.changes(self.texts, rng)
-            sources = self.source.encode([source for source, _ in changes.values()], rng)
+            sources = self.source.encode([self.languages[i] + source for i, (source, _) in changes.items()], rng)
             targets = self.target.encode([target for _, target in changes.values()], rng)
             for i, pair in zip(changes, map(EncodedPair, sources, targets), strict=True):
                 if self._fits(pair):

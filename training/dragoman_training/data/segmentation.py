@@ -35,7 +35,12 @@ class RandomSegmentation:
     def __init__(
         self, tokenizer: Tokenizer, bpe_dropout: float, byte_dropout: float, rare: Iterable[str], seed: int
     ) -> None:
-        model = json.loads(tokenizer.to_str())["model"]
+        document = json.loads(tokenizer.to_str())
+        model = document["model"]
+        # Tokens of `train_tokenizer` that are recognized in a text; they only start one.
+        self.starts: dict[str, int] = {
+            token["content"]: token["id"] for token in document["added_tokens"] if not token["special"]
+        }
         self.tokenizer = tokenizer
         self.vocabulary: dict[str, int] = model["vocab"]
         self.ranks = {(left, right): rank for rank, (left, right) in enumerate(model["merges"])}
@@ -48,6 +53,9 @@ class RandomSegmentation:
 
     def words(self, text: str) -> list[int]:
         """Splits a text into words, each a number that `encode` takes."""
+        for token in self.starts:
+            if text.startswith(token):
+                return [self._number(token), *self.words(text[len(token) :].lstrip())]
         if self.tokenizer.normalizer is not None:
             text = self.tokenizer.normalizer.normalize_str(text)
         return [self._number(word) for word, _ in self.tokenizer.pre_tokenizer.pre_tokenize_str(text)]
@@ -66,6 +74,8 @@ class RandomSegmentation:
 
     def segment(self, word: str, variant: int) -> list[int]:
         """Returns one of the segmentations of a word as token ids."""
+        if word in self.starts:
+            return [self.starts[word]]
         rng = np.random.default_rng([self.seed, variant, zlib.crc32(word.encode())])
         ids: list[int] = []
         run: list[str] = []  # characters that may merge

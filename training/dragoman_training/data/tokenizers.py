@@ -25,7 +25,9 @@ MAX_PIECE_LENGTH = 16  # characters of a bpe or unigram piece
 MAX_WORD_LENGTH = 256
 
 
-def train_tokenizer(config: TokenizerConfig, texts: Sequence[str], key: str = "tokenizers.source") -> Tokenizer:
+def train_tokenizer(
+    config: TokenizerConfig, texts: Sequence[str], key: str = "tokenizers.source", tokens: Sequence[str] = ()
+) -> Tokenizer:
     """Trains a tokenizer of a recipe.
 
     The special tokens have ids 0 to 3, and every encoded text ends with the end token.
@@ -34,6 +36,7 @@ def train_tokenizer(config: TokenizerConfig, texts: Sequence[str], key: str = "t
         config: Kind, vocabulary size and normalization.
         texts: Training texts of this side.
         key: Recipe key for error messages.
+        tokens: More tokens, which are recognized in a text, with the white space that follows.
 
     Raises:
         DataError: No such tokenizer can be trained on these texts.
@@ -46,6 +49,8 @@ def train_tokenizer(config: TokenizerConfig, texts: Sequence[str], key: str = "t
         except Exception as error:  # `tokenizers` raises bare Exception
             raise DataError(_explain_failure(config, texts, key, error)) from None
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    # Not special: those are plain text where they occur in a text.
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False, rstrip=True) for token in tokens])
     tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {END}", special_tokens=[(END, END_ID)])
     return tokenizer
 

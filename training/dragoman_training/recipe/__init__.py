@@ -1,6 +1,14 @@
 """The recipe: the YAML file that describes a training run."""
 
-from dragoman_training.recipe.data import Columns, DataConfig, DataFile, PairsFile, ParallelFiles, file_paths
+from dragoman_training.recipe.data import (
+    Columns,
+    DataConfig,
+    DataFile,
+    PairsFile,
+    ParallelFiles,
+    file_paths,
+    target_language,
+)
 from dragoman_training.recipe.load import SHIPPED_RECIPES, find_recipe, load_recipe, save_recipe
 from dragoman_training.recipe.schema import (
     AugmentationConfig,
@@ -36,4 +44,5 @@ __all__ = [
     "find_recipe",
     "load_recipe",
     "save_recipe",
+    "target_language",
 ]

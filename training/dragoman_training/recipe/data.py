@@ -1,9 +1,10 @@
 """The section `data` of recipes: files, the columns of their pairs, and which pairs are left out."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from dragoman_training.recipe.section import Section
 
@@ -12,6 +13,15 @@ Column = Annotated[
     Annotated[int, Field(ge=1), Tag("(number)")] | Annotated[str, Field(min_length=1), Tag("(name)")],
     Discriminator(lambda value: "(name)" if isinstance(value, str) else "(number)"),
 ]
+
+
+def _is_language(code: str) -> str:
+    if not re.fullmatch(r"\w+", code):
+        raise ValueError(f"expected the code of a language, letters, digits and _ such as de, but got {code!r}")
+    return code
+
+
+Language = Annotated[str, AfterValidator(_is_language)]
 
 
 class Columns(Section):
@@ -34,6 +44,7 @@ class PairsFile(Section):
 
     file: Path
     columns: Columns | None = None
+    target_language: Language | None = None
 
 
 class ParallelFiles(Section):
@@ -41,6 +52,7 @@ class ParallelFiles(Section):
 
     source: Path
     target: Path
+    target_language: Language | None = None
 
 
 def _kind(value: Any) -> str:
@@ -54,6 +66,11 @@ DataFile = Annotated[
     Annotated[Path, Tag("(file)")] | Annotated[PairsFile, Tag("(columns)")] | Annotated[ParallelFiles, Tag("(pair)")],
     Discriminator(_kind),
 ]
+
+
+def target_language(entry: Path | PairsFile | ParallelFiles) -> str | None:
+    """Returns the language of a data file's targets, if the recipe names it."""
+    return None if isinstance(entry, Path) else entry.target_language
 
 
 def file_paths(entry: Path | PairsFile | ParallelFiles) -> list[Path]:
@@ -82,3 +99,20 @@ class DataConfig(Section):
         if self.dev and self.dev_held_out_sources:
             raise ValueError("dev and dev_held_out_sources are mutually exclusive; set only one")
         return self
+
+    @model_validator(mode="after")
+    def _languages_agree(self) -> "DataConfig":
+        trained = self.target_languages
+        for name in ("train", "dev", "test"):
+            for entry in getattr(self, name) or []:
+                code, file = target_language(entry), file_paths(entry)[0]
+                if trained and code is None:
+                    raise ValueError(f"{name}: {file} has no target_language; all files need one if one of train has")
+                if code is not None and code not in trained:
+                    raise ValueError(f"{name}: the target_language of {file} is {code}, which no file of train has")
+        return self
+
+    @property
+    def target_languages(self) -> list[str]:
+        """The languages of the training targets, sorted; empty for a corpus that names none."""
+        return sorted({code for code in map(target_language, self.train) if code is not None})

@@ -12,6 +12,7 @@ from dragoman_server.bundle.load import BundleError, load_bundle
 from dragoman_server.bundle.shortlist import Shortlist, ShortlistError, read_shortlist
 from dragoman_server.core.token_list import TokenList
 from dragoman_server.runtime.shortlists import COLUMNS, ListedRows, ListedTokens, Shortlists
+from dragoman_server.workers.remote import SentLists
 from dragoman_training.data.batches import EncodedPair
 from dragoman_training.data.pairs import Pair
 from tests.support.bundles import SHIPPED_G2P, altered_copy, edit_manifest
@@ -166,3 +167,11 @@ def test_tokens_in_use_keep_their_places_and_few_are_computed() -> None:
     assert moved, "places never got sparse"
     rows.use([], 1)
     assert shortlists.distinct == shortlists.width == len(shortlists.tokens) == 0
+
+
+def test_a_worker_is_sent_each_list_once_and_again_after_it_was_dropped() -> None:
+    sent = SentLists()
+    first, second, third = (TokenList(np.array([token])) for token in range(3))
+    assert sent.numbers([first, second, first]) == ([0, 1, 0], {0: first, 1: second})
+    assert sent.numbers([second, third]) == ([1, 2], {2: third})
+    assert sent.numbers([first, third]) == ([3, 2], {3: first})

@@ -10,29 +10,26 @@ from dragoman_server.core.search import StepRequest
 from dragoman_server.runtime.buffers import Array
 
 
-def common_top_k(step_requests: Sequence[StepRequest], *, listed: bool = False) -> int:
+def common_top_k(step_requests: Sequence[StepRequest]) -> tuple[int, bool]:
     """Returns the largest number of candidates if all rows request only their most probable tokens, else 0.
 
-    Args:
-        step_requests: Step request of each row.
-        listed: Whether each row has a shortlist, or chooses from the whole vocabulary.
+    Also returns whether each of them has a shortlist; otherwise none of them has.
     """
     # Searches reuse the same object from step to step.
-    distinct = {id(step_request): step_request for step_request in step_requests}.values()
-    if (next(iter(distinct)).vocabulary is not None) != listed:
-        return 0
-    return max(d.candidates for d in distinct) if all(_is_top_k(d, listed) for d in distinct) else 0
-
-
-def _is_top_k(step_request: StepRequest, listed: bool) -> bool:
-    """Returns whether a row requests the most probable tokens, unedited, and nothing else."""
-    return (
-        step_request.candidates > 0
-        and step_request.edits is None
-        and step_request.temperature == 1
-        and (step_request.vocabulary is not None) == listed
-        and not step_request.attention
-    )
+    distinct = set(map(id, step_requests))
+    listed = step_requests[0].vocabulary is not None
+    most = 0
+    for step_request in step_requests if len(distinct) > 1 else step_requests[:1]:
+        if (
+            step_request.candidates == 0
+            or (step_request.vocabulary is not None) != listed
+            or step_request.edits is not None
+            or step_request.temperature != 1
+            or step_request.attention
+        ):
+            return 0, listed
+        most = max(most, step_request.candidates)
+    return most, listed
 
 
 @dataclass

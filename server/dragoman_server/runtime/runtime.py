@@ -130,11 +130,11 @@ class Runtime:
         Returns:
             views that the next step overwrites.
         """
-        candidates = common_top_k(step_requests)
-        if candidates:
+        candidates, listed = common_top_k(step_requests)
+        if candidates and not listed:
             return self.top(len(step_requests), candidates)
         step = self._step(len(step_requests))
-        if candidates := common_top_k(step_requests, listed=True):
+        if candidates:
             return step.listed_top(step_requests, candidates, self._lists)
         scores = None if self.cuda_graphs is None else self.cuda_graphs.mixed(step_requests)
         return step.mixed(step_requests, self._lists) if scores is None else scores

@@ -144,29 +144,31 @@ class ListedRows:
         lists.use(vocabularies)
         if lists.width != self.mask.shape[1] or rows > len(self.mask):
             self._allocate(max(rows, len(self.mask)), lists.width)
+        wanted: list[ListedTokens | None] = [lists[vocabulary] for vocabulary in vocabularies]
+        wanted += [None] * (rows - len(wanted))
         held = self._held
-        for row, vocabulary in enumerate(vocabularies):
-            listed = lists[vocabulary]
-            if held[row] is not listed:
-                held[row] = listed
+        for row, listed in enumerate(wanted):
+            if held[row] is listed:
+                continue
+            held[row] = listed
+            count = 0
+            if listed is not None:
                 count = len(listed.ids)
-                self.columns[row, :count], self.ids[row, :count] = listed.places, listed.ids
-                self.columns[row, count:] = self.ids[row, count:] = 0
-                self.mask[row, :count], self.mask[row, count:] = 0, -np.inf
-        for row in range(len(vocabularies), rows):
-            if held[row] is not None:
-                held[row] = None
-                self.columns[row] = self.ids[row] = 0
-                self.mask[row] = -np.inf
+                self.columns[row, :count], self.ids[row, :count], self.mask[row, :count] = listed.places, listed.ids, 0
+            self.columns[row, count:] = self.ids[row, count:] = 0
+            self.mask[row, count:] = -np.inf
 
     def tokens(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Converts the graph's indices into each row's list [rows, k] to token ids."""
-        return np.take_along_axis(self.ids[: len(indices)], indices, 1)
+        ids: NDArray[np.int64] = self._flat_ids[indices + self._starts[: len(indices)]]
+        return ids
 
     def _allocate(self, capacity: int, width: int) -> None:
         self.columns: NDArray[np.int64] = np.zeros((capacity, width), np.int64)
         self.ids: NDArray[np.int64] = np.zeros((capacity, width), np.int64)
         self.mask: NDArray[np.float32] = np.full((capacity, width), -np.inf, np.float32)
+        self._flat_ids = self.ids.reshape(-1)
+        self._starts = np.arange(capacity)[:, None] * width
         self._held: list[ListedTokens | None] = [None] * capacity
         self.generation += 1
 

@@ -1,6 +1,7 @@
 """Models, runtimes and scorers in a worker process, with the interface of those in the server's own."""
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +71,7 @@ class RemoteRuntime:
         self.positions: NDArray[np.int32] = np.zeros(max_rows, np.int32)
         self._channel = channel
         self._begin = begin
+        self._lists = SentLists()
         self._copies: list[RowCopy] = []
 
     def encode(self, sources: Sequence[Sequence[int]], row: int) -> int:
@@ -82,8 +84,12 @@ class RemoteRuntime:
     def step(self, step_requests: Sequence[StepRequest]) -> StepResult:
         rows = len(step_requests)
         state = self._pending_copies(), self.tokens[:rows], self.positions[:rows]
-        if candidates := common_top_k(step_requests):
+        candidates, listed = common_top_k(step_requests)
+        if candidates and not listed:
             return TopKResult(*self._channel.watched_call("top", *state, candidates))
+        if candidates:
+            numbers, new = self._lists.numbers([cast(Sequence[int], r.vocabulary) for r in step_requests])
+            return TopKResult(*self._channel.watched_call("listed_top", *state, candidates, numbers, new))
         result: StepResult = self._channel.watched_call("mixed", *state, step_requests)
         return result
 
@@ -98,6 +104,30 @@ class RemoteRuntime:
     def _pending_copies(self) -> list[RowCopy]:
         copies, self._copies = self._copies, []
         return copies
+
+
+class SentLists:
+    """The shortlists that a worker has: those of the rows of the last step. Each is sent once."""
+
+    def __init__(self) -> None:
+        self._sent: dict[int, tuple[int, Sequence[int]]] = {}  # by id(): number, and the list, kept alive
+        self._next = 0
+
+    def numbers(self, vocabularies: Sequence[Sequence[int]]) -> tuple[list[int], dict[int, Sequence[int]]]:
+        """Returns a number for each row's shortlist, and the shortlists that the worker lacks, by number."""
+        kept: dict[int, tuple[int, Sequence[int]]] = {}
+        new: dict[int, Sequence[int]] = {}
+        for vocabulary in vocabularies:
+            key = id(vocabulary)
+            if key in kept:
+                continue
+            if key not in self._sent:
+                self._sent[key] = self._next, vocabulary
+                new[self._next] = vocabulary
+                self._next += 1
+            kept[key] = self._sent[key]
+        self._sent = kept
+        return [kept[id(vocabulary)][0] for vocabulary in vocabularies], new
 
 
 class RemoteScorer:

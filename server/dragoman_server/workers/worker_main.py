@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
@@ -28,6 +28,7 @@ from dragoman_server.machine import trim_memory
 from dragoman_server.runtime.device import Device, DeviceError, first_line, is_out_of_memory
 from dragoman_server.runtime.runtime import Runtime
 from dragoman_server.runtime.scorer_session import ScorerSession, TargetScores
+from dragoman_server.runtime.step_results import TopKResult
 
 PING, OPEN, READY = b"p", b"o", b"r"
 PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -48,6 +49,7 @@ class RequestHandler:
         self._key: int | None = None
         self._runtime: Runtime | None = None
         self._scorer: ScorerSession | None = None
+        self._lists: dict[int, Sequence[int]] = {}  # shortlists of the last step's rows, by number
 
     def load(self, bundle: Bundle, options: EngineOptions) -> tuple[int, Device, int, int, int]:
         model = LocalModel(bundle, options)
@@ -73,6 +75,22 @@ class RequestHandler:
         self, copies: Sequence[RowCopy], tokens: NDArray[Any], positions: NDArray[Any], candidates: int
     ) -> tuple[NDArray[Any], NDArray[Any]]:
         result = self._prepare(copies, tokens, positions).top(len(tokens), candidates)
+        return result.ids, result.log_probabilities
+
+    def listed_top(
+        self,
+        copies: Sequence[RowCopy],
+        tokens: NDArray[Any],
+        positions: NDArray[Any],
+        candidates: int,
+        numbers: Sequence[int],
+        new: Mapping[int, Sequence[int]],
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        lists = self._lists | dict(new)
+        self._lists = {number: lists[number] for number in numbers}
+        step_requests = [StepRequest(candidates, vocabulary=self._lists[number]) for number in numbers]
+        result = self._prepare(copies, tokens, positions).step(step_requests)
+        assert isinstance(result, TopKResult)
         return result.ids, result.log_probabilities
 
     def mixed(

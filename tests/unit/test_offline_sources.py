@@ -56,6 +56,12 @@ def test_a_recipe_names_its_training_files(tmp_path: Path) -> None:
     (tmp_path / "b.en").write_text("cat\n")
     with pytest.raises(OfflineError, match=r"b.en ends after 1 lines but .*b.de goes on"):
         read(recipe)
+    recipe.write_text("data:\n  train: [{file: a.tsv}]\n")
+    assert read(recipe) == [("Hund", "dog", "")]
+    for data in ("{train: [{file: a.tsv, columns: {source: 2, target: 1}}]}", "{train: [a.tsv], columns: {source: 2}}"):
+        recipe.write_text(f"data: {data}\n")
+        with pytest.raises(OfflineError, match=r"data.columns of a recipe is not applied here; name the file"):
+            read(recipe)
     recipe.write_text("data:\n  train: []\n")
     with pytest.raises(OfflineError, match=r"expected a training recipe with the files of data.train"):
         read(recipe)

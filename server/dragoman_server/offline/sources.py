@@ -151,9 +151,18 @@ def _recipe_files(recipe: Path) -> list[SourceFile]:
         path = Path(name)
         return recipe.parent / path if not path.exists() and (recipe.parent / path).exists() else path
 
+    for key in ("columns", "target_language"):
+        if (isinstance(data, dict) and data.get(key)) or any(
+            isinstance(entry, dict) and entry.get(key) for entry in entries
+        ):
+            raise OfflineError(
+                f"{recipe}: data.{key} of a recipe is not applied here; name the file with the sources itself"
+            )
     files = []
     for entry in entries:
-        if isinstance(entry, dict):
+        if isinstance(entry, dict) and "file" in entry:
+            files.append(SourceFile(resolve(entry["file"]), "tsv"))
+        elif isinstance(entry, dict):
             files.append(SourceFile(resolve(entry.get("source")), "text", resolve(entry.get("target"))))
         else:
             files.append(SourceFile(resolve(entry), "tsv"))

@@ -103,7 +103,7 @@ def test_the_closest_candidate_to_the_reference(tmp_path: Path) -> None:
             {"search": SearchWishes(max_new_tokens=100)},
             "--max-new-tokens is 100, but must be from 1 to 64",
         ),
-        ({"source_language": "de"}, "--source-language is set, but the model has no choice of source languages"),
+        ({"source_language": "de"}, "--source-language is set, but no teacher has a choice of source languages"),
         ({"teachers": [Path("/")]}, "/ is not a bundle: it has no manifest.json"),
     ],
 )
@@ -149,6 +149,8 @@ def test_languages_are_those_of_the_teacher(tmp_path: Path) -> None:
     lines, *_ = run(tmp_path, "speech", [bundle], target_language="de")
     several, *_ = run(tmp_path, "speech", [bundle] * 2, target_language="de", search=SearchWishes(5))
     assert several == lines == [["speech", "AH S P IY CH"]]
+    both, *_ = run(tmp_path, "speech", [SHIPPED_G2P, bundle], target_language="de", search=SearchWishes(5))
+    assert both == [["speech", "S P IY CH"]]  # the other one takes no language
 
 
 def test_a_stopped_run_goes_on(tmp_path: Path) -> None:

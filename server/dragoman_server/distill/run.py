@@ -14,8 +14,9 @@ from dragoman_server.distill.choose import Candidate, closeness, merge
 from dragoman_server.distill.lines import unfit
 from dragoman_server.distill.options import DistillOptions
 from dragoman_server.distill.teacher import Teacher
+from dragoman_server.messages.languages import FIELDS
 from dragoman_server.offline.engines import Answer, Ticket
-from dragoman_server.offline.errors import StoppedError
+from dragoman_server.offline.errors import OfflineError, StoppedError
 from dragoman_server.offline.model import Ids
 from dragoman_server.offline.output import Output
 from dragoman_server.offline.pipeline import run_pipeline
@@ -301,6 +302,10 @@ def distill(options: DistillOptions, config: ServerConfig, should_stop: Callable
         for path in options.teachers:
             teachers.append(Teacher(path, config, languages, options.search))
             stack.callback(teachers[-1].model.close)
+        for name in FIELDS.values():
+            if languages.HasField(name) and not any(teacher.model.languages.HasField(name) for teacher in teachers):
+                flag, side = f"--{name.replace('_', '-')}", name.removesuffix("_language")
+                raise OfflineError(f"{flag} is set, but no teacher has a choice of {side} languages")
         lines = islice(sources.lines(), output.lines, None)
         work = Distillation(options, teachers, lines, output, should_stop)
         with Meter(total, output.lines, work.measure):

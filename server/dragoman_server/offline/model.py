@@ -19,6 +19,7 @@ from dragoman_server.messages.api_error import ApiError
 from dragoman_server.messages.default_options import read_defaults
 from dragoman_server.messages.generation_options import read_details, read_options
 from dragoman_server.messages.imported_ids import text_encoders
+from dragoman_server.messages.languages import FIELDS
 from dragoman_server.messages.limits import request_limits, token_limits
 from dragoman_server.offline.engines import OfflineEngines
 from dragoman_server.offline.errors import OfflineError, StoppedError
@@ -47,9 +48,11 @@ class OfflineModel:
     Args:
         path: The bundle's directory.
         config: The server's options.
-        languages: An input without text, with the languages of all sources.
+        languages: An input without text, with the languages of all sources; those of a side of which the model has
+            no choice do not count.
 
     Attributes:
+        languages: The languages that count.
         engines: Its engines.
         sha256: Digest of its manifest, which names the digests of all its files.
 
@@ -70,16 +73,19 @@ class OfflineModel:
         self._bundle, self._path = bundle, path
         self._languages, self._sources, self._targets = text_encoders(bundle)
         self._limits = request_limits(config, self.engines.rows, bundle.manifest.shape)
-        self._given = languages or pb.Input()
+        self.languages = pb.Input()
+        for side, name in FIELDS.items():
+            if languages is not None and languages.HasField(name) and self._languages.codes[side]:
+                setattr(self.languages, name, getattr(languages, name))
         self._forced: int | None = self._language_token()
         self._scorer: ScorerSession | None = None
 
     def encode(self, texts: Sequence[str]) -> list[Ids | str]:
         """Returns the token ids of each source, the end token included; of one that can't be read, what is wrong."""
         inputs = [pb.Input(text=text) for text in texts]
-        if self._given.ByteSize():
+        if self.languages.ByteSize():
             for source in inputs:
-                source.MergeFrom(self._given)
+                source.MergeFrom(self.languages)
         encoded = asyncio.run(self._sources.encode_batch(inputs, [""] * len(texts)))
         return [_problem(ids) if isinstance(ids, ApiError) else ids for ids in encoded]
 
@@ -166,7 +172,7 @@ class OfflineModel:
     def _language_token(self) -> int | None:
         """Returns the first token of every target, if the target language forces it."""
         source = pb.Input(text="a")
-        source.MergeFrom(self._given)
+        source.MergeFrom(self.languages)
         try:
             self._languages.frame(source, "")
             return self._languages.forced_first(source, "")

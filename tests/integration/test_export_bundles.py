@@ -283,7 +283,7 @@ def test_trained_run_is_exported_with_its_quality_and_two_tokenizers(tiny_run: P
         trained.target_tokenizer,
         trained.dev_pairs(),
         trained.recipe.evaluation.metrics,
-    )
+    ).scores
     assert manifest.quality["dev exact match (%)"] == pytest.approx(expected["exact_match"].value, abs=0.5)
     assert manifest.quality["dev word error rate (%)"] == pytest.approx(expected["word_error_rate"].value, abs=0.5)
     assert manifest.quality["test exact match (%)"] > 80

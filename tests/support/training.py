@@ -8,6 +8,7 @@ import torch
 from rich.console import Console
 
 from dragoman_training.data.prepare import prepare
+from dragoman_training.progress import ProgressBar
 from dragoman_training.recipe import SHIPPED_RECIPES, Recipe, load_recipe
 from dragoman_training.run.checkpoint import load_state
 from dragoman_training.trainer import Outcome, Trainer, train
@@ -55,8 +56,13 @@ def same_weights(one: Path, two: Path) -> bool:
     return bool(first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first))
 
 
+def silent_bar(recipe: Recipe) -> ProgressBar:
+    """A progress bar that nobody sees."""
+    return ProgressBar(recipe.training.steps, Console(quiet=True))
+
+
 def make_trainer(recipe: Recipe, run: Path) -> Trainer:
     """A trainer at step 0; close its `metrics_log` when done."""
     run.mkdir(exist_ok=True)
     data = prepare(recipe, run, lambda line: None)
-    return Trainer(recipe, run, data, torch.device("cpu"), threading.Event(), lambda line: None)
+    return Trainer(recipe, run, data, torch.device("cpu"), threading.Event(), silent_bar(recipe))

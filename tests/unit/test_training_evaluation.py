@@ -31,12 +31,12 @@ def model() -> Transformer:
 
 def test_answers_to_texts(model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = train_tokenizer(TokenizerConfig(kind="characters"), ["abcdefgh"])
-    done: list[int] = []
+    done: list[tuple[int, int]] = []
     texts = ["ab", "abc", "ab", "hgf", "abcdefgh"]
     monkeypatch.setattr("dragoman_training.evaluation.answers.BATCH_TOKENS", 9)
-    answers = answer(model, tokenizer, tokenizer, texts, answered=done.append)
+    answers = answer(model, tokenizer, tokenizer, texts, answered=lambda *counts: done.append(counts))
     assert answers.keys() == {"ab", "abc", "hgf", "abcdefgh"}
-    assert done == [1, 3, 4], "the longest alone, two of four tokens, the rest"
+    assert done == [(1, 4), (3, 4), (4, 4)], "the longest alone, two of four tokens, the rest"
     assert all(answers[text] == tokenizer.decode(greedy(model, [tokenizer.encode(text).ids], 8)[0]) for text in texts)
 
 
@@ -48,7 +48,7 @@ def test_answers_and_references_are_compared_in_canonical_form(
     tokenizer = train_tokenizer(TokenizerConfig(kind="characters", lowercase=True), ["abcdef h"])
     pairs = [Pair(source, f" \u200b{text.upper()} ".replace(" ", "  "), Path(), 1) for source, text in answers.items()]
     other = Pair("A\u00adB", "h", Path(), 2)  # another reference, to a source in another spelling
-    scores = measure(model, tokenizer, tokenizer, [*pairs, other], ["exact_match", "word_error_rate"])
+    scores = measure(model, tokenizer, tokenizer, [*pairs, other], ["exact_match", "word_error_rate"]).scores
     assert {name: score.value for name, score in scores.items()} == {"exact_match": 100, "word_error_rate": 0}
 
 
@@ -86,18 +86,40 @@ def test_nearest_reference_is_by_edits_then_by_length(answer: str, references: l
     assert METRICS["word_error_rate"]({"x": answer}, {"x": references}).value == pytest.approx(100 * value)
 
 
-@pytest.mark.parametrize("metric", ["bleu", "chrf"])
+@pytest.mark.parametrize("metric", ["bleu", "chrf", "ter"])
 def test_sacrebleu_with_uneven_references(metric: Metric) -> None:
     references = {
         "1": ["the cat sat on the mat today"],
         "2": ["a dog barks at the moon", "the dog is barking at the moon"],
     }
     perfect = METRICS[metric]({s: r[-1] for s, r in references.items()}, references)
-    assert perfect.value == pytest.approx(100)
+    assert perfect.value == pytest.approx(0 if metric == "ter" else 100)
     assert perfect.signature is not None
     assert "version:" in perfect.signature
     worse = METRICS[metric]({"1": "the cat sat on a mat", "2": "a dog barks at the sun"}, references)
     assert 20 < worse.value < 100
+
+
+@pytest.mark.parametrize("metric", list(METRICS))
+def test_intervals_hold_the_score_and_narrow_with_more_sources(metric: Metric) -> None:
+    draw = random.Random(7)
+    widths: list[float] = []
+    for count in (30, 480):
+        references = {str(i): [" ".join(draw.choices("abcdef", k=9))] for i in range(count)}
+        answers = {
+            source: target if draw.random() < 0.5 else f"{target[:9]} {target[::-1][:9]}"
+            for source, (target,) in references.items()
+        }
+        plain = METRICS[metric](answers, references)
+        assert plain.interval is None
+        score = plain.with_interval(count)
+        assert score.value == plain.value
+        assert score.interval is not None
+        low, high = score.interval
+        assert low < score.value < high
+        assert score == plain.with_interval(count), "the seed is fixed"
+        widths.append(high - low)
+    assert widths[1] < 0.5 * widths[0], "with 16 times the sources, a quarter is expected"
 
 
 words = st.lists(st.sampled_from("abc"), max_size=8)

@@ -12,7 +12,8 @@ import torch
 from rich.console import Console
 
 from dragoman_training.data.batches import Batch, EncodedPair, collate
-from dragoman_training.evaluation.metrics import Score
+from dragoman_training.data.pairs import read_pairs_file
+from dragoman_training.evaluation.evaluate import Evaluation
 from dragoman_training.optimization.learner import Learner
 from dragoman_training.recipe import Recipe
 from dragoman_training.run.checkpoint import average_checkpoints, checkpoint_path, checkpoint_steps, load_state
@@ -43,7 +44,8 @@ def reference_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_files_of_a_run(tmp_path: Path) -> None:
-    recipe, run = small_recipe("evaluation.metrics=[exact_match, word_error_rate, bleu, chrf]"), tmp_path / "run"
+    metrics = "evaluation.metrics=[exact_match, word_error_rate, bleu, chrf, ter]"
+    recipe, run = small_recipe(metrics, "evaluation.beam_size=3"), tmp_path / "run"
     outcome, shown = run_training(recipe, run)
     assert outcome.finished
     assert {path.name for path in run.iterdir()} == {
@@ -52,6 +54,7 @@ def test_files_of_a_run(tmp_path: Path) -> None:
         "target_tokenizer.json",
         "data.json",
         "dev.tsv",
+        "dev_answers.tsv",
         "longest.tsv",
         "metrics.jsonl",
         "tensorboard",
@@ -72,7 +75,10 @@ def test_files_of_a_run(tmp_path: Path) -> None:
     report = json.loads((run / "report.json").read_text())
     assert report == outcome.report
     assert report["steps_averaged"] == [12]
-    assert "version:" in report["dev"]["bleu_signature"]
+    assert report["decoding"] == "beam of 3, length penalty 1"
+    assert "bs:1000|seed:12345|" in report["dev"]["ter_signature"]
+    assert report["dev"]["word_error_rate_interval"][0] < report["dev"]["word_error_rate_interval"][1]
+    assert re.search(r"^dev  exact_match 0.00 \(0.00 to 0.00\)  word_error_rate \d+.\d+ \(\d+", shown, re.MULTILINE)
     assert "step 5/12  loss " in shown
     assert re.search(r"tokens/s  lr \d\.\d\de-\d\d  memory \d\.\d GB  \d\.\d min left", shown)
 
@@ -81,7 +87,9 @@ def test_files_of_a_run(tmp_path: Path) -> None:
     assert loaded.provenance["finished"]
     assert loaded.provenance["report"] == report
     assert loaded.provenance["recipe"]["data"]["train"] == ["numbers.train.tsv"]
-    assert len(loaded.dev_pairs()) == 20
+    answers = [pair.source for pair in read_pairs_file(run / "dev_answers.tsv")]
+    assert answers == [pair.source for pair in loaded.dev_pairs()]
+    assert len(answers) == 20
 
 
 # Interruptions
@@ -190,10 +198,10 @@ def test_another_precision_on_another_machine(tmp_path: Path, monkeypatch: pytes
 def script_dev_losses(monkeypatch: pytest.MonkeyPatch, losses: dict[int, float]) -> None:
     asked: list[int] = []
 
-    def evaluate(trainer: Trainer) -> tuple[float, dict[str, Score]]:
+    def evaluate(trainer: Trainer) -> tuple[float, Evaluation]:
         """The loss of a step; of the average, which is evaluated after the last step, that of step 0."""
         asked.append(trainer.step)
-        return losses[0 if asked.count(trainer.step) > 1 else trainer.step], {}
+        return losses[0 if asked.count(trainer.step) > 1 else trainer.step], Evaluation({"1": "one"}, {})
 
     monkeypatch.setattr(Trainer, "evaluate", evaluate)
 

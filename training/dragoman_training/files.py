@@ -16,6 +16,7 @@ SOURCE_TOKENIZER, TARGET_TOKENIZER = "source_tokenizer.json", "target_tokenizer.
 START_FILE = "start.json"  # the run that a run started from
 DATA_FILE = "data.json"  # counts and fingerprints
 DEV_FILE = "dev.tsv"  # the dev pairs
+DEV_ANSWERS_FILE, TEST_ANSWERS_FILE = "dev_answers.tsv", "test_answers.tsv"  # of the final model
 LONGEST_FILE = "longest.tsv"  # the training pairs with the longest sources
 BAD_LINES_FILE = "bad_lines.txt"
 METRICS_FILE = "metrics.jsonl"

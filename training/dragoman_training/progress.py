@@ -1,17 +1,30 @@
 """Progress of a run on the terminal: a progress bar, or without a terminal a line from time to time."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.text import Text
+
+LINE_EVERY = 10.0  # seconds between two lines of an evaluation
+
+
+class _TimeLeft(ProgressColumn):
+    """The time until a task's `end`, a time of the monotonic clock; None if nobody knows."""
+
+    max_refresh = 0.5  # seconds
+
+    def render(self, task: Task) -> Text:
+        end = task.fields["end"]
+        return Text("" if end is None else f"{_duration(max(0.0, end - time.monotonic()))} left")
 
 
 class ProgressBar:
-    """Shows loss, tokens per second, learning rate, memory and time left.
+    """Shows loss, tokens per second, learning rate, memory and time left, and how far an evaluation has come.
 
     Args:
         steps: Steps of the whole run.
@@ -22,16 +35,15 @@ class ProgressBar:
         self.console = console
         self.steps = steps
         self.bar = Progress(
-            TextColumn("step"),
+            TextColumn("{task.description}"),
             MofNCompleteColumn(),
             BarColumn(),
             TextColumn("{task.fields[numbers]}"),
-            TimeRemainingColumn(),
-            TextColumn("left"),
+            _TimeLeft(),
             console=console,
             disable=not console.is_terminal,
         )
-        self.task = self.bar.add_task("step", total=steps, numbers="")
+        self.task = self.bar.add_task("step", total=steps, numbers="", end=None)
 
     def __enter__(self) -> Self:
         self.bar.start()
@@ -43,7 +55,7 @@ class ProgressBar:
         self.bar.stop()
 
     def begin(self, step: int) -> None:
-        """Starts at the step of a resumed run, so that the time left is estimated from the steps of this process."""
+        """Starts at the step of a resumed run."""
         self.bar.reset(self.task, completed=step)
 
     def advance(self, step: int) -> None:
@@ -55,14 +67,43 @@ class ProgressBar:
     ) -> None:
         """Shows new numbers; prints a line if there is no terminal."""
         numbers = f"loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s  lr {rate:.2e}  {memory}"
-        self.bar.update(self.task, numbers=numbers)
+        self.bar.update(self.task, numbers=numbers, end=time.monotonic() + seconds_left)
         if not self.console.is_terminal:
-            left = f"{seconds_left / 3600:.1f} h" if seconds_left > 5400 else f"{seconds_left / 60:.1f} min"
-            self.echo(f"step {step}/{self.steps}  {numbers}  {left} left")
+            self.echo(f"step {step}/{self.steps}  {numbers}  {_duration(seconds_left)} left")
+
+    @contextmanager
+    def answering(self, name: str) -> Iterator[Callable[[int, int], None]]:
+        """Shows how many sources of a data set are answered, on a bar or in a line every ten seconds.
+
+        Args:
+            name: Name of the data set.
+
+        Yields:
+            A callback for the number of sources that are answered, and that of all.
+        """
+        task = self.bar.add_task(name, total=None, numbers="answered", end=None)
+        begin = shown = time.monotonic()
+
+        def answered(count: int, total: int) -> None:
+            nonlocal shown
+            now = time.monotonic()
+            self.bar.update(task, completed=count, total=total, end=now + (now - begin) * (total - count) / count)
+            if not self.console.is_terminal and now - shown >= LINE_EVERY and count < total:
+                shown = now
+                self.echo(f"{name}  {count:,} of {total:,} sources answered")
+
+        try:
+            yield answered
+        finally:
+            self.bar.remove_task(task)
 
     def echo(self, line: str) -> None:
         """Prints a line above the bar."""
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} h" if seconds > 5400 else f"{seconds / 60:.1f} min"
 
 
 class Window:

@@ -23,6 +23,7 @@ EXAMPLES = 512  # examples of a set
 NAMES: dict[Metric, str] = {
     "bleu": "BLEU",
     "chrf": "chrF",
+    "ter": "TER",
     "exact_match": "exact match (%)",
     "sequence_error_rate": "sequence error rate (%)",
     "word_error_rate": "word error rate (%)",

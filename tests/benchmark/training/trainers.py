@@ -28,6 +28,7 @@ from dragoman_training.trainer import Trainer
 from tests.benchmark.training.torch_transformer import TorchTransformer
 from tests.benchmark.training.work import Work
 from tests.support.random_model import symbol_tokenizer
+from tests.support.training import silent_bar
 
 Attention = Literal["own", "fused", "plain"]
 CPU = torch.device("cpu")
@@ -81,7 +82,8 @@ class Ours(Contender):
         source, target = (symbol_tokenizer(size) for size in work.vocabularies)
         data = TrainingData(source, target, work.pairs, lambda epoch: work.pairs, [], [], [])
         with tempfile.TemporaryDirectory() as run:
-            self.trainer = Trainer(work.recipe(), Path(run), data, CPU, threading.Event(), lambda line: None)
+            recipe = work.recipe()
+            self.trainer = Trainer(recipe, Path(run), data, CPU, threading.Event(), silent_bar(recipe))
             self.trainer.metrics_log.close()
 
     def update(self, batch: Batch, attention: Attention) -> float:

@@ -18,14 +18,14 @@ def answer(
     search: Search = GREEDY,
     *,
     before_step: Callable[[], object] = lambda: None,
-    answered: Callable[[int], object] = lambda count: None,
+    answered: Callable[[int, int], object] = lambda count, total: None,
 ) -> dict[str, str]:
     """Decodes distinct texts in batches of similar length.
 
     Args:
         model: Model in eval mode.
         before_step: Callback that runs before each step of a batch; an exception it raises ends the work.
-        answered: Callback that is told after each batch how many texts are answered.
+        answered: Callback that is told after each batch how many texts are answered, and of how many.
 
     Returns:
         The answer to each text.
@@ -42,5 +42,5 @@ def answer(
             model, [encoded[text] for text in batch], model.config.max_target_length, search, before_step=before_step
         )
         answers.update(zip(batch, target_tokenizer.decode_batch(ids), strict=True))
-        answered(len(answers))
+        answered(len(answers), len(distinct))
     return answers

@@ -17,6 +17,7 @@ from dragoman_training.model import Transformer
 from dragoman_training.model.cache import DecoderState
 from dragoman_training.model.linear import fast_products
 from dragoman_training.model.loss import rows_at_a_time
+from dragoman_training.recipe import EvaluationConfig
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,18 @@ class Search:
     beam_size: int = 1
     length_penalty: float = 1.0
     early_stopping: bool = False
+
+    @staticmethod
+    def of(config: EvaluationConfig) -> "Search":
+        """Returns the search of a recipe."""
+        return Search(config.beam_size, config.length_penalty, config.early_stopping)
+
+    def __str__(self) -> str:
+        """Returns a description for reports."""
+        if self.beam_size == 1:
+            return "greedy"
+        stopping = ", early stopping" if self.early_stopping else ""
+        return f"beam of {self.beam_size}, length penalty {self.length_penalty:g}{stopping}"
 
     def divisor(self, length: int) -> float:
         """Returns what a sum of `length` log-probabilities is divided by."""

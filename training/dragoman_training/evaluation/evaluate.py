@@ -1,6 +1,7 @@
 """Loss and metrics of a model on a data set."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
@@ -41,6 +42,35 @@ def negative_log_likelihood(
     return total / tokens
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """What a model makes of a data set.
+
+    Attributes:
+        answers: Answer to each distinct source.
+        scores: Metrics of the answers.
+    """
+
+    answers: dict[str, str]
+    scores: dict[Metric, Score]
+
+    def values(self, loss: float) -> dict[str, float]:
+        """Returns this loss and all metrics by name."""
+        return {"loss": loss, **{metric: score.value for metric, score in self.scores.items()}}
+
+    def with_intervals(self, before_metric: Callable[[], object] = lambda: None) -> "Evaluation":
+        """Returns the same with the intervals of all scores, which takes seconds.
+
+        Args:
+            before_metric: Callback that runs before each metric; an exception it raises ends the work.
+        """
+        scores: dict[Metric, Score] = {}
+        for metric, score in self.scores.items():
+            before_metric()
+            scores[metric] = score.with_interval(len(self.answers))
+        return Evaluation(self.answers, scores)
+
+
 def measure(
     model: Transformer,
     source_tokenizer: Tokenizer,
@@ -50,16 +80,24 @@ def measure(
     search: Search = GREEDY,
     *,
     before_step: Callable[[], object] = lambda: None,
-) -> dict[str, Score]:
+    answered: Callable[[int, int], object] = lambda count, total: None,
+) -> Evaluation:
     """Scores the answers to each distinct source against all its targets.
 
     Answers and targets are compared in the canonical form of the target tokenizer.
 
     Args:
         model: Model in eval mode.
-        before_step: Callback that runs before each step, see `answer`.
+        before_step: Callback that runs before each step, see `answer`, and before each metric.
+        answered: Callback that is told how many sources are answered, see `answer`.
     """
     expected = references(pairs, source_tokenizer, target_tokenizer)
-    decoded = answer(model, source_tokenizer, target_tokenizer, expected, search, before_step=before_step)
+    decoded = answer(
+        model, source_tokenizer, target_tokenizer, expected, search, before_step=before_step, answered=answered
+    )
     answers = {source: canonical(target_tokenizer, text) for source, text in decoded.items()}
-    return {metric: METRICS[metric](answers, expected) for metric in metrics}
+    scores: dict[Metric, Score] = {}
+    for metric in metrics:
+        before_step()
+        scores[metric] = METRICS[metric](answers, expected)
+    return Evaluation({source: decoded[source] for source in expected}, scores)

@@ -11,9 +11,9 @@ from dragoman_training.model import ModelConfig
 from dragoman_training.recipe.data import DataConfig
 from dragoman_training.recipe.section import Section
 
-Metric = Literal["bleu", "chrf", "exact_match", "sequence_error_rate", "word_error_rate"]
+Metric = Literal["bleu", "chrf", "ter", "exact_match", "sequence_error_rate", "word_error_rate"]
 Part = Literal["embeddings", "encoder", "decoder", "output"]  # of the model
-DevMetric = Literal["loss", "bleu", "chrf", "exact_match", "sequence_error_rate", "word_error_rate"]
+DevMetric = Literal["loss", "bleu", "chrf", "ter", "exact_match", "sequence_error_rate", "word_error_rate"]
 
 
 class NumberFormat(Section):
@@ -127,8 +127,11 @@ class TrainingConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """The metrics on dev and test, and the one that selects checkpoints."""
+    """The search for answers, their metrics on dev and test, and the one that selects checkpoints."""
 
+    beam_size: int = Field(default=1, ge=1, le=100)
+    length_penalty: float = 1.0
+    early_stopping: bool = False
     metrics: list[Metric] = Field(default=["exact_match", "sequence_error_rate", "word_error_rate"])
     choose_by: DevMetric = "loss"
 

@@ -101,7 +101,7 @@ def draw_curves(records: list[Record], path: Path) -> None:
     losses.plot([r["step"] for r in train], [r["loss"] for r in train], label="train (smoothed)")
     losses.plot([r["step"] for r in dev], [r["loss"] for r in dev], "o-", label="dev")
     losses.set(title="loss, nats per token", xlabel="step")
-    for name in sorted({name for r in dev for name in r} - {"kind", "step", "loss"}):
+    for name in sorted({name for r in dev for name in r} - {"kind", "step", "loss", "seconds"}):
         metrics.plot([r["step"] for r in dev if name in r], [r[name] for r in dev if name in r], "o-", label=name)
     metrics.set(title="dev, %", xlabel="step")
     rates.plot([r["step"] for r in train], [r["learning_rate"] for r in train])

@@ -1,13 +1,22 @@
 """The end of a run: the average of checkpoints, its quality, and RUN/model.pt."""
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
-from dragoman_training.data.pairs import Pair, distinct_sources
-from dragoman_training.evaluation.metrics import Score, better
-from dragoman_training.files import CURVES_FILE, MODEL_FILE, REPORT_FILE, write_text
+from dragoman_training.data.pairs import Pair, write_pairs
+from dragoman_training.evaluation.decoding import Search
+from dragoman_training.evaluation.evaluate import Evaluation
+from dragoman_training.evaluation.metrics import better
+from dragoman_training.files import (
+    CURVES_FILE,
+    DEV_ANSWERS_FILE,
+    MODEL_FILE,
+    REPORT_FILE,
+    TEST_ANSWERS_FILE,
+    write_text,
+)
 from dragoman_training.run.checkpoint import average_checkpoints, checkpoint_steps, save_state
 from dragoman_training.run.metrics_log import draw_curves
 from dragoman_training.trainer.loop import Trainer
@@ -28,24 +37,23 @@ def finish(trainer: Trainer) -> dict[str, Any]:
         "steps_trained": trainer.step,
         "steps_averaged": steps,
         "precision": trainer.learner.precision.name,
-        "decoding": "greedy",
+        "decoding": str(Search.of(trainer.recipe.evaluation)),
     }
     trainer.learner.evaluated.load_state_dict(weights)
     if trainer.data.dev:
-        values, scores = _evaluate(trainer)
+        values, evaluation = _evaluate(trainer)
         comparison = _compare_with_best(trainer, steps, values[trainer.recipe.evaluation.choose_by])
         if comparison is not None:
             report["average_and_best"] = comparison
             if comparison["kept"] == "best":
                 weights, steps = average_checkpoints(trainer.run, [comparison["best"]["step"]], trainer.warn)
                 trainer.learner.evaluated.load_state_dict(weights)
-                values, scores = _evaluate(trainer)
+                values, evaluation = _evaluate(trainer)
                 report["steps_averaged"] = steps
-        report["dev"] = {**_scores(trainer, "dev", trainer.data.dev_pairs, scores), "loss": values["loss"]}
+        report["dev"] = {**_scores(trainer, "dev", evaluation), "loss": values["loss"]}
     trainer.learner.evaluated.eval()
     if trainer.data.test_pairs:
-        pairs = trainer.data.test_pairs
-        report["test"] = _scores(trainer, "test", pairs, trainer.measure(pairs))
+        report["test"] = _scores(trainer, "test", trainer.measure("test", trainer.data.test_pairs))
     changes = trainer.metrics_log.recipe_changes()
     if changes:
         report["recipe_changes"] = changes
@@ -64,10 +72,10 @@ def _steps_to_average(trainer: Trainer) -> list[int]:
     return trainer.scheduled()[-config.average_last :]
 
 
-def _evaluate(trainer: Trainer) -> tuple[dict[str, float], dict[str, Score]]:
-    """Returns loss and metrics on dev by name, and the metrics with their signatures."""
-    loss, scores = trainer.evaluate()
-    return {"loss": loss, **{name: score.value for name, score in scores.items()}}, scores
+def _evaluate(trainer: Trainer) -> tuple[dict[str, float], Evaluation]:
+    """Returns loss and metrics on dev by name, and the answers."""
+    loss, evaluation = trainer.evaluate()
+    return evaluation.values(loss), evaluation
 
 
 def _compare_with_best(trainer: Trainer, steps: list[int], average: float) -> dict[str, Any] | None:
@@ -95,11 +103,27 @@ def _compare_with_best(trainer: Trainer, steps: list[int], average: float) -> di
     }
 
 
-def _scores(trainer: Trainer, name: str, pairs: list[Pair], scores: dict[str, Score]) -> dict[str, Any]:
-    """Shows the metrics of a data set and returns its part of the report."""
-    trainer.echo(f"{name}  " + "  ".join(f"{metric} {score.value:.2f}" for metric, score in scores.items()))
-    return {
-        "sources": len(distinct_sources(pairs, trainer.data.source_tokenizer)),
-        **{metric: score.value for metric, score in scores.items()},
-        **{f"{metric}_signature": score.signature for metric, score in scores.items() if score.signature},
-    }
+def _scores(trainer: Trainer, name: Literal["dev", "test"], evaluation: Evaluation) -> dict[str, Any]:
+    """Writes the answers to a data set, shows their metrics, and returns its part of the report.
+
+    Raises:
+        Stopped: The run was asked to stop meanwhile.
+    """
+    file = {"dev": DEV_ANSWERS_FILE, "test": TEST_ANSWERS_FILE}[name]
+    answers = evaluation.answers
+    write_pairs(
+        trainer.run / file, (Pair(*answer, trainer.run / file, i) for i, answer in enumerate(answers.items(), 1))
+    )
+    scores = evaluation.with_intervals(trainer.raise_if_stopped).scores
+    part: dict[str, Any] = {"sources": len(answers)}
+    shown: list[str] = [name]
+    for metric, score in scores.items():
+        part[metric] = score.value
+        text = f"{metric} {score.value:.2f}"
+        if score.interval is not None:
+            part[f"{metric}_interval"] = list(score.interval)
+            text += f" ({score.interval[0]:.2f} to {score.interval[1]:.2f})"
+        shown.append(text)
+    part |= {f"{metric}_signature": score.signature for metric, score in scores.items() if score.signature}
+    trainer.echo("  ".join(shown))
+    return part

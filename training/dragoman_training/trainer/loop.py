@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Callable
+import time
 from pathlib import Path
 
 import torch
@@ -10,8 +10,8 @@ import torch
 from dragoman_training.data.batches import Batch, BatchSampler
 from dragoman_training.data.pairs import Pair
 from dragoman_training.data.prepare import TrainingData
-from dragoman_training.evaluation.evaluate import measure, negative_log_likelihood
-from dragoman_training.evaluation.metrics import Score
+from dragoman_training.evaluation.decoding import Search
+from dragoman_training.evaluation.evaluate import Evaluation, measure, negative_log_likelihood
 from dragoman_training.files import CURVES_FILE
 from dragoman_training.optimization.allocator import keep_freed_memory, memory_in_use, release_memory
 from dragoman_training.optimization.learner import Learner
@@ -27,6 +27,7 @@ from dragoman_training.run.checkpoint import (
     save_state,
 )
 from dragoman_training.run.metrics_log import MetricsLog, draw_curves
+from dragoman_training.trainer.time_left import evaluations_left
 
 
 class Stopped(Exception):
@@ -40,7 +41,7 @@ class Trainer:
 
     Args:
         stop: Event that stops the run, see `train`.
-        echo: Callback that shows a line to the user.
+        bar: Where progress is shown.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Trainer:
         data: TrainingData,
         device: torch.device,
         stop: threading.Event,
-        echo: Callable[[str], None],
+        bar: ProgressBar,
     ) -> None:
         self.recipe = recipe
         self.config = recipe.training
@@ -58,7 +59,7 @@ class Trainer:
         self.data = data
         self.device = device
         self.stop = stop
-        self.echo = echo
+        self.bar, self.echo = bar, bar.echo
         sizes = data.source_tokenizer.get_vocab_size(), data.target_tokenizer.get_vocab_size()
         self.learner = Learner(recipe, sizes, device, run)
         self.sampler = BatchSampler(data.train_epoch, self.config.batch_tokens, recipe.seed)
@@ -147,7 +148,7 @@ class Trainer:
         steps = checkpoint_steps(self.run)
         return [s for s in steps if s > 0 and (s == self.config.steps or any(s % n == 0 for n in every))]
 
-    def run_steps(self, bar: ProgressBar) -> bool:
+    def run_steps(self) -> bool:
         """Trains until the end of the recipe.
 
         Returns:
@@ -156,7 +157,7 @@ class Trainer:
         stream = self.sampler.stream(self.epoch, self.position)
         batches: list[Batch] = []
         window = Window()
-        bar.begin(self.step)
+        self.bar.begin(self.step)
         while not self._evaluate_and_check_end(window):
             if self.stop.is_set():
                 self.save(batches[-1] if batches else None)
@@ -167,16 +168,16 @@ class Trainer:
                 batches.append(batch)
             tokens = sum(batch.target_tokens for batch in batches)
             window.add(self.learner.update(batches, tokens), self.learner.gradient_norm, tokens)
-            bar.advance(self.step)
+            self.bar.advance(self.step)
             if self._due(self.config.log_every):
-                self._log(window, bar)
+                self._log(window)
                 window = Window()
                 release_memory()
             if self._save_due():
                 self.save(batches[-1])
         return True
 
-    def _log(self, window: Window, bar: ProgressBar) -> None:
+    def _log(self, window: Window) -> None:
         values = {
             "epoch": self.epoch,
             "loss": window.loss / window.tokens,
@@ -185,9 +186,10 @@ class Trainer:
             "learning_rate": self.learner.optimizer.param_groups[0]["lr"],
         }
         self.metrics_log.write("train", self.step, values)
-        seconds_left = (self.config.steps - self.step) * window.seconds() / window.steps
         speed, rate = values["tokens_per_second"], values["learning_rate"]
-        bar.report(self.step, values["loss"], speed, rate, memory_in_use(self.device), seconds_left)
+        seconds_left = (self.config.steps - self.step) * window.seconds() / window.steps
+        seconds_left += evaluations_left(self.recipe, self.data, self.metrics_log.records, self.step, speed)
+        self.bar.report(self.step, values["loss"], speed, rate, memory_in_use(self.device), seconds_left)
 
     def _evaluate_and_check_end(self, window: Window) -> bool:
         """Evaluates on dev if this step is due, and returns whether training ends here.
@@ -200,37 +202,58 @@ class Trainer:
         evaluated = self.step in self.metrics_log.dev_values("loss")
         if self.step > 0 and self._due(self.config.evaluate_every) and not evaluated and self.data.dev:
             with window.paused():
-                loss, scores = self.evaluate()
-            values = {"loss": loss, **{name: score.value for name, score in scores.items()}}
-            self.metrics_log.write("dev", self.step, values)
+                begin = time.monotonic()
+                loss, evaluation = self.evaluate()
+                seconds = round(time.monotonic() - begin, 3)
+            values = evaluation.values(loss)
+            self.metrics_log.write("dev", self.step, values | {"seconds": seconds})
             draw_curves(self.metrics_log.records, self.run / CURVES_FILE)
-            self.echo(f"step {self.step}  dev  " + "  ".join(f"{k} {v:.4g}" for k, v in values.items()))
+            shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
+            self.echo(f"step {self.step}  dev  {shown}  ({seconds:.0f} s)")
         patience = self.config.patience
         if patience is not None and self.metrics_log.evaluations_since_best(metric) >= patience:
             self.echo(f"step {self.step}: dev {metric} has not improved for {patience} evaluations; training ends here")
             return True
         return self.step >= self.config.steps
 
-    def _raise_if_stopped(self) -> None:
+    def raise_if_stopped(self) -> None:
+        """Raises Stopped if the run was asked to stop."""
         if self.stop.is_set():
             raise Stopped
 
-    def evaluate(self) -> tuple[float, dict[str, Score]]:
+    def evaluate(self) -> tuple[float, Evaluation]:
         """Computes loss and metrics on dev; draws no random numbers, so that it does not affect training.
 
         Raises:
             Stopped: The run was asked to stop meanwhile.
         """
         self.learner.evaluated.eval()
-        loss = negative_log_likelihood(
-            self.learner.evaluated, self.data.dev, self.config.batch_tokens, before_step=self._raise_if_stopped
-        )
-        scores = self.measure(self.data.dev_pairs)
+        with self._autocast():
+            loss = negative_log_likelihood(
+                self.learner.evaluated, self.data.dev, self.config.batch_tokens, before_step=self.raise_if_stopped
+            )
+        evaluation = self.measure("dev", self.data.dev_pairs)
         self.learner.model.train()
-        return loss, scores
+        return loss, evaluation
 
-    def measure(self, pairs: list[Pair]) -> dict[str, Score]:
-        """Computes the metrics of the recipe; an interrupted measurement raises Stopped."""
+    def measure(self, name: str, pairs: list[Pair]) -> Evaluation:
+        """Answers the sources of a data set and computes the metrics of the recipe.
+
+        Raises:
+            Stopped: The run was asked to stop meanwhile.
+        """
         tokenizers = self.data.source_tokenizer, self.data.target_tokenizer
-        metrics = self.recipe.evaluation.metrics
-        return measure(self.learner.evaluated, *tokenizers, pairs, metrics, before_step=self._raise_if_stopped)
+        config = self.recipe.evaluation
+        with self._autocast(), self.bar.answering(name) as answered:
+            return measure(
+                self.learner.evaluated,
+                *tokenizers,
+                pairs,
+                config.metrics,
+                Search.of(config),
+                before_step=self.raise_if_stopped,
+                answered=answered,
+            )
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.learner.precision.name == "bf16")

@@ -120,7 +120,7 @@ def _train(
     data = prepare(recipe, run, bar.echo)
     for line in apply_changes(run, changed, recipe):
         bar.echo(line)
-    trainer = Trainer(recipe, run, data, device, stop, bar.echo)
+    trainer = Trainer(recipe, run, data, device, stop, bar)
     report: dict[str, Any] | None = None
     try:
         trainer.record_changes(changed)
@@ -129,7 +129,7 @@ def _train(
         if start is not None:
             trainer.learner.start_from(start.weights)
             trainer.save(None)  # a run that resumes needs the start no more
-        if trainer.run_steps(bar):
+        if trainer.run_steps():
             report = finish(trainer)
     except Stopped:
         pass  # the checkpoint is saved, and the resumed run repeats the interrupted evaluation

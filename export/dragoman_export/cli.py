@@ -183,8 +183,8 @@ def export(
         bool,
         typer.Option(
             "--to-run",
-            help="The way back: make a run of a bundle, to train on from its weights. `dragoman-export --to-run BUNDLE "
-            "RUN`, then `dragoman-train RECIPE --init-from RUN`.",
+            help="The way back: make a run of a bundle or with --from-..., to train on from its weights. "
+            "`dragoman-export --to-run BUNDLE RUN`, then `dragoman-train RECIPE --init-from RUN`.",
         ),
     ] = False,
     device: Annotated[
@@ -201,9 +201,12 @@ def export(
         models, ImportOptions("transformers", "", tokenizer or [], revision, ignore or [], sources)
     )
     if to_run:
-        if imported is not None or check is not None or run is None or bundle is None:
-            raise typer.BadParameter("--to-run needs a bundle and the run to make of it: --to-run BUNDLE RUN")
-        _make_run(run, bundle)
+        model, place = (run, bundle) if imported is None else (imported, run)
+        if check is not None or model is None or place is None or (imported is not None and bundle is not None):
+            raise typer.BadParameter(
+                "--to-run needs a bundle, or a model such as --from-transformers, and the run to make of it"
+            )
+        _make_run(model, place)
         return
     if imported is not None:
         if bundle is not None or against is not None:
@@ -292,14 +295,22 @@ def export(
         raise typer.Exit(1) from None
 
 
-def _make_run(bundle: Path, run: Path) -> None:
+def _make_run(model: Path | ImportOptions, run: Path) -> None:
     try:  # imported here for the reason below
-        from dragoman_export.to_run import write_run
+        from dragoman_export.to_run.bundles import run_of_bundle
+        from dragoman_export.to_run.imports import run_of_import
     except ModuleNotFoundError as error:
         print(f"error: {missing_extra(error, 'export')}", file=sys.stderr)
         raise typer.Exit(1) from None
+    say = _until_terminated(Console(highlight=False), timed=False)
     try:
-        write_run(bundle, run, _until_terminated(Console(highlight=False), timed=False))
+        if isinstance(model, Path):
+            run_of_bundle(model, run, say)
+        else:
+            run_of_import(model, run, say)
+    except ModuleNotFoundError as error:  # imported where it is first needed
+        print(f"error: {missing_extra(error, 'import')}", file=sys.stderr)
+        raise typer.Exit(1) from None
     except ExportError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from None

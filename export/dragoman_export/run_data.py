@@ -118,7 +118,9 @@ def training_pairs(run: Run) -> list[Pair]:
         ExportError: The user's files have moved or cannot be read.
     """
     try:
-        return read_splits(run.recipe, BadLines("skip")).train
+        tokenizers = Tokenizers(run.source_tokenizer, run.target_tokenizer)
+        given = tokenizers if run.recipe.tokenizers.source.kind == "imported" else None
+        return read_splits(run.recipe, BadLines("skip"), given).train
     except DataError as error:
         raise ExportError(str(error)) from error
 

@@ -40,6 +40,7 @@ _READABLE: dict[str, tuple[Any, ...]] = {
     "embedding_norm": ("none",),
     "decoder_embedding_norm": (None, "none"),
     "output_scale": (False,),
+    "output_bias": (False,),
 }
 
 

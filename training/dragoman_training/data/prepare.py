@@ -73,8 +73,9 @@ def prepare(recipe: Recipe, run: Path, echo: Callable[[str], None]) -> TrainingD
 
 
 def _prepare(recipe: Recipe, run: Path, echo: Callable[[str], None], bad: BadLines) -> TrainingData:
-    splits = read_splits(recipe, bad)
-    tokenizers = _load_or_train_tokenizers(recipe, run, splits.train)
+    given = _imported_tokenizers(recipe, run)
+    splits = read_splits(recipe, bad, given)
+    tokenizers = given or _load_or_train_tokenizers(recipe, run, splits.train)
     train, train_pairs = _encode_split(recipe, tokenizers, "train", splits.train, bad)
     dev, dev_pairs = _encode_split(recipe, tokenizers, "dev", splits.dev, bad)
     _, test_pairs = _encode_split(recipe, tokenizers, "test", splits.test, bad)
@@ -150,6 +151,16 @@ def _report_bad_lines(bad: BadLines, run: Path, echo: Callable[[str], None]) -> 
     for file in bad.all_bad_files:
         echo(f"warning: every line of {file} is skipped")
     echo(f"skipped {len(messages)} bad lines ({kinds}); all are listed in {run / BAD_LINES_FILE}")
+
+
+def _imported_tokenizers(recipe: Recipe, run: Path) -> Tokenizers | None:
+    """Loads the tokenizers of a run that started from an imported model; None for other recipes."""
+    if recipe.tokenizers.source.kind != "imported":
+        return None
+    source, target = run / SOURCE_TOKENIZER, run / TARGET_TOKENIZER
+    if not source.exists():
+        raise DataError("tokenizers.source.kind: imported needs --init-from with a run of an imported model")
+    return Tokenizers(load_tokenizer(source), load_tokenizer(target))
 
 
 def _load_or_train_tokenizers(recipe: Recipe, run: Path, train: list[Pair]) -> Tokenizers:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dragoman_training.data.corpus import BadLines, read_pairs
-from dragoman_training.data.encode import drop_overlong
+from dragoman_training.data.encode import Tokenizers, drop_overlong
 from dragoman_training.data.normalization import canonical
 from dragoman_training.data.pairs import Pair
 from dragoman_training.data.tokenizers import empty_tokenizer
@@ -45,16 +45,19 @@ class _Keyed:
     pair: Pair
 
 
-def read_splits(recipe: Recipe, bad: BadLines) -> Splits:
+def read_splits(recipe: Recipe, bad: BadLines, given: Tokenizers | None = None) -> Splits:
     """Reads the data files, and draws dev from the distinct sources of train if the recipe says so.
 
     The seed determines the draw.
+
+    Args:
+        given: Tokenizers of a recipe that does not train any.
 
     Raises:
         DataError: A file cannot be read, a bad line is refused, or no pair is left.
     """
     data = recipe.data
-    train, dev, test = (_keyed(recipe, _read_split(recipe, name, bad)) for name in ("train", "dev", "test"))
+    train, dev, test = (_keyed(recipe, _read_split(recipe, name, bad), given) for name in ("train", "dev", "test"))
     train, filtered = _filter(recipe, train)
     by_target = data.overlap_by == "either"
     overlap: dict[str, int] = {}
@@ -122,12 +125,12 @@ def _read_split(recipe: Recipe, name: Literal["train", "dev", "test"], bad: BadL
     return pairs
 
 
-def _keyed(recipe: Recipe, pairs: Sequence[Pair]) -> list[_Keyed]:
+def _keyed(recipe: Recipe, pairs: Sequence[Pair], given: Tokenizers | None) -> list[_Keyed]:
     """Returns the pairs with canonical forms; those of targets only if the recipe compares them."""
-    source = empty_tokenizer(recipe.tokenizers.source)
+    source = given.source if given else empty_tokenizer(recipe.tokenizers.source)
     if recipe.data.overlap_by == "source" and recipe.data.duplicates == "keep":
         return [_Keyed(canonical(source, pair.source), "", pair) for pair in pairs]
-    target = empty_tokenizer(recipe.tokenizers.target or recipe.tokenizers.source)
+    target = given.target if given else empty_tokenizer(recipe.tokenizers.target or recipe.tokenizers.source)
     return [_Keyed(canonical(source, pair.source), canonical(target, pair.target), pair) for pair in pairs]
 
 

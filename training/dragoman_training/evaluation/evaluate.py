@@ -30,13 +30,13 @@ def negative_log_likelihood(
     Returns:
         The mean over all target tokens.
     """
-    device, weight = model.decoder.projection.weight.device, model.decoder.projection.weight
+    device = model.decoder.projection.weight.device
     sampler = BatchSampler(pairs, batch_tokens, seed=0)
     total, tokens = 0.0, 0
     for indices in sampler.epoch(0):
         before_step()
         batch = collate([pairs[i] for i in indices]).to(device)
-        hidden = model.hidden(batch.source, batch.target_input)  # [batch, target, d_model]
+        hidden, weight = model.decoder.output_layer(model.hidden(batch.source, batch.target_input))
         total += smoothed_cross_entropy(hidden, weight, batch.target_output, smoothing=0.0).item()
         tokens += batch.target_tokens
     return total / tokens

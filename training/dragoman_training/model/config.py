@@ -60,6 +60,7 @@ class ModelConfig(BaseModel):
             vocabulary.
         output_scale: Whether the decoder's output is divided by sqrt(d_model) before the output layer. (T5 with shared
             tables.)
+        output_bias: Whether the output layer has a bias. (Marian.)
         dropout: Dropout of the embeddings and of every sub-layer's output (the paper, 5.4; Srivastava et al. 2014).
         max_source_length: Longest source in tokens, including the end token.
         max_target_length: Longest target in tokens, without the end token.
@@ -89,6 +90,7 @@ class ModelConfig(BaseModel):
     decoder_embedding_norm: EmbeddingNorm | None = None
     share_embeddings: SharedEmbeddings = "output"
     output_scale: bool = False
+    output_bias: bool = False
     dropout: float = Field(default=0.1, ge=0, lt=1)
     max_source_length: int = Field(ge=1)
     max_target_length: int = Field(ge=1)

@@ -77,13 +77,16 @@ class Decoder(nn.Module):
         self.norm = _final_norm(config)
         self.output_scale = config.d_model**-0.5 if config.output_scale else 1.0
         self.projection = Linear(config.d_model, vocabulary, bias=False)
+        self.output_bias = nn.Parameter(torch.zeros(vocabulary)) if config.output_bias else None
+        # Of a model that is no longer trained: the output layer's, if any, and minus infinity for forbidden tokens.
         self.logit_bias: Tensor | None  # [vocabulary]
         self.register_buffer("logit_bias", None, persistent=False)
 
     def forbid(self, ids: Sequence[int]) -> None:
         """Sets the probability of these tokens to zero from now on; for a trained model whose targets lack them."""
         if self.logit_bias is None:
-            self.logit_bias = torch.zeros_like(self.projection.weight[:, 0])
+            bias = self.projection.weight[:, 0] * 0 if self.output_bias is None else self.output_bias
+            self.logit_bias = bias.detach().clone()
         self.logit_bias[list(ids)] = -torch.inf
 
     def forward(
@@ -153,7 +156,18 @@ class Decoder(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Maps the input of the output layer [..., d_model] to logits [..., vocabulary]."""
         logits: Tensor = self.projection(hidden)
-        return logits if self.logit_bias is None else logits + self.logit_bias
+        bias = self.output_bias if self.logit_bias is None else self.logit_bias
+        return logits if bias is None else logits + bias
+
+    def output_layer(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the factors of the logits in training, hidden [..., width] and weight [vocabulary, width].
+
+        They are those of `logits`, without forbidden tokens; a bias is one more column of the weight.
+        """
+        if self.output_bias is None:
+            return hidden, self.projection.weight
+        ones = hidden.new_ones(*hidden.shape[:-1], 1)
+        return torch.cat([hidden, ones], -1), torch.cat([self.projection.weight, self.output_bias[:, None]], -1)
 
     def _scaled(self, x: Tensor) -> Tensor:
         return x if self.output_scale == 1 else x * self.output_scale

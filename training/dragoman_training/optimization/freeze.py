@@ -16,17 +16,20 @@ def freeze(model: Transformer, parts: Iterable[Part]) -> None:
     for part in parts:
         for module in _modules(model, part):
             module.requires_grad_(False)
+        if part == "output" and model.decoder.output_bias is not None:
+            model.decoder.output_bias.requires_grad_(False)
 
 
 def count_parameters(model: Transformer) -> dict[str, int]:
     """Returns the number of weights of each part that differ; a shared matrix counts where it is named first."""
     counts: dict[str, int] = {}
     seen: set[int] = set()
+    bias = model.decoder.output_bias
     parts: tuple[Part, ...] = ("embeddings", "encoder", "decoder", "output")
     for part in parts:
         new = {id(p): p.numel() for module in _modules(model, part) for p in module.parameters() if id(p) not in seen}
         seen |= new.keys()
-        counts[part] = sum(new.values())
+        counts[part] = sum(new.values()) + (bias.numel() if part == "output" and bias is not None else 0)
     return counts
 
 

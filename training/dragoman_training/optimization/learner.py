@@ -139,7 +139,7 @@ class Learner:
         """Computes the label-smoothed cross entropy of a batch on this device, its sum over the targets / `tokens`."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision.name == "bf16"):
             hidden = self.model.hidden(batch.source, batch.target_input)  # [batch, target, d_model]
-            output_layer = self.model.decoder.projection.weight  # [vocabulary, d_model]
+            hidden, output_layer = self.model.decoder.output_layer(hidden)
             smoothing = self.config.label_smoothing
             return smoothed_cross_entropy(hidden, output_layer, batch.target_output, smoothing) / tokens  # []
 

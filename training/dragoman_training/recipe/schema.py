@@ -36,9 +36,12 @@ class AugmentationConfig(Section):
 
 
 class TokenizerConfig(Section):
-    """One tokenizer; `vocabulary` applies to bpe and unigram, the other kinds include everything that occurs."""
+    """One tokenizer; `vocabulary` applies to bpe and unigram.
 
-    kind: Literal["characters", "symbols", "bpe", "unigram"]
+    Other kinds include everything that occurs, or are given: `imported`.
+    """
+
+    kind: Literal["characters", "symbols", "bpe", "unigram", "imported"]
     vocabulary: int = Field(default=8000, ge=400, le=1_000_000)
     lowercase: bool = False
     invisible: Literal["drop", "keep"] = "drop"

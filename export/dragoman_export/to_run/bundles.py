@@ -1,8 +1,6 @@
 """Makes a training run of a bundle, to train on from its weights: the way back of an export."""
 
-import json
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,27 +10,19 @@ from pydantic import ValidationError
 from dragoman_export.bundle.weights import UnreadableGraphError, load_model
 from dragoman_export.checks.parity import Circumstances, check_bundle
 from dragoman_export.errors import ExportError
+from dragoman_export.to_run.writing import check_place, write_run
 from dragoman_server.bundle.load import Bundle, BundleError, load_bundle
 from dragoman_server.bundle.manifest import MANIFEST_FILE
 from dragoman_server.runtime.device import CPU
-from dragoman_training.files import (
-    DATA_FILE,
-    MODEL_FILE,
-    RECIPE_FILE,
-    REPORT_FILE,
-    SOURCE_TOKENIZER,
-    TARGET_TOKENIZER,
-    write_text,
-)
-from dragoman_training.recipe import Recipe, save_recipe
-from dragoman_training.run.checkpoint import save_state
+from dragoman_training.files import SOURCE_TOKENIZER, TARGET_TOKENIZER
+from dragoman_training.recipe import Recipe
 
 READABLE = ("fp32", "int8")  # precisions whose weights can be read back
 # Sections of the recipe that describe the model; the rest is what a new run has of its own.
 _KEPT = ("seed", "tokenizers", "model", "training")
 
 
-def write_run(bundle: Path, run: Path, say: Callable[[str], None]) -> None:
+def run_of_bundle(bundle: Path, run: Path, say: Callable[[str], None]) -> None:
     """Writes a finished run with model, tokenizers and recipe of a bundle that was exported from a run.
 
     Weights of an int8 bundle are those that it computes with. The data of the run is not in a bundle.
@@ -46,8 +36,7 @@ def write_run(bundle: Path, run: Path, say: Callable[[str], None]) -> None:
         ExportError: The bundle cannot be read, is not made from a run, or has weights that cannot be read back; or
             the directory exists.
     """
-    if run.exists():
-        raise ExportError(f"{run} already exists; choose another place for the run")
+    check_place(run)
     try:
         loaded = load_bundle(bundle)
     except BundleError as error:
@@ -58,30 +47,18 @@ def write_run(bundle: Path, run: Path, say: Callable[[str], None]) -> None:
         model = load_model(loaded)
         manifest = loaded.manifest
         say("comparing them with the graphs")
-        report = check_bundle(loaded, model, manifest.examples, CPU, Circumstances(say=say))
+        parity = check_bundle(loaded, model, manifest.examples, CPU, Circumstances(say=say))
     except UnreadableGraphError as error:
         raise ExportError(str(error)) from error
-    if report.failures:
-        raise ExportError(f"{bundle}: the weights that were read from the graphs differ: {report.failures[0]}")
-    try:
-        run.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{run.name}.", dir=run.parent) as scratch:
-            folder = Path(scratch) / "run"
-            folder.mkdir()
-            tokenizers = (
-                (manifest.tokenizers.source, SOURCE_TOKENIZER),
-                (manifest.tokenizers.target, TARGET_TOKENIZER),
-            )
-            for name, copy in tokenizers:
-                shutil.copyfile(loaded.path / name, folder / copy)
-            save_recipe(recipe, folder / RECIPE_FILE)
-            _write_json(folder / DATA_FILE, {"unseen_source_tokens": manifest.unseen_source_tokens})
-            _write_json(folder / REPORT_FILE, manifest.training.get("report", {}))
-            steps = manifest.training.get("steps_averaged", [])
-            save_state(folder / MODEL_FILE, {"model": model.state_dict(), "steps": steps})
-            folder.rename(run)
-    except OSError as error:
-        raise ExportError(f"{run} can't be written: {error.strerror or error}") from error
+    if parity.failures:
+        raise ExportError(f"{bundle}: the weights that were read from the graphs differ: {parity.failures[0]}")
+
+    def write_tokenizers(folder: Path) -> None:
+        shutil.copyfile(loaded.path / manifest.tokenizers.source, folder / SOURCE_TOKENIZER)
+        shutil.copyfile(loaded.path / manifest.tokenizers.target, folder / TARGET_TOKENIZER)
+
+    report, steps = manifest.training.get("report", {}), manifest.training.get("steps_averaged", [])
+    write_run(run, recipe, model.state_dict(), steps, manifest.unseen_source_tokens, report, write_tokenizers)
 
 
 def _recipe(bundle: Bundle) -> Recipe:
@@ -104,7 +81,3 @@ def _recipe(bundle: Bundle) -> Recipe:
         first = error.errors(include_url=False)[0]
         key = ".".join(map(str, first["loc"]))
         raise ExportError(f"{place}: training.recipe is not a recipe of this version ({key}: {first['msg']})") from None
-
-
-def _write_json(path: Path, document: dict[str, Any]) -> None:
-    write_text(path, json.dumps(document, indent=2) + "\n")

@@ -33,7 +33,7 @@ def make_search(
         decoder: Converts tokens to the text that is searched for stop sequences.
         source_ids: Source of the request.
     """
-    if _is_plain_greedy(options):
+    if is_plain_greedy(options):
         return GreedySearch(tokens.end, options.max_new_tokens, options.constraints.vocabulary)
     count = options.num_hypotheses if options.sampling is not None or options.alternatives else 1
     constraints, conventions = options.constraints, options.conventions
@@ -67,7 +67,7 @@ def narrowed(options: SearchOptions, shortlist: Shortlist, source_ids: Sequence[
     return replace(options, constraints=replace(constraints, vocabulary=candidates))
 
 
-def _is_plain_greedy(options: SearchOptions) -> bool:
+def is_plain_greedy(options: SearchOptions) -> bool:
     """Returns whether the options ask for the most probable token every time and, but for a shortlist, for no more."""
     conventions, constraints = options.conventions, options.constraints
     return (

@@ -15,13 +15,13 @@ from dragoman_server.distill.lines import unfit
 from dragoman_server.distill.options import DistillOptions
 from dragoman_server.distill.teacher import Teacher
 from dragoman_server.messages.languages import FIELDS
-from dragoman_server.offline.engines import Answer, Ticket
 from dragoman_server.offline.errors import OfflineError, StoppedError
 from dragoman_server.offline.model import Ids
 from dragoman_server.offline.output import Output
 from dragoman_server.offline.pipeline import run_pipeline
 from dragoman_server.offline.progress import Meter
 from dragoman_server.offline.sources import SourceLine, find_sources
+from dragoman_server.offline.tickets import Answer, Ticket
 
 UNSCORED = "no answer can be scored by every teacher"
 

@@ -15,9 +15,9 @@ from dragoman_server.core.requests import GenerationResult
 from dragoman_server.core.search_options import SearchOptions
 from dragoman_server.distill.choose import Candidate, candidate
 from dragoman_server.messages.default_options import BEAM, SAMPLING
-from dragoman_server.offline.engines import Answer, Ticket
 from dragoman_server.offline.errors import OfflineError
 from dragoman_server.offline.model import Ids, OfflineModel
+from dragoman_server.offline.tickets import Answer, Ticket
 
 BEAM_SIZE = 5  # of a bundle without defaults of its own; Kim & Rush 2016, section 4.1
 MAX_BEAM_SIZE = 256

@@ -4,7 +4,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.core.errors import EngineError
@@ -18,9 +17,12 @@ from dragoman_server.engine.job import CallQueue, Event, Job
 from dragoman_server.engine.memory_budget import rows_for
 from dragoman_server.engine.scheduler import Scheduler
 from dragoman_server.engine.shared_queue import SharedQueue
+from dragoman_server.offline.batch_threads import BatchThreads, fits_batches
 from dragoman_server.offline.errors import OfflineError, StoppedError
+from dragoman_server.offline.tickets import Answer, Place, Ticket
 from dragoman_server.offline.unmeasured import Unmeasured
 from dragoman_server.runtime.device import first_line
+from dragoman_server.runtime.runtime import Runtime
 from dragoman_server.runtime.scorer_session import ScorerSession
 
 # Nobody waits for a single answer, so an engine encodes many sources at once. Measured with the shipped model on two
@@ -30,48 +32,12 @@ ENCODE_TOKENS = 16384
 SUBMITTED_AT_ONCE = 512  # jobs made before the engines see them
 POLL_SECONDS = 0.1  # between two looks at whether to stop
 
-Answer = GenerationResult | EngineError
-
-
-class Ticket:
-    """Requests that were submitted together.
-
-    Attributes:
-        requests: The requests.
-        answers: The answer to each; None while it is missing.
-    """
-
-    def __init__(self, requests: Sequence[GenerationRequest]) -> None:
-        self.requests = requests
-        self.answers: list[Answer | None] = [None] * len(requests)
-        self._missing = len(requests)
-        self._done = threading.Event()
-        if not requests:
-            self._done.set()
-
-    def deliver(self, index: int, answer: Answer) -> None:
-        """Takes an answer. Not thread-safe."""
-        self.answers[index] = answer
-        self._missing -= 1
-        if not self._missing:
-            self._done.set()
-
-    def wait(self, seconds: float) -> bool:
-        """Waits for all answers, and returns whether they are there."""
-        return self._done.wait(seconds)
-
-
-class Place(NamedTuple):
-    """Where the answer to a job belongs."""
-
-    ticket: Ticket
-    place: int
-
 
 class OfflineEngines:
     """Engines that answer requests of one process, as fast as the machine can.
 
-    `submit`, `wait` and `close` belong to one thread.
+    On a CPU plain greedy and beam searches are decoded by batches; all others, and all on a GPU, by the server's
+    engines. `submit`, `wait` and `close` belong to one thread.
 
     Args:
         bundle: The model.
@@ -91,47 +57,45 @@ class OfflineEngines:
 
     def __init__(self, bundle: Bundle, options: EngineOptions) -> None:
         self._bundle = bundle
-        scheduling = replace(
-            options.scheduling,
-            encode_tokens=ENCODE_TOKENS,
-            min_rows_per_engine=1,
-            min_single_rows_per_engine=1,
-            min_free_share=MIN_FREE_SHARE,
+        self._options = options = replace(
+            options,
+            scheduling=replace(
+                options.scheduling,
+                encode_tokens=ENCODE_TOKENS,
+                min_rows_per_engine=1,
+                min_single_rows_per_engine=1,
+                min_free_share=MIN_FREE_SHARE,
+            ),
         )
-        options = replace(options, scheduling=scheduling)
         self._model = model = LocalHost().load(bundle, options)
         self.rows = rows_for(bundle, options, [model])
         self.count, self.threads, self.device = model.engines, model.threads, model.device
-        runtimes = [model.runtime(index, self.rows) for index in range(model.engines)]
-        if model.device.kind != "cpu":
-            scheduling = replace(scheduling, min_source_tokens=bundle.manifest.limits.max_source_tokens)
-        self._queue = SharedQueue(Scheduler(model.engines, scheduling))
-        self._call = CallQueue(accepted=True)
+        # Both have runtimes of their own, made at first use: usually only one of them is used.
+        self._engines: list[Engine] = []
+        self._batches: BatchThreads | None = None
+        padded = 0 if model.device.kind == "cpu" else bundle.manifest.limits.max_source_tokens
+        scheduler = Scheduler(model.engines, replace(options.scheduling, min_source_tokens=padded))
+        self._queue, self._call = SharedQueue(scheduler), CallQueue(accepted=True)
         self._text = TargetDecoder(bundle.target_tokenizer)
         self._answers = threading.Lock()
         self._failure: BaseException | None = None
         self.answered = self.tokens = 0
-        metrics = Unmeasured()
-        self._engines = [
-            Engine(index, runtime, self._queue, metrics, self._deliver, self._failed, options.max_errors)
-            for index, runtime in enumerate(runtimes)
-        ]
-        for engine in self._engines:
-            engine.start()
 
     def submit(self, requests: Sequence[GenerationRequest]) -> Ticket:
-        """Queues requests, to be started in their order."""
+        """Queues requests, to be started in their order.
+
+        Raises:
+            BundleError, DeviceError: The graphs can't run.
+        """
         ticket = Ticket(requests)
-        tokens, vocabulary = self._bundle.manifest.tokens, self._bundle.manifest.shape.target_vocabulary
-        for first in range(0, len(requests), SUBMITTED_AT_ONCE):
-            now, jobs = time.monotonic(), []
-            for index, request in enumerate(requests[first : first + SUBMITTED_AT_ONCE], first):
-                search = make_search(request.search, tokens, vocabulary, self._text, request.source_ids)
-                jobs.append(Job(request, search, now, handle=Place(ticket, index)))
-            with self._queue.lock:
-                for job in jobs:
-                    self._queue.scheduler.submit(job, self._call)
-                self._queue.wake_all()
+        vocabulary = self._bundle.manifest.shape.target_vocabulary
+        searches = {id(request.search): request.search for request in requests}.values()
+        if self.device.kind == "cpu" and all(fits_batches(search, vocabulary) for search in searches):
+            if self._batches is None:
+                self._batches = BatchThreads(self._runtimes(), self._deliver, self._failed)
+            self._batches.submit(ticket)
+        else:
+            self._submit_to_engines(ticket, vocabulary)
         return ticket
 
     def wait(self, ticket: Ticket, should_stop: Callable[[], bool]) -> list[Answer]:
@@ -154,6 +118,8 @@ class OfflineEngines:
 
     def close(self) -> None:
         """Ends the engines; what they have not answered is lost."""
+        if self._batches is not None:
+            self._batches.close()
         with self._queue.lock:
             self._queue.stopping = True
             self._queue.wake_all()
@@ -165,6 +131,30 @@ class OfflineEngines:
         """Returns the scorer graph on the device of the engines."""
         return self._model.scorer()
 
+    def _runtimes(self) -> list[Runtime]:
+        return [self._model.runtime(index, self.rows) for index in range(self.count)]
+
+    def _submit_to_engines(self, ticket: Ticket, vocabulary: int) -> None:
+        if not self._engines:
+            self._engines = [
+                Engine(
+                    index, runtime, self._queue, Unmeasured(), self._take_events, self._failed, self._options.max_errors
+                )
+                for index, runtime in enumerate(self._runtimes())
+            ]
+            for engine in self._engines:
+                engine.start()
+        requests, tokens = ticket.requests, self._bundle.manifest.tokens
+        for first in range(0, len(requests), SUBMITTED_AT_ONCE):
+            now, jobs = time.monotonic(), []
+            for index, request in enumerate(requests[first : first + SUBMITTED_AT_ONCE], first):
+                search = make_search(request.search, tokens, vocabulary, self._text, request.source_ids)
+                jobs.append(Job(request, search, now, handle=Place(ticket, index)))
+            with self._queue.lock:
+                for job in jobs:
+                    self._queue.scheduler.submit(job, self._call)
+                self._queue.wake_all()
+
     def _wait(self, ticket: Ticket, should_stop: Callable[[], bool]) -> None:
         while not ticket.wait(POLL_SECONDS):
             if should_stop():
@@ -175,16 +165,22 @@ class OfflineEngines:
             name, detail = type(self._failure).__name__, first_line(self._failure)
             raise OfflineError(f"{self._bundle.path}: an engine failed: {name}: {detail}")
 
-    def _deliver(self, events: list[tuple[Job, Event]]) -> None:
+    def _take_events(self, events: list[tuple[Job, Event]]) -> None:
         """Takes the events of a step. Called in the engines' threads."""
+        ended: list[tuple[Place, Answer]] = []
+        for job, event in events:
+            if isinstance(event, GenerationResult | EngineError):
+                assert isinstance(job.handle, Place)
+                ended.append((job.handle, event))
+        self._deliver(ended)
+
+    def _deliver(self, answers: Sequence[tuple[Place, Answer]]) -> None:
         with self._answers:
-            for job, event in events:
-                if isinstance(event, GenerationResult | EngineError):
-                    assert isinstance(job.handle, Place)
-                    job.handle.ticket.deliver(job.handle.place, event)
-                if isinstance(event, GenerationResult):
-                    self.tokens += sum(len(hypothesis.ids) + 1 for hypothesis in event.hypotheses)
+            for place, answer in answers:
+                if isinstance(answer, GenerationResult):
+                    self.tokens += sum(len(hypothesis.ids) + 1 for hypothesis in answer.hypotheses)
                     self.answered += 1
+                place.ticket.deliver(place.position, answer)
 
     def _failed(self, error: BaseException) -> None:
         """Called in the thread of the engine that failed."""

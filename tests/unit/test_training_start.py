@@ -97,6 +97,12 @@ def test_another_model_is_refused_by_name(overrides: list[str], sentence: str, f
     assert str(error.value) == f"--init-from {first_run}: {sentence}; expected the same"
 
 
+def test_a_start_without_the_languages_of_the_data_is_refused(first_run: Path, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError) as error:
+        run_training(small_recipe("data.train=[{file: a, target_language: de}]"), tmp_path / "run", init_from=first_run)
+    assert str(error.value) == f"--init-from {first_run}: it did not learn the target_language de of data"
+
+
 @pytest.mark.parametrize(
     ("file", "sentence"),
     [

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dragoman_training.data.languages import language_token
 from dragoman_training.errors import TrainingError
 from dragoman_training.files import (
     MODEL_FILE,
@@ -114,6 +115,9 @@ def _check(recipe: Recipe, start: Run) -> None:
     ]
     if differences:
         raise TrainingError(f"--init-from {start.path}: {', '.join(differences)}; expected the same")
+    for code in recipe.data.target_languages:
+        if start.source_tokenizer.token_to_id(language_token(code)) is None:
+            raise TrainingError(f"--init-from {start.path}: it did not learn the target_language {code} of data")
 
 
 def _section(recipe: Recipe, name: str) -> dict[str, Any]:

@@ -115,6 +115,14 @@ def test_options_that_a_teacher_can_not_follow_leave_no_files(
     assert [path.name for path in tmp_path.iterdir()] == ["sources.txt"]
 
 
+def test_the_sources_are_never_overwritten(tmp_path: Path) -> None:
+    sources = tmp_path / "out.tsv"
+    sources.write_text("speech\n")
+    with pytest.raises(OfflineError, match=r"out.tsv is one of the sources; name another file to write"):
+        run(tmp_path, "speech\n", name="out.tsv")
+    assert sources.read_text() == "speech\n"
+
+
 def test_several_teachers_choose_by_the_mean_of_their_scores(tmp_path: Path) -> None:
     """The same teacher twice chooses what it alone does; one that writes other letters finds nothing to score."""
     text = "\n".join(WORDS)

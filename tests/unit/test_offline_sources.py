@@ -1,6 +1,7 @@
 """Sources for work on whole files: their layouts, bad lines and refusals."""
 
 import gzip
+import os
 from pathlib import Path
 
 import pytest
@@ -73,8 +74,10 @@ def test_a_recipe_names_its_training_files(tmp_path: Path) -> None:
 def test_files_that_can_not_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(OfflineError, match=r"nowhere.txt: there is no such file"):
         read(tmp_path / "nowhere.txt")
-    with pytest.raises(OfflineError, match="can't be read: Is a directory"):
-        read(tmp_path)
+    os.mkfifo(tmp_path / "pipe.txt")
+    for path in (tmp_path, tmp_path / "pipe.txt"):
+        with pytest.raises(OfflineError, match=r"is not a regular file, which can be read once more"):
+            read(path)
     torn = tmp_path / "torn.txt.gz"
     torn.write_bytes(gzip.compress(bytes(range(256)) * 1000)[:-9])
     with pytest.raises(OfflineError, match=r"torn.txt.gz: can't be read: Compressed file ended"):

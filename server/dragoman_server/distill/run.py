@@ -289,6 +289,8 @@ def distill(options: DistillOptions, config: ServerConfig, should_stop: Callable
         StoppedError: `should_stop` returned True; what has been saved stays.
     """
     sources = find_sources(options.sources, options.layout, options.source_column, options.reference_column)
+    if any(options.out.exists() and path.exists() and path.samefile(options.out) for path in sources.paths):
+        raise OfflineError(f"{options.out} is one of the sources; name another file to write")
     digests = sources.digests(should_stop)
     first = {file.path for file in sources.files}  # of parallel files only the sources count
     total = sum(digest.lines for digest in digests if digest.path in first)

@@ -80,6 +80,10 @@ class Sources:
     source_column: int = 1
     reference_column: int = 2
 
+    @property
+    def paths(self) -> list[Path]:
+        return [path for file in self.files for path in file.paths]
+
     def digests(self, should_stop: Callable[[], bool]) -> list[FileDigest]:
         """Reads all files once.
 
@@ -87,7 +91,7 @@ class Sources:
             OfflineError: A file can't be read.
             StoppedError: `should_stop` returned True.
         """
-        return [_digest(path, should_stop) for file in self.files for path in file.paths]
+        return [_digest(path, should_stop) for path in self.paths]
 
     def lines(self) -> Iterator[SourceLine]:
         """Yields every line, bad ones too.
@@ -182,6 +186,8 @@ def _layout(path: Path, layout: Layout) -> Literal["text", "tsv"]:
 
 def _opened(path: Path) -> BinaryIO:
     def open_() -> BinaryIO:
+        if path.exists() and not path.is_file():
+            raise OfflineError(f"{path} is not a regular file, which can be read once more after a stop")
         return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
 
     return _guarded(path, open_)

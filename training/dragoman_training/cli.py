@@ -30,7 +30,9 @@ class Device(StrEnum):
     epilog="Exit status: 0 finished, 1 failed, 75 stopped with a checkpoint saved, by SIGTERM, Ctrl-C or --max-hours."
 )
 def run(
-    recipe: Annotated[Path, typer.Argument(help="A recipe file, or a shipped recipe: g2p-en, g2p-en-quick, tiny.")],
+    recipe: Annotated[
+        Path, typer.Argument(help="A recipe file, or a shipped recipe such as g2p-en, tatoeba-de-en or tiny.")
+    ],
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The run directory.", show_default="runs/NAME-OF-RECIPE")
     ] = None,
@@ -58,7 +60,7 @@ def run(
         typer.Option(
             metavar="RUN",
             help="Start from the weights and tokenizers of another run, to train on with other data; "
-            "`dragoman-export --to-run BUNDLE RUN` makes a run of a bundle.",
+            "`dragoman-export --to-run` makes a run of a bundle or of a published model.",
         ),
     ] = None,
     device: Annotated[Device, typer.Option(help="auto uses CUDA if available.")] = Device.auto,

@@ -1,5 +1,6 @@
 """What a run would be: its batches, parameters, memory and time, measured in a few steps that are not kept."""
 
+import random
 import statistics
 import tempfile
 import time
@@ -18,7 +19,8 @@ from dragoman_training.recipe import Recipe, TrainingConfig
 from dragoman_training.run.start import Start, write_start
 
 LARGEST_STEPS = 3  # with the largest batch, to see the most memory
-TIMED_STEPS = 12  # with batches of all sizes
+TIMED_STEPS = 12  # with batches of all sizes ...
+ENOUGH_SECONDS, ENOUGH_STEPS = 30, 4  # ... or fewer, if they take long
 # Bytes of a weight in training: itself, its gradient, and two moments of AdamW.
 BYTES_OF_A_WEIGHT = 16
 
@@ -69,15 +71,20 @@ def dry_run(
 
         if device.type == "cpu":
             keep_freed_memory()
+        echo(f"making up to {LARGEST_STEPS + TIMED_STEPS} steps")
         for _ in range(LARGEST_STEPS):
             if stop():
                 return
             make_step(shapes[-1])
         echo(f"after {LARGEST_STEPS} steps with the largest batch: {memory_in_use(device)}")
         sample = [shapes[(2 * i + 1) * len(shapes) // (2 * TIMED_STEPS)] for i in range(TIMED_STEPS)]
-        seconds = [make_step(shape) for shape in sample if not stop()]
-        if len(seconds) == TIMED_STEPS:
-            _show_time(recipe.training, statistics.mean(seconds), bool(data.dev), echo)
+        random.Random(0).shuffle(sample)  # so that the first ones are of all sizes, too
+        seconds: list[float] = []
+        while len(seconds) < TIMED_STEPS and (len(seconds) < ENOUGH_STEPS or sum(seconds) < ENOUGH_SECONDS):
+            if stop():
+                return
+            seconds.append(make_step(sample[len(seconds)]))
+        _show_time(recipe.training, statistics.mean(seconds), bool(data.dev), echo)
 
 
 def _shape(number: int, pairs: Sequence[EncodedPair]) -> Shape:

@@ -1,27 +1,36 @@
-"""The entry point of `dragoman-serve`, which must run even if only the client is installed."""
+"""The entry points of the programs, which must run even if only the client is installed."""
 
 import os
 import signal
 import sys
+from importlib import import_module
 
 
 def main() -> None:
-    """Runs the command line; if the server's libraries are missing, it names the extra that installs them."""
+    """Runs the command line of `dragoman-serve`."""
     if os.getpid() == 1:
         # NOTE: the kernel delivers no signal without a handler to the first process of a container, and the server
         # installs its handlers only after all imports. A SIGTERM in that second would be lost, and the stop would hang
         # until the container is killed.
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    try:
-        from dragoman_server.process.cli import app
+    _run("dragoman-serve", "dragoman_server.process.cli")
 
-        app()
+
+def distill() -> None:
+    """Runs the command line of `dragoman-distill`."""
+    _run("dragoman-distill", "dragoman_server.distill.cli")
+
+
+def _run(program: str, module: str) -> None:
+    """Runs the command line in a module; if the server's libraries are missing, it names the extra with them."""
+    try:
+        import_module(module).app()
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package in ("dragoman_server", ""):
             raise
         sentence = f"{package} is not installed; `pip install '.[server]'` in a clone of Dragoman brings it"
-        print(f"dragoman-serve: {sentence}", file=sys.stderr)
+        print(f"{program}: {sentence}", file=sys.stderr)
         raise SystemExit(1) from None
 
 

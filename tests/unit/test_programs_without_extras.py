@@ -34,19 +34,19 @@ def test_what_is_not_installed_is_named_with_its_extra(
 
 
 @pytest.mark.parametrize(
-    ("package", "program", "name", "arguments"),
+    ("package", "function", "name", "arguments"),
     [
-        ("tokenizers", "dragoman_server.__main__", "dragoman-serve", []),
-        ("onnxruntime", "dragoman_server.__main__", "dragoman-serve", []),
-        ("pydantic", "dragoman_server.__main__", "dragoman-serve", []),
-        ("yaml", "dragoman_server.__main__", "dragoman-serve", []),
-        ("onnxruntime", "dragoman_server.distill.__main__", "dragoman-distill", ["teacher", "sources", "out"]),
-        ("yaml", "dragoman_server.distill.__main__", "dragoman-distill", []),
+        ("tokenizers", "main", "dragoman-serve", []),
+        ("onnxruntime", "main", "dragoman-serve", []),
+        ("pydantic", "main", "dragoman-serve", []),
+        ("yaml", "main", "dragoman-serve", []),
+        ("onnxruntime", "distill", "dragoman-distill", ["teacher", "sources", "out"]),
+        ("yaml", "distill", "dragoman-distill", []),
     ],
 )
-def test_the_server_names_what_it_lacks(package: str, program: str, name: str, arguments: list[str]) -> None:
+def test_the_server_names_what_it_lacks(package: str, function: str, name: str, arguments: list[str]) -> None:
     lacking = f"sys.modules[{package!r}] = None; sys.argv[1:] = {arguments}"
-    code = f"import sys; {lacking}; from {program} import main; main()"
+    code = f"import sys; {lacking}; from dragoman_server.__main__ import {function}; {function}()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     sentence = f"{package} is not installed; `pip install '.[server]'` in a clone of Dragoman brings it"

@@ -108,6 +108,7 @@ def run(
     if len(paths) < 3:
         _fail("expected at least one teacher, SOURCES and OUT", WRONG_USAGE)
     *teachers, sources, out = paths
+    stop = _stop_on_signals()  # before the imports, which take a second
     # NOTE: the tokenizers' threads would take the engines' cores.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from pydantic import ValidationError
@@ -139,7 +140,6 @@ def run(
         restart,
     )
     sys.setswitchinterval(0.0005)  # engines get the interpreter's lock back soon
-    stop = _stop_on_signals()
     configure_logs("console", "error")
     try:
         config = ServerConfig.model_validate(

@@ -9,7 +9,8 @@ from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.config import ServerConfig
 from dragoman_server.core.requests import GenerationResult
 from dragoman_server.offline.errors import StoppedError
-from dragoman_server.offline.model import OfflineModel, Scored
+from dragoman_server.offline.model import OfflineModel
+from dragoman_server.offline.scored import Scored
 from tests.support.bundles import SHIPPED_FP32
 
 WORDS = ["transformer", "speech", "colonel", "a", "mississippi"]

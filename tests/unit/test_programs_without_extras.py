@@ -77,3 +77,9 @@ def test_the_server_says_how_grpc_behaves_before_it_is_loaded() -> None:
     code = "import sys, dragoman_server.process.cli; assert 'grpc' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_distillation_handles_signals_before_it_loads_what_takes_long() -> None:
+    code = "import sys, dragoman_server.distill.cli; assert not {'numpy', 'onnxruntime', 'pydantic'} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

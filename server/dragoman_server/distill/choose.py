@@ -7,7 +7,7 @@ from typing import Literal, get_args
 from dragoman_server.core.requests import FinishReason, HypothesisResult
 from dragoman_server.distill.lines import on_one_line, repeats, unfit
 from dragoman_server.offline.errors import OfflineError
-from dragoman_server.offline.model import NOT_SCORED, Scored
+from dragoman_server.offline.scored import NOT_SCORED, Scored
 
 Choice = Literal["score", "bleu", "chrf"]
 CHOICES: tuple[Choice, ...] = get_args(Choice)

@@ -16,10 +16,10 @@ from dragoman_server.distill.options import DistillOptions
 from dragoman_server.distill.teacher import Teacher
 from dragoman_server.messages.languages import FIELDS
 from dragoman_server.offline.errors import OfflineError, StoppedError
-from dragoman_server.offline.model import Ids
 from dragoman_server.offline.output import Output
 from dragoman_server.offline.pipeline import run_pipeline
 from dragoman_server.offline.progress import Meter
+from dragoman_server.offline.scored import Ids
 from dragoman_server.offline.sources import SourceLine, find_sources
 from dragoman_server.offline.tickets import Answer, Ticket
 

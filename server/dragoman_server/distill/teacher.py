@@ -16,7 +16,8 @@ from dragoman_server.core.search_options import SearchOptions
 from dragoman_server.distill.choose import Candidate, candidate
 from dragoman_server.messages.default_options import BEAM, SAMPLING
 from dragoman_server.offline.errors import OfflineError
-from dragoman_server.offline.model import Ids, OfflineModel
+from dragoman_server.offline.model import OfflineModel
+from dragoman_server.offline.scored import Ids
 from dragoman_server.offline.tickets import Answer, Ticket
 
 BEAM_SIZE = 5  # of a bundle without defaults of its own; Kim & Rush 2016, section 4.1

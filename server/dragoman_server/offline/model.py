@@ -1,12 +1,10 @@
 """A bundle in this process that turns texts into texts, with the options, languages and checks of the server."""
 
 import asyncio
-import math
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.bundle.load import BundleError, load_bundle
@@ -23,23 +21,12 @@ from dragoman_server.messages.languages import FIELDS
 from dragoman_server.messages.limits import request_limits, token_limits
 from dragoman_server.offline.engines import OfflineEngines
 from dragoman_server.offline.errors import OfflineError, StoppedError
+from dragoman_server.offline.scored import Ids, Scored
 from dragoman_server.runtime.device import DeviceError, WorkerLostError
 from dragoman_server.runtime.scorer_session import ScorerSession
 
 MAX_RUN_ELEMENTS = 2**22  # of a scorer run's largest arrays, 4 bytes each: they stay in the processor's caches
 TARGETS_AT_ONCE = 256  # encoded together; each alone if one can't be
-
-Ids = list[int]
-
-
-class Scored(NamedTuple):
-    """Tokens of a target, without the end token, and the mean log-probability of all, which a search has found."""
-
-    ids: Ids
-    score: float
-
-
-NOT_SCORED = Scored([], -math.inf)
 
 
 class OfflineModel:

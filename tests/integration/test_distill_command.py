@@ -12,7 +12,7 @@ from tests.support.bundles import SHIPPED_G2P
 
 COMMAND = str(Path(sys.executable).with_name("dragoman-distill"))
 LETTERS = "etaoinshrdlucmfwypvbgkjqxz"
-COUNT = 600  # words
+COUNT = 1000  # words
 LONGEST = 120.0  # seconds of one run
 
 

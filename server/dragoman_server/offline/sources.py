@@ -88,10 +88,17 @@ class Sources:
         """Reads all files once.
 
         Raises:
-            OfflineError: A file can't be read.
+            OfflineError: A file can't be read, or parallel files differ in length.
             StoppedError: `should_stop` returned True.
         """
-        return [_digest(path, should_stop) for path in self.paths]
+        digests: list[FileDigest] = []
+        for file in self.files:
+            digests += [_digest(path, should_stop) for path in file.paths]
+            if file.references is not None:
+                source, reference = digests[-2:]
+                if source.lines != reference.lines:
+                    raise _unequal(*sorted((source, reference), key=lambda digest: digest.lines))
+        return digests
 
     def lines(self) -> Iterator[SourceLine]:
         """Yields every line, bad ones too.
@@ -235,10 +242,7 @@ def _parallel(sources: Path, references: Path) -> Iterator[SourceLine]:
     done = object()
     for number, (left, right) in enumerate(zip_longest(_raw_lines(sources), _raw_lines(references), fillvalue=done), 1):
         if left is done or right is done:
-            short, long = (sources, references) if left is done else (references, sources)
-            raise OfflineError(
-                f"{short} ends after {number - 1} lines but {long} goes on: parallel files need equally many lines"
-            )
+            raise OfflineError(f"{sources} or {references} has changed: one of them ends after {number - 1} lines")
         (source, problem), (reference, bad) = _decoded(left), _decoded(right)  # type: ignore[arg-type]
         yield SourceLine(sources, number, source, None if bad else reference, problem)
 
@@ -251,6 +255,11 @@ def _decoded(raw: bytes | None) -> tuple[str, str]:
         return raw.decode(), ""
     except UnicodeDecodeError as error:
         return "", f"is not valid UTF-8 at byte {error.start + 1}"
+
+
+def _unequal(short: FileDigest, long: FileDigest) -> OfflineError:
+    lengths = f"{short.path} has {short.lines:,} lines, but {long.path} {long.lines:,}"
+    return OfflineError(f"{lengths}: parallel files need equally many")
 
 
 def _count(number: int, unit: str) -> str:

@@ -1,6 +1,6 @@
 """What a lexical shortlist gains: tokens a second served with and without, for sentences of Tatoeba.
 
-    python -m tests.benchmark.shortlist [--precision int8] [--likely 50] [--rounds 5] [--seconds 4]
+    python -m tests.benchmark.shortlist [--precision int8] [--likely 50] [--shortest 16] [--rounds 5] [--seconds 4]
 
 The model has the base shape and random weights. Its tokens stand for those of a joint BPE of 32,000 tokens that is
 trained on the sentences, so sources and shortlists have real lengths; an answer is as long as the real translation.
@@ -9,11 +9,14 @@ trained on the sentences, so sources and shortlists have real lengths; an answer
 import argparse
 import gzip
 import json
+import math
 import random
 import shutil
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import closing
+from itertools import cycle
 from pathlib import Path
 from statistics import median
 
@@ -23,9 +26,14 @@ from dragoman.local import LOOPBACK, LocalServer
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_export.bundle.write import file_entry, write_manifest
 from dragoman_export.shortlist.lists import Statistics, make_shortlist
-from dragoman_export.shortlist.measure import FILE, step_times
+from dragoman_export.shortlist.measure import FILE
 from dragoman_server.bundle.load import Bundle, load_bundle
 from dragoman_server.bundle.manifest import SHORTLIST_VERSION, LexicalShortlist
+from dragoman_server.bundle.shortlist import Shortlist
+from dragoman_server.core.search import StepRequest
+from dragoman_server.runtime.device import CPU
+from dragoman_server.runtime.runtime import Runtime
+from dragoman_server.runtime.sessions import Sessions
 from dragoman_training.data.pairs import Pair
 from dragoman_training.data.tokenizers import SPECIAL_TOKENS
 from tests.benchmark.actor import Actor
@@ -71,6 +79,30 @@ def listed(bundle: Bundle, pairs: Sequence[tuple[list[str], list[str]]], likely:
     return load_bundle(folder)
 
 
+def step_times(bundle: Bundle, shortlist: Shortlist, sources: Sequence[Sequence[int]]) -> dict[int, list[float]]:
+    """Returns the processor time of a step in milliseconds without and with the shortlist, and the ratio, by rows.
+
+    One thread steps rows in the middle of their answers; one in ten is replaced after each step. The least of many.
+    """
+    found = {}
+    for rows in (1, 8, 32, 64):
+        runtime = Runtime(Sessions(bundle, CPU, 1), rows)
+        runtime.encode(sources[:rows], 0)
+        runtime.positions[:] = 10
+        waiting = cycle(shortlist.candidates(source) for source in sources)
+        step_requests = [StepRequest(1, vocabulary=next(waiting)) for _ in range(rows)]
+        least = [math.inf, math.inf]
+        for turn in range(60):
+            for place in range(turn, turn + max(1, rows // 10)):
+                step_requests[place % rows] = StepRequest(1, vocabulary=next(waiting))
+            for use in (0, 1):
+                start = time.thread_time()
+                runtime.step(step_requests) if use else runtime.top(rows, 1)
+                least[use] = min(least[use], 1000 * (time.thread_time() - start))
+        found[rows] = [round(least[0], 2), round(least[1], 2), round(least[0] / least[1], 2)]
+    return found
+
+
 def requests(pairs: Sequence[tuple[list[str], list[str]]], *, use: bool) -> list[bytes]:
     """Returns serialized requests whose answers are as long as the translations."""
     return [
@@ -105,31 +137,38 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--precision", default="int8")
     parser.add_argument("--likely", type=int, default=50)
+    parser.add_argument("--shortest", type=int, default=0, help="fewest target tokens of the sentences that are sent")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps-only", action="store_true", help="serve nobody")
     parser.add_argument("--seconds", type=float, default=4)
     arguments = parser.parse_args()
     pairs = symbol_pairs()
+    sent = [pair for pair in pairs if len(pair[1]) >= arguments.shortest][:SENT]
+    held_out = {" ".join(source) for source, _ in sent}
+    pairs = [pair for pair in pairs if " ".join(pair[0]) not in held_out]
     with tempfile.TemporaryDirectory() as scratch:
         exact = random_bundle("base", BASE, VOCABULARY, arguments.precision)
-        bundle = listed(exact, pairs[SENT:], arguments.likely, Path(scratch) / "listed")
+        bundle = listed(exact, pairs, arguments.likely, Path(scratch) / "listed")
         shortlist = bundle.shortlist
         assert shortlist is not None
-        sources = [bundle.source_tokenizer.encode(" ".join(source)).ids for source, _ in pairs[:SENT]]
+        sources = [bundle.source_tokenizer.encode(" ".join(source)).ids for source, _ in sent]
         sizes = [len(shortlist.candidates(source)) for source in sources]
         unions = [
             len(set().union(*(shortlist.candidates(source) for source in sources[start : start + 32])))
-            for start in range(0, SENT - 32, 32)
+            for start in range(0, len(sent) - 31, 32)
         ]
         result = {
-            "tokens of a source": round(sum(map(len, sources)) / SENT, 1),
-            "tokens of its shortlist": round(sum(sizes) / SENT),
+            "tokens of a source": round(sum(map(len, sources)) / len(sent), 1),
+            "tokens of its shortlist": round(sum(sizes) / len(sent)),
             "of 32 together": round(sum(unions) / len(unions)),
-            "step time, share by rows": step_times(bundle, shortlist, sources[:64]),
+            "step time by rows": step_times(bundle, shortlist, sources),
         }
         print(json.dumps(result), flush=True)
+        if arguments.steps_only:
+            return
         with LocalServer("--bundle", str(bundle.path), log=Path(scratch) / "log") as server:
             place = (LOOPBACK, server.port), server.process.pid, "Generate"
-            generators = [Actor(LoadGenerator, *place, requests(pairs[:SENT], use=use)) for use in (False, True)]
+            generators = [Actor(LoadGenerator, *place, requests(sent, use=use)) for use in (False, True)]
             with closing(generators[0]), closing(generators[1]):
                 for load in LOADS:
                     samples: list[list[Sample]] = []

@@ -19,6 +19,7 @@ from dragoman_server.core.search import StepRequest
 from dragoman_server.runtime.device import CPU
 from dragoman_server.runtime.runtime import Runtime
 from dragoman_server.runtime.sessions import Sessions
+from dragoman_server.runtime.step import Step
 from tests.conftest import StartServer
 from tests.support.bundles import altered_copy, edit_manifest
 from tests.support.quantized_bundles import write_quantized
@@ -158,3 +159,30 @@ def test_a_model_without_a_shortlist_says_so(tiny_server: LocalServer) -> None:
         assert client.generate("42", use_shortlist=False) == client.generate("42")
         with pytest.raises(InvalidArgumentError, match=r"options\.use_shortlist is true, but the model has no"):
             client.generate("42", use_shortlist=True)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_weights_are_complete_after_a_step_that_failed(
+    bundles: dict[str, Bundle], precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps keep the weights of listed tokens; those of tokens that joined in a failed step are written later."""
+    bundle = bundles[precision]
+    assert bundle.shortlist is not None
+    runtime = Runtime(Sessions(bundle, CPU, 1), 4)
+    sources = encode_sources(bundle, TEXTS)
+    requests = [StepRequest(6, vocabulary=bundle.shortlist.candidates(source)) for source in sources]
+    runtime.encode(sources[:2], 0)
+    expected = runtime.step(requests[:2]).top(1)
+
+    def fail(self: Step) -> None:
+        raise MemoryError
+
+    again = Runtime(Sessions(bundle, CPU, 1), 4)
+    again.encode([sources[2], sources[1]], 0)
+    again.step([requests[2], StepRequest(6, vocabulary=(bundle.manifest.tokens.end,))])
+    with monkeypatch.context() as patch:
+        patch.setattr(Step, "_run", fail)
+        for joining in (requests[3], requests[0]):  # the second takes the places of the first
+            with pytest.raises(MemoryError):
+                again.step([joining, requests[4]])
+    assert again.step([requests[2], requests[1]]).top(1) == expected

@@ -18,7 +18,7 @@ from dragoman_export.bundle.onnx_files import DECODER, ENCODER, SCORER, Models, 
 from dragoman_export.bundle.write import model_shape
 from dragoman_export.graphs import DecoderStep, SourceEncoder, fold_model
 from dragoman_export.graphs.folding import pad_vocabulary
-from dragoman_export.graphs.interface import DTYPES, decoder_interface, encoder_interface
+from dragoman_export.graphs.interface import DTYPES, decoder_interface, encoder_interface, keeps_weights
 from dragoman_export.graphs.onnx_model import WEIGHTS_FILE, OnnxModel
 from dragoman_export.graphs.packing import Packing
 from dragoman_export.graphs.trace import count_operators, trace
@@ -58,7 +58,7 @@ def traced(run: Run, precision: Precision) -> Models:
 
 
 def trace_step(model: Transformer, shape: Shape, attention: Attention, precision: Precision = "fp32") -> OnnxModel:
-    step = DecoderStep(fold_model(model).to(DTYPES[precision]), attention)
+    step = DecoderStep(fold_model(model).to(DTYPES[precision]), attention, keeps=keeps_weights(precision))
     return trace(step, decoder_interface(shape, precision, attention))
 
 
@@ -75,9 +75,10 @@ def test_inputs_and_outputs_have_the_order_the_server_binds(ort_graphs: Models, 
     graph = ort_graphs[DECODER].graph
     head = ["rows", "scales", "k", "edit_ids", "edit_penalties", "edit_offsets"]
     short = ["short_list", "short_columns", "short_mask", *(f"short_{name}" for name in head)]
-    inputs = ["token_ids", "positions", "source_lengths", *head, *short, "attention_rows"]
+    kept = ["short_weights", "short_new", "short_places"]
+    inputs = ["token_ids", "positions", "source_lengths", *head, *short, *kept, "attention_rows"]
     found = ["log_probabilities", "ids", "edited"]
-    outputs = [*found, *(f"short_{name}" for name in found), "attention"]
+    outputs = [*found, *(f"short_{name}" for name in found), "short_weights_out", "attention"]
     caches = [f"{buffer}_{part}_0" for buffer in ("self", "cross", "last") for part in ("key", "value")]
     first = [*inputs, "self_capacity", "cross_capacity", *caches]
     assert names(list(graph.input))[: len(first)] == first
@@ -107,6 +108,7 @@ def test_dimensions_that_vary_have_names_and_all_others_are_numbers(ort_graphs: 
     assert shapes["edited"] == shapes["edit_offsets"] == ["scored", "edits"]
     assert shapes["short_ids"] == ["short", "short_k"]
     assert shapes["short_columns"] == shapes["short_mask"] == ["short", "own"]
+    assert shapes["short_weights"] == shapes["short_weights_out"] == ["listed", 32]
     assert shapes["attention"] == ["attended", "cross_positions"]
     attention = ort_graphs[SCORER].graph.output[1]
     assert shape(attention) == ["rows", LAYERS, 2, "target", "source"]
@@ -141,7 +143,7 @@ LAST_POSITION = Counter(Sub=1, Gather=1, Split=1)
 STEP_REST = Counter(
     {"Add": 4, "Cast": 1, "Div": 2, "Gather": 8, "GatherElements": 7, "Gemm": 2, "Greater": 2, "GreaterOrEqual": 1}
     | {"LayerNormalization": 1, "LogSoftmax": 2, "MatMul": 2, "Mul": 4, "Range": 1, "Reshape": 4, "ScatterElements": 2}
-    | {"Shape": 1, "Softmax": 1, "Squeeze": 4, "Sub": 1, "TopK": 2, "Transpose": 1, "Where": 3}
+    | {"ScatterND": 1, "Shape": 1, "Softmax": 1, "Squeeze": 4, "Sub": 1, "TopK": 2, "Transpose": 1, "Where": 3}
 )
 STEP_FORM: dict[Attention, Counter[str]] = {"ort": Counter(Sub=1), "standard": Counter(Cast=2, Add=1)}
 SCORER_REST = Counter(

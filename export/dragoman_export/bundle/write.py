@@ -14,7 +14,14 @@ from dragoman_export.bundle.onnx_files import DECODER, ENCODER, SCORER, Models, 
 from dragoman_export.bundle.options import ExportOptions
 from dragoman_export.graphs import DecoderStep, Scorer, SourceEncoder, fold_model
 from dragoman_export.graphs.folding import pad_vocabulary
-from dragoman_export.graphs.interface import DTYPES, Interface, decoder_interface, encoder_interface, scorer_interface
+from dragoman_export.graphs.interface import (
+    DTYPES,
+    Interface,
+    decoder_interface,
+    encoder_interface,
+    keeps_weights,
+    scorer_interface,
+)
 from dragoman_export.graphs.trace import count_operators, trace
 from dragoman_export.graphs.two_pass_top_k import padded_vocabulary, split_top_k
 from dragoman_export.original import Original
@@ -97,7 +104,7 @@ def trace_graphs(
         pad_vocabulary(folded, padded_vocabulary(shape.target_vocabulary))
     modules = {
         ENCODER: SourceEncoder(folded, last=attention == "ort"),
-        DECODER: DecoderStep(folded, attention),
+        DECODER: DecoderStep(folded, attention, keeps=keeps_weights(precision)),
         SCORER: Scorer(folded, tokens.end),
     }
     ports = _interfaces(shape, attention, precision)

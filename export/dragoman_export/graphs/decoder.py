@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman_export.graphs.folding import FoldedCrossAttention, FoldedModel, FusedSelfAttention
-from dragoman_export.graphs.head import HeadInputs, Shortlist, mean_attention, top_tokens
+from dragoman_export.graphs.head import HeadInputs, KeptWeights, Shortlist, mean_attention, top_tokens
 from dragoman_export.graphs.operators import attention, group_query_attention, tensor_scatter
 from dragoman_server.bundle.manifest import Attention
 
@@ -23,6 +23,7 @@ class StepInputs(NamedTuple):
         whole: Requests of the rows that choose from the whole vocabulary.
         shortlist: Tokens of the rows with a shortlist.
         short: Requests of the rows with a shortlist.
+        kept: Weights of the shortlist's tokens; None if steps keep none.
         attention_rows: Rows whose attention to the source is an output, int64 [attended].
         capacities: Lengths of the self and cross caches, int32 scalars; empty in the standard form.
         layers: For each layer self keys, self values, cross keys, cross values [rows, heads, capacity, d_head]. With
@@ -35,13 +36,21 @@ class StepInputs(NamedTuple):
     whole: HeadInputs
     shortlist: Shortlist
     short: HeadInputs
+    kept: KeptWeights | None
     attention_rows: Tensor
     capacities: tuple[Tensor, ...]
     layers: list[tuple[Tensor, ...]]
 
     @classmethod
-    def group(cls, inputs: Sequence[Tensor], layers: int, form: Attention) -> "StepInputs":
-        """Groups the flat inputs that torch.export passes."""
+    def group(cls, inputs: Sequence[Tensor], layers: int, form: Attention, *, keeps: bool) -> "StepInputs":
+        """Groups the flat inputs that torch.export passes.
+
+        Args:
+            inputs: The inputs in order.
+            layers: Number of decoder layers.
+            form: Form of the attention operators.
+            keeps: Whether steps keep the weights of shortlists.
+        """
         rest = iter(inputs)
 
         def take(count: int) -> tuple[Tensor, ...]:
@@ -49,11 +58,14 @@ class StepInputs(NamedTuple):
 
         token_ids, positions, source_lengths = take(3)
         whole, shortlist, short = HeadInputs(*take(6)), Shortlist(*take(3)), HeadInputs(*take(6))
+        kept = KeptWeights(*take(3)) if keeps else None
         [attention_rows] = take(1)
         capacities, width = (take(2), 6) if form == "ort" else ((), 4)
         caches = [take(width) for _ in range(layers)]
         assert next(rest, None) is None
-        return cls(token_ids, positions, source_lengths, whole, shortlist, short, attention_rows, capacities, caches)
+        return cls(
+            token_ids, positions, source_lengths, whole, shortlist, short, kept, attention_rows, capacities, caches
+        )
 
 
 class OrtAttention:
@@ -144,10 +156,12 @@ class DecoderStep(nn.Module):
     Args:
         model: The folded model.
         form: Form of the attention operators.
+        keeps: Whether steps keep the weights of shortlists.
     """
 
-    def __init__(self, model: FoldedModel, form: Attention) -> None:
+    def __init__(self, model: FoldedModel, form: Attention, *, keeps: bool = True) -> None:
         super().__init__()
+        self.keeps = keeps
         self.decoder, self.layers = model.decoder, model.decoder_layers
         self.form = form
         bias = self.decoder.logit_bias
@@ -163,7 +177,7 @@ class DecoderStep(nn.Module):
             The outputs of `top_tokens` for the whole vocabulary and for shortlists, the attention to the source, then
             the updated caches in the order of the inputs.
         """
-        inputs = StepInputs.group(flat_inputs, len(self.layers), self.form)
+        inputs = StepInputs.group(flat_inputs, len(self.layers), self.form, keeps=self.keeps)
         step = OrtAttention(inputs) if self.form == "ort" else StandardAttention(inputs)
         x = self.decoder.embedding(inputs.token_ids.squeeze(1), inputs.positions)  # [rows, d_model]
         # Each row has its own position. Nothing attends to columns beyond it.
@@ -182,7 +196,9 @@ class DecoderStep(nn.Module):
         cross_keys = inputs.layers[-1][2]
         return [
             *top_tokens(x, projection, logit_bias, inputs.whole, graded=self.graded_bias),
-            *top_tokens(x, projection, logit_bias, inputs.short, inputs.shortlist, graded=self.graded_bias),
+            *top_tokens(
+                x, projection, logit_bias, inputs.short, inputs.shortlist, inputs.kept, graded=self.graded_bias
+            ),
             mean_attention(step.query, cross_keys, inputs.source_lengths, inputs.attention_rows),
             *step.written,
         ]

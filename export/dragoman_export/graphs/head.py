@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dragoman_export.graphs.operators import top_k
+from dragoman_export.graphs.operators import scatter_rows, top_k
 from dragoman_export.graphs.packing import gather_rows
 
 
@@ -50,12 +50,27 @@ class Shortlist(NamedTuple):
     mask: Tensor
 
 
+class KeptWeights(NamedTuple):
+    """The rows of the projection for the tokens of `Shortlist`, kept from step to step.
+
+    Attributes:
+        weights: Rows [listed, d_model], as far as earlier steps wrote them.
+        new: Token ids whose rows are still missing, int64 [new].
+        places: Where they belong in `weights`, int64 [new, 1].
+    """
+
+    weights: Tensor
+    new: Tensor
+    places: Tensor
+
+
 def top_tokens(
     x: Tensor,
     projection: Tensor,
     bias: Tensor | None,
     inputs: HeadInputs,
     shortlist: Shortlist | None = None,
+    kept: KeptWeights | None = None,
     *,
     graded: bool = False,
 ) -> list[Tensor]:
@@ -71,11 +86,13 @@ def top_tokens(
         inputs: Which rows, and how each of them chooses.
         shortlist: None for the whole vocabulary. Otherwise all ids, those of edits included, are indices into a row's
             own list.
+        kept: The weights of the shortlist's tokens; None to gather all of them in every step.
         graded: Whether the bias has other values than 0 and -inf, so that a temperature changes it.
 
     Returns:
         Log-probabilities float32 [n, k] and ids int64 [n, k], best first, and log-probabilities float32 [n, edits] of
-        the edited tokens.
+        the edited tokens; then the completed weights if some are kept, which are the same memory if the caller binds
+        them so.
     """
     x = gather_rows(x, inputs.rows)
     # A temperature divides the logits. Dividing the hidden states is the same and far cheaper, but could overflow in
@@ -83,11 +100,17 @@ def top_tokens(
     late = graded or x.dtype != torch.float32
     if not late:
         x = x * inputs.scales
+    written: list[Tensor] = []
     if shortlist is None:
         logits = functional.linear(x, projection, bias).float()  # [n, vocabulary]
     else:
         listed_bias = None if bias is None else bias.gather(0, shortlist.tokens)
-        logits = functional.linear(x, gather_rows(projection, shortlist.tokens), listed_bias).float()  # [n, listed]
+        if kept is None:
+            weights = gather_rows(projection, shortlist.tokens)
+        else:  # gathering all rows takes as long as the product, and few are new in a step
+            weights = scatter_rows(kept.weights, kept.places, gather_rows(projection, kept.new))
+            written.append(weights)
+        logits = functional.linear(x, weights, listed_bias).float()  # [n, listed]
         logits = logits.gather(1, shortlist.columns) + shortlist.mask  # [n, own]
     if late:
         logits = logits * inputs.scales
@@ -95,7 +118,7 @@ def top_tokens(
     penalties = inputs.edit_penalties
     after = torch.where(before > 0, before / penalties, before * penalties) + inputs.edit_offsets
     log_probabilities = logits.scatter(1, inputs.edit_ids, after).log_softmax(-1)
-    return [*top_k(log_probabilities, inputs.k), log_probabilities.gather(1, inputs.edit_ids)]
+    return [*top_k(log_probabilities, inputs.k), log_probabilities.gather(1, inputs.edit_ids), *written]
 
 
 def mean_attention(query: Tensor, keys: Tensor, lengths: Tensor, rows: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ EXAMPLE_SIZES = {
     "short_k": 10,
     "short_edits": 12,
     "attended": 14,
+    "new": 16,
 }
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -66,6 +67,13 @@ def encoder_interface(shape: Shape, precision: Precision, attention: Attention) 
 
 def decoder_interface(shape: Shape, precision: Precision, attention: Attention) -> Interface:
     """Returns the interface of decoder.onnx. `graphs.decoder.StepInputs` groups its inputs."""
+    kept: list[Port] = []
+    if keeps_weights(precision):
+        kept = [
+            Port("short_weights", DTYPES[precision], ("listed", shape.d_model)),
+            Port("short_new", torch.int64, ("new",)),
+            Port("short_places", torch.int64, ("new", 1)),
+        ]
     inputs = [
         Port("token_ids", torch.int64, ("rows", 1)),
         Port("positions", torch.int32, ("rows",)),
@@ -75,11 +83,13 @@ def decoder_interface(shape: Shape, precision: Precision, attention: Attention) 
         Port("short_columns", torch.int64, ("short", "own")),
         Port("short_mask", torch.float32, ("short", "own")),
         *_head_inputs("short_", "short"),
+        *kept,
         Port("attention_rows", torch.int64, ("attended",)),
     ]
     outputs = [
         *_head_outputs("", "scored"),
         *_head_outputs("short_", "short"),
+        *(Port(f"{port.name}_out", port.dtype, port.shape) for port in kept[:1]),
         Port("attention", torch.float32, ("attended", "cross_positions")),
     ]
     if attention == "ort":
@@ -91,6 +101,11 @@ def decoder_interface(shape: Shape, precision: Precision, attention: Attention) 
         written = own + cross if attention == "ort" else own
         outputs += [Port(f"{port.name}_out", port.dtype, port.shape) for port in written]
     return Interface(inputs, outputs)
+
+
+def keeps_weights(precision: Precision) -> bool:
+    """Returns whether steps keep the weights of shortlists. Graphs for GPUs, where few requests have one, do not."""
+    return precision not in ("fp16", "bf16")
 
 
 def scorer_interface(shape: Shape) -> Interface:

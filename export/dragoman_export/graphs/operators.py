@@ -122,6 +122,20 @@ def tensor_scatter(cache: Tensor, update: Tensor, index: Tensor) -> Tensor:
     )
 
 
+def scatter_rows(x: Tensor, places: Tensor, rows: Tensor) -> Tensor:
+    """Writes `ScatterND`: stores rows in a matrix.
+
+    Args:
+        x: [length, width].
+        places: int64 [n, 1].
+        rows: [n, width].
+
+    Returns:
+        The matrix, which is the same memory if the caller binds it so.
+    """
+    return ops.symbolic("ScatterND", [x, places, rows], {}, dtype=x.dtype, shape=x.shape, version=18)
+
+
 def top_k(x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """Writes `TopK`, largest first: x [rows, width], k int64 [1] -> values and int64 indices, [rows, k]."""
     # NOTE: k is known only when the graph runs. The width replaces it here and is renamed in the exported graph.

@@ -15,6 +15,7 @@ CACHE_DTYPES: dict[str, np.dtype[Any]] = {
     "tensor(bfloat16)": np.dtype(np.uint16),  # NumPy has no bfloat16; only the graphs interpret the bits
     "tensor(int8)": np.dtype(np.int8),
 }
+LISTED_DTYPES = CACHE_DTYPES | {"tensor(uint8)": np.dtype(np.uint8)}
 _BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
 
 

@@ -191,7 +191,7 @@ class CudaGraphSteps:
         self._sizes = step_sizes(max_rows)
         self._vocabulary = sessions.bundle.manifest.shape.target_vocabulary
         self._steps: dict[tuple[int, int, int], CudaGraphStep] = {}
-        self._unused = _unused_arrays(stream, sessions.bundle.manifest)
+        self._unused = _unused_arrays(stream, sessions)
         self._max_captured = sessions.max_cuda_graphs
         self._capture = True
 
@@ -241,11 +241,19 @@ class CudaGraphSteps:
         return step
 
 
-def _unused_arrays(stream: Stream, manifest: Manifest) -> MirroredArrays:
+def _unused_arrays(stream: Stream, sessions: Sessions) -> MirroredArrays:
     """Returns a shortlist for one row and the attention of one row: some CUDA kernels fail on empty inputs."""
+    manifest, kept = sessions.bundle.manifest, sessions.listed_dtype
+    indices: dict[str, tuple[type[np.generic], tuple[int, ...]]] = {}
+    weights: dict[str, tuple[type[np.generic], tuple[int, ...]]] = {}
+    if kept is not None:
+        indices = {"short_new": (np.int64, (1,)), "short_places": (np.int64, (1, 1))}
+        shape = SHORTLIST_PADDING, manifest.shape.d_model
+        weights = dict.fromkeys(("short_weights", "short_weights_out"), (kept.type, shape))
     arrays = MirroredArrays(
         stream,
         {
+            **indices,
             "short_list": (np.int64, (SHORTLIST_PADDING,)),
             "short_columns": (np.int64, (1, SHORTLIST_PADDING)),
             "short_rows": (np.int64, (1,)),
@@ -259,6 +267,7 @@ def _unused_arrays(stream: Stream, manifest: Manifest) -> MirroredArrays:
             "short_log_probabilities": (np.float32, (1, 1)),
             "short_edited": (np.float32, (1, 1)),
             "attention": (np.float32, (1, manifest.limits.max_source_tokens)),
+            **weights,
         },
     )
     arrays.arrays["short_list"][:] = manifest.tokens.end

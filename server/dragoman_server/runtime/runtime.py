@@ -12,7 +12,7 @@ from dragoman_server.runtime.cuda_graphs import CudaGraphSteps
 from dragoman_server.runtime.head_inputs import common_top_k
 from dragoman_server.runtime.sessions import Sessions
 from dragoman_server.runtime.shortlists import ListedRows, Shortlists
-from dragoman_server.runtime.step import Step
+from dragoman_server.runtime.step import Step, listed_weights
 from dragoman_server.runtime.step_results import TopKResult
 
 WARM_UP_TOKENS = 8  # tokens per source in warm-up batches
@@ -54,7 +54,8 @@ class Runtime:
         self.tokens, self.positions, self.source_lengths = pool.tokens, pool.positions, pool.source_lengths
         self._steps: dict[int, Step] = {}
         vocabulary = self.manifest.shape.target_vocabulary
-        self._lists = ListedRows(Shortlists(vocabulary, sessions.threads), pool.tokens.shape[0])
+        shortlists = Shortlists(vocabulary, sessions.threads)
+        self._lists = ListedRows(shortlists, pool.tokens.shape[0], listed_weights(sessions, shortlists))
         self.cuda_graphs: CudaGraphSteps | None = None
         if sessions.stream is not None:
             self.cuda_graphs = CudaGraphSteps(sessions, pool, sessions.stream, max_rows)

@@ -7,7 +7,7 @@ import onnxruntime as ort
 import structlog
 
 from dragoman_server.bundle.load import Bundle
-from dragoman_server.runtime.buffers import CACHE_DTYPES, Stream
+from dragoman_server.runtime.buffers import CACHE_DTYPES, LISTED_DTYPES, Stream
 from dragoman_server.runtime.cuda import CudaStream
 from dragoman_server.runtime.device import Device, DeviceError, open_session
 from dragoman_server.runtime.graph_check import check_caches, check_names
@@ -32,6 +32,7 @@ class Sessions:
         max_cuda_graphs: 0 if graphs cannot be captured.
         graph_ids: Identifiers for captured CUDA graphs, unique per decoder session.
         cache_dtype: Element type of the caches.
+        listed_dtype: Element type of the weights of shortlists; None if steps keep none.
         compute_dtype: Element type that the graphs compute with.
         min_rows: The rows every step needs, see `Runtime`; None until the first runtime measures it.
 
@@ -56,6 +57,8 @@ class Sessions:
         check_caches(bundle, self.encoder, self.decoder)
         cache_type = next(node.type for node in self.decoder.get_inputs() if node.name == "self_key_0")
         self.cache_dtype = CACHE_DTYPES[cache_type]
+        listed = (node.type for node in self.decoder.get_inputs() if node.name == "short_weights")
+        self.listed_dtype = LISTED_DTYPES.get(next(listed, ""))
         self.compute_dtype = np.dtype(np.float32) if self.cache_dtype == np.int8 else self.cache_dtype
 
     def _open_decoder(self, stream: CudaStream | None) -> ort.InferenceSession:

@@ -7,8 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman_server.core.token_list import to_array
+from dragoman_server.runtime.buffers import Array
 
 COLUMNS = 128  # numbers that ONNX Runtime's CPU kernels sum at a time, in a product and in a softmax
+_NONE: NDArray[np.int64] = np.zeros(0, np.int64)
 SPARSE = 2  # places for each token in use from which tokens move together
 
 
@@ -53,11 +55,27 @@ class Shortlists:
         self._end = 0  # places that were given
         self._free: NDArray[np.int64] = np.zeros(vocabulary, np.int64)  # places given back, the first `_freed`
         self._freed = 0
+        self._placed: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []  # since `forget_placed`
+
+    @property
+    def placed(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Tokens [n] that got a place since `forget_placed` was called, and their places [n, 1]."""
+        tokens, places = zip((_NONE, _NONE), *self._placed, strict=False)
+        return np.concatenate(tokens), np.concatenate(places)[:, None]
+
+    def forget_placed(self) -> None:
+        """Notes that a step has written the weights of all tokens that got a place."""
+        self._placed.clear()
 
     @property
     def tokens(self) -> NDArray[np.int64]:
         """Token ids of all shortlists [listed], and of places that are not in use. Later calls of `use` change it."""
         return self._tokens[: _round_up(self._end, self._multiple)]
+
+    @property
+    def most(self) -> int:
+        """The most tokens that `tokens` can have."""
+        return len(self._tokens)
 
     @property
     def distinct(self) -> int:
@@ -73,6 +91,8 @@ class Shortlists:
         wanted = {id(vocabulary): vocabulary for vocabulary in vocabularies}
         if wanted.keys() == self._lists.keys():
             return
+        if self._placed:  # a step has failed: no place gets another token before the first one is written
+            self._move_together()
         for key in self._lists.keys() - wanted.keys():
             self._remove(self._lists.pop(key))
         if self.distinct * SPARSE < self._end:
@@ -99,6 +119,8 @@ class Shortlists:
         self._end += len(new) - reused
         self._places[new] = places
         self._tokens[places] = new
+        if len(new):
+            self._placed.append((new, places))
         return ListedTokens(vocabulary, ids, self._places[ids])
 
     def _remove(self, listed: ListedTokens) -> None:
@@ -109,6 +131,7 @@ class Shortlists:
         self._freed += len(places)
 
     def _move_together(self) -> None:
+        self._placed.clear()
         self._uses[:] = 0
         self._end = self._freed = 0
         self._lists = {key: self._add(listed.vocabulary) for key, listed in self._lists.items()}
@@ -120,6 +143,7 @@ class ListedRows:
     Args:
         shortlists: The shortlists in use.
         capacity: Most head rows expected; more make the arrays grow.
+        weights: Where the graph keeps the weights of `Shortlists.tokens` [most, d_model]; None if it keeps none.
 
     Attributes:
         columns: Places of each row's tokens in `Shortlists.tokens` [capacity, width].
@@ -128,8 +152,9 @@ class ListedRows:
         generation: Number of times that the arrays were replaced.
     """
 
-    def __init__(self, shortlists: Shortlists, capacity: int) -> None:
+    def __init__(self, shortlists: Shortlists, capacity: int, weights: Array | None = None) -> None:
         self.shortlists = shortlists
+        self.weights = weights
         self.generation = 0
         self._allocate(capacity, 0)
 

@@ -7,7 +7,7 @@ import numpy as np
 import onnxruntime as ort
 
 from dragoman_server.core.search import StepRequest
-from dragoman_server.runtime.buffers import Array
+from dragoman_server.runtime.buffers import Array, ort_element_type
 from dragoman_server.runtime.cache_pool import CachePool
 from dragoman_server.runtime.cuda_graphs import NO_CAPTURE, run_options
 from dragoman_server.runtime.head_inputs import HeadRows
@@ -47,7 +47,8 @@ class Step:
         # Some CUDA kernels fail on empty inputs, unlike the CPU's. There, an unused part of the graph gets one row,
         # whose output is ignored.
         self._min_head_rows = 0
-        self._no_lists = ListedRows(Shortlists(self._vocabulary, sessions.threads), 1)
+        no_lists = Shortlists(self._vocabulary, sessions.threads)
+        self._no_lists = ListedRows(no_lists, 1, listed_weights(sessions, no_lists))
         if sessions.stream is not None:
             self._min_head_rows = 1
             self._no_lists.use([(manifest.tokens.end,)], 1)
@@ -88,7 +89,10 @@ class Step:
             else:
                 self._bind_lists(lists, len(self._bound["short_rows"]))
             self._top_k, self._listed_top_k = None, bound
+        elif lists.weights is not None:
+            self._bind_placed(lists)
         self._run()
+        lists.shortlists.forget_placed()
         ids = lists.tokens(self._bound["short_ids"][:rows])
         return TopKResult(ids, self._bound["short_log_probabilities"][:rows])
 
@@ -114,6 +118,7 @@ class Step:
         self._top_k = self._listed_top_k = None
         self._bind_head_inputs(full, short, attention_rows, lists)
         self._run()
+        lists.shortlists.forget_placed()
         heads: list[tuple[HeadOutputs, int] | None] = [None] * len(step_requests)
         for prefix, head in ((FULL, full), (SHORT, short)):
             if head.rows:
@@ -151,6 +156,17 @@ class Step:
         self._bind_input("short_list", lists.shortlists.tokens)
         self._bind_input("short_columns", lists.columns[:rows])
         self._bind_input("short_mask", lists.mask[:rows])
+        if lists.weights is not None:
+            weights = lists.weights[: len(lists.shortlists.tokens)]
+            self._bind_input("short_weights", weights)
+            kind, address = ort_element_type(weights.dtype), weights.ctypes.data
+            self._binding.bind_output("short_weights_out", "cpu", 0, kind, weights.shape, address)
+            self._bind_placed(lists)
+
+    def _bind_placed(self, lists: ListedRows) -> None:
+        new, places = lists.shortlists.placed
+        self._bind_input("short_new", new)
+        self._bind_input("short_places", places)
 
     def _head_outputs(self, prefix: str) -> HeadOutputs:
         bound = self._bound
@@ -163,8 +179,20 @@ class Step:
     def _bind_input(self, name: str, array: Array) -> None:
         array = np.ascontiguousarray(array).reshape(array.shape)
         self._bound[name] = array
-        self._binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        kind = ort_element_type(array.dtype)
+        self._binding.bind_input(name, "cpu", 0, kind, array.shape, array.ctypes.data)
 
     def _bind_output(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         array = self._bound[name] = np.empty(shape, dtype)
         self._binding.bind_output(name, "cpu", 0, dtype.type, shape, array.ctypes.data)
+
+
+def listed_weights(sessions: Sessions, shortlists: Shortlists) -> Array | None:
+    """Returns memory for the weights of all listed tokens, of which pages are in use only once they are written.
+
+    Returns:
+        zeros [most, d_model], or None if the graph keeps no weights.
+    """
+    if sessions.listed_dtype is None:
+        return None
+    return np.zeros((shortlists.most, sessions.bundle.manifest.shape.d_model), sessions.listed_dtype)

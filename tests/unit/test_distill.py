@@ -127,7 +127,7 @@ def test_several_teachers_choose_by_the_mean_of_their_scores(tmp_path: Path) -> 
     """The same teacher twice chooses what it alone does; one that writes other letters finds nothing to score."""
     text = "\n".join(WORDS)
     alone, *_ = run(tmp_path, text)
-    twice, counts, _ = run(tmp_path, text, [SHIPPED_G2P] * 2, search=SearchWishes(5))
+    twice, counts, _ = run(tmp_path, text, [SHIPPED_G2P] * 2, search=SearchWishes(None))
     assert twice == alone
     assert counts == Counts(10, 10)
     other = altered_copy(SHIPPED_G2P, tmp_path / "other", _rename_targets)

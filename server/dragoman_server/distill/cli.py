@@ -121,7 +121,7 @@ def run(
     from dragoman_server.telemetry.logs import configure_logs
 
     several = len(teachers) > 1 or choose != "score"
-    wanted = max(candidates or (beam_size or 5 if several else 1), keep)
+    wanted = None if several and candidates is None else max(candidates or 1, keep)
     options = DistillOptions(
         teachers,
         sources,

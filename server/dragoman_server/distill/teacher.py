@@ -29,10 +29,10 @@ class SearchWishes:
     """How to search for candidates; None for the bundle's own default.
 
     Attributes:
-        candidates: Candidates of each source.
+        candidates: Candidates of each source; None for all of the beam.
     """
 
-    candidates: int = 1
+    candidates: int | None = 1
     beam_size: int | None = None
     length_penalty: float | None = None
     early_stopping: bool | None = None
@@ -96,11 +96,12 @@ class Teacher:
     def _search(self, wishes: SearchWishes) -> SearchOptions:
         own = self.model.defaults.options
         default = own.beam_size if own.HasField("beam_size") else BEAM_SIZE
-        beam = wishes.beam_size or max(default, wishes.candidates)
-        if wishes.candidates > beam:
+        beam = wishes.beam_size or max(default, wishes.candidates or 1)
+        candidates = wishes.candidates or beam
+        if candidates > beam:
             raise OfflineError(f"--candidates and --keep can be at most --beam-size, which is {beam}")
         early = wishes.early_stopping
-        if early is None and wishes.candidates > 1 and not (own.HasField("stopping") or own.HasField("early_stopping")):
+        if early is None and candidates > 1 and not (own.HasField("stopping") or own.HasField("early_stopping")):
             early = True  # else it goes on until the last candidate can't be beaten either: four times as long
         options = pb.GenerationOptions(
             length_penalty=wishes.length_penalty,
@@ -109,7 +110,7 @@ class Teacher:
         )
         if beam == 1:
             return self.model.search(options, without=(*BEAM, *SAMPLING, "num_hypotheses"))
-        options.beam_size, options.num_hypotheses = beam, wishes.candidates
+        options.beam_size, options.num_hypotheses = beam, candidates
         return self.model.search(options)
 
 

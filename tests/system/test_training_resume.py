@@ -102,6 +102,34 @@ def test_sigterm_saves_a_checkpoint(uninterrupted_run: Path, tmp_path: Path) -> 
     assert_bit_equal(run, uninterrupted_run)
 
 
+STUCK = """
+import torch
+from dragoman_training import cli
+from dragoman_training.optimization.learner import Learner
+
+def update(self, *arguments, update=Learner.update):
+    while self.step == 25:
+        print("stuck", flush=True)
+        torch.linalg.svd(torch.ones(6000, 6000))  # takes a minute, in which Python runs no handler of signals
+    return update(self, *arguments)
+
+Learner.update = update
+cli.main()
+"""
+
+
+def test_sigterm_is_obeyed_in_a_step_that_does_not_end(uninterrupted_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = [sys.executable, "-c", STUCK, "tiny", "--out", str(run), *OPTIONS]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "stuck\n"
+    process.send_signal(signal.SIGTERM)
+    assert f"stopped at step 25, saved in {run}; continue with --resume" in finish(process, code=75)
+    assert "resuming at step 25" in finish(start(run, "--resume"))
+    assert_bit_equal(run, uninterrupted_run)
+
+
 def test_tiny_recipe_learns_its_task(tiny_run: Path) -> None:
     report = json.loads((tiny_run / "report.json").read_text())
     assert report["test"]["exact_match"] > 95

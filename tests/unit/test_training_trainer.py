@@ -3,9 +3,11 @@
 import io
 import json
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,13 +15,15 @@ from rich.console import Console
 
 from dragoman_training.data.batches import Batch, EncodedPair, collate
 from dragoman_training.data.pairs import read_pairs_file
+from dragoman_training.evaluation import decoding, evaluate
 from dragoman_training.evaluation.evaluate import Evaluation
+from dragoman_training.evaluation.metrics import METRICS, Score
 from dragoman_training.optimization.learner import Learner
 from dragoman_training.recipe import Recipe
 from dragoman_training.run.checkpoint import average_checkpoints, checkpoint_path, checkpoint_steps, load_state
 from dragoman_training.run.load import load_run
 from dragoman_training.run.metrics_log import read_metrics_log
-from dragoman_training.trainer import Outcome, Trainer, train
+from dragoman_training.trainer import Outcome, Trainer, overdue, train
 from tests.support.training import make_trainer, run_training, small_recipe
 
 torch.set_num_threads(1)
@@ -122,6 +126,91 @@ def test_stops_do_not_change_the_result(precision: str, tmp_path: Path, monkeypa
     reports = [json.loads((tmp_path / name / "report.json").read_text()) for name in ("uninterrupted", "stopped")]
     assert reports[0] == reports[1]
     assert reports[0]["average_and_best"]["average"]["steps"] == [8, 12]
+
+
+@pytest.mark.parametrize("place", ["answers", "metrics", "the report"])
+def test_a_stop_in_the_midst_of_an_evaluation(
+    place: str, reference_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop, run = threading.Event(), tmp_path / "run"
+    calls: list[None] = []
+
+    def stop_at_the_second(function: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*arguments: Any) -> Any:
+            calls.append(None)
+            if len(calls) == 2:
+                stop.set()
+            assert len(calls) <= 2 or not stop.is_set(), "it goes on"
+            return function(*arguments)
+
+        return called
+
+    with monkeypatch.context() as patch:
+        module, name = {
+            "answers": (decoding, "_best"),
+            "metrics": (evaluate, "METRICS"),
+            "the report": (Score, "with_interval"),
+        }[place]
+        if place == "metrics":
+            patch.setattr(module, name, {metric: stop_at_the_second(METRICS[metric]) for metric in METRICS})
+        else:
+            patch.setattr(module, name, stop_at_the_second(getattr(module, name)))
+        recipe = small_recipe("evaluation.metrics=[exact_match, sequence_error_rate, word_error_rate, bleu]")
+        assert run_training(recipe, run, stop=stop)[0] == Outcome(12 if place == "the report" else 6, None)
+    stop.clear()
+    assert run_training(recipe, run, resume=True, stop=stop)[0].finished
+    assert_same_weights(weights(reference_run), weights(run))
+
+
+def test_a_step_that_is_overdue_is_abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = small_recipe("training.accumulate=2", "model.dropout=0.2")
+    run_training(recipe, tmp_path / "uninterrupted")
+    stop, abandoned, run = threading.Event(), threading.Event(), tmp_path / "run"
+    steps: list[int | None] = []
+    losses: list[None] = []
+
+    def end(step: int | None) -> None:
+        steps.append(step)
+        abandoned.set()
+
+    def hang(learner: Learner, *arguments: Any, loss: Callable[..., Any] = Learner._loss) -> torch.Tensor:
+        losses.append(None)
+        result: torch.Tensor = loss(learner, *arguments)  # draws random numbers
+        if len(losses) == 15:  # a checkpoint of step 4 has checked a batch once more
+            stop.set()
+            assert abandoned.wait(60)
+            raise KeyboardInterrupt  # instead of the end of the process
+        return result
+
+    monkeypatch.setattr(overdue, "GRACE", 0.01)
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "_loss", hang)
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe, run, device="cpu", stop=stop, abandon=end, console=Console(quiet=True))
+    assert steps == [checkpoint_steps(run)[-1]]
+    assert steps[0] not in (None, 4), "the step before, which the recipe does not save"
+    assert run_training(recipe, run, resume=True)[0].finished
+    assert_same_weights(weights(tmp_path / "uninterrupted"), weights(run))
+
+
+def test_data_that_takes_long_is_abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop, abandoned = threading.Event(), threading.Event()
+    steps: list[int | None] = []
+
+    def end(step: int | None) -> None:
+        steps.append(step)
+        abandoned.set()
+
+    def hang(*arguments: Any) -> None:
+        stop.set()
+        assert abandoned.wait(60)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(overdue, "GRACE", 0.01)
+    monkeypatch.setattr(sys.modules[train.__module__], "prepare", hang)
+    with pytest.raises(KeyboardInterrupt):
+        train(small_recipe(), tmp_path / "run", device="cpu", stop=stop, abandon=end, console=Console(quiet=True))
+    assert steps == [None]
 
 
 def test_a_checkpoint_of_a_stop_is_not_averaged(tmp_path: Path) -> None:

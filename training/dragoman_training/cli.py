@@ -2,12 +2,13 @@
 
 import os
 import signal
+import socket
 import sys
 import threading
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -96,6 +97,7 @@ def run(
             stop=stop,
             max_hours=max_hours,
             init_from=init_from,
+            abandon=lambda step: _abandoned(step, directory),
         )
     except TrainingError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -110,16 +112,37 @@ def run(
 
 
 def _stop_on_signals() -> threading.Event:
-    """Returns an event that the first SIGTERM or Ctrl-C sets; a second one ends the process as usual."""
+    """Returns an event that the first SIGTERM or Ctrl-C sets; a second one ends the process as usual.
+
+    NOTE: Python runs a handler between two of its own instructions, but a library may keep the main thread for minutes.
+    So a thread hears of signals too.
+    """
     stop = threading.Event()
+    heard, told = socket.socketpair()
+    told.setblocking(False)
 
     def handle(number: int, _: FrameType | None) -> None:
         stop.set()
         signal.signal(number, signal.SIG_DFL)
 
+    def listen(_told: socket.socket) -> None:  # which is open as long as somebody listens
+        heard.recv(1)
+        stop.set()
+        (number,) = heard.recv(1)  # the main thread has not run the handler in the meantime
+        os._exit(128 + number)
+
+    signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, handle)
+    threading.Thread(target=listen, args=(told,), name="signals", daemon=True).start()
     return stop
+
+
+def _abandoned(step: int | None, directory: Path) -> NoReturn:
+    """Ends the process while the main thread is busy."""
+    where = "while the data was prepared" if step is None else f"at step {step}, saved in {directory}"
+    print(f"stopped {where}; continue with --resume", file=sys.stderr, flush=True)
+    os._exit(EXIT_STOPPED)
 
 
 def main() -> None:
@@ -128,7 +151,15 @@ def main() -> None:
     # with other load on the same cores, that makes the steps of a small model a hundred times slower. The results are
     # the same.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        if end.code != EXIT_STOPPED:
+            raise
+        # All files are closed. Python would free its modules one by one, which takes seconds on a busy machine.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(EXIT_STOPPED)
 
 
 if __name__ == "__main__":

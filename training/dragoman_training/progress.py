@@ -1,5 +1,6 @@
 """Progress of a run on the terminal: a progress bar, or without a terminal a line from time to time."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
+CLOSING = 0.3  # seconds
 LINE_EVERY = 10.0  # seconds between two lines of an evaluation
 
 
@@ -53,6 +55,17 @@ class ProgressBar:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.bar.stop()
+
+    def closed_before(self, end: Callable[[int | None], object]) -> Callable[[int | None], object]:
+        """Returns a function that gives the terminal its cursor back and then does the same, in whatever thread."""
+
+        def close_and_end(step: int | None) -> None:
+            closing = threading.Thread(target=self.bar.stop, daemon=True)  # the other thread may be printing forever
+            closing.start()
+            closing.join(CLOSING)
+            end(step)
+
+        return close_and_end
 
     def begin(self, step: int) -> None:
         """Starts at the step of a resumed run."""

@@ -1,6 +1,7 @@
 """What learns: weights and optimizer, one step at a time."""
 
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ class Learner:
         step: Optimizer steps made.
         gradient_norm: Norm of the whole model's gradient in the last step, before clipping.
         precision: Precision of matrix products on this device.
+        lock: Held while weights and optimizer change; who holds it finds those of one step.
 
     Raises:
         TrainingError: Every part of the model is frozen.
@@ -51,6 +53,7 @@ class Learner:
         self.optimizer = build_optimizer(self.model, self.config)
         self.average = None if self.config.ema_decay is None else MovingAverage(self.model, self.config.ema_decay)
         self.precision = resolve_precision(self.config.precision, device)
+        self.lock = threading.RLock()
         self.step = 0
         self.gradient_norm = 0.0
         self.untrained_loss = untrained_loss(vocabularies[1], recipe.model.d_model)
@@ -72,13 +75,22 @@ class Learner:
             "optimizer": self.optimizer.state_dict(),
             "step": self.step,
             "precision": self.precision.name,
-            "rng": torch.get_rng_state(),
+            **self.random_state(),
         }
         if self.average is not None:
             state["ema"] = self.average.model.state_dict()
+        return state
+
+    def random_state(self) -> dict[str, Tensor]:
+        """Returns the part of the state that random numbers depend on."""
+        state = {"rng": torch.get_rng_state()}
         if self.device.type == "cuda":
             state["cuda_rng"] = torch.cuda.get_rng_state()
         return state
+
+    def is_finite(self) -> bool:
+        """Returns whether all weights are numbers."""
+        return all(bool(parameter.isfinite().all()) for parameter in self.model.parameters())
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continues from what `state` returned."""
@@ -114,11 +126,12 @@ class Learner:
         max_norm = math.inf if self.config.clip_norm is None else self.config.clip_norm
         self.gradient_norm = torch.nn.utils.clip_grad_norm_(self.trained, max_norm).item()
         self._check_divergence(total, self.gradient_norm, self.step + 1)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.step += 1
-        if self.average is not None:
-            self.average.update(self.step)
+        with self.lock:
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            self.step += 1
+            if self.average is not None:
+                self.average.update(self.step)
         return total
 
     def check_weights(self, batch: Batch) -> None:

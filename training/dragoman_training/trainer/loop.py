@@ -4,6 +4,7 @@ import math
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -64,6 +65,7 @@ class Trainer:
         self.learner = Learner(recipe, sizes, device, run)
         self.sampler = BatchSampler(data.train_epoch, self.config.batch_tokens, recipe.seed)
         self.epoch = self.position = 0
+        self._begin: tuple[int, dict[str, Any]] = (-1, {})  # the step before the current one, and the state at its end
         self.former_precision: str | None = None  # of the steps before a resume
         if line := self.learner.precision.line:
             self.echo(line)
@@ -123,13 +125,31 @@ class Trainer:
         """
         if batch is not None:
             self.learner.check_weights(batch)
-        state = self.learner.state() | {"epoch": self.epoch, "position": self.position}
-        save_state(checkpoint_path(self.run, self.step), state)
+        with self.learner.lock:
+            state = self.learner.state() | {"epoch": self.epoch, "position": self.position}
+            save_state(checkpoint_path(self.run, self.step), state)
         best = self.metrics_log.best_steps(self.recipe.evaluation.choose_by, self.config.average_best)
         keep = {self.step, *self.scheduled()[-self.config.keep_checkpoints :], *best}
         if self.config.schedule == "warmup_stable_decay":
             keep.add(self.config.decay_start)  # a run with more steps goes on from there
         delete_checkpoints(self.run, keep)
+
+    def save_overdue(self) -> int:
+        """Saves the last step that is done, from another thread, in the midst of whatever this one does.
+
+        No step is done from then on, since the lock is kept: the caller ends the process.
+
+        Returns:
+            The step that a resumed run starts from.
+        """
+        self.learner.lock.acquire()
+        if self.step in checkpoint_steps(self.run) or not self.learner.is_finite():
+            return max(checkpoint_steps(self.run), default=0)
+        # In the midst of a step, its batches and random numbers are to be drawn again.
+        state = self.learner.state() | {"epoch": self.epoch, "position": self.position}
+        begin_step, begin = self._begin
+        save_state(checkpoint_path(self.run, self.step), state | (begin if begin_step == self.step else {}))
+        return self.step
 
     def _due(self, every: int) -> bool:
         return self.step % every == 0 or self.step == self.config.steps
@@ -162,6 +182,8 @@ class Trainer:
             if self.stop.is_set():
                 self.save(batches[-1] if batches else None)
                 return False
+            with self.learner.lock:
+                self._begin = self.step, self.learner.random_state() | {"epoch": self.epoch, "position": self.position}
             batches = []
             for _ in range(self.config.accumulate):
                 self.epoch, self.position, batch = next(stream)

@@ -1,7 +1,7 @@
 """The entry point: trains the model of a recipe in a run directory."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from dragoman_training.run.start import Start, find_start, load_start, write_sta
 from dragoman_training.trainer.dry_run import dry_run
 from dragoman_training.trainer.finish import finish
 from dragoman_training.trainer.loop import Stopped, Trainer
+from dragoman_training.trainer.overdue import Overdue
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ def train(
     stop: threading.Event | None = None,
     max_hours: float | None = None,
     init_from: Path | None = None,
+    abandon: Callable[[int | None], object] | None = None,
     console: Console | None = None,
 ) -> Outcome:
     """Trains the model of a recipe and writes everything to the run directory.
@@ -65,6 +67,8 @@ def train(
         max_hours: Hours after which the run does the same.
         init_from: Directory of a run whose weights and tokenizers this one starts from; its model and tokenizers must
             be those of the recipe. Not needed to resume.
+        abandon: Ends the process, see `Overdue`, if the run does not stop within a second or two; by default it takes
+            the time that a step or the preparation of the data needs.
         console: Console that shows the progress; None for standard error.
 
     Raises:
@@ -81,8 +85,12 @@ def train(
         if (run / MODEL_FILE).exists() and report is not None and not changed:
             return Outcome(report["steps_trained"], report)
         stop = stop or threading.Event()
-        with ProgressBar(recipe.training.steps, console or Console(stderr=True)) as bar, _set_after(stop, max_hours):
-            return _train(recipe, run, changed, start, torch_device, stop, bar)
+        with (
+            ProgressBar(recipe.training.steps, console or Console(stderr=True)) as bar,
+            _set_after(stop, max_hours),
+            Overdue(stop, abandon and bar.closed_before(abandon)) as overdue,
+        ):
+            return _train(recipe, run, changed, start, torch_device, stop, bar, overdue)
 
 
 def rehearse(
@@ -111,6 +119,7 @@ def _train(
     device: torch.device,
     stop: threading.Event,
     bar: ProgressBar,
+    overdue: Overdue,
 ) -> Outcome:
     if warning := warmup_warning(recipe.training):
         bar.echo(f"warning: {warning}")
@@ -129,6 +138,7 @@ def _train(
         if start is not None:
             trainer.learner.start_from(start.weights)
             trainer.save(None)  # a run that resumes needs the start no more
+        overdue.save = trainer.save_overdue
         if trainer.run_steps():
             report = finish(trainer)
     except Stopped:

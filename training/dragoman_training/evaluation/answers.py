@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 from dragoman_training.evaluation.decoding import GREEDY, Search, decode
 from dragoman_training.model import Transformer
 
-BATCH_TOKENS = 8192  # rows x longest source of a batch: with greedy search about 500 words, or 300 short sentences
+BATCH_TOKENS = 4096  # rows x longest source of a batch: with greedy search 250 words, or 150 to 300 sentences
 
 
 def answer(

@@ -2,12 +2,17 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 
+from dragoman_export.bundle.options import ExportOptions
+from dragoman_export.errors import ExportError
+from dragoman_export.original import Original
 from dragoman_export.shortlist.alignment import affordable_pairs, translations
 from dragoman_export.shortlist.lists import Statistics, make_shortlist
+from dragoman_export.shortlist.pairs import ShortlistPairs, shortlist_pairs
 from dragoman_server.bundle.load import BundleError, load_bundle
 from dragoman_server.bundle.shortlist import Shortlist, ShortlistError, read_shortlist
 from dragoman_server.core.token_list import TokenList
@@ -175,3 +180,22 @@ def test_a_worker_is_sent_each_list_once_and_again_after_it_was_dropped() -> Non
     assert sent.numbers([first, second, first]) == ([0, 1, 0], {0: first, 1: second})
     assert sent.numbers([second, third]) == ([1, 2], {2: third})
     assert sent.numbers([first, third]) == ([3, 2], {3: first})
+
+
+def test_pairs_of_a_file_are_split_and_faults_are_told(tmp_path: Path) -> None:
+    def pairs_of(text: str, *, shortlist: bool = True) -> ShortlistPairs | None:
+        (tmp_path / "pairs.tsv").write_text(text)
+        options = ExportOptions("x", shortlist=shortlist, shortlist_from=tmp_path / "pairs.tsv")
+        return shortlist_pairs(cast(Original, None), options, 100, print)
+
+    found = pairs_of("".join(f"s{number // 2}\tt{number}\n" for number in range(100)))
+    assert found is not None
+    assert len(found.held_out) == 20, "a tenth, with the other pairs of the same sources"
+    assert len(found.aligned) == 80
+    assert not {pair.source for pair in found.held_out} & {pair.source for pair in found.aligned}
+    assert pairs_of("a\tb\n", shortlist=False) is None
+    with pytest.raises(ExportError, match=r"pairs\.tsv: has no pair; expected source<TAB>target in each line$"):
+        pairs_of("a b\n")
+    missing = ExportOptions("x", shortlist_from=tmp_path / "missing")
+    with pytest.raises(ExportError, match=r"^--shortlist-from: .*missing: no such data file"):
+        shortlist_pairs(cast(Original, None), missing, 100, print)

@@ -32,6 +32,12 @@ def points_lost(exact: DecodedSet, other: DecodedSet) -> float:
     )
 
 
+def is_judgeable(exact: DecodedSet) -> bool:
+    """Returns whether a metric of the answers is better than chance, and so could get worse."""
+    chance = exact.chance_scores()
+    return any(points_worse(metric, value, chance[metric]) >= LEAST_GAIN for metric, value in exact.scores.items())
+
+
 def check_judgeable(exact: DecodedSet, data: str, precision: Precision, limit: float) -> None:
     """Refuses to judge a precision by answers that are no better than chance, as those cannot get worse.
 
@@ -44,11 +50,9 @@ def check_judgeable(exact: DecodedSet, data: str, precision: Precision, limit: f
     Raises:
         ExportError: No metric is better than chance.
     """
-    if limit >= UNJUDGED:
+    if limit >= UNJUDGED or is_judgeable(exact):
         return
     chance = exact.chance_scores()
-    if any(points_worse(metric, value, chance[metric]) >= LEAST_GAIN for metric, value in exact.scores.items()):
-        return
     values = ", ".join(
         f"{NAMES[metric]} {value:.3g}, by chance {chance[metric]:.3g}" for metric, value in exact.scores.items()
     )

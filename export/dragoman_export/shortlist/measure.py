@@ -9,7 +9,7 @@ from dragoman_export.checks.affordable import reserved_rows
 from dragoman_export.checks.offline_decoding import within_limit
 from dragoman_export.checks.quality import NAMES, ComparisonSet, DecodedSet
 from dragoman_export.checks.step_timing import fastest
-from dragoman_export.precision.quality_loss import points_lost
+from dragoman_export.precision.quality_loss import is_judgeable, points_lost
 from dragoman_export.run_data import spread
 from dragoman_export.shortlist.lists import COMMON, Statistics, make_shortlist
 from dragoman_server.bundle.load import Bundle, load_bundle
@@ -67,9 +67,9 @@ def add_shortlist(task: ShortlistTask) -> Bundle:
     equal = sum(ids == after.ids[text] for text, ids in task.before.ids.items())
     described = LexicalShortlist(
         file=FILE,
-        default=points <= MOST_LOST and times.get(decisive, 1.0) < 1,
+        default=is_judgeable(task.before) and points <= MOST_LOST and times.get(decisive, 1.0) < 1,
         tokens=round(sum(len(shortlist.candidates(ids)) for ids in sources) / len(sources), 1),
-        points_lost=round(points, 3),
+        points_lost=round(points, 3) + 0.0,  # not -0
         step_time=times,
         measured={
             "data": task.data.name,

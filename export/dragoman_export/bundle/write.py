@@ -157,7 +157,7 @@ def _graph(name: str, interface: Interface) -> Graph:
 
 def _write_tokenizers(original: Original, folder: Path) -> Tokenizers:
     """Writes one file if source and target share a tokenizer, else two; likewise SentencePiece models."""
-    source, target = original.source.tokenizer.to_str(pretty=True), original.target.tokenizer.to_str(pretty=True)
+    source, target = original.source.tokenizer.to_str(pretty=False), original.target.tokenizer.to_str(pretty=False)
     names = Tokenizers(
         source="source_tokenizer.json",
         target="source_tokenizer.json" if target == source else "target_tokenizer.json",

@@ -37,7 +37,8 @@ def tokenized_bleu(
         [tokenizer.tokenize(text.lower() if lowercase else text, return_str=True, escape=False) for text in texts]
         for texts in (answers, references)
     ]
-    return BLEU(tokenize="none", force=True).corpus_score(tokenized[0], [tokenized[1]])
+    score: BLEUScore = BLEU(tokenize="none", force=True).corpus_score(tokenized[0], [tokenized[1]])
+    return score
 
 
 def _read_lines(path: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""`make demo`: runs a server with the shipped model, sends it requests, and shows answers and metrics."""
+"""`make demo`: runs a server with the shipped models, sends it requests, and shows answers and metrics."""
 
 import sys
 import time
@@ -21,6 +21,13 @@ BATCH = [
     *"interpreters stood between two courts and carried words from one to the other without either of them learning"
     " that most of what was said had never been said before by anyone nor would it be said again quite so well".split(),
     "Zürich",
+]
+
+OTHER_MODEL = "de-en"
+SENTENCES = [
+    "Ich habe keine Zeit, weil ich arbeiten muss.",
+    "Kannst du mir bitte das Salz reichen?",
+    "Das Wetter ist heute schön 🌞 und morgen auch.",
 ]
 
 METHOD = "dragoman.v1.GenerationService"
@@ -53,10 +60,19 @@ def show_model(client: Client, console: Console) -> None:
 
 
 def show_unary(client: Client, console: Console) -> None:
+    _show_answers(client, console, ONE_BY_ONE)
+
+
+def show_other_model(client: Client, console: Console) -> None:
+    console.print(escape(client.model(OTHER_MODEL).description))
+    _show_answers(client, console, SENTENCES, OTHER_MODEL)
+
+
+def _show_answers(client: Client, console: Console, texts: list[str], model: str = "") -> None:
     table = Table("text", "answer", "log-probability", "time", box=None, pad_edge=False)
-    for text in ONE_BY_ONE:
+    for text in texts:
         start = time.perf_counter()
-        answer = client.generate(text, log_probabilities=True)
+        answer = client.generate(text, model=model, log_probabilities=True)
         milliseconds = (time.perf_counter() - start) * 1e3
         log_probability = f"{answer.log_probability:.3f}" if answer.log_probability is not None else ""
         table.add_row(text, f"[bold green]{escape(answer.text)}[/]", log_probability, f"{milliseconds:.1f} ms")
@@ -124,7 +140,7 @@ def demo(console: Console) -> None:
         ServerStartError: The server did not start, or did not exit with 0.
         DragomanError: A request failed unexpectedly.
     """
-    console.print("Starting dragoman-serve with the shipped model ...")
+    console.print("Starting dragoman-serve with the shipped models ...")
     with LocalServer() as server, Client(server.address) as client:
         console.print(f"Ready after {server.start_seconds:.1f} s at {server.address}")
         console.print(f"Metrics at http://{LOOPBACK}:{server.metrics_port}/metrics")
@@ -133,6 +149,8 @@ def demo(console: Console) -> None:
             show(client, console)
         console.print(Rule("GenerateBatch", align="left"))
         show_batch(client, console)
+        console.print(Rule(f"Another model of the same server: {OTHER_MODEL}", align="left"))
+        show_other_model(client, console)
         console.print(Rule("Metrics", align="left"))
         show_metrics(server, console)
         console.print(Rule("Stopping", align="left"))

@@ -1,4 +1,4 @@
-"""Servers of g2p-en alone: most tests ask for words, and de-en, the default of the shipped models, takes sentences."""
+"""Servers of g2p-en alone: most tests ask for words, and need not wait until de-en, which also ships, is loaded."""
 
 import os
 from pathlib import Path

@@ -50,7 +50,7 @@ def test_wheel_contains_packages_data_and_licences(wheel: Path) -> None:
         if path.is_file()
     }
     expected |= {"dragoman/v1/generation.proto", "dragoman/v1/generation_pb2_grpc.py", "dragoman_server/server.yaml"}
-    assert "dragoman_server/bundles/g2p-en/manifest.json" in expected
+    assert {f"dragoman_server/bundles/{name}/1/manifest.json" for name in ("de-en", "g2p-en")} <= expected
     assert expected <= names
     assert {"LICENSE", "NOTICE"} <= {Path(name).name for name in names if ".dist-info/" in name}
     top = {name.split("/")[0] for name in names}

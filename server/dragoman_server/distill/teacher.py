@@ -107,6 +107,7 @@ class Teacher:
             length_penalty=wishes.length_penalty,
             early_stopping=early,
             max_new_tokens=wishes.max_new_tokens,
+            use_shortlist=False,  # a student should learn from all that the teacher knows
         )
         if beam == 1:
             return self.model.search(options, without=(*BEAM, *SAMPLING, "num_hypotheses"))

@@ -40,7 +40,6 @@ pytestmark = pytest.mark.timeout(900)
 INSTALLED = """
 import importlib.metadata as metadata, json, os, pathlib, sys
 import dragoman_server.process.app, dragoman_server.process.cli, dragoman_server.workers.worker_main
-from tests.support.bundles import SHIPPED_G2P
 modules = [module.__spec__ for module in sys.modules.values() if module.__spec__ and module.__spec__.cached]
 print(json.dumps({
     "packages": {each.name: each.version for each in metadata.distributions()},

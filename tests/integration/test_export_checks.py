@@ -215,7 +215,7 @@ def test_quantized_bundles_report_their_cost_and_are_checked_too(quantized: Path
     assert loss["wider"] == {}
     operators = manifest.training["operators"]
     assert "Gemm" not in operators["encoder.onnx"]
-    assert operators["decoder.onnx"]["Gemm"] == 1, "that of shortlists, whose rows are gathered"
+    assert "Gemm" not in operators["decoder.onnx"]
     document = manifest.parity
     assert document["fp32"]["largest_difference"] <= 1e-4, "the graphs were checked in fp32 first"
     assert document["reference"] == "scorer.onnx"

@@ -215,7 +215,8 @@ def test_quantized_bundles_report_their_cost_and_are_checked_too(quantized: Path
     assert loss["wider"] == {}
     operators = manifest.training["operators"]
     assert "Gemm" not in operators["encoder.onnx"]
-    assert "Gemm" not in operators["decoder.onnx"]
+    shortlists = 0 if precision == "int8" else 1  # products in fp32; int8 multiplies integers there, too
+    assert operators["decoder.onnx"].get("Gemm", 0) == shortlists
     document = manifest.parity
     assert document["fp32"]["largest_difference"] <= 1e-4, "the graphs were checked in fp32 first"
     assert document["reference"] == "scorer.onnx"

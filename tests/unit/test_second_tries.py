@@ -61,7 +61,7 @@ def run(folder: Path, processes: int, ci: str, **files: str) -> tuple[dict[str, 
         for name, content in files.items():
             (folder / "tests" / tier / f"test_{name}.py").write_text(content)
     (folder / "tests" / "support").mkdir()
-    for name in ("conftest.py", "support/shared_work.py"):
+    for name in ("conftest.py", "support/bundles.py", "support/servers.py", "support/shared_work.py"):
         shutil.copy(ROOT / "tests" / name, folder / "tests" / name)
     command = [sys.executable, "-m", "pytest", f"--numprocesses={processes}", "--dist=loadfile", "tests"]
     done = subprocess.run(

@@ -14,7 +14,7 @@ def serving_g2p(*arguments: str | Path) -> tuple[str, ...]:
 
 
 class G2PServer(LocalServer):
-    """A LocalServer of g2p-en, unless it is told to serve other models."""
+    """A LocalServer of g2p-en, unless its arguments name other models."""
 
     def __init__(self, *arguments: str, log: Path | None = None, **options: object) -> None:
         super().__init__(*serving_g2p(*arguments), log=log, **options)  # type: ignore[arg-type]

@@ -115,7 +115,7 @@ def _stop_on_signals() -> threading.Event:
     """Returns an event that the first SIGTERM or Ctrl-C sets; a second one ends the process as usual.
 
     NOTE: Python runs a handler between two of its own instructions, but a library may keep the main thread for minutes.
-    So a thread hears of signals too.
+    A thread of its own therefore waits for signals, too.
     """
     stop = threading.Event()
     heard, told = socket.socketpair()

@@ -58,13 +58,13 @@ def random_number(rng: np.random.Generator, *formats: str) -> tuple[str, ...]:
     """
     kind = rng.random()
     if kind < 0.2:
-        digits = _digits(rng, int(rng.integers(8, 21)))
+        digits = random_digits(rng, int(rng.integers(8, 21)))
         if rng.random() < 0.5:
             size = int(rng.integers(2, 5))
             digits = " ".join(digits[i : i + size] for i in range(0, len(digits), size))
         return tuple(digits for _ in formats)
     whole = int(rng.integers(10 ** int(rng.integers(1, 9))))
-    decimals = _digits(rng, int(rng.integers(1, 3))) if kind < 0.6 else ""
+    decimals = random_digits(rng, int(rng.integers(1, 3))) if kind < 0.6 else ""
     grouped = rng.random() < 0.7
     return tuple(_write(whole, decimals, thousands=f[1], decimal_mark=f[5], grouped=grouped) for f in formats)
 
@@ -93,7 +93,7 @@ def _code(rng: np.random.Generator) -> str:
     """Returns a code such as DE44 5001, AB-1234 or X7K29."""
     letters = "".join(_pick(rng, _CAPITALS) for _ in range(_count(rng, 3)))
     separator = ("", "-", " ", "/")[int(rng.integers(4))]
-    return letters + separator + _digits(rng, int(rng.integers(1, 9)))
+    return letters + separator + random_digits(rng, int(rng.integers(1, 9)))
 
 
 def _address(rng: np.random.Generator) -> str:
@@ -109,7 +109,8 @@ def _address(rng: np.random.Generator) -> str:
     return patterns[int(rng.integers(len(patterns)))]
 
 
-def _digits(rng: np.random.Generator, count: int) -> str:
+def random_digits(rng: np.random.Generator, count: int) -> str:
+    """Returns `count` random digits."""
     return "".join(_DIGITS[i] for i in rng.integers(10, size=count).tolist())
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from dragoman_training.data.foreign_text import random_digits
+
 TEMPLATES = Path(__file__).parents[1] / "recipes" / "de-en.numbers.tsv"
 _SLOT = re.compile(r"\{(\w+?)(2?)\}")
 _MONTHS = (
@@ -98,28 +100,28 @@ def _account(rng: np.random.Generator) -> Texts:
     kind = rng.random()
     if kind < 0.4:
         country = ("DE", "AT", "CH", "FR", "NL")[int(rng.integers(5))]
-        digits = _digits(rng, 20)
+        digits = random_digits(rng, 20)
         blocks = [country + digits[:2], *(digits[i : i + 4] for i in range(2, 20, 4))]
         text = (" " if rng.random() < 0.7 else "").join(blocks)
     elif kind < 0.6:
         size = int(rng.integers(2, 5))
-        text = " ".join(_digits(rng, size) for _ in range(int(rng.integers(2, 6))))
+        text = " ".join(random_digits(rng, size) for _ in range(int(rng.integers(2, 6))))
     else:
-        text = _digits(rng, int(rng.integers(5, 17)))
+        text = random_digits(rng, int(rng.integers(5, 17)))
     return text, text
 
 
 def _phone(rng: np.random.Generator) -> Texts:
     area = ("030", "040", "089", "+49 170", "+43 1", "0221", "(0711)")[int(rng.integers(7))]
     separator = (" ", "-", "/")[int(rng.integers(3))]
-    text = f"{area}{separator}{_digits(rng, int(rng.integers(5, 9)))}"
+    text = f"{area}{separator}{random_digits(rng, int(rng.integers(5, 9)))}"
     return text, text
 
 
 def _code(rng: np.random.Generator) -> Texts:
     letters = "".join(chr(int(c)) for c in rng.integers(ord("A"), ord("Z") + 1, size=int(rng.integers(1, 5))))
     separator = ("-", " ", "", "/")[int(rng.integers(4))]
-    text = f"{letters}{separator}{_digits(rng, int(rng.integers(2, 8)))}"
+    text = f"{letters}{separator}{random_digits(rng, int(rng.integers(2, 8)))}"
     return text, text
 
 
@@ -143,10 +145,6 @@ def _small(rng: np.random.Generator) -> Texts:
 def _year(rng: np.random.Generator) -> Texts:
     text = str(int(rng.integers(1000, 2100)))
     return text, text
-
-
-def _digits(rng: np.random.Generator, count: int) -> str:
-    return "".join(map(str, rng.integers(10, size=count).tolist()))
 
 
 _KINDS = {

@@ -79,7 +79,7 @@ def read_systems(references: Path, a: Path, b: Path) -> tuple[list[str], list[st
     Raises:
         DataError: A file cannot be read, or they do not fit together.
     """
-    files = {path: _read(path) for path in (references, a, b)}
+    files = {path: read_answers(path) for path in (references, a, b)}
     expected, *systems = (files[path] for path in (references, a, b))
     if all(source is not None for lines in files.values() for source, _ in lines):
         texts: dict[str | None, list[str]] = {}
@@ -100,7 +100,12 @@ def read_systems(references: Path, a: Path, b: Path) -> tuple[list[str], list[st
     return first, second, [[text] for _, text in expected]
 
 
-def _read(path: Path) -> list[tuple[str | None, str]]:
+def read_answers(path: Path) -> list[tuple[str | None, str]]:
+    """Reads lines of a text, or of source<TAB>text as in RUN/test_answers.tsv.
+
+    Raises:
+        DataError: The file is empty or cannot be read.
+    """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:

@@ -13,7 +13,8 @@ from pathlib import Path
 from sacrebleu.metrics.bleu import BLEU, BLEUScore
 from sacremoses import MosesTokenizer
 
-from dragoman_training.errors import DataError, TrainingError
+from dragoman_training.errors import TrainingError
+from dragoman_training.evaluation.compare import read_answers
 
 
 def tokenized_bleu(
@@ -41,14 +42,6 @@ def tokenized_bleu(
     return score
 
 
-def _read_lines(path: Path) -> list[str]:
-    """Reads a text per line; of a line with tabs, as in RUN/test_answers.tsv, the last field."""
-    try:
-        return [line.rpartition("\t")[2] for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read ({error})") from None
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command and returns its exit status."""
     parser = argparse.ArgumentParser(
@@ -60,7 +53,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--lowercase", action="store_true", help="lower-case both first")
     options = parser.parse_args(arguments)
     try:
-        answers, references = _read_lines(options.answers), _read_lines(options.references)
+        answers, references = (
+            [text for _, text in read_answers(path)] for path in (options.answers, options.references)
+        )
         score = tokenized_bleu(answers, references, options.language, lowercase=options.lowercase)
     except (TrainingError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)

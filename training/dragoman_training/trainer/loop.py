@@ -135,7 +135,7 @@ class Trainer:
         delete_checkpoints(self.run, keep)
 
     def save_overdue(self) -> int:
-        """Saves the last step that is done, from another thread, in the midst of whatever this one does.
+        """Saves the last step that is done, from another thread, whatever this one is doing.
 
         No step is done from then on, since the lock is kept: the caller ends the process.
 
@@ -145,7 +145,7 @@ class Trainer:
         self.learner.lock.acquire()
         if self.step in checkpoint_steps(self.run) or not self.learner.is_finite():
             return max(checkpoint_steps(self.run), default=0)
-        # In the midst of a step, its batches and random numbers are to be drawn again.
+        # During a step, its batches and random numbers are to be drawn again.
         state = self.learner.state() | {"epoch": self.epoch, "position": self.position}
         begin_step, begin = self._begin
         save_state(checkpoint_path(self.run, self.step), state | (begin if begin_step == self.step else {}))

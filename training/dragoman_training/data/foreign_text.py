@@ -26,6 +26,9 @@ _SCRIPTS = (
 _SYMBOLS = ((0x2190, 0x21FF), (0x2600, 0x27BF), (0x1F300, 0x1F5FF), (0x1F600, 0x1F64F), (0x1F680, 0x1F6FF))
 _MORE_SYMBOLS = ((0x1F900, 0x1F9FF), (0x1FA70, 0x1FAFF), (0x2030, 0x205E), (0x20A0, 0x20BF), (0x2200, 0x22FF))
 _REGIONAL_A = 0x1F1E6  # two regional indicators make a flag
+_PEOPLE, _HANDS = "👦👧👨👩👴👵🧑", "👋👌👍👎👏👐🙏💪🤝👆"
+_SKIN_TONES = "🏻🏼🏽🏾🏿"
+_JOINER = "\u200d"  # of several pictographs into one
 _VOWELS, _CONSONANTS = "aeiouy", "bcdfghjklmnprstvwxz"
 _CAPITALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _DIGITS = "0123456789"
@@ -75,9 +78,14 @@ def _write(whole: int, decimals: str, *, thousands: str, decimal_mark: str, grou
 
 
 def _symbol(rng: np.random.Generator) -> str:
-    """Returns a symbol, some with the selector of its coloured form, or a flag."""
-    if rng.random() < 0.05:
+    """Returns a symbol, some with the selector of its coloured form, a flag, a hand, or one or several people."""
+    kind = rng.random()
+    if kind < 0.05:
         return "".join(chr(_REGIONAL_A + int(i)) for i in rng.integers(26, size=2))
+    if kind < 0.1:
+        return _pick(rng, _HANDS) + _pick(rng, _SKIN_TONES)
+    if kind < 0.15:
+        return _JOINER.join(_pick(rng, _PEOPLE) for _ in range(int(rng.integers(1, 4))))
     ranges = _SYMBOLS if rng.random() < 0.8 else _MORE_SYMBOLS
     first, last = ranges[int(rng.integers(len(ranges)))]
     return chr(int(rng.integers(first, last + 1))) + ("\ufe0f" if rng.random() < 0.15 else "")

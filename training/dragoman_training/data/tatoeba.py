@@ -24,7 +24,7 @@ ATTRIBUTION = """Sentence pairs of the Tatoeba Project, https://tatoeba.org, as 
 under CC BY 2.0, https://creativecommons.org/licenses/by/2.0/fr/
 """
 HELD_OUT = 2000  # English sentences of dev, and of test
-NUMBER_SENTENCES = 8_000
+NUMBER_SENTENCES = 24_000
 
 
 def read_archive(path: Path) -> list[tuple[str, str]]:

@@ -17,6 +17,7 @@ from dragoman_training.optimization.freeze import count_parameters
 from dragoman_training.optimization.learner import Learner
 from dragoman_training.recipe import Recipe, TrainingConfig
 from dragoman_training.run.start import Start, write_start
+from dragoman_training.trainer.time_left import evaluations_left
 
 LARGEST_STEPS = 3  # with the largest batch, to see the most memory
 TIMED_STEPS = 12  # with batches of all sizes ...
@@ -84,7 +85,8 @@ def dry_run(
             if stop():
                 return
             seconds.append(make_step(sample[len(seconds)]))
-        _show_time(recipe.training, statistics.mean(seconds), bool(data.dev), echo)
+        trained = sum(len(pairs[i].target) for shape in sample[: len(seconds)] for i in batches[shape.number])
+        _show_time(recipe, data, statistics.mean(seconds), trained / sum(seconds), echo)
 
 
 def _shape(number: int, pairs: Sequence[EncodedPair]) -> Shape:
@@ -136,10 +138,24 @@ def _build(
     return learner
 
 
-def _show_time(config: TrainingConfig, seconds: float, has_dev: bool, echo: Callable[[str], None]) -> None:
+def _show_time(recipe: Recipe, data: TrainingData, seconds: float, speed: float, echo: Callable[[str], None]) -> None:
+    """Shows how long the steps and the evaluations would take.
+
+    Args:
+        seconds: Time of one batch.
+        speed: Target tokens trained a second.
+    """
+    config = recipe.training
     step = seconds * config.accumulate
-    total = step * config.steps
-    length = f"{total / 3600:.1f} h" if total > 5400 else f"{total / 60:.1f} min"
-    evaluations = -(-config.steps // config.evaluate_every) if has_dev else 0
-    rest = f", and {evaluations} evaluations on dev come on top" if evaluations else ""
-    echo(f"{1 / step:.2f} steps/s: the {config.steps:,} steps would take {length}{rest}")
+    echo(f"{1 / step:.2f} steps/s: the {config.steps:,} steps would take {_length(step * config.steps)}")
+    evaluations = -(-config.steps // config.evaluate_every) + 1 if data.dev else 0
+    names = [f"{evaluations} on dev"] * bool(evaluations) + ["1 on test"] * bool(data.test_pairs)
+    if names:
+        time_of_all = evaluations_left(recipe, data, [], 0, speed)
+        echo(f"evaluations ({' and '.join(names)}) would take another {_length(time_of_all)} or so")
+
+
+def _length(seconds: float) -> str:
+    if seconds < 60:
+        return f"{max(seconds, 1):.0f} s"
+    return f"{seconds / 3600:.1f} h" if seconds > 5400 else f"{seconds / 60:.1f} min"

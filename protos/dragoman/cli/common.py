@@ -28,6 +28,8 @@ BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 _PANEL = "Server"
 
+Command = Callable[..., None]
+
 Model = Annotated[
     str, typer.Option(metavar="NAME", help="Model to use. Default: the server's default.", rich_help_panel=_PANEL)
 ]
@@ -133,41 +135,45 @@ class Server:
         }
 
 
-def with_server_options(timeout: float) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_options(argument: str, group: type, **defaults: Any) -> Callable[[Command], Command]:
+    """Returns a decorator that adds the fields of a dataclass as options of a command.
+
+    Args:
+        argument: Argument by which the command takes the dataclass; its options stand in its place.
+        group: The dataclass; every field has a default.
+        defaults: Other defaults, by field.
+    """
+
+    def decorate(command: Command) -> Command:
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        options = [
+            inspect.Parameter(name, keyword, default=defaults.get(name, getattr(group, name)), annotation=annotation)
+            for name, annotation in inspect.get_annotations(group, eval_str=True).items()
+        ]
+        parameters: list[inspect.Parameter] = []
+        for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
+            parameters += options if name == argument else [parameter.replace(kind=keyword)]
+
+        @functools.wraps(command)
+        def run(**arguments: Any) -> None:
+            chosen = group(**{option.name: arguments.pop(option.name) for option in options})
+            command(**{argument: chosen}, **arguments)
+
+        del run.__wrapped__  # typer would inspect the wrapped function instead
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return run
+
+    return decorate
+
+
+def with_server_options(timeout: float) -> Callable[[Command], Command]:
     """Returns a decorator that adds the fields of Server as options; the command takes them as the argument `server`.
 
     Args:
         timeout: Default of --timeout, in seconds.
     """
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        options = [
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=timeout if name == "timeout" else getattr(Server, name),
-                annotation=annotation,
-            )
-            for name, annotation in inspect.get_annotations(Server, eval_str=True).items()
-        ]
-        parameters = inspect.signature(command, eval_str=True).parameters
-        own = [
-            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for name, parameter in parameters.items()
-            if name != "server"
-        ]
-
-        @functools.wraps(command)
-        def run(**arguments: Any) -> None:
-            server = Server(**{option.name: arguments.pop(option.name) for option in options})
-            command(server=server, **arguments)
-
-        del run.__wrapped__  # typer would inspect the wrapped function instead
-        run.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
-        run.__annotations__ = {parameter.name: parameter.annotation for parameter in [*own, *options]}
-        return run
-
-    return decorate
+    return with_options("server", Server, timeout=timeout)
 
 
 @contextmanager

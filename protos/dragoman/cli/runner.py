@@ -5,7 +5,6 @@ import os
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from dragoman.aio import AsyncClient
 from dragoman.cli.common import Server, error_message
@@ -216,36 +215,3 @@ async def _chunks(descriptor: int) -> AsyncIterator[bytes]:
 
 def _decoded(line: bytes) -> str:
     return line.removesuffix(b"\r").decode(errors="surrogateescape")
-
-
-def parse_ids(text: str, option: str) -> list[int]:
-    """Parses token ids, separated by spaces or commas.
-
-    Raises:
-        ValueError: One of them is not an integer.
-    """
-    try:
-        return [int(word) for word in text.replace(",", " ").split()]
-    except ValueError:
-        raise ValueError(f'{option}: expected token ids, as in "5 17", got {text!r}') from None
-
-
-def read_ids(file: Path) -> list[int]:
-    """Reads the ids at the start of each line of a file; the rest of a line is ignored, as in `dragoman tokenize`.
-
-    Raises:
-        ValueError: A line starts with something else, or the file cannot be read.
-    """
-    try:
-        lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
-    except OSError as error:
-        raise ValueError(f"{file} can't be read: {error.strerror}") from None
-    ids = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            ids.append(int(line.split()[0]))
-        except ValueError:
-            raise ValueError(f"{file}, line {number}: expected a token id, got {line.split()[0]!r}") from None
-    return ids

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dragoman.bulk.errors import BulkError, StoppedError
 from dragoman_server.config import ServerConfig
 from dragoman_server.core.requests import FinishReason, HypothesisResult
 from dragoman_server.distill.choose import Candidate, candidate, closeness, merge
@@ -14,7 +15,6 @@ from dragoman_server.distill.lines import repeats, unfit
 from dragoman_server.distill.options import DistillOptions
 from dragoman_server.distill.run import Counts, distill
 from dragoman_server.distill.teacher import SearchWishes
-from dragoman_server.offline.errors import OfflineError, StoppedError
 from dragoman_training.data.corpus import BadLines, read_pairs
 from tests.support.bundles import SHIPPED_G2P, altered_copy, edit_manifest
 
@@ -110,7 +110,7 @@ def test_the_closest_candidate_to_the_reference(tmp_path: Path) -> None:
 def test_options_that_a_teacher_can_not_follow_leave_no_files(
     tmp_path: Path, options: dict[str, Any], sentence: str
 ) -> None:
-    with pytest.raises(OfflineError, match=re.escape(sentence)):
+    with pytest.raises(BulkError, match=re.escape(sentence)):
         run(tmp_path, "speech", **options)
     assert [path.name for path in tmp_path.iterdir()] == ["sources.txt"]
 
@@ -118,7 +118,7 @@ def test_options_that_a_teacher_can_not_follow_leave_no_files(
 def test_the_sources_are_never_overwritten(tmp_path: Path) -> None:
     sources = tmp_path / "out.tsv"
     sources.write_text("speech\n")
-    with pytest.raises(OfflineError, match=r"out.tsv is one of the sources; name another file to write"):
+    with pytest.raises(BulkError, match=r"out.tsv is one of the sources; name another file to write"):
         run(tmp_path, "speech\n", name="out.tsv")
     assert sources.read_text() == "speech\n"
 
@@ -152,7 +152,7 @@ def test_languages_are_those_of_the_teacher(tmp_path: Path) -> None:
         "format_version": 4,
     }
     bundle = altered_copy(SHIPPED_G2P, tmp_path / "forced", edit_manifest(lambda document: document.update(forced)))
-    with pytest.raises(OfflineError, match=r"--target-language is missing: the model needs a target language, one of"):
+    with pytest.raises(BulkError, match=r"--target-language is missing: the model needs a target language, one of"):
         run(tmp_path, "speech", [bundle])
     lines, *_ = run(tmp_path, "speech", [bundle], target_language="de")
     several, *_ = run(tmp_path, "speech", [bundle] * 2, target_language="de", search=SearchWishes(5))
@@ -218,5 +218,5 @@ def test_candidates_of_several_teachers_alternate() -> None:
 
 def test_sacrebleu_is_asked_for_only_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "sacrebleu.metrics.bleu", None)
-    with pytest.raises(OfflineError, match="--choose bleu needs the package sacrebleu: pip install sacrebleu"):
+    with pytest.raises(BulkError, match="--choose bleu needs the package sacrebleu: pip install sacrebleu"):
         closeness("bleu")

@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
+from dragoman.bulk.errors import StoppedError
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.config import ServerConfig
 from dragoman_server.core.requests import GenerationResult
-from dragoman_server.offline.errors import StoppedError
 from dragoman_server.offline.model import OfflineModel
 from dragoman_server.offline.scored import Scored
 from tests.support.bundles import SHIPPED_FP32

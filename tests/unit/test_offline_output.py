@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dragoman_server.offline.errors import OfflineError
-from dragoman_server.offline.output import Output
+from dragoman.bulk.errors import BulkError
+from dragoman.bulk.output import Output
 
 CONFIGURATION = {"--beam-size": 5, "--swap": False, "the sources": "a.txt with digest 12"}
 LINES = [f"line {number}\n".encode() for number in range(10)]
@@ -93,7 +93,7 @@ def test_what_was_begun_with_other_options_is_refused_by_their_names(tmp_path: P
         ({**CONFIGURATION, "--swap": True}, "--swap false, not true"),
         ({**CONFIGURATION, "the sources": "b.txt with digest 9"}, "the sources a.txt with digest 12, not b.txt with"),
     ):
-        with pytest.raises(OfflineError, match=sentence):
+        with pytest.raises(BulkError, match=sentence):
             Output(out, other)
     fresh = Output(out, {**CONFIGURATION, "--swap": True}, restart=True)
     assert (fresh.lines, fresh.state) == (0, {})
@@ -109,24 +109,24 @@ def test_nothing_stays_of_work_that_saved_nothing(tmp_path: Path) -> None:
 
 def test_files_that_do_not_fit_the_journal_are_refused(tmp_path: Path) -> None:
     out = tmp_path / "out.tsv"
-    with begun(out), pytest.raises(OfflineError, match="another process is writing it"):
+    with begun(out), pytest.raises(BulkError, match="another process is writing it"):
         Output(out, CONFIGURATION)
     partial, journal = tmp_path / "out.tsv.partial", tmp_path / "out.tsv.journal"
     partial.write_bytes(LINES[0][:-1])
-    with pytest.raises(OfflineError, match=r"out.tsv.partial is shorter than its journal says; use --restart"):
+    with pytest.raises(BulkError, match=r"out.tsv.partial is shorter than its journal says; use --restart"):
         Output(out, CONFIGURATION)
     journal.write_bytes(b"{\n" + journal.read_bytes())
-    with pytest.raises(OfflineError, match="is damaged; use --restart"):
+    with pytest.raises(BulkError, match="is damaged; use --restart"):
         Output(out, CONFIGURATION)
     other = tmp_path / "other.tsv"
     other.write_text("precious\n")
-    with pytest.raises(OfflineError, match=r"other.tsv exists, and no journal says how it was made"):
+    with pytest.raises(BulkError, match=r"other.tsv exists, and no journal says how it was made"):
         Output(other, CONFIGURATION)
     assert other.read_text() == "precious\n"
     assert not Path(f"{other}.journal").exists()
-    with pytest.raises(OfflineError, match=r"nowhere/out.tsv.journal: can't be written: No such file"):
+    with pytest.raises(BulkError, match=r"nowhere/out.tsv.journal: can't be written: No such file"):
         Output(tmp_path / "nowhere" / "out.tsv", CONFIGURATION)
-    with pytest.raises(OfflineError, match="is a directory; name a file"):
+    with pytest.raises(BulkError, match="is a directory; name a file"):
         Output(tmp_path, CONFIGURATION)
 
 
@@ -141,5 +141,5 @@ def test_finished_work_is_not_done_again(tmp_path: Path) -> None:
     records = [json.loads(line) for line in Path(f"{out}.journal").read_text().splitlines()]
     assert records[0]["configuration"] == CONFIGURATION
     out.unlink()
-    with pytest.raises(OfflineError, match="was finished, but is gone; use --restart"):
+    with pytest.raises(BulkError, match="was finished, but is gone; use --restart"):
         Output(out, CONFIGURATION)

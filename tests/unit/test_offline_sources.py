@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dragoman_server.offline import sources
-from dragoman_server.offline.errors import OfflineError
+from dragoman.bulk import text_lines
+from dragoman.bulk.errors import BulkError
 from dragoman_server.offline.sources import Layout, find_sources
 
 
@@ -16,7 +16,7 @@ def read(path: Path, layout: Layout = "auto", columns: tuple[int, int] = (1, 2))
 
 
 def test_plain_text_and_its_bad_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "MAX_LINE", 16)
+    monkeypatch.setattr(text_lines, "MAX_LINE", 16)
     content = b"\xef\xbb\xbfeins\r\n\n caf\xe9\n" + b"x" * 40 + b"\na\tb\nlast"
     expected = [
         ("eins", None, ""),
@@ -55,32 +55,32 @@ def test_a_recipe_names_its_training_files(tmp_path: Path) -> None:
     assert read(recipe) == [("Hund", "dog", ""), ("Katze", "cat", ""), ("Maus", "mouse", "")]
     assert [digest.path.name for digest in find_sources(recipe).digests(lambda: False)] == ["a.tsv", "b.de", "b.en"]
     (tmp_path / "b.en").write_text("cat\n")
-    with pytest.raises(OfflineError, match=r"b.en has 1 lines, but .*b.de 2: parallel files need equally many"):
+    with pytest.raises(BulkError, match=r"b.en has 1 lines, but .*b.de 2: parallel files need equally many"):
         find_sources(recipe).digests(lambda: False)
-    with pytest.raises(OfflineError, match=r"b.de or .*b.en has changed: one of them ends after 1 lines"):
+    with pytest.raises(BulkError, match=r"b.de or .*b.en has changed: one of them ends after 1 lines"):
         read(recipe)
     recipe.write_text("data:\n  train: [{file: a.tsv}]\n")
     assert read(recipe) == [("Hund", "dog", "")]
     for data in ("{train: [{file: a.tsv, columns: {source: 2, target: 1}}]}", "{train: [a.tsv], columns: {source: 2}}"):
         recipe.write_text(f"data: {data}\n")
-        with pytest.raises(OfflineError, match=r"data.columns of a recipe is not applied here; name the file"):
+        with pytest.raises(BulkError, match=r"data.columns of a recipe is not applied here; name the file"):
             read(recipe)
     recipe.write_text("data:\n  train: []\n")
-    with pytest.raises(OfflineError, match=r"expected a training recipe with the files of data.train"):
+    with pytest.raises(BulkError, match=r"expected a training recipe with the files of data.train"):
         read(recipe)
     recipe.write_text("data: [\n")
-    with pytest.raises(OfflineError, match="is not valid YAML"):
+    with pytest.raises(BulkError, match="is not valid YAML"):
         read(recipe)
 
 
 def test_files_that_can_not_be_read_are_named(tmp_path: Path) -> None:
-    with pytest.raises(OfflineError, match=r"nowhere.txt: there is no such file"):
+    with pytest.raises(BulkError, match=r"nowhere.txt: there is no such file"):
         read(tmp_path / "nowhere.txt")
     os.mkfifo(tmp_path / "pipe.txt")
     for path in (tmp_path, tmp_path / "pipe.txt"):
-        with pytest.raises(OfflineError, match=r"is not a regular file, which can be read once more"):
+        with pytest.raises(BulkError, match=r"is not a regular file, which can be read once more"):
             read(path)
     torn = tmp_path / "torn.txt.gz"
     torn.write_bytes(gzip.compress(bytes(range(256)) * 1000)[:-9])
-    with pytest.raises(OfflineError, match=r"torn.txt.gz: can't be read: Compressed file ended"):
+    with pytest.raises(BulkError, match=r"torn.txt.gz: can't be read: Compressed file ended"):
         read(torn, "text")

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from dragoman.bulk.errors import BulkError
 from dragoman_server.core.requests import FinishReason, HypothesisResult
 from dragoman_server.distill.lines import on_one_line, repeats, unfit
-from dragoman_server.offline.errors import OfflineError
 from dragoman_server.offline.scored import NOT_SCORED, Scored
 
 Choice = Literal["score", "bleu", "chrf"]
@@ -63,13 +63,13 @@ def closeness(choice: Choice) -> Closeness:
     """Returns a function from a candidate and a reference to their sentence BLEU or chrF.
 
     Raises:
-        OfflineError: sacrebleu is not installed.
+        BulkError: sacrebleu is not installed.
     """
     try:
         from sacrebleu.metrics.bleu import BLEU
         from sacrebleu.metrics.chrf import CHRF
     except ModuleNotFoundError:
-        raise OfflineError(f"--choose {choice} needs the package sacrebleu: pip install sacrebleu") from None
+        raise BulkError(f"--choose {choice} needs the package sacrebleu: pip install sacrebleu") from None
     metric = BLEU(effective_order=True) if choice == "bleu" else CHRF()
 
     def close(text: str, reference: str) -> float:

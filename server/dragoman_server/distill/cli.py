@@ -113,11 +113,11 @@ def run(
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from pydantic import ValidationError
 
+    from dragoman.bulk.errors import BulkError, StoppedError
     from dragoman_server.config import ServerConfig
     from dragoman_server.distill.options import DistillOptions
     from dragoman_server.distill.run import distill
     from dragoman_server.distill.teacher import MAX_BEAM_SIZE, SearchWishes
-    from dragoman_server.offline.errors import OfflineError, StoppedError
     from dragoman_server.telemetry.logs import configure_logs
 
     several = len(teachers) > 1 or choose != "score"
@@ -158,7 +158,7 @@ def run(
         first = error.errors()[0]
         flag = str(first["loc"][0]).replace("_", "-") if first["loc"] else ""
         _fail(f"--{flag}: {first['msg']}" if flag else first["msg"], WRONG_USAGE)
-    except OfflineError as error:
+    except BulkError as error:
         _fail(str(error), FAILED)
     except StoppedError:
         print(f"dragoman-distill: stopped; the same command goes on from what is saved beside {out}", file=sys.stderr)

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dragoman.bulk.text_lines import FileDigest
 from dragoman_server.distill.choose import Choice
 from dragoman_server.distill.teacher import SearchWishes, identify
-from dragoman_server.offline.sources import FileDigest, Layout
+from dragoman_server.offline.sources import Layout
 
 WINDOW = 4096
 
@@ -51,7 +52,7 @@ class DistillOptions:
         """Returns all that the output depends on, by the names on the command line.
 
         Raises:
-            OfflineError: A teacher is not a bundle.
+            BulkError: A teacher is not a bundle.
         """
         return {
             "the teachers": ", ".join(map(identify, self.teachers)),

@@ -8,6 +8,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from dragoman.bulk.errors import BulkError, StoppedError
+from dragoman.bulk.output import Output
+from dragoman.bulk.progress import Meter
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.config import ServerConfig
 from dragoman_server.distill.choose import Candidate, closeness, merge
@@ -15,10 +18,7 @@ from dragoman_server.distill.lines import unfit
 from dragoman_server.distill.options import DistillOptions
 from dragoman_server.distill.teacher import Teacher
 from dragoman_server.messages.languages import FIELDS
-from dragoman_server.offline.errors import OfflineError, StoppedError
-from dragoman_server.offline.output import Output
 from dragoman_server.offline.pipeline import run_pipeline
-from dragoman_server.offline.progress import Meter
 from dragoman_server.offline.scored import Ids
 from dragoman_server.offline.sources import SourceLine, find_sources
 from dragoman_server.offline.tickets import Answer, Ticket
@@ -137,7 +137,7 @@ class Distillation:
 
         Raises:
             StoppedError: The work should stop.
-            OfflineError: An engine has failed.
+            BulkError: An engine has failed.
         """
         if self._should_stop():
             raise StoppedError
@@ -159,7 +159,7 @@ class Distillation:
         """Chooses for every line of a window, and writes it.
 
         Raises:
-            OfflineError: The output can't be written.
+            BulkError: The output can't be written.
         """
         output, bad, counts = [], [], self.counts
         candidates = asked.ranked
@@ -285,12 +285,12 @@ def distill(options: DistillOptions, config: ServerConfig, should_stop: Callable
         What became of all lines.
 
     Raises:
-        OfflineError: The options, a file or a teacher can't be used.
+        BulkError: The options, a file or a teacher can't be used.
         StoppedError: `should_stop` returned True; what has been saved stays.
     """
     sources = find_sources(options.sources, options.layout, options.source_column, options.reference_column)
     if any(options.out.exists() and path.exists() and path.samefile(options.out) for path in sources.paths):
-        raise OfflineError(f"{options.out} is one of the sources; name another file to write")
+        raise BulkError(f"{options.out} is one of the sources; name another file to write")
     digests = sources.digests(should_stop)
     first = {file.path for file in sources.files}  # of parallel files only the sources count
     total = sum(digest.lines for digest in digests if digest.path in first)
@@ -307,7 +307,7 @@ def distill(options: DistillOptions, config: ServerConfig, should_stop: Callable
         for name in FIELDS.values():
             if languages.HasField(name) and not any(teacher.model.languages.HasField(name) for teacher in teachers):
                 flag, side = f"--{name.replace('_', '-')}", name.removesuffix("_language")
-                raise OfflineError(f"{flag} is set, but no teacher has a choice of {side} languages")
+                raise BulkError(f"{flag} is set, but no teacher has a choice of {side} languages")
         lines = islice(sources.lines(), output.lines, None)
         work = Distillation(options, teachers, lines, output, should_stop)
         with Meter(total, output.lines, work.measure):

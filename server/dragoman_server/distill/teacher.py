@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 
+from dragoman.bulk.errors import BulkError
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.bundle.load import BundleError, load_manifest
 from dragoman_server.bundle.manifest import MANIFEST_FILE
@@ -15,7 +16,6 @@ from dragoman_server.core.requests import GenerationResult
 from dragoman_server.core.search_options import SearchOptions
 from dragoman_server.distill.choose import Candidate, candidate
 from dragoman_server.messages.default_options import BEAM, SAMPLING
-from dragoman_server.offline.errors import OfflineError
 from dragoman_server.offline.model import OfflineModel
 from dragoman_server.offline.scored import Ids
 from dragoman_server.offline.tickets import Answer, Ticket
@@ -48,7 +48,7 @@ class Teacher:
         languages: An input without text, with the languages of all sources.
 
     Raises:
-        OfflineError: The bundle, the device, a language or an option can't be used.
+        BulkError: The bundle, the device, a language or an option can't be used.
     """
 
     def __init__(self, path: Path, config: ServerConfig, languages: pb.Input, wishes: SearchWishes) -> None:
@@ -69,7 +69,7 @@ class Teacher:
 
         Raises:
             StoppedError: `should_stop` returned True.
-            OfflineError: An engine has failed.
+            BulkError: An engine has failed.
         """
         found = zip(_longest_first(sources), self.model.engines.wait(ticket, should_stop), strict=True)
         return [answer for _, answer in sorted(found, key=itemgetter(0))]
@@ -78,7 +78,7 @@ class Teacher:
         """Returns the candidates of each source, best first, or why there are none.
 
         Raises:
-            OfflineError: An engine has failed.
+            BulkError: An engine has failed.
         """
         results = [answer for answer in answers if isinstance(answer, GenerationResult)]
         texts = iter(self.model.decode([hypothesis.ids for result in results for hypothesis in result.hypotheses]))
@@ -90,7 +90,7 @@ class Teacher:
             elif isinstance(answer, OutOfMemoryError):
                 found.append("the device has not enough memory for it")
             else:
-                raise OfflineError(f"{self.model.manifest.name}: {answer}")
+                raise BulkError(f"{self.model.manifest.name}: {answer}")
         return found
 
     def _search(self, wishes: SearchWishes) -> SearchOptions:
@@ -99,7 +99,7 @@ class Teacher:
         beam = wishes.beam_size or max(default, wishes.candidates or 1)
         candidates = wishes.candidates or beam
         if candidates > beam:
-            raise OfflineError(f"--candidates and --keep can be at most --beam-size, which is {beam}")
+            raise BulkError(f"--candidates and --keep can be at most --beam-size, which is {beam}")
         early = wishes.early_stopping
         if early is None and candidates > 1 and not (own.HasField("stopping") or own.HasField("early_stopping")):
             early = True  # else it goes on until the last candidate can't be beaten either: four times as long
@@ -123,11 +123,11 @@ def identify(path: Path) -> str:
     """Returns name and version of a bundle, and the SHA-256 of its manifest, which has the digests of all its files.
 
     Raises:
-        OfflineError: The directory is not a bundle.
+        BulkError: The directory is not a bundle.
     """
     try:
         root, manifest = load_manifest(path)
         digest = hashlib.sha256((root / MANIFEST_FILE).read_bytes()).hexdigest()
     except (BundleError, OSError) as error:
-        raise OfflineError(str(error)) from None
+        raise BulkError(str(error)) from None
     return f"{manifest.name} version {manifest.version} with manifest {digest}"

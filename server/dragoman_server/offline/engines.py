@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from dragoman.bulk.errors import BulkError, StoppedError
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.core.errors import EngineError
 from dragoman_server.core.requests import GenerationRequest, GenerationResult
@@ -18,7 +19,6 @@ from dragoman_server.engine.memory_budget import rows_for
 from dragoman_server.engine.scheduler import Scheduler
 from dragoman_server.engine.shared_queue import SharedQueue
 from dragoman_server.offline.batch_threads import BatchThreads, fits_batches
-from dragoman_server.offline.errors import OfflineError, StoppedError
 from dragoman_server.offline.tickets import Answer, Place, Ticket
 from dragoman_server.offline.unmeasured import Unmeasured
 from dragoman_server.runtime.device import first_line
@@ -103,7 +103,7 @@ class OfflineEngines:
 
         Raises:
             StoppedError: `should_stop` returned True.
-            OfflineError: An engine has failed.
+            BulkError: An engine has failed.
         """
         self._wait(ticket, should_stop)
         answers = [answer for answer in ticket.answers if answer is not None]
@@ -163,7 +163,7 @@ class OfflineEngines:
                 break
         if self._failure is not None:
             name, detail = type(self._failure).__name__, first_line(self._failure)
-            raise OfflineError(f"{self._bundle.path}: an engine failed: {name}: {detail}")
+            raise BulkError(f"{self._bundle.path}: an engine failed: {name}: {detail}")
 
     def _take_events(self, events: list[tuple[Job, Event]]) -> None:
         """Takes the events of a step. Called in the engines' threads."""

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+from dragoman.bulk.errors import BulkError, StoppedError
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.bundle.load import BundleError, load_bundle
 from dragoman_server.config import ServerConfig
@@ -20,7 +21,6 @@ from dragoman_server.messages.imported_ids import text_encoders
 from dragoman_server.messages.languages import FIELDS
 from dragoman_server.messages.limits import request_limits, token_limits
 from dragoman_server.offline.engines import OfflineEngines
-from dragoman_server.offline.errors import OfflineError, StoppedError
 from dragoman_server.offline.scored import Ids, Scored
 from dragoman_server.runtime.device import DeviceError, WorkerLostError
 from dragoman_server.runtime.scorer_session import ScorerSession
@@ -44,7 +44,7 @@ class OfflineModel:
         sha256: Digest of its manifest, which names the digests of all its files.
 
     Raises:
-        OfflineError: The bundle, the device or a language can't be used.
+        BulkError: The bundle, the device or a language can't be used.
     """
 
     def __init__(self, path: Path, config: ServerConfig, languages: pb.Input | None = None) -> None:
@@ -55,7 +55,7 @@ class OfflineModel:
             self.defaults = read_defaults(bundle.manifest)
             self.engines = OfflineEngines(bundle, engine_options(config))
         except (BundleError, DeviceError, WorkerLostError) as error:
-            raise OfflineError(str(error)) from None
+            raise BulkError(str(error)) from None
         self.manifest = bundle.manifest
         self._bundle, self._path = bundle, path
         self._languages, self._sources, self._targets = text_encoders(bundle)
@@ -83,7 +83,7 @@ class OfflineModel:
             without: Options whose defaults do not count.
 
         Raises:
-            OfflineError: An option is out of range, or contradicts another.
+            BulkError: An option is out of range, or contradicts another.
         """
         defaults = self.defaults.within(self._limits)
         for name in without:
@@ -92,7 +92,7 @@ class OfflineModel:
         try:
             search = asyncio.run(read_options(complete, details, self._targets, self._limits, defaults))
         except ApiError as error:
-            raise OfflineError(f"{self._path}: {_as_flag(error.message)}") from None
+            raise BulkError(f"{self._path}: {_as_flag(error.message)}") from None
         if self._forced is None:
             return search
         return replace(search, conventions=replace(search.conventions, forced_first=self._forced))
@@ -164,7 +164,7 @@ class OfflineModel:
             self._languages.frame(source, "")
             return self._languages.forced_first(source, "")
         except ApiError as error:
-            raise OfflineError(f"{self._path}: {_as_flag(error.message)}") from None
+            raise BulkError(f"{self._path}: {_as_flag(error.message)}") from None
 
     def _encode_targets(self, targets: Sequence[str]) -> list[tuple[int, ...] | None]:
         forced = () if self._forced is None else (self._forced,)

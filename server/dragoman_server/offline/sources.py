@@ -1,27 +1,20 @@
 """Reads source texts line by line: plain text, tab-separated or parallel files, gzip-compressed or not."""
 
-import gzip
-import hashlib
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple, TypeVar, get_args
+from typing import Literal, NamedTuple, get_args
 
 import yaml
 
-from dragoman_server.offline.errors import OfflineError, StoppedError
+from dragoman.bulk.errors import BulkError
+from dragoman.bulk.text_lines import FileDigest, counted, decoded, digest_of, guarded, opened, raw_lines
 
 Layout = Literal["auto", "text", "tsv"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 RECIPES = (".yaml", ".yml")
-BOM = b"\xef\xbb\xbf"
-MAX_LINE = 2**20  # bytes; more is no line of text, and could fill the memory
 HEAD = 2**16  # bytes that the layout is recognized from
-BLOCK = 2**20
-
-Value = TypeVar("Value")
 
 
 class SourceLine(NamedTuple):
@@ -60,15 +53,6 @@ class SourceFile:
 
 
 @dataclass(frozen=True, slots=True)
-class FileDigest:
-    """SHA-256 and number of lines of a file, decompressed."""
-
-    path: Path
-    sha256: str
-    lines: int
-
-
-@dataclass(frozen=True, slots=True)
 class Sources:
     """All lines of some files, in order.
 
@@ -88,12 +72,12 @@ class Sources:
         """Reads all files once.
 
         Raises:
-            OfflineError: A file can't be read, or parallel files differ in length.
+            BulkError: A file can't be read, or parallel files differ in length.
             StoppedError: `should_stop` returned True.
         """
         digests: list[FileDigest] = []
         for file in self.files:
-            digests += [_digest(path, should_stop) for path in file.paths]
+            digests += [digest_of(path, should_stop) for path in file.paths]
             if file.references is not None:
                 source, reference = digests[-2:]
                 if source.lines != reference.lines:
@@ -104,7 +88,7 @@ class Sources:
         """Yields every line, bad ones too.
 
         Raises:
-            OfflineError: A file can't be read, or parallel files differ in length.
+            BulkError: A file can't be read, or parallel files differ in length.
         """
         for file in self.files:
             if file.references is not None:
@@ -112,16 +96,16 @@ class Sources:
             elif file.layout == "tsv":
                 yield from self._tab_separated(file.path)
             else:
-                for number, raw in enumerate(_raw_lines(file.path), 1):
-                    text, problem = _decoded(raw)
+                for number, raw in enumerate(raw_lines(file.path), 1):
+                    text, problem = decoded(raw)
                     yield SourceLine(file.path, number, text, None, problem)
 
     def _tab_separated(self, path: Path) -> Iterator[SourceLine]:
-        for number, raw in enumerate(_raw_lines(path), 1):
-            text, problem = _decoded(raw)
+        for number, raw in enumerate(raw_lines(path), 1):
+            text, problem = decoded(raw)
             columns = text.split("\t")
             if not problem and len(columns) < self.source_column:
-                problem = f"has {_count(len(columns), 'column')}, so there is no column {self.source_column}"
+                problem = f"has {counted(len(columns), 'column')}, so there is no column {self.source_column}"
             if problem:
                 yield SourceLine(path, number, "", None, problem)
                 continue
@@ -137,7 +121,7 @@ def find_sources(path: Path, layout: Layout = "auto", source_column: int = 1, re
             have tabs.
 
     Raises:
-        OfflineError: A file is missing, or the recipe has no training files.
+        BulkError: A file is missing, or the recipe has no training files.
     """
     files = _recipe_files(path) if path.suffix in RECIPES else [SourceFile(path, _layout(path, layout))]
     return Sources(tuple(files), source_column, reference_column)
@@ -148,17 +132,17 @@ def _recipe_files(recipe: Path) -> list[SourceFile]:
     try:
         document = yaml.safe_load(recipe.read_text(encoding="utf-8"))
     except OSError as error:
-        raise OfflineError(f"{recipe}: can't be read: {error.strerror or error}") from None
+        raise BulkError(f"{recipe}: can't be read: {error.strerror or error}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise OfflineError(f"{recipe} is not valid YAML: {' '.join(str(error).split())}") from None
+        raise BulkError(f"{recipe} is not valid YAML: {' '.join(str(error).split())}") from None
     data = document.get("data") if isinstance(document, dict) else None
     entries = data.get("train") if isinstance(data, dict) else None
     if not isinstance(entries, list) or not entries:
-        raise OfflineError(f"{recipe}: expected a training recipe with the files of data.train")
+        raise BulkError(f"{recipe}: expected a training recipe with the files of data.train")
 
     def resolve(name: object) -> Path:
         if not isinstance(name, str):
-            raise OfflineError(f"{recipe}: data.train: expected file names, or {{source: FILE, target: FILE}}")
+            raise BulkError(f"{recipe}: data.train: expected file names, or {{source: FILE, target: FILE}}")
         path = Path(name)
         return recipe.parent / path if not path.exists() and (recipe.parent / path).exists() else path
 
@@ -166,7 +150,7 @@ def _recipe_files(recipe: Path) -> list[SourceFile]:
         if (isinstance(data, dict) and data.get(key)) or any(
             isinstance(entry, dict) and entry.get(key) for entry in entries
         ):
-            raise OfflineError(
+            raise BulkError(
                 f"{recipe}: data.{key} of a recipe is not applied here; name the file with the sources itself"
             )
     files = []
@@ -185,82 +169,21 @@ def _layout(path: Path, layout: Layout) -> Literal["text", "tsv"]:
         return layout
     if path.name.removesuffix(".gz").endswith(".tsv"):
         return "tsv"
-    with _opened(path) as stream:
-        *complete, rest = _guarded(path, lambda: stream.read(HEAD)).split(b"\n")
+    with opened(path) as stream:
+        *complete, rest = guarded(path, lambda: stream.read(HEAD)).split(b"\n")
     lines = [line for line in complete or [rest] if line]
     return "tsv" if lines and all(b"\t" in line for line in lines) else "text"
 
 
-def _opened(path: Path) -> BinaryIO:
-    def open_() -> BinaryIO:
-        if path.exists() and not path.is_file():
-            raise OfflineError(f"{path} is not a regular file, which can be read once more after a stop")
-        return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
-
-    return _guarded(path, open_)
-
-
-def _guarded(path: Path, read: Callable[[], Value]) -> Value:
-    try:
-        return read()
-    except FileNotFoundError:
-        raise OfflineError(f"{path}: there is no such file") from None
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise OfflineError(f"{path}: can't be read: {reason}") from None
-
-
-def _digest(path: Path, should_stop: Callable[[], bool]) -> FileDigest:
-    digest, lines, last = hashlib.sha256(), 0, b"\n"
-    with _opened(path) as stream:
-        while block := _guarded(path, lambda: stream.read(BLOCK)):
-            digest.update(block)
-            lines += block.count(b"\n")
-            last = block
-            if should_stop():
-                raise StoppedError
-    return FileDigest(path, digest.hexdigest(), lines + (not last.endswith(b"\n")))
-
-
-def _raw_lines(path: Path) -> Iterator[bytes | None]:
-    """Yields lines without their ends, LF or CR LF, and None for one that is far too long."""
-    first = True
-    with _opened(path) as stream:
-        while line := _guarded(path, lambda: stream.readline(MAX_LINE)):
-            ended = line.endswith(b"\n")
-            if len(line) == MAX_LINE and not ended:
-                while (rest := _guarded(path, lambda: stream.readline(MAX_LINE))) and not rest.endswith(b"\n"):
-                    pass
-                yield None
-            else:
-                line = line.removesuffix(b"\n").removesuffix(b"\r")
-                yield line.removeprefix(BOM) if first else line
-            first = False
-
-
 def _parallel(sources: Path, references: Path) -> Iterator[SourceLine]:
     done = object()
-    for number, (left, right) in enumerate(zip_longest(_raw_lines(sources), _raw_lines(references), fillvalue=done), 1):
+    for number, (left, right) in enumerate(zip_longest(raw_lines(sources), raw_lines(references), fillvalue=done), 1):
         if left is done or right is done:
-            raise OfflineError(f"{sources} or {references} has changed: one of them ends after {number - 1} lines")
-        (source, problem), (reference, bad) = _decoded(left), _decoded(right)  # type: ignore[arg-type]
+            raise BulkError(f"{sources} or {references} has changed: one of them ends after {number - 1} lines")
+        (source, problem), (reference, bad) = decoded(left), decoded(right)  # type: ignore[arg-type]
         yield SourceLine(sources, number, source, None if bad else reference, problem)
 
 
-def _decoded(raw: bytes | None) -> tuple[str, str]:
-    """Returns a line's text and what is wrong with it, one of them empty."""
-    if raw is None:
-        return "", f"has more than {MAX_LINE:,} bytes"
-    try:
-        return raw.decode(), ""
-    except UnicodeDecodeError as error:
-        return "", f"is not valid UTF-8 at byte {error.start + 1}"
-
-
-def _unequal(short: FileDigest, long: FileDigest) -> OfflineError:
+def _unequal(short: FileDigest, long: FileDigest) -> BulkError:
     lengths = f"{short.path} has {short.lines:,} lines, but {long.path} {long.lines:,}"
-    return OfflineError(f"{lengths}: parallel files need equally many")
-
-
-def _count(number: int, unit: str) -> str:
-    return f"{number} {unit}{'' if number == 1 else 's'}"
+    return BulkError(f"{lengths}: parallel files need equally many")

@@ -1,7 +1,7 @@
 """Errors that users can fix. Each message is one sentence: what is wrong, and the remedy."""
 
 
-class OfflineError(Exception):
+class BulkError(Exception):
     """The work can't be done, or can't go on."""
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dragoman_server.offline.errors import OfflineError
+from dragoman.bulk.errors import BulkError
 
 JOURNAL_FORMAT = 1
 
@@ -32,7 +32,7 @@ class Output:
         state: The state of the last `commit`, empty at the start.
 
     Raises:
-        OfflineError: Another process writes the output; or it was begun with another configuration, or is no output of
+        BulkError: Another process writes the output; or it was begun with another configuration, or is no output of
             this program; or its files can't be written or were changed.
     """
 
@@ -46,13 +46,13 @@ class Output:
         self._files: dict[str, BinaryIO] = {}
         self._begun = False
         if out.is_dir():
-            raise OfflineError(f"{out} is a directory; name a file")
+            raise BulkError(f"{out} is a directory; name a file")
         try:
             self._open(json.loads(json.dumps(configuration)), restart)
         except OSError as error:
             self.close()
-            raise OfflineError(f"{error.filename or out}: can't be written: {error.strerror or error}") from None
-        except OfflineError:
+            raise BulkError(f"{error.filename or out}: can't be written: {error.strerror or error}") from None
+        except BulkError:
             self.close()
             raise
 
@@ -65,7 +65,7 @@ class Output:
             state: JSON values to go on with.
 
         Raises:
-            OfflineError: The disk is full, or can't be written for another reason.
+            BulkError: The disk is full, or can't be written for another reason.
         """
         try:
             for name, content in (("out", output), ("bad", bad)):
@@ -76,7 +76,7 @@ class Output:
                 self._sizes[name] += len(content)
             self._append({"lines": lines, **self._sizes, "state": state})
         except OSError as error:
-            raise OfflineError(f"{self.out}: can't be written: {error.strerror or error}") from None
+            raise BulkError(f"{self.out}: can't be written: {error.strerror or error}") from None
         self.lines, self.state = lines, dict(state)
 
     def finish(self) -> None:
@@ -86,7 +86,7 @@ class Output:
             self._rename()
             self._append({"finished": True})
         except OSError as error:
-            raise OfflineError(f"{self.out}: can't be written: {error.strerror or error}") from None
+            raise BulkError(f"{self.out}: can't be written: {error.strerror or error}") from None
         self.finished = True
         self.close()
 
@@ -104,13 +104,13 @@ class Output:
         try:
             fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise OfflineError(f"{self.out}: another process is writing it; wait for its end") from None
+            raise BulkError(f"{self.out}: another process is writing it; wait for its end") from None
         records = [] if restart else self._records()
         if len(records) < 2:  # no window is saved
             if self.out.exists() and not restart:
                 if not journal.seek(0, os.SEEK_END):
                     self._journal_path.unlink()
-                raise OfflineError(
+                raise BulkError(
                     f"{self.out} exists, and no journal says how it was made; name another file, or use --restart"
                 )
             for path in (self._partial, self._bad_partial):
@@ -127,7 +127,7 @@ class Output:
     def _continue(self, records: list[dict[str, Any]], configuration: dict[str, Any]) -> None:
         head, *commits = records
         if head.get("format") != JOURNAL_FORMAT:
-            raise OfflineError(f"{self._journal_path}: another version of this program wrote it; use --restart")
+            raise BulkError(f"{self._journal_path}: another version of this program wrote it; use --restart")
         self._compare(head["configuration"], configuration)
         complete = False
         for record in commits:
@@ -139,7 +139,7 @@ class Output:
                 self.lines, self.state = record["lines"], record["state"]
                 self._sizes = {name: record[name] for name in self._sizes}
         if self.finished and not self.out.exists():
-            raise OfflineError(f"{self.out} was finished, but is gone; use --restart to make it again")
+            raise BulkError(f"{self.out} was finished, but is gone; use --restart to make it again")
         if complete and not self.finished:
             self._rename()
             self._append({"finished": True})
@@ -149,7 +149,7 @@ class Output:
         for name in {**begun, **now}:
             if begun.get(name) != now.get(name):
                 before, after = (_shown(configuration.get(name)) for configuration in (begun, now))
-                raise OfflineError(
+                raise BulkError(
                     f"{self.out} was begun with {name} {before}, not {after}; repeat the first command, name another "
                     "file, or use --restart to begin anew"
                 )
@@ -165,14 +165,14 @@ class Output:
         try:
             records = [json.loads(line) for line in whole.splitlines()]
         except ValueError:
-            raise OfflineError(f"{self._journal_path} is damaged; use --restart to begin anew") from None
+            raise BulkError(f"{self._journal_path} is damaged; use --restart to begin anew") from None
         return records
 
     def _cut(self, path: Path, size: int) -> BinaryIO:
         file = path.open("ab")
         if file.tell() < size:
             file.close()
-            raise OfflineError(f"{path} is shorter than its journal says; use --restart to begin anew")
+            raise BulkError(f"{path} is shorter than its journal says; use --restart to begin anew")
         file.truncate(size)
         return file
 

@@ -22,6 +22,7 @@ class Workload:
         texts: Texts within the model's limits, distinct if there are enough.
         source_ids, source_tokens: Ids and tokens of the texts from the bundle's tokenizer, the end token included.
         max_new_tokens: The most tokens to generate.
+        use_shortlist: Whether the model's lexical shortlist is used; None as the bundle says.
     """
 
     title: str
@@ -29,6 +30,7 @@ class Workload:
     source_ids: list[list[int]]
     source_tokens: list[list[str]]
     max_new_tokens: int
+    use_shortlist: bool | None = None
 
     def mean_steps(self, answers: Sequence[Sequence[int]]) -> float:
         """Mean tokens of answers whose end token is not among them, but counted where the model produced it."""
@@ -55,11 +57,10 @@ class Workload:
 
     def _options(self, beam: int) -> pb.GenerationOptions:
         """Returns options with CTranslate2's end of a beam search, which is our early stopping."""
-        if beam == 1:
-            return pb.GenerationOptions(max_new_tokens=self.max_new_tokens)
-        return pb.GenerationOptions(
-            max_new_tokens=self.max_new_tokens, beam_size=beam, length_penalty=1.0, early_stopping=True
-        )
+        options = pb.GenerationOptions(max_new_tokens=self.max_new_tokens, use_shortlist=self.use_shortlist)
+        if beam > 1:
+            options.MergeFrom(pb.GenerationOptions(beam_size=beam, length_penalty=1.0, early_stopping=True))
+        return options
 
 
 def real_words(bundle: Bundle, count: int) -> Workload:

@@ -15,13 +15,13 @@ from dragoman_export.bundle.weights import UnreadableGraphError
 from dragoman_server.bundle.load import BundleError, load_bundle
 from tests.benchmark import results
 from tests.benchmark.actor import ActorError
-from tests.benchmark.frontier.measure import Point, measure
+from tests.benchmark.frontier.measure import CTRANSLATE2, SERVED, Point, measure
 from tests.benchmark.machine import describe
 from tests.benchmark.random_bundle import BUILD
 from tests.benchmark.tables import measured_on, table
 from tests.benchmark.turns import Effort
 
-SYSTEMS = {"dragoman": "o", "ctranslate2": "x"}
+MARKERS = {SERVED[None]: "o", SERVED[True]: "s", CTRANSLATE2: "x"}
 
 
 def main(
@@ -64,11 +64,11 @@ def draw(points: list[Point], picture: Path) -> None:
     figure, panels = plt.subplots(1, 2, figsize=(12, 4.2), layout="constrained", sharey=True)
     models = list(dict.fromkeys(f"{point.model}, {point.precision}" for point in points))
     for axes, key, label in ((panels[0], "rate", "tokens/s, 64 in flight"), (panels[1], "ms", "ms of a lone call")):
-        for system, marker in SYSTEMS.items():
+        for system, marker in MARKERS.items():
             for number, model in enumerate(models):
                 own = [p for p in points if (p.system, f"{p.model}, {p.precision}") == (system, model)]
-                values = [getattr(point, key) for point in own]
-                axes.plot(values, [p.bleu for p in own], marker, color=f"C{number}", ms=8, label=f"{model}: {system}")
+                for p in own:
+                    axes.plot(getattr(p, key), p.bleu, marker, color=f"C{number}", ms=8, label=f"{model}: {system}")
         axes.set(xlabel=label, ylabel="BLEU", xscale="log")
         axes.grid(alpha=0.3)
     panels[1].legend(fontsize=8)

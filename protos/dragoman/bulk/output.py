@@ -2,19 +2,22 @@
 
 Beside OUT stand OUT.journal and, until the end, OUT.partial and OUT.bad_lines.partial. The journal has a line of JSON
 for the configuration and one for each window that is saved, with the sizes of both files after it. What a kill leaves
-beyond those sizes is cut off when the work goes on.
+beyond those sizes is cut off when the work goes on. A format that can't grow is converted from OUT.partial at the end.
 """
 
 import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from dragoman.bulk.errors import BulkError
 
 JOURNAL_FORMAT = 1
+BAD_LINES = ".bad_lines.txt"  # behind the name of an output: its list of bad lines
+JOURNAL, PARTIAL, BAD_PARTIAL, CONVERTED = ".journal", ".partial", ".bad_lines.partial", ".converted"
+BESIDE_OUTPUTS = (JOURNAL, PARTIAL, BAD_PARTIAL, CONVERTED, BAD_LINES)
 
 
 class Output:
@@ -25,6 +28,7 @@ class Output:
         configuration: What the output depends on, as JSON values by the names that users know. Work that was begun
             with another one is not continued.
         restart: Whether to begin anew instead.
+        convert: Writes its second argument, the output, from its first, what was appended; None where they are equal.
 
     Attributes:
         lines: Input lines that are done.
@@ -36,10 +40,17 @@ class Output:
             this program; or its files can't be written or were changed.
     """
 
-    def __init__(self, out: Path, configuration: Mapping[str, Any], restart: bool = False) -> None:
-        self.out, self.bad_lines = out, Path(f"{out}.bad_lines.txt")
-        self._journal_path = Path(f"{out}.journal")
-        self._partial, self._bad_partial = Path(f"{out}.partial"), Path(f"{out}.bad_lines.partial")
+    def __init__(
+        self,
+        out: Path,
+        configuration: Mapping[str, Any],
+        restart: bool = False,
+        convert: Callable[[Path, Path], None] | None = None,
+    ) -> None:
+        self._convert = convert
+        self.out, self.bad_lines = out, Path(f"{out}{BAD_LINES}")
+        self._journal_path = Path(f"{out}{JOURNAL}")
+        self._partial, self._bad_partial = Path(f"{out}{PARTIAL}"), Path(f"{out}{BAD_PARTIAL}")
         self.lines, self.finished = 0, False
         self.state: dict[str, Any] = {}
         self._sizes = {"out": 0, "bad": 0}
@@ -191,12 +202,23 @@ class Output:
                 self._bad_partial.unlink()
                 self.bad_lines.unlink(missing_ok=True)
         if self._partial.exists():
-            self._partial.replace(self.out)
+            if self._convert is None:
+                self._partial.replace(self.out)
+            else:
+                self._replace_converted(self._convert)
         folder = os.open(self.out.parent, os.O_RDONLY)
         try:
             os.fsync(folder)  # makes the names durable
         finally:
             os.close(folder)
+
+    def _replace_converted(self, convert: Callable[[Path, Path], None]) -> None:
+        converted = Path(f"{self.out}{CONVERTED}")
+        convert(self._partial, converted)
+        with converted.open("rb+") as file:
+            os.fsync(file.fileno())
+        converted.replace(self.out)
+        self._partial.unlink()
 
 
 def _shown(value: Any) -> str:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from dragoman.cli.attention import ATTENTION_HELP, attention
+from dragoman.cli.bulk import BULK_HELP, EPILOG, bulk
 from dragoman.cli.common import (
     FAILED,
     Json,
@@ -57,6 +58,7 @@ def root(
 
 
 app.command(help=GENERATE_HELP)(generate)
+app.command(help=BULK_HELP, epilog=EPILOG)(bulk)
 
 
 @app.command(help=SCORE_HELP)

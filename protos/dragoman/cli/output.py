@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any, Self
 
 from dragoman.errors import DragomanError, UnavailableError
+from dragoman.one_line import one_line
 from dragoman.requests import GenerateOptions
 from dragoman.results import (
     Attention,
@@ -28,8 +29,6 @@ from dragoman.results import (
     VersionStatus,
 )
 
-# Control characters, and the two others that end a line.
-_ESCAPED = {code: repr(chr(code))[1:-1] for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)}
 _ATTENTION_DECIMALS = 6
 
 NOTICE_SECONDS = 1.5  # shortest retry delay that is worth a message: that after the fifth failure
@@ -57,14 +56,6 @@ def warn(message: str) -> None:
     """Writes one line to standard error."""
     sys.stderr.write(f"dragoman: {message}\n".encode(errors="backslashreplace").decode())
     sys.stderr.flush()
-
-
-def one_line(text: str) -> str:
-    """Returns the text with control characters escaped, as in "\\n", "\\t" and "\\x1b".
-
-    So it cannot leave its line or column, and a terminal displays it instead of obeying it.
-    """
-    return text.translate(_ESCAPED)
 
 
 class RetryNotice:

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 
 from dragoman.aio import AsyncClient
 from dragoman.cli.common import Server, error_message
-from dragoman.cli.output import Layout, one_line, warn, write, write_json
+from dragoman.cli.output import Layout, warn, write, write_json
 from dragoman.errors import DragomanError, ItemError, UnavailableError, concerns_one_input
+from dragoman.one_line import one_line
 from dragoman.requests import GenerateOptions, input_or_error
 from dragoman.results import FinishReason, Piece, Result
 

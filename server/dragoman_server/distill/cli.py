@@ -1,15 +1,12 @@
 """The command line of `dragoman-distill`."""
 
-import os
-import signal
 import sys
-import threading
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
 
+from dragoman.bulk.stopping import Stop
 from dragoman_server.distill.choose import Choice
 from dragoman_server.offline.sources import Layout
 
@@ -108,17 +105,12 @@ def run(
     if len(paths) < 3:
         _fail("expected at least one teacher, SOURCES and OUT", WRONG_USAGE)
     *teachers, sources, out = paths
-    stop = _stop_on_signals()  # before the imports, which take a second
-    # NOTE: the tokenizers' threads would take the engines' cores.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from pydantic import ValidationError
-
+    stop = Stop.on_signals()  # before the imports, which take a second
     from dragoman.bulk.errors import BulkError, StoppedError
-    from dragoman_server.config import ServerConfig
     from dragoman_server.distill.options import DistillOptions
     from dragoman_server.distill.run import distill
-    from dragoman_server.distill.teacher import MAX_BEAM_SIZE, SearchWishes
-    from dragoman_server.telemetry.logs import configure_logs
+    from dragoman_server.distill.teacher import SearchWishes
+    from dragoman_server.offline.setup import offline_config, prepare_process
 
     several = len(teachers) > 1 or choose != "score"
     wanted = None if several and candidates is None else max(candidates or 1, keep)
@@ -139,25 +131,19 @@ def run(
         window,
         restart,
     )
-    sys.setswitchinterval(0.0005)  # engines get the interpreter's lock back soon
-    configure_logs("console", "error")
+    prepare_process()
     try:
-        config = ServerConfig.model_validate(
-            {
-                "device": device,
-                "engines": engines,
-                "threads_per_engine": threads_per_engine,
-                "max_rows": max_rows,
-                "memory_budget": memory_budget,
-                "max_beam_size": MAX_BEAM_SIZE,
-                "max_hypotheses": MAX_BEAM_SIZE,
-            }
+        config = offline_config(
+            device=device,
+            engines=engines,
+            threads_per_engine=threads_per_engine,
+            max_rows=max_rows,
+            memory_budget=memory_budget,
         )
-        counts = distill(options, config, stop.is_set)
-    except ValidationError as error:
-        first = error.errors()[0]
-        flag = str(first["loc"][0]).replace("_", "-") if first["loc"] else ""
-        _fail(f"--{flag}: {first['msg']}" if flag else first["msg"], WRONG_USAGE)
+    except ValueError as error:
+        _fail(str(error), WRONG_USAGE)
+    try:
+        counts = distill(options, config, stop)
     except BulkError as error:
         _fail(str(error), FAILED)
     except StoppedError:
@@ -167,19 +153,6 @@ def run(
     if not counts.written:
         _fail(f"{out} is empty, since no line could be used; {out}.bad_lines.txt says why", FAILED)
     print(out)
-
-
-def _stop_on_signals() -> threading.Event:
-    """Returns an event that the first SIGTERM or Ctrl-C sets; a second one ends the process as usual."""
-    stop = threading.Event()
-
-    def handle(number: int, _: FrameType | None) -> None:
-        stop.set()
-        signal.signal(number, signal.SIG_DFL)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, handle)
-    return stop
 
 
 def _fail(problem: str, status: int) -> NoReturn:

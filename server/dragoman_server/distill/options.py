@@ -7,7 +7,8 @@ from typing import Any
 
 from dragoman.bulk.text_lines import FileDigest
 from dragoman_server.distill.choose import Choice
-from dragoman_server.distill.teacher import SearchWishes, identify
+from dragoman_server.distill.teacher import SearchWishes
+from dragoman_server.offline.model import identify
 from dragoman_server.offline.sources import Layout
 
 WINDOW = 4096

@@ -1,15 +1,12 @@
 """A teacher: a bundle, and how it searches for its candidates."""
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 
+from dragoman.bulk.backend import in_order, longest_first
 from dragoman.bulk.errors import BulkError
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.bundle.load import BundleError, load_manifest
-from dragoman_server.bundle.manifest import MANIFEST_FILE
 from dragoman_server.config import ServerConfig
 from dragoman_server.core.errors import OutOfMemoryError
 from dragoman_server.core.requests import GenerationResult
@@ -21,7 +18,6 @@ from dragoman_server.offline.scored import Ids
 from dragoman_server.offline.tickets import Answer, Ticket
 
 BEAM_SIZE = 5  # of a bundle without defaults of its own; Kim & Rush 2016, section 4.1
-MAX_BEAM_SIZE = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +53,8 @@ class Teacher:
 
     def begin(self, sources: Sequence[Ids]) -> Ticket:
         """Asks for the answers to sources, which are computed by falling length."""
-        return self.model.engines.submit(
-            self.model.requests([sources[index] for index in _longest_first(sources)], self.search)
-        )
+        order = longest_first([len(ids) for ids in sources])
+        return self.model.engines.submit(self.model.requests([sources[index] for index in order], self.search))
 
     def answers(self, sources: Sequence[Ids], ticket: Ticket, should_stop: Callable[[], bool]) -> list[Answer]:
         """Returns the answers to sources.
@@ -71,8 +66,8 @@ class Teacher:
             StoppedError: `should_stop` returned True.
             BulkError: An engine has failed.
         """
-        found = zip(_longest_first(sources), self.model.engines.wait(ticket, should_stop), strict=True)
-        return [answer for _, answer in sorted(found, key=itemgetter(0))]
+        order = longest_first([len(ids) for ids in sources])
+        return in_order(self.model.engines.wait(ticket, should_stop), order)
 
     def candidates(self, sources: Sequence[Ids], answers: Sequence[Answer]) -> list[list[Candidate] | str]:
         """Returns the candidates of each source, best first, or why there are none.
@@ -113,21 +108,3 @@ class Teacher:
             return self.model.search(options, without=(*BEAM, *SAMPLING, "num_hypotheses"))
         options.beam_size, options.num_hypotheses = beam, candidates
         return self.model.search(options)
-
-
-def _longest_first(sources: Sequence[Ids]) -> list[int]:
-    return sorted(range(len(sources)), key=lambda index: -len(sources[index]))
-
-
-def identify(path: Path) -> str:
-    """Returns name and version of a bundle, and the SHA-256 of its manifest, which has the digests of all its files.
-
-    Raises:
-        BulkError: The directory is not a bundle.
-    """
-    try:
-        root, manifest = load_manifest(path)
-        digest = hashlib.sha256((root / MANIFEST_FILE).read_bytes()).hexdigest()
-    except (BundleError, OSError) as error:
-        raise BulkError(str(error)) from None
-    return f"{manifest.name} version {manifest.version} with manifest {digest}"

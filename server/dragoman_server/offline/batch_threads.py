@@ -22,7 +22,7 @@ Deliver = Callable[[list[tuple[Place, GenerationResult]]], None]
 def fits_batches(search: SearchOptions, vocabulary: int) -> bool:
     """Returns whether a search can be decoded by batches: plain greedy or beam search."""
     if search.beam is None:
-        return is_plain_greedy(search)
+        return is_plain_greedy(search) and search.constraints.vocabulary is None
     return is_plain_beam(search) and 2 * search.beam.beam_size <= vocabulary
 
 

@@ -1,6 +1,7 @@
 """A bundle in this process that turns texts into texts, with the options, languages and checks of the server."""
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -8,10 +9,12 @@ from pathlib import Path
 
 from dragoman.bulk.errors import BulkError, StoppedError
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.bundle.load import BundleError, load_bundle
+from dragoman_server.bundle.load import BundleError, load_bundle, load_manifest
+from dragoman_server.bundle.manifest import MANIFEST_FILE
 from dragoman_server.config import ServerConfig
 from dragoman_server.core.requests import GenerationRequest
 from dragoman_server.core.search_options import SearchOptions
+from dragoman_server.decoding.factory import narrowed
 from dragoman_server.engine.engine_options import engine_options
 from dragoman_server.engine.scorer import row_elements
 from dragoman_server.messages.api_error import ApiError
@@ -37,23 +40,26 @@ class OfflineModel:
         config: The server's options.
         languages: An input without text, with the languages of all sources; those of a side of which the model has
             no choice do not count.
+        cores: CPU cores that the engines may use; None for all of this process.
 
     Attributes:
         languages: The languages that count.
         engines: Its engines.
-        sha256: Digest of its manifest, which names the digests of all its files.
 
     Raises:
         BulkError: The bundle, the device or a language can't be used.
     """
 
-    def __init__(self, path: Path, config: ServerConfig, languages: pb.Input | None = None) -> None:
+    def __init__(
+        self, path: Path, config: ServerConfig, languages: pb.Input | None = None, cores: int | None = None
+    ) -> None:
+        options = engine_options(config)
         try:
             bundle = load_bundle(path)
             limits = token_limits(config, bundle.manifest.limits)
             bundle = replace(bundle, manifest=bundle.manifest.model_copy(update={"limits": limits}))
             self.defaults = read_defaults(bundle.manifest)
-            self.engines = OfflineEngines(bundle, engine_options(config))
+            self.engines = OfflineEngines(bundle, options if cores is None else replace(options, cores=cores))
         except (BundleError, DeviceError, WorkerLostError) as error:
             raise BulkError(str(error)) from None
         self.manifest = bundle.manifest
@@ -65,6 +71,8 @@ class OfflineModel:
             if languages is not None and languages.HasField(name) and self._languages.codes[side]:
                 setattr(self.languages, name, getattr(languages, name))
         self._forced: int | None = self._language_token()
+        shortlist = bundle.manifest.shortlist
+        self._uses_shortlist = shortlist is not None and shortlist.default
         self._scorer: ScorerSession | None = None
 
     def encode(self, texts: Sequence[str]) -> list[Ids | str]:
@@ -93,13 +101,19 @@ class OfflineModel:
             search = asyncio.run(read_options(complete, details, self._targets, self._limits, defaults))
         except ApiError as error:
             raise BulkError(f"{self._path}: {_as_flag(error.message)}") from None
+        if search.use_shortlist and self._bundle.shortlist is None:
+            raise BulkError(f"{self._path}: --shortlist is set, but the model has no shortlist")
         if self._forced is None:
             return search
         return replace(search, conventions=replace(search.conventions, forced_first=self._forced))
 
     def requests(self, sources: Sequence[Ids], search: SearchOptions) -> list[GenerationRequest]:
-        """Returns a request for each source."""
-        return [GenerationRequest(ids, search) for ids in sources]
+        """Returns a request for each source, with the tokens of the bundle's shortlist if the search uses it."""
+        wanted = self._uses_shortlist if search.use_shortlist is None else search.use_shortlist
+        shortlist = self._bundle.shortlist if wanted else None
+        if shortlist is None:
+            return [GenerationRequest(ids, search) for ids in sources]
+        return [GenerationRequest(ids, narrowed(search, shortlist, ids)) for ids in sources]
 
     def decode(self, ids: Sequence[Ids]) -> list[str]:
         """Returns the texts of targets."""
@@ -208,6 +222,20 @@ class OfflineModel:
                 runs.append([index])
                 longest_source, longest_target = source, target
         return runs
+
+
+def identify(path: Path) -> str:
+    """Returns name and version of a bundle, and the SHA-256 of its manifest, which has the digests of all its files.
+
+    Raises:
+        BulkError: The directory is not a bundle.
+    """
+    try:
+        root, manifest = load_manifest(path)
+        digest = hashlib.sha256((root / MANIFEST_FILE).read_bytes()).hexdigest()
+    except (BundleError, OSError) as error:
+        raise BulkError(str(error)) from None
+    return f"{manifest.name} version {manifest.version} with manifest {digest}"
 
 
 def _problem(error: ApiError) -> str:

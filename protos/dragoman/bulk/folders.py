@@ -1,0 +1,95 @@
+"""The files that IN and OUT name: one, or those of a folder, of which a shard takes a part."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from dragoman.bulk.errors import BulkError
+from dragoman.bulk.formats import Format, format_of, renamed
+from dragoman.bulk.output import BESIDE_OUTPUTS
+from dragoman.bulk.rows import Input
+from dragoman.bulk.work import FileWork
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A part of a folder's files.
+
+    Attributes:
+        index: Which part, counted from 0.
+        count: Number of parts.
+    """
+
+    index: int
+    count: int
+
+
+def read_shard(text: str) -> Shard:
+    """Reads "I/N".
+
+    Raises:
+        ValueError: It is no shard.
+    """
+    match = re.fullmatch(r"(\d+)/(\d+)", text, re.ASCII)
+    shard = Shard(int(match[1]), int(match[2])) if match else Shard(0, 0)
+    if shard.index >= shard.count:
+        raise ValueError(f"--shard: expected I/N, with I from 0 to N - 1, got {text!r}")
+    return shard
+
+
+def find_work(
+    source: Path,
+    out: Path,
+    *,
+    column: str | None = None,
+    answer_column: str = "answer",
+    input_format: Format | None = None,
+    output_format: Format | None = None,
+    shard: Shard | None = None,
+) -> list[FileWork]:
+    """Returns the work that IN and OUT name, in the order of the files' names.
+
+    Args:
+        source: A file, or a folder of files. What stands beside outputs does not count, nor do names that start with a
+            dot or an underscore.
+        out: File to write, or folder to write the answers to each file to, which is made.
+        column, answer_column: See Input and FileWork.
+        input_format, output_format: Formats; None to go by the names, and in a folder to write what is read.
+        shard: Part of the folder's files: of N parts, part I has every N-th file from the I-th on.
+
+    Raises:
+        BulkError: A file or a folder can't be used.
+    """
+
+    def work(path: Path, target: Path) -> FileWork:
+        taken = answer_column if (format_of(target, output_format).kind in ("jsonl", "parquet")) else ""
+        given = Input(path, format_of(path, input_format), column, taken)
+        return FileWork(given, target, format_of(target, output_format), answer_column)
+
+    if not source.is_dir():
+        if shard is not None:
+            raise BulkError(f"--shard: {source} is not a folder of files")
+        if not source.exists():
+            raise BulkError(f"{source}: there is no such file")
+        return [work(source, out)]
+    if out.exists() and not out.is_dir():
+        raise BulkError(f"{source} is a folder, but {out} is not")
+    if out.exists() and out.samefile(source):
+        raise BulkError(f"{out} is the input itself; name another folder to write")
+    paths = [
+        path for path in sorted(source.iterdir()) if path.name[0] not in "._" and not path.name.endswith(BESIDE_OUTPUTS)
+    ]
+    for path in paths:
+        if not path.is_file():
+            raise BulkError(f"{path} is not a file; in a folder, only files can be read")
+    if not paths:
+        raise BulkError(f"{source} has no files")
+    kinds = {path: output_format or format_of(path, input_format).kind for path in paths}
+    names = {path: path.name if output_format is None else renamed(path.name, kinds[path]) for path in paths}
+    for path, name in names.items():
+        other = next(each for each in paths if names[each] == name)
+        if other != path:
+            raise BulkError(f"the answers to {other} and {path} would both be {out / name}; rename one of them")
+    out.mkdir(parents=True, exist_ok=True)
+    chosen = paths if shard is None else paths[shard.index :: shard.count]
+    return [work(path, out / names[path]) for path in chosen]

@@ -1,6 +1,7 @@
 """A run as the original of a bundle, with its data as far as the files still exist."""
 
 import hashlib
+import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,19 +12,21 @@ from dragoman_export.errors import ExportError
 from dragoman_export.original import Original, Vocabulary
 from dragoman_server.bundle.manifest import LanguageTokens, Limits, SpecialTokens, Text
 from dragoman_server.messages.blank_text import is_blank
-from dragoman_training.data.corpus import BadLines, read_pairs
+from dragoman_training.data.bad_lines import BadLines
+from dragoman_training.data.corpus import read_pairs
 from dragoman_training.data.encode import Tokenizers, encode_pairs
 from dragoman_training.data.languages import language_token, with_language
-from dragoman_training.data.pairs import Pair, distinct_sources, read_pairs_file
-from dragoman_training.data.prepare import pairs_digest
-from dragoman_training.data.splits import read_splits
+from dragoman_training.data.pairs import Pair, distinct_sources, pairs_digest, read_pairs_file
+from dragoman_training.data.reading import PairReader
+from dragoman_training.data.splits import training_pairs as read_training_pairs
 from dragoman_training.data.tokenizers import BEGIN_ID, END_ID, PAD_ID, UNKNOWN_ID
 from dragoman_training.errors import DataError, TrainingError
-from dragoman_training.files import DATA_FILE, DEV_FILE, LONGEST_FILE
+from dragoman_training.files import DATA_FILE, DEV_FILE, LONGEST_FILE, SOURCE_TOKENIZER, TARGET_TOKENIZER
 from dragoman_training.recipe import file_paths
 from dragoman_training.run.load import Run, load_run
 
 TOKENS = SpecialTokens(pad=PAD_ID, unknown=UNKNOWN_ID, begin=BEGIN_ID, end=END_ID)  # of models trained here
+MOST_TRAINING_PAIRS = 1_000_000  # read for a shortlist
 
 
 def read_run(path: Path, say: Callable[[str], None]) -> Original:
@@ -112,15 +115,16 @@ def longest_training_pairs(run: Run) -> list[Pair]:
 
 
 def training_pairs(run: Run) -> list[Pair]:
-    """Returns the pairs that the run was trained on.
+    """Returns the pairs that the run was trained on; of a large corpus, some that are evenly spaced.
 
     Raises:
         ExportError: The user's files have moved or cannot be read.
     """
     try:
-        tokenizers = Tokenizers(run.source_tokenizer, run.target_tokenizer)
-        given = tokenizers if run.recipe.tokenizers.source.kind == "imported" else None
-        return read_splits(run.recipe, BadLines("skip"), given).train
+        imported = run.recipe.tokenizers.source.kind == "imported"
+        given = (run.path / SOURCE_TOKENIZER, run.path / TARGET_TOKENIZER) if imported else None
+        with tempfile.TemporaryDirectory(prefix="dragoman-export-") as folder:
+            return read_training_pairs(PairReader(run.recipe, given), Path(folder), MOST_TRAINING_PAIRS)
     except DataError as error:
         raise ExportError(str(error)) from error
 

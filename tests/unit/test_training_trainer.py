@@ -60,6 +60,7 @@ def test_files_of_a_run(tmp_path: Path) -> None:
         "dev.tsv",
         "dev_answers.tsv",
         "longest.tsv",
+        "prepared",
         "metrics.jsonl",
         "tensorboard",
         "curves.png",
@@ -71,7 +72,7 @@ def test_files_of_a_run(tmp_path: Path) -> None:
     # Every fourth step and every sixth (evaluations); the last three are kept.
     assert checkpoint_steps(run) == [6, 8, 12]
     state = load_state(checkpoint_path(run, 12))
-    assert state.keys() == {"model", "optimizer", "step", "epoch", "position", "precision", "rng"}
+    assert state.keys() == {"model", "optimizer", "step", "epoch", "block", "position", "precision", "rng"}
     records = read_metrics_log(run)
     assert [r["step"] for r in records if r["kind"] == "train"] == [5, 10, 12]
     assert all(r["gradient_norm"] > 0 for r in records if r["kind"] == "train")

@@ -56,6 +56,13 @@ def run(
             help="Show batches, parameters, memory and the time the run will take, after a few steps; leave no run.",
         ),
     ] = False,
+    prepare: Annotated[
+        bool,
+        typer.Option(
+            "--prepare",
+            help="Prepare the data, in data.prepared of the recipe or RUN/prepared, and stop; runs then start at once.",
+        ),
+    ] = False,
     init_from: Annotated[
         Path | None,
         typer.Option(
@@ -75,11 +82,13 @@ def run(
     # Importing PyTorch takes seconds, and --help should not wait for it.
     try:
         from dragoman_training.recipe import find_recipe, load_recipe
-        from dragoman_training.trainer import rehearse, train
+        from dragoman_training.trainer import prepare_data, rehearse, train
     except ModuleNotFoundError as error:
         print(f"error: {missing_extra(error, 'training')}", file=sys.stderr)
         raise typer.Exit(1) from None
 
+    if dry_run and prepare:
+        raise typer.BadParameter("--dry-run and --prepare exclude each other; give one of them")
     stop = _stop_on_signals()
     try:
         file = find_recipe(recipe)
@@ -87,6 +96,12 @@ def run(
         loaded = load_recipe(file, set_ or [])
         if dry_run:
             rehearse(loaded, device=device.value, threads=threads, stop=stop, init_from=init_from)
+            return
+        if prepare:
+            folder = prepare_data(
+                loaded, directory, threads=threads, stop=stop, init_from=init_from, abandon=_preparation_abandoned
+            )
+            print(folder)
             return
         outcome = train(
             loaded,
@@ -142,6 +157,12 @@ def _abandoned(step: int | None, directory: Path) -> NoReturn:
     """Ends the process while the main thread is busy."""
     where = "while the data was prepared" if step is None else f"at step {step}, saved in {directory}"
     print(f"stopped {where}; continue with --resume", file=sys.stderr, flush=True)
+    os._exit(EXIT_STOPPED)
+
+
+def _preparation_abandoned(_step: int | None) -> NoReturn:
+    """Ends the process while the data is prepared."""
+    print("stopped while the data was prepared; the same command goes on", file=sys.stderr, flush=True)
     os._exit(EXIT_STOPPED)
 
 

@@ -7,7 +7,8 @@ from typing import NamedTuple
 from dragoman_export.bundle.options import ExportOptions
 from dragoman_export.errors import ExportError
 from dragoman_export.original import Original
-from dragoman_training.data.corpus import BadLines, read_pairs
+from dragoman_training.data.bad_lines import BadLines
+from dragoman_training.data.corpus import read_pairs
 from dragoman_training.data.pairs import Pair
 from dragoman_training.errors import DataError
 

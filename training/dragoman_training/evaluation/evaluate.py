@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from dragoman_training.data.batches import BatchSampler, EncodedPair, collate
+from dragoman_training.data.batches import BatchSampler, EncodedPair, PairList, collate
 from dragoman_training.data.normalization import canonical
 from dragoman_training.data.pairs import Pair, references
 from dragoman_training.evaluation.answers import answer
@@ -31,9 +31,9 @@ def negative_log_likelihood(
         The mean over all target tokens.
     """
     device = model.decoder.projection.weight.device
-    sampler = BatchSampler(pairs, batch_tokens, seed=0)
+    listed = PairList(pairs)
     total, tokens = 0.0, 0
-    for indices in sampler.epoch(0):
+    for indices in BatchSampler(listed, batch_tokens, seed=0).batches(listed, 0):
         before_step()
         batch = collate([pairs[i] for i in indices]).to(device)
         hidden, weight = model.decoder.output_layer(model.hidden(batch.source, batch.target_input))

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from dragoman_training.data.batches import Batch, BatchSampler
+from dragoman_training.data.batches import Batch, BatchSampler, EpochPairs, Position
 from dragoman_training.data.pairs import Pair
 from dragoman_training.data.prepare import TrainingData
+from dragoman_training.errors import TrainingError
 from dragoman_training.evaluation.decoding import Search
 from dragoman_training.evaluation.evaluate import Evaluation, measure, negative_log_likelihood
 from dragoman_training.files import CURVES_FILE
@@ -63,8 +64,8 @@ class Trainer:
         self.bar, self.echo = bar, bar.echo
         sizes = data.source_tokenizer.get_vocab_size(), data.target_tokenizer.get_vocab_size()
         self.learner = Learner(recipe, sizes, device, run)
-        self.sampler = BatchSampler(data.train_epoch, self.config.batch_tokens, recipe.seed)
-        self.epoch = self.position = 0
+        self.sampler = BatchSampler(data.epochs, self.config.batch_tokens, recipe.seed)
+        self.position = Position()
         self._begin: tuple[int, dict[str, Any]] = (-1, {})  # the step before the current one, and the state at its end
         self.former_precision: str | None = None  # of the steps before a resume
         if line := self.learner.precision.line:
@@ -88,7 +89,7 @@ class Trainer:
         if state is None:
             return
         self.learner.restore(state)
-        self.epoch, self.position = state["epoch"], state["position"]
+        self.position = _position(state, self.data.epochs, self.run)
         self.former_precision = state.get("precision")  # checkpoints of older versions lack it
         self.echo(f"resuming at step {self.step}")
 
@@ -126,7 +127,7 @@ class Trainer:
         if batch is not None:
             self.learner.check_weights(batch)
         with self.learner.lock:
-            state = self.learner.state() | {"epoch": self.epoch, "position": self.position}
+            state = self.learner.state() | self.position._asdict()
             save_state(checkpoint_path(self.run, self.step), state)
         best = self.metrics_log.best_steps(self.recipe.evaluation.choose_by, self.config.average_best)
         keep = {self.step, *self.scheduled()[-self.config.keep_checkpoints :], *best}
@@ -146,7 +147,7 @@ class Trainer:
         if self.step in checkpoint_steps(self.run) or not self.learner.is_finite():
             return max(checkpoint_steps(self.run), default=0)
         # During a step, its batches and random numbers are to be drawn again.
-        state = self.learner.state() | {"epoch": self.epoch, "position": self.position}
+        state = self.learner.state() | self.position._asdict()
         begin_step, begin = self._begin
         save_state(checkpoint_path(self.run, self.step), state | (begin if begin_step == self.step else {}))
         return self.step
@@ -174,7 +175,7 @@ class Trainer:
         Returns:
             False if the run was asked to stop; its checkpoint is saved.
         """
-        stream = self.sampler.stream(self.epoch, self.position)
+        stream = self.sampler.stream(self.position)
         batches: list[Batch] = []
         window = Window()
         self.bar.begin(self.step)
@@ -183,10 +184,10 @@ class Trainer:
                 self.save(batches[-1] if batches else None)
                 return False
             with self.learner.lock:
-                self._begin = self.step, self.learner.random_state() | {"epoch": self.epoch, "position": self.position}
+                self._begin = self.step, self.learner.random_state() | self.position._asdict()
             batches = []
             for _ in range(self.config.accumulate):
-                self.epoch, self.position, batch = next(stream)
+                self.position, batch = next(stream)
                 batches.append(batch)
             tokens = sum(batch.target_tokens for batch in batches)
             window.add(self.learner.update(batches, tokens), self.learner.gradient_norm, tokens)
@@ -201,7 +202,7 @@ class Trainer:
 
     def _log(self, window: Window) -> None:
         values = {
-            "epoch": self.epoch,
+            "epoch": self.position.epoch,
             "loss": window.loss / window.tokens,
             "gradient_norm": window.gradient_norm,
             "tokens_per_second": window.tokens / window.seconds(),
@@ -279,3 +280,17 @@ class Trainer:
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.learner.precision.name == "bf16")
+
+
+def _position(state: dict[str, Any], epochs: EpochPairs, run: Path) -> Position:
+    """Returns the position of a checkpoint.
+
+    Raises:
+        TrainingError: It is one of an older version, which did not divide the epochs of this corpus into blocks.
+    """
+    if "block" not in state and epochs.blocks(state["epoch"]) > 1:
+        raise TrainingError(
+            f"{run}: was started by an older version, which shuffled a large corpus in another way; start a new run, "
+            f"with --init-from {run} to keep its weights"
+        )
+    return Position(state["epoch"], state.get("block", 0), state["position"])

@@ -1,5 +1,6 @@
 """The entry point: trains the model of a recipe in a run directory."""
 
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from dragoman_training.data.prepare import prepare
 from dragoman_training.errors import TrainingError
-from dragoman_training.files import MODEL_FILE, RECIPE_FILE, REPORT_FILE, read_json
+from dragoman_training.files import MODEL_FILE, PREPARED_FOLDER, RECIPE_FILE, REPORT_FILE, read_json
 from dragoman_training.optimization.optimizer import warmup_warning
 from dragoman_training.progress import ProgressBar
 from dragoman_training.recipe import Recipe, save_recipe
@@ -111,6 +112,37 @@ def rehearse(
         dry_run(recipe, start, torch_device, (stop or threading.Event()).is_set, bar.echo)
 
 
+def prepare_data(
+    recipe: Recipe,
+    run: Path,
+    *,
+    threads: int | None = None,
+    stop: threading.Event | None = None,
+    init_from: Path | None = None,
+    abandon: Callable[[int | None], object] | None = None,
+    console: Console | None = None,
+) -> Path:
+    """Prepares the data of a recipe for runs to come, in data.prepared or RUN/prepared; returns the folder.
+
+    Arguments and errors are those of `train`.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    with (
+        ProgressBar(recipe.training.steps, console or Console(stderr=True)) as bar,
+        Overdue(stop or threading.Event(), abandon and bar.closed_before(abandon)),
+        tempfile.TemporaryDirectory(prefix="dragoman-prepare-") as temporary,
+    ):
+        place = run if recipe.data.prepared is None else Path(temporary)
+        with lock_directory(place), bar.preparing() as progress:
+            prepare_directory(recipe, place, resume=False)
+            start = find_start(recipe, place, init_from)
+            if start is not None:
+                write_start(start, place)
+            prepare(recipe, place, bar.echo, progress)
+    return recipe.data.prepared or run / PREPARED_FOLDER
+
+
 def _train(
     recipe: Recipe,
     run: Path,
@@ -126,7 +158,8 @@ def _train(
     if start is not None:
         write_start(start, run)
         bar.echo(f"starting from the weights and tokenizers of {start.run}")
-    data = prepare(recipe, run, bar.echo)
+    with bar.preparing() as progress:
+        data = prepare(recipe, run, bar.echo, progress)
     for line in apply_changes(run, changed, recipe):
         bar.echo(line)
     trainer = Trainer(recipe, run, data, device, stop, bar)

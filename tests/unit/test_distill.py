@@ -15,7 +15,8 @@ from dragoman_server.distill.lines import repeats, unfit
 from dragoman_server.distill.options import DistillOptions
 from dragoman_server.distill.run import Counts, distill
 from dragoman_server.distill.teacher import SearchWishes
-from dragoman_training.data.corpus import BadLines, read_pairs
+from dragoman_training.data.bad_lines import BadLines
+from dragoman_training.data.corpus import read_pairs
 from tests.support.bundles import SHIPPED_G2P, altered_copy, edit_manifest
 
 WORDS = "transformer speech dragoman interpreter corpus wednesday the colonel queue a".split()

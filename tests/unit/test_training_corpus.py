@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman_training.data import cmudict
+from dragoman_training.data.bad_lines import BadLines
 from dragoman_training.data.characters import character_name
-from dragoman_training.data.corpus import BadLines, read_pairs
+from dragoman_training.data.corpus import read_pairs
 from dragoman_training.data.pairs import Pair, read_pairs_file, write_pairs
 from dragoman_training.errors import DataError
 from dragoman_training.recipe import SHIPPED_RECIPES, Columns, DataFile, PairsFile, ParallelFiles
@@ -62,7 +63,7 @@ def test_columns_by_number_and_by_name(columns: tuple[int, int] | tuple[str, str
     bad = BadLines("skip")
     entries: list[DataFile] = [PairsFile(file=file, columns=chosen), plain]
     assert [pair[:2] for pair in read_pairs(entries, bad)] == [("eins", "one"), ("drei", "three"), ("vier", "four")]
-    [message] = bad.messages
+    [message] = map(str, bad.lines)
     assert message == f"{file}:{3 if header else 2}: expected at least 3 fields, found 2"
     assert [pair[:2] for pair in read_pairs([file], BadLines("skip"), chosen)] == [("eins", "one"), ("drei", "three")]
     swapped = Columns(source=2, target=1)

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dragoman_training.data.corpus import BadLines, read_pairs
+from dragoman_training.data.bad_lines import BadLines
+from dragoman_training.data.corpus import read_pairs
 from dragoman_training.data.languages import split_language, with_language
 from dragoman_training.data.prepare import TrainingData, prepare
 from dragoman_training.errors import DataError, RecipeError
@@ -55,7 +56,7 @@ def test_a_source_starts_with_the_token_of_its_language(tokenizers: str, tmp_pat
 def test_changed_pairs_keep_their_language(tmp_path: Path) -> None:
     recipe = multilingual(tmp_path, SUBWORDS, "augmentation.inserts=0.5", "augmentation.uppercase=0.5")
     data = prepared(recipe, tmp_path / "run")
-    changed = data.train_epoch(0)
+    changed = data.epochs.block(0, 0)
     assert sum(pair != plain for pair, plain in zip(changed, data.train, strict=True)) > 200
     tokens = {data.source_tokenizer.token_to_id(f"<2{code}>") for code in ("de", "en")}
     for pair, plain in zip(changed, data.train, strict=True):
@@ -85,7 +86,7 @@ def test_tokens_of_languages_are_reserved(tmp_path: Path) -> None:
     ]
     sources = [pair.source for pair in read_pairs(entries, bad)]
     assert sources == ["<2en> eins", "<2en> <2fr> drei", "<2de> x", "<2de> y", "<2de> z"]
-    assert bad.messages == [f"{file}:2: the target contains the reserved token <2en>"]
+    assert [str(line) for line in bad.lines] == [f"{file}:2: the target contains the reserved token <2en>"]
 
 
 def test_only_languages_of_the_data_are_split_off() -> None:

@@ -4,17 +4,18 @@ import math
 import random
 import subprocess
 import sys
-from itertools import islice
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman_training.data.batches import BatchSampler, EncodedPair, collate
-from dragoman_training.data.shares import share_out
+from dragoman_training.data.batches import BatchSampler, EncodedPair, PairList, collate
 from dragoman_training.model import loss as loss_module
 from dragoman_training.model.linear import Linear
 from dragoman_training.model.loss import IGNORED, smoothed_cross_entropy
@@ -35,10 +36,18 @@ lengths = st.integers(1, 30)
 # Batches
 
 
+def batches_of(
+    pairs: Sequence[EncodedPair], budget: int, seed: int = 1, epoch: int = 0, block: int = 0
+) -> list[NDArray[np.int64]]:
+    """The batches of a block, as indices into its pairs."""
+    listed = PairList(pairs)
+    return BatchSampler(listed, budget, seed).batches(listed, epoch, block)
+
+
 @given(st.lists(st.tuples(lengths, lengths), min_size=1, max_size=80), st.integers(1, 200), st.integers(0, 5))
 def test_batches_hold_each_pair_once_within_the_budget(shape: list[tuple[int, int]], budget: int, epoch: int) -> None:
     pairs = [EncodedPair([4] * source, [5] * target) for source, target in shape]
-    batches = BatchSampler(pairs, budget, seed=1).epoch(epoch)
+    batches = [batch.tolist() for batch in batches_of(pairs, budget, epoch=epoch)]
     assert sorted(i for batch in batches for i in batch) == list(range(len(pairs)))
     for batch in batches:
         width = max(len(pairs[i].source) for i in batch) + max(len(pairs[i].target) for i in batch)
@@ -48,7 +57,7 @@ def test_batches_hold_each_pair_once_within_the_budget(shape: list[tuple[int, in
 
 def test_batches_hold_pairs_of_similar_length() -> None:
     padded = used = 0
-    for indices in BatchSampler(PAIRS, 300, seed=1).epoch(0):
+    for indices in batches_of(PAIRS, 300):
         batch = collate([PAIRS[i] for i in indices])
         padded += batch.source.numel()
         used += sum(len(PAIRS[i].source) for i in indices)
@@ -56,54 +65,27 @@ def test_batches_hold_pairs_of_similar_length() -> None:
 
 
 def test_batch_order_depends_on_seed_and_epoch_alone() -> None:
-    sampler = BatchSampler(PAIRS, 300, seed=1)
-    assert sampler.epoch(3) == BatchSampler(PAIRS, 300, seed=1).epoch(3)
-    assert sampler.epoch(3) != sampler.epoch(4)
-    assert sampler.epoch(3) != BatchSampler(PAIRS, 300, seed=2).epoch(3)
+    def drawn(seed: int, epoch: int, block: int = 0) -> list[list[int]]:
+        return [batch.tolist() for batch in batches_of(PAIRS, 300, seed, epoch, block)]
+
+    assert drawn(1, 3) == drawn(1, 3)
+    assert drawn(1, 3) != drawn(1, 4)
+    assert drawn(1, 3) != drawn(2, 3)
+    assert drawn(1, 3) != drawn(1, 3, 1)
 
 
 @pytest.mark.parametrize("skip", [1, 40, 200])
-def test_a_plan_resumes_at_its_position(skip: int) -> None:
-    sampler = BatchSampler(PAIRS, 300, seed=1)
-    plan = sampler.plan(0, 0)
+def test_stream_resumes_at_its_position(skip: int) -> None:
+    sampler = BatchSampler(PairList(PAIRS), 300, seed=1)
+    stream = sampler.stream()
     for _ in range(skip):
-        last = next(plan)
-    resumed = sampler.plan(last.epoch, last.position)
-    assert [next(resumed) for _ in range(50)] == [next(plan) for _ in range(50)]
-
-
-def test_planned_tokens_are_those_of_the_batch() -> None:
-    for planned in islice(BatchSampler(PAIRS, 300, seed=1).plan(0, 0), 50):
-        batch = planned.read(number=3)
-        assert planned.tokens == batch.source.numel() + batch.target_output.numel()
-        assert batch.number == 3
-
-
-costs = st.lists(st.integers(1, 1000), min_size=1, max_size=40)
-
-
-@given(costs, st.integers(1, 9))
-def test_batches_are_shared_out_evenly(costs: list[int], processes: int) -> None:
-    shares = share_out(costs, processes)
-    assert sorted(batch for share in shares for batch in share) == list(range(len(costs)))
-    assert len(shares) == processes
-    assert max(map(len, shares)) == math.ceil(len(costs) / processes), "all processes run as many, with fillers"
-    loads = [sum(costs[batch] for batch in share) for share in shares]
-    for share, load in zip(shares, loads, strict=True):
-        if len(share) < max(map(len, shares)):  # it had room for the last batch of any other, which had less to do then
-            assert all(load >= sum(sorted(costs[batch] for batch in other)[1:]) for other in shares)
-
-
-def test_shares_are_balanced_by_tokens_not_by_number() -> None:
-    assert share_out([90, 50, 40, 10], 2) == [[0, 3], [1, 2]]
-    assert share_out([200, 9000, 300, 9000], 2) == [[1, 2], [0, 3]]
-    assert share_out([5], 3) == [[0], [], []]
-
-
-def test_a_batch_without_targets_teaches_nothing() -> None:
-    batch = collate(PAIRS[:3], number=1).without_targets()
-    assert (len(batch.source), batch.target_tokens, batch.number) == (1, 0, 1)
-    assert (batch.target_output == IGNORED).all()
+        position, _ = next(stream)
+    resumed = sampler.stream(position)
+    for _ in range(50):
+        (expected_position, expected), (actual_position, actual) = next(stream), next(resumed)
+        assert actual_position == expected_position
+        assert torch.equal(actual.source, expected.source)
+        assert torch.equal(actual.target_output, expected.target_output)
 
 
 def test_collate() -> None:

@@ -2,14 +2,17 @@
 
 import json
 import random
+import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from dragoman_training.data.corpus import BadLines
+from dragoman_training.data.bad_lines import BadLines
 from dragoman_training.data.pairs import Pair, read_pairs_file, references
 from dragoman_training.data.prepare import TrainingData, prepare
-from dragoman_training.data.splits import Splits, read_splits
+from dragoman_training.data.reading import PairReader
+from dragoman_training.data.splits import read_splits
 from dragoman_training.data.tokenizers import empty_tokenizer, load_tokenizer
 from dragoman_training.errors import DataError
 from dragoman_training.recipe import ParallelFiles, Recipe, TokenizerConfig, load_recipe
@@ -43,8 +46,18 @@ def numbers_recipe(folder: Path, *overrides: str) -> Recipe:
     return load_recipe(TINY, [f"data.train=[{train}]", "data.dev_held_out_sources=10", "data.test=null", *overrides])
 
 
-def split(recipe: Recipe) -> Splits:
-    return read_splits(recipe, BadLines("refuse"))
+class Divided(NamedTuple):
+    train: list[Pair]
+    dev: list[Pair]
+    overlapping_targets: dict[str, int]
+
+
+def split(recipe: Recipe) -> Divided:
+    with tempfile.TemporaryDirectory() as folder:
+        splits = read_splits(PairReader(recipe), Path(folder), BadLines("refuse"))
+        parts = zip(splits.shards, splits.parts(splits.train), strict=True)
+        train = [pair for shard, mask in parts for pair in shard.pairs(recipe.data.train, mask)]
+    return Divided(train, splits.dev, splits.overlapping_targets)
 
 
 def by_source(pairs: list[Pair]) -> dict[str, list[str]]:

@@ -19,23 +19,30 @@ DEV_FILE = "dev.tsv"  # the dev pairs
 DEV_ANSWERS_FILE, TEST_ANSWERS_FILE = "dev_answers.tsv", "test_answers.tsv"  # of the final model
 LONGEST_FILE = "longest.tsv"  # the training pairs with the longest sources
 BAD_LINES_FILE = "bad_lines.txt"
+PREPARED_FOLDER = "prepared"  # the corpus as token ids, see `data.prepare`
 METRICS_FILE = "metrics.jsonl"
 CURVES_FILE = "curves.png"
 REPORT_FILE = "report.json"
 MODEL_FILE = "model.pt"  # written last: a run that has it is finished
 
 
-def write(path: Path, fill: Callable[[BinaryIO], object]) -> None:
+def write(path: Path, fill: Callable[[BinaryIO], object], *, durable: bool = True) -> None:
     """Writes a file atomically: `fill` writes it under a temporary name, and it is renamed once it is on disk.
 
     A kill before the rename leaves the old file, or none, and a `.NAME.partial` that the next write replaces.
+
+    Args:
+        durable: Whether it must survive a power cut; a file that is needed for minutes need not wait for the disk.
     """
     temporary = path.with_name(f".{path.name}.partial")
     with temporary.open("wb") as file:
         fill(file)
         file.flush()
-        os.fsync(file.fileno())
+        if durable:
+            os.fsync(file.fileno())
     temporary.replace(path)
+    if not durable:
+        return
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)  # makes the rename durable
@@ -43,9 +50,9 @@ def write(path: Path, fill: Callable[[BinaryIO], object]) -> None:
         os.close(folder)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Writes a text file in UTF-8 atomically."""
-    write(path, lambda file: file.write(text.encode()))
+def write_text(path: Path, text: str, *, durable: bool = True) -> None:
+    """Writes a text file in UTF-8 atomically, see `write`."""
+    write(path, lambda file: file.write(text.encode()), durable=durable)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.text import Text
 
 CLOSING = 0.3  # seconds
@@ -110,9 +110,31 @@ class ProgressBar:
         finally:
             self.bar.remove_task(task)
 
-    def warn(self, message: str) -> None:
-        """Prints a warning above the bar."""
-        self.echo(f"warning: {message}")
+    @contextmanager
+    def preparing(self) -> Iterator[Callable[[str, int, int | None], None]]:
+        """Shows how far the preparation of data has come, on bars or in a line every ten seconds.
+
+        Yields:
+            A callback for what is counted, how many there are so far, and how many in all, None if nobody knows.
+        """
+        tasks: dict[str, TaskID] = {}
+        shown = time.monotonic()
+
+        def counted(what: str, count: int, total: int | None) -> None:
+            nonlocal shown
+            if what not in tasks:
+                tasks[what] = self.bar.add_task(what, total=total, numbers="", end=None)
+            self.bar.update(tasks[what], completed=count, total=total)
+            now = time.monotonic()
+            if not self.console.is_terminal and now - shown >= LINE_EVERY:
+                shown = now
+                self.echo(f"{count:,} {what}" if total is None else f"{count:,} of {total:,} {what}")
+
+        try:
+            yield counted
+        finally:
+            for task in tasks.values():
+                self.bar.remove_task(task)
 
     def echo(self, line: str) -> None:
         """Prints a line above the bar."""

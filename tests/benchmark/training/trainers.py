@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dragoman_training.data.batches import Batch, BatchSampler
+from dragoman_training.data.batches import Batch, BatchSampler, PairList, Position
 from dragoman_training.data.prepare import TrainingData
 from dragoman_training.data.tokenizers import BEGIN_ID, END_ID, PAD_ID
 from dragoman_training.model.loss import IGNORED
@@ -60,11 +60,12 @@ class Contender(ABC):
 
     def measure(self, first: int, attention: Attention) -> Steps:
         """Measures the steps of a sample from batch `first` of the first epoch on; weights are kept."""
-        batches = BatchSampler(self.work.pairs, self.work.training.batch_tokens, seed=1).plan(0, first)
+        pairs = PairList(self.work.pairs)
+        batches = BatchSampler(pairs, self.work.training.batch_tokens, seed=1).stream(Position(position=first))
         target, loss = 0, 0.0
         started = time.perf_counter()
         for _ in range(self.work.steps):
-            batch = next(batches).read()
+            _, batch = next(batches)
             loss = self.update(batch, attention)
             target += batch.target_tokens
         return Steps(time.perf_counter() - started, target, loss)
@@ -80,7 +81,7 @@ class Ours(Contender):
     def __init__(self, work: Work, threads: int) -> None:
         super().__init__(work, threads)
         source, target = (symbol_tokenizer(size) for size in work.vocabularies)
-        data = TrainingData(source, target, work.pairs, lambda epoch: work.pairs, [], [], [])
+        data = TrainingData(source, target, work.pairs, PairList(work.pairs), [], [], [])
         with tempfile.TemporaryDirectory() as run:
             recipe = work.recipe()
             self.trainer = Trainer(recipe, Path(run), data, CPU, threading.Event(), silent_bar(recipe))

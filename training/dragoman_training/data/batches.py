@@ -1,11 +1,12 @@
 """Batches of pairs of similar length that fit a token budget."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dragoman_training.data.tokenizers import BEGIN_ID, PAD_ID
@@ -29,26 +30,19 @@ class Batch:
         target_input: Decoder input ids [batch, target], starting with the begin token.
         target_output: Ids to predict [batch, target], ending with the end token; IGNORED at padding.
         target_tokens: Number of ids in `target_output` without padding.
-        number: Place among the batches of a step, which the batch's random numbers depend on.
     """
 
     source: Tensor
     target_input: Tensor
     target_output: Tensor
     target_tokens: int
-    number: int = 0
 
     def to(self, device: torch.device) -> "Batch":
         """Returns the batch on a device."""
         if device.type == "cpu":
             return self
         moved = [t.to(device, non_blocking=True) for t in (self.source, self.target_input, self.target_output)]
-        return Batch(moved[0], moved[1], moved[2], self.target_tokens, self.number)
-
-    def without_targets(self) -> "Batch":
-        """Returns the first pair alone, with nothing to predict: its loss and its gradients are zero."""
-        ignored = torch.full_like(self.target_output[:1], IGNORED)
-        return Batch(self.source[:1], self.target_input[:1], ignored, 0, self.number)
+        return Batch(moved[0], moved[1], moved[2], self.target_tokens)
 
 
 def pad(rows: Sequence[Sequence[int]], filler: int) -> Tensor:
@@ -59,94 +53,138 @@ def pad(rows: Sequence[Sequence[int]], filler: int) -> Tensor:
     return torch.from_numpy(out)
 
 
-class PlannedBatch(NamedTuple):
-    """A batch that is not read yet.
-
-    Attributes:
-        epoch, position: Where the stream of batches goes on after this one.
-        pairs: The pairs of its epoch.
-        indices: Its own among them.
-        tokens: Number of source and target tokens with padding: what it costs.
-    """
-
-    epoch: int
-    position: int
-    pairs: Sequence[EncodedPair]
-    indices: list[int]
-    tokens: int
-
-    def read(self, number: int = 0) -> Batch:
-        """Reads the batch, with its number in a step."""
-        return collate([self.pairs[i] for i in self.indices], number)
-
-
-def collate(pairs: Sequence[EncodedPair], number: int = 0) -> Batch:
-    """Makes a padded batch of pairs, with its number in a step."""
+def collate(pairs: Sequence[EncodedPair]) -> Batch:
+    """Makes a padded batch of pairs."""
     return Batch(
         source=pad([p.source for p in pairs], PAD_ID),
         target_input=pad([[BEGIN_ID, *p.target[:-1]] for p in pairs], PAD_ID),
         target_output=pad([p.target for p in pairs], IGNORED),
         target_tokens=sum(len(p.target) for p in pairs),
-        number=number,
     )
+
+
+class Position(NamedTuple):
+    """A place in the training data.
+
+    Attributes:
+        epoch: Passes over the corpus before this one.
+        block: Number of the block in the epoch, see `EpochPairs`.
+        position: Batches of the block that come before.
+    """
+
+    epoch: int = 0
+    block: int = 0
+    position: int = 0
+
+
+class EncodedPairs(Protocol):
+    """Encoded pairs by number; not all of them need to be in memory."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> EncodedPair: ...
+
+    def lengths(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the token counts of the sources and of the targets, each [pairs], with end tokens."""
+
+
+class EpochPairs(Protocol):
+    """The training pairs of each epoch, as a function of the seed, the epoch and the block alone.
+
+    An epoch is made of blocks, so that those of a large corpus need not be in memory: each block is bucketed by length
+    on its own. A corpus of the usual size has one.
+    """
+
+    def blocks(self, epoch: int) -> int:
+        """Returns the number of blocks of an epoch, at least 1."""
+
+    def block(self, epoch: int, block: int) -> EncodedPairs:
+        """Returns the pairs of a block."""
+
+
+class PairList:
+    """Pairs in memory, which are also one block of every epoch."""
+
+    def __init__(self, pairs: Sequence[EncodedPair]) -> None:
+        self.pairs = pairs
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, index: int, /) -> EncodedPair:
+        return self.pairs[index]
+
+    def lengths(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the token counts of the sources and of the targets, each [pairs]."""
+        return (
+            np.array([len(pair.source) for pair in self.pairs], np.int64),
+            np.array([len(pair.target) for pair in self.pairs], np.int64),
+        )
+
+    def blocks(self, epoch: int) -> int:
+        """Returns 1."""
+        return 1
+
+    def block(self, epoch: int, block: int) -> "PairList":
+        """Returns the pairs, the same in every epoch."""
+        return self
 
 
 class BatchSampler:
     """Splits the training pairs into new batches for each epoch, as a function of seed and epoch alone.
 
-    Pairs are sorted by source and target length (ties in random order) and cut where the next pair would exceed the
-    budget, rows x (longest source + longest target). The batches are then shuffled.
+    The pairs of a block are sorted by source and target length (ties in random order) and cut where the next pair would
+    exceed the budget, rows x (longest source + longest target). The batches of the block are then shuffled.
 
     Args:
-        pairs: Training pairs, or the function from an epoch to its pairs.
+        pairs: Training pairs of each epoch.
         batch_tokens: Token budget of a batch.
         seed: Seed of ties and of the order.
     """
 
-    def __init__(
-        self,
-        pairs: Sequence[EncodedPair] | Callable[[int], Sequence[EncodedPair]],
-        batch_tokens: int,
-        seed: int,
-    ) -> None:
+    def __init__(self, pairs: EpochPairs, batch_tokens: int, seed: int) -> None:
         self.pairs = pairs
         self.batch_tokens = batch_tokens
         self.seed = seed
 
-    def epoch(self, epoch: int) -> list[list[int]]:
-        """Returns the batches of an epoch as indices into its pairs."""
-        return self._batches(self._pairs(epoch), epoch)
+    def batches(self, pairs: EncodedPairs, epoch: int, block: int = 0) -> list[NDArray[np.int64]]:
+        """Returns the batches of a block, each as indices [rows] into its pairs."""
+        source, target = pairs.lengths()
+        # NOTE: The first block draws from default_rng([seed, epoch]): a SeedSequence ignores zeros at its end.
+        rng = np.random.default_rng([self.seed, epoch, 0, block])
+        order = np.lexsort((rng.random(len(pairs)), target, source))
+        ends = _cut(source[order], target[order], self.batch_tokens)
+        starts = [0, *ends[:-1]]
+        return [order[starts[i] : ends[i]] for i in rng.permutation(len(ends)).tolist()]
 
-    def plan(self, epoch: int, position: int) -> Iterator[PlannedBatch]:
-        """Yields batches forever, from a position of an epoch on, without reading them: the same in all processes."""
+    def stream(self, start: Position = Position()) -> Iterator[tuple[Position, Batch]]:  # noqa: B008, it is immutable
+        """Yields batches forever, from a position on, each with the position after it."""
+        epoch, block, position = start
         while True:
-            pairs = self._pairs(epoch)
-            for indices in self._batches(pairs, epoch)[position:]:
-                position += 1
-                longest = max(len(pairs[i].source) for i in indices) + max(len(pairs[i].target) for i in indices)
-                yield PlannedBatch(epoch, position, pairs, indices, len(indices) * longest)
-            epoch, position = epoch + 1, 0
+            while block < self.pairs.blocks(epoch):
+                pairs = self.pairs.block(epoch, block)
+                for indices in self.batches(pairs, epoch, block)[position:]:
+                    position += 1
+                    yield Position(epoch, block, position), collate([pairs[i] for i in indices.tolist()])
+                block, position = block + 1, 0
+            epoch, block = epoch + 1, 0
 
-    def _pairs(self, epoch: int) -> Sequence[EncodedPair]:
-        return self.pairs(epoch) if callable(self.pairs) else self.pairs
 
-    def _batches(self, pairs: Sequence[EncodedPair], epoch: int) -> list[list[int]]:
-        source_lengths = np.array([len(p.source) for p in pairs])
-        target_lengths = np.array([len(p.target) for p in pairs])
-        rng = np.random.default_rng([self.seed, epoch])
-        ties = rng.random(len(pairs))
-        order = np.lexsort((ties, target_lengths, source_lengths))
-        batches: list[list[int]] = []
-        batch: list[int] = []
-        longest_source = longest_target = 0
-        for i in order.tolist():
-            source = max(longest_source, int(source_lengths[i]))
-            target = max(longest_target, int(target_lengths[i]))
-            if batch and (len(batch) + 1) * (source + target) > self.batch_tokens:
-                batches.append(batch)
-                batch, source, target = [], int(source_lengths[i]), int(target_lengths[i])
-            batch.append(i)
-            longest_source, longest_target = source, target
-        if batch:
-            batches.append(batch)
-        return [batches[i] for i in rng.permutation(len(batches))]
+def _cut(source: NDArray[np.int64], target: NDArray[np.int64], budget: int) -> list[int]:
+    """Cuts sorted pairs into batches; returns where each ends.
+
+    Args:
+        source: Source lengths in ascending order [pairs].
+        target: Their target lengths [pairs].
+        budget: Most tokens of a batch with more than one pair.
+    """
+    ends: list[int] = []
+    start = 0
+    while start < len(source):
+        most = max(1, budget // int(source[start] + target[start]))
+        width = source[start : start + most] + np.maximum.accumulate(target[start : start + most])
+        # Rows x width never falls, so that the rows within the budget are the first ones.
+        rows = int(np.searchsorted(np.arange(1, len(width) + 1) * width, budget, "right"))
+        start += max(1, rows)
+        ends.append(start)
+    return ends

@@ -3,21 +3,22 @@
 import codecs
 import gzip
 import zlib
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Literal, NamedTuple
 
+from dragoman_training.data.bad_lines import BadLines
 from dragoman_training.data.characters import find_bad_character, invisible_content
 from dragoman_training.data.languages import language_token, with_language
 from dragoman_training.data.pairs import Pair
 from dragoman_training.data.tokenizers import SPECIAL_TOKENS
 from dragoman_training.errors import DataError
-from dragoman_training.recipe import Columns, DataFile, PairsFile, ParallelFiles, target_language
+from dragoman_training.recipe import Columns, DataFile, PairsFile, ParallelFiles, file_paths, target_language
 
 HEAD = 4096  # bytes at the start of a file that its encoding is detected from
+CHUNK_LINES = 2**16
+CHUNK_BYTES = 2**26
 _WIDE_ENCODINGS = {
     # In this order: the byte order mark of UTF-32LE starts with that of UTF-16LE.
     "UTF-32LE": codecs.BOM_UTF32_LE,
@@ -27,72 +28,23 @@ _WIDE_ENCODINGS = {
 }
 
 
-class BadLine(NamedTuple):
-    """A skipped line: its position, the kind of fault it is counted under, and a description."""
-
-    file: Path
-    line: int
-    kind: str
-    message: str
-
-
-@dataclass
-class BadLines:
-    """The bad lines of a corpus.
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive lines of a data file, not yet checked.
 
     Attributes:
-        policy: Whether bad lines are collected (skip) or the first one raises DataError (refuse).
-        lines: Bad lines in the order they were read.
-        all_bad_files: Files that contain bad lines only.
+        entry: The data file.
+        places: Places of source and target among the fields of a line; None for exactly two fields.
+        first: Number of the first line, from 1 on.
+        lines: The lines; of parallel files, those of the source.
+        others: Those of the target, of parallel files.
     """
 
-    policy: Literal["skip", "refuse"]
-    lines: list[BadLine] = field(default_factory=list)
-    all_bad_files: list[Path] = field(default_factory=list)
-
-    def add(self, file: Path, line: int, kind: str, message: str) -> None:
-        """Records a bad line.
-
-        Args:
-            kind: Kind of fault that the line is counted under.
-            message: Description of what is wrong and what was expected.
-
-        Raises:
-            DataError: The policy is refuse.
-        """
-        if self.policy == "refuse":
-            raise DataError(f"{file}:{line}: {message} (set data.on_bad_line: skip to skip such lines)")
-        self.lines.append(BadLine(file, line, kind, message))
-
-    @property
-    def messages(self) -> list[str]:
-        """One message per line, with file and line number."""
-        return [f"{bad.file}:{bad.line}: {bad.message}" for bad in self.lines]
-
-    @property
-    def counts(self) -> Counter[str]:
-        """The number of lines of each kind, the most common first."""
-        return Counter(dict(Counter(bad.kind for bad in self.lines).most_common()))
-
-    def summary(self, since: int = 0) -> str:
-        """Summarises the skipped lines, with an example of the most common kind; empty if none were skipped.
-
-        Args:
-            since: Number of lines to leave out, the oldest ones.
-        """
-        lines = self.lines[since:]
-        if not lines:
-            return ""
-        files = Counter(bad.file for bad in lines)
-        others = f" and {len(files) - 1} other file(s)" if len(files) > 1 else ""
-        kinds = Counter(bad.kind for bad in lines).most_common()
-        kind = kinds[0][0]
-        first = next(bad for bad in lines if bad.kind == kind)
-        return (
-            f"{len(lines):,} line(s) of {files.most_common(1)[0][0]}{others} are skipped "
-            f"({', '.join(f'{kind} {count:,}' for kind, count in kinds)}); the first {kind} is "
-            f"line {first.line}{f' of {first.file}' if others else ''}: {first.message}"
-        )
+    entry: DataFile
+    places: tuple[int, int] | None
+    first: int
+    lines: list[bytes]
+    others: list[bytes] | None
 
 
 def read_pairs(files: Sequence[DataFile], bad: BadLines, columns: Columns | None = None) -> list[Pair]:
@@ -108,15 +60,67 @@ def read_pairs(files: Sequence[DataFile], bad: BadLines, columns: Columns | None
             or a line is bad and the policy is refuse.
     """
     pairs: list[Pair] = []
-    reserved = [*SPECIAL_TOKENS, *(language_token(code) for code in map(target_language, files) if code is not None)]
+    reserved = reserved_tokens(files)
     for entry in files:
-        pairs_before, bad_before = len(pairs), len(bad.lines)
-        read, language = _read(entry, bad, columns), target_language(entry)
-        valid = (pair for pair in read if _is_valid(pair, reserved, bad))
-        pairs.extend(pair._replace(source=with_language(pair.source, language)) for pair in valid)
-        if len(pairs) == pairs_before and len(bad.lines) > bad_before:
-            bad.all_bad_files.append(bad.lines[bad_before].file)
+        before, bad_before = len(pairs), bad.tally.counts.total()
+        for chunk in chunks(entry, columns):
+            pairs.extend(valid_pairs(chunk, reserved, bad))
+        if len(pairs) == before and bad.tally.counts.total() > bad_before:
+            bad.all_bad_files.append(file_paths(entry)[0])
     return pairs
+
+
+def reserved_tokens(files: Sequence[DataFile]) -> list[str]:
+    """Returns the tokens that no text of the files may contain."""
+    codes = dict.fromkeys(code for code in map(target_language, files) if code is not None)
+    return [*SPECIAL_TOKENS, *map(language_token, codes)]
+
+
+def chunks(entry: DataFile, columns: Columns | None = None) -> Iterator[Chunk]:
+    """Reads a data file in chunks of CHUNK_LINES lines, or fewer if they are long.
+
+    Raises:
+        DataError: See `read_pairs`; lines are not checked yet.
+    """
+    if isinstance(entry, ParallelFiles):
+        numbered: Iterator[tuple[bytes, bytes | None]] = _parallel(entry)
+        places, first = None, 1
+    else:
+        file = entry if isinstance(entry, Path) else entry.file
+        raw = _lines(file)
+        places, first = _places(file, (isinstance(entry, PairsFile) and entry.columns) or columns, raw)
+        numbered = ((line, None) for line in raw)
+    for part in _parts(numbered):
+        others = [other for _, other in part if other is not None]
+        yield Chunk(entry, places, first, [line for line, _ in part], others or None)
+        first += len(part)
+
+
+def valid_pairs(chunk: Chunk, reserved: Sequence[str], bad: BadLines) -> Iterator[Pair]:
+    """Yields the pairs of a chunk; bad lines go to `bad`."""
+    language = target_language(chunk.entry)
+    read = _tab_separated(chunk, bad) if chunk.others is None else _side_by_side(chunk, chunk.others, bad)
+    for pair in read:
+        if _is_valid(pair, reserved, bad):
+            yield pair if language is None else pair._replace(source=with_language(pair.source, language))
+
+
+def _parts(lines: Iterator[tuple[bytes, bytes | None]]) -> Iterator[list[tuple[bytes, bytes | None]]]:
+    part: list[tuple[bytes, bytes | None]] = []
+    size = 0
+    for line, other in lines:
+        part.append((line, other))
+        size += len(line) + len(other or b"")
+        if len(part) == CHUNK_LINES or size >= CHUNK_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def missing(file: Path) -> DataError:
+    """Returns the error for a data file that does not exist."""
+    return DataError(f"{file}: no such data file (paths are relative to the current directory or to the recipe's)")
 
 
 def _lines(file: Path) -> Iterator[bytes]:
@@ -128,9 +132,7 @@ def _lines(file: Path) -> Iterator[bytes]:
                 line = line.removesuffix(b"\n").removesuffix(b"\r")
                 yield line.removeprefix(codecs.BOM_UTF8) if number == 0 else line
     except FileNotFoundError:
-        raise DataError(
-            f"{file}: no such data file (paths are relative to the current directory or to the recipe's)"
-        ) from None
+        raise missing(file) from None
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{file}: cannot be read ({error})") from None
 
@@ -167,65 +169,57 @@ def _decode(raw: bytes, file: Path, line: int, bad: BadLines) -> str | None:
     return text
 
 
-def _read(entry: DataFile, bad: BadLines, columns: Columns | None) -> Iterator[Pair]:
-    if isinstance(entry, ParallelFiles):
-        return _parallel(entry, bad)
-    file = entry if isinstance(entry, Path) else entry.file
-    if isinstance(entry, PairsFile):
-        columns = entry.columns or columns
-    return _tab_separated(file, bad) if columns is None else _columns(file, columns, bad)
+def _places(file: Path, columns: Columns | None, lines: Iterator[bytes]) -> tuple[tuple[int, int] | None, int]:
+    """Returns the places of source and target in a line, and the number of the first line of pairs.
 
-
-def _tab_separated(file: Path, bad: BadLines) -> Iterator[Pair]:
-    for number, raw in enumerate(_lines(file), 1):
-        text = _decode(raw, file, number, bad)
-        if text is None:
-            continue
-        fields = text.split("\t")
-        if len(fields) == 2:
-            yield Pair(fields[0], fields[1], file, number)
-        else:
-            bad.add(file, number, "wrong_fields", f"expected source<TAB>target, found {len(fields)} field(s)")
-
-
-def _columns(file: Path, columns: Columns, bad: BadLines) -> Iterator[Pair]:
-    lines = enumerate(_lines(file), 1)
-    places = [column - 1 for column in (columns.source, columns.target) if isinstance(column, int)]
-    if not places:
-        places = _named_columns(file, columns, next(lines, (1, b""))[1])
-    last = max(places) + 1
-    for number, raw in lines:
-        text = _decode(raw, file, number, bad)
-        if text is None:
-            continue
-        fields = text.split("\t")
-        if len(fields) >= last:
-            yield Pair(fields[places[0]], fields[places[1]], file, number)
-        else:
-            bad.add(file, number, "wrong_fields", f"expected at least {last} fields, found {len(fields)}")
-
-
-def _named_columns(file: Path, columns: Columns, header: bytes) -> list[int]:
-    """Returns the places of source and target in a line."""
-    names = [name.strip() for name in header.decode("utf-8", "replace").split("\t")]
+    Takes the first line if it names the columns.
+    """
+    if columns is None:
+        return None, 1
+    if isinstance(columns.source, int) and isinstance(columns.target, int):
+        return (columns.source - 1, columns.target - 1), 1
+    names = [name.strip() for name in next(lines, b"").decode("utf-8", "replace").split("\t")]
     for column in (columns.source, columns.target):
         if names.count(str(column)) != 1:
             problem = "several columns are" if column in names else "no column is"
             raise DataError(f"{file}:1: {problem} called {column}; the first line names {', '.join(names)}")
-    return [names.index(str(column)) for column in (columns.source, columns.target)]
+    return (names.index(str(columns.source)), names.index(str(columns.target))), 2
 
 
-def _parallel(files: ParallelFiles, bad: BadLines) -> Iterator[Pair]:
+def _parallel(files: ParallelFiles) -> Iterator[tuple[bytes, bytes]]:
     for number, (left, right) in enumerate(zip_longest(_lines(files.source), _lines(files.target)), 1):
         if left is None or right is None:
             short, long = (files.source, files.target) if left is None else (files.target, files.source)
             raise DataError(
                 f"{short} ends after {number - 1} lines but {long} goes on; parallel files must have equally many lines"
             )
-        source = _decode(left, files.source, number, bad)
-        target = None if source is None else _decode(right, files.target, number, bad)
+        yield left, right
+
+
+def _tab_separated(chunk: Chunk, bad: BadLines) -> Iterator[Pair]:
+    (file,), places = file_paths(chunk.entry), chunk.places
+    source, target = places or (0, 1)
+    least = max(source, target) + 1
+    for number, raw in enumerate(chunk.lines, chunk.first):
+        text = _decode(raw, file, number, bad)
+        if text is None:
+            continue
+        fields = text.split("\t")
+        if len(fields) == least or (places is not None and len(fields) > least):
+            yield Pair(fields[source], fields[target], file, number)
+        elif places is None:
+            bad.add(file, number, "wrong_fields", f"expected source<TAB>target, found {len(fields)} field(s)")
+        else:
+            bad.add(file, number, "wrong_fields", f"expected at least {least} fields, found {len(fields)}")
+
+
+def _side_by_side(chunk: Chunk, others: Sequence[bytes], bad: BadLines) -> Iterator[Pair]:
+    source_file, target_file = file_paths(chunk.entry)
+    for number, (left, right) in enumerate(zip(chunk.lines, others, strict=True), chunk.first):
+        source = _decode(left, source_file, number, bad)
+        target = None if source is None else _decode(right, target_file, number, bad)
         if source is not None and target is not None:
-            yield Pair(source, target, files.source, number)
+            yield Pair(source, target, source_file, number)
 
 
 def _is_valid(pair: Pair, reserved: Sequence[str], bad: BadLines) -> bool:

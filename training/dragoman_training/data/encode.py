@@ -1,4 +1,4 @@
-"""Encodes pairs as token ids, applies the model's length limits, and trains tokenizers on the pairs within them."""
+"""Encodes pairs as token ids and applies the model's length limits."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -6,10 +6,8 @@ from typing import NamedTuple
 from tokenizers import Tokenizer
 
 from dragoman_training.data.batches import EncodedPair
-from dragoman_training.data.corpus import BadLines
-from dragoman_training.data.languages import language_token, split_language
 from dragoman_training.data.pairs import Pair
-from dragoman_training.data.tokenizers import CLOSED_VOCABULARY, empty_tokenizer, min_tokens, train_tokenizer
+from dragoman_training.data.tokenizers import CLOSED_VOCABULARY, min_tokens
 from dragoman_training.recipe import Recipe
 
 
@@ -18,37 +16,6 @@ class Tokenizers(NamedTuple):
 
     source: Tokenizer
     target: Tokenizer
-
-
-def train_tokenizers(recipe: Recipe, pairs: list[Pair]) -> Tokenizers:
-    """Trains the tokenizers of a recipe on the pairs within the model's length limits.
-
-    The length of a pair in bpe or unigram tokens is only known after training. If pairs turn out to be too long, the
-    tokenizers are trained again without them.
-
-    Raises:
-        DataError: No such tokenizer can be trained on these pairs.
-    """
-    config, languages = recipe.tokenizers, recipe.data.target_languages
-    tokens = [language_token(code) for code in languages]
-    while True:
-        sources = [split_language(pair.source, languages)[1] for pair in pairs]
-        targets = [pair.target for pair in pairs]
-        if config.joint:
-            source = target = train_tokenizer(config.source, sources + targets, tokens=tokens)
-        else:
-            source = train_tokenizer(config.source, sources, tokens=tokens)
-            target_config, key = (
-                (config.target, "tokenizers.target") if config.target else (config.source, "tokenizers.source")
-            )
-            target = train_tokenizer(target_config, targets, key)
-        tokenizers = Tokenizers(source, target)
-        if recipe.data.on_bad_line == "refuse":
-            return tokenizers  # a pair that is too long ends the run anyway
-        kept = [pair for pair, _, problem in encode_pairs(recipe, tokenizers, pairs) if problem is None]
-        if len(kept) in (0, len(pairs)):
-            return tokenizers
-        pairs = kept
 
 
 def encode_pairs(
@@ -62,29 +29,30 @@ def encode_pairs(
         yield pair, EncodedPair(source.ids, target.ids), problem
 
 
-def drop_overlong(recipe: Recipe, pairs: Sequence[Pair], bad: BadLines) -> list[Pair]:
-    """Drops pairs that are too long with any tokenizer of the recipe; they go to `bad`.
+class Bounds:
+    """Lower bounds of the lengths of pairs with any tokenizer of a recipe; those of characters and symbols are exact.
 
-    For characters and symbols this is exact. Such pairs must not reach later steps: they would be drawn for dev, and a
-    single line of a million characters would dominate the time and the vocabulary of tokenizer training.
+    Pairs above a limit must not reach later steps: they would be drawn for dev, and a single line of a million
+    characters would dominate the time and the vocabulary of tokenizer training.
     """
-    source = recipe.tokenizers.source
-    if source.kind == "imported":  # there are no bounds; what is encoded later is exact
-        return list(pairs)
-    target = recipe.tokenizers.target or source
-    source_tokenizer, target_tokenizer = empty_tokenizer(source), empty_tokenizer(target)
-    exact = source.kind in CLOSED_VOCABULARY, target.kind in CLOSED_VOCABULARY
-    kept: list[Pair] = []
-    for pair in pairs:
-        language, text = split_language(pair.source, recipe.data.target_languages)
-        source_tokens = bool(language) + min_tokens(source_tokenizer, source, text)
-        target_tokens = min_tokens(target_tokenizer, target, pair.target)
-        problem = _too_long(recipe, source_tokens, target_tokens, exact)
-        if problem is None:
-            kept.append(pair)
-        else:
-            bad.add(pair.file, pair.line, "too_long", problem)
-    return kept
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.source = recipe.tokenizers.source
+        self.target = recipe.tokenizers.target or self.source
+        self.exact = self.source.kind in CLOSED_VOCABULARY, self.target.kind in CLOSED_VOCABULARY
+
+    def problem(self, language: str, source: str, target: str) -> str | None:
+        """Returns a message if a pair is too long for the model, else None.
+
+        Args:
+            language: Start of the source that names its target language.
+            source, target: Texts without it, as the normalizers change them.
+        """
+        if self.source.kind == "imported":  # there are no bounds; what is encoded later is exact
+            return None
+        source_tokens = bool(language) + min_tokens(self.source, source)
+        return _too_long(self.recipe, source_tokens, min_tokens(self.target, target), self.exact)
 
 
 def _too_long(recipe: Recipe, source: int, target: int, exact: tuple[bool, bool] = (True, True)) -> str | None:

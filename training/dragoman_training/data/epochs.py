@@ -1,102 +1,195 @@
-"""The training pairs of each epoch: the same ones, or changed and segmented anew."""
+"""The training pairs of each epoch: the same ones, or changed and segmented anew, block by block."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from dragoman_training.data.augmentation import Augmentation
-from dragoman_training.data.batches import EncodedPair
 from dragoman_training.data.encode import Tokenizers
 from dragoman_training.data.languages import split_language
-from dragoman_training.data.pairs import Pair
-from dragoman_training.data.segmentation import VARIANTS, RandomSegmentation, rare_characters
+from dragoman_training.data.mixture import Mixture
+from dragoman_training.data.packed import (
+    Lengths,
+    MappedRows,
+    MemoryRows,
+    PackedPairs,
+    Values,
+    pack,
+    text,
+    token_type,
+)
+from dragoman_training.data.segmentation import VARIANTS, RandomSegmentation
 from dragoman_training.recipe import AugmentationConfig, Recipe, TokenizerConfig
 
-EpochPairs = Callable[[int], Sequence[EncodedPair]]
+# Pairs of a block. A larger one pads less and takes more memory; a corpus with fewer pairs is one block.
+BLOCK_PAIRS = 2**19
+TOKENS = np.dtype("<u4")
+PIECE = 4096  # pairs that are encoded together
+KNOWN_WORDS = 500_000  # words whose segmentations are remembered
 
 
-def epoch_pairs(
-    recipe: Recipe, tokenizers: Tokenizers, pairs: Sequence[Pair], encoded: Sequence[EncodedPair]
-) -> EpochPairs:
-    """Returns the function from an epoch to its training pairs.
+@dataclass(frozen=True)
+class Corpus:
+    """The training pairs on disk.
+
+    Attributes:
+        tokens: Token ids of each pair.
+        texts: Texts of each pair, of a recipe that changes pairs; None for others.
+        rare: Rare characters of the sources and of the targets, see `rare_characters`.
+        counts: Number of pairs of each file.
+    """
+
+    tokens: MappedRows
+    texts: MappedRows | None
+    rare: tuple[str, str]
+    counts: list[int]
+
+
+def changes_pairs(recipe: Recipe) -> bool:
+    """Returns whether the pairs of an epoch are not just those of the corpus as the tokenizers encode them."""
+    sides = recipe.tokenizers.source, recipe.tokenizers.target or recipe.tokenizers.source
+    augmented = recipe.augmentation != AugmentationConfig(number_format=recipe.augmentation.number_format)
+    return augmented or any(config.bpe_dropout or config.byte_dropout for config in sides)
+
+
+class Epochs:
+    """The blocks of each epoch.
 
     Args:
-        pairs: Training pairs as text.
-        encoded: The same pairs as token ids.
+        recipe: Recipe of the run.
+        tokenizers: Those that encoded the corpus.
+        corpus: The training pairs.
     """
-    source, target = recipe.tokenizers.source, recipe.tokenizers.target or recipe.tokenizers.source
-    changed = recipe.augmentation != AugmentationConfig(number_format=recipe.augmentation.number_format)
-    if changed or any(config.bpe_dropout or config.byte_dropout for config in (source, target)):
-        return _Epochs(recipe, tokenizers, pairs, encoded)
-    return lambda epoch: encoded
+
+    def __init__(self, recipe: Recipe, tokenizers: Tokenizers, corpus: Corpus) -> None:
+        self.seed = recipe.seed
+        self.corpus = corpus
+        self.mixture = Mixture(recipe.data, corpus.counts, recipe.seed)
+        self._changed = _ChangedPairs(recipe, tokenizers, corpus) if changes_pairs(recipe) else None
+        self._order: tuple[int, NDArray[np.uint32]] = -1, np.zeros(0, np.uint32)
+        self._block: tuple[tuple[int, int], PackedPairs] | None = None
+
+    def blocks(self, epoch: int) -> int:
+        """Returns the number of blocks of an epoch, at least 1."""
+        return max(1, -(-len(self._numbers(epoch)) // BLOCK_PAIRS))
+
+    def block(self, epoch: int, block: int) -> PackedPairs:
+        """Returns the pairs of a block; one that becomes too long for the model stays as it was."""
+        if self._block is None or self._block[0] != (epoch, block):
+            self._block = None  # frees its memory
+            numbers, blocks = self._numbers(epoch), self.blocks(epoch)
+            chosen = np.sort(numbers[block * len(numbers) // blocks : (block + 1) * len(numbers) // blocks])
+            if self._changed is None:
+                pairs = PackedPairs(self.corpus.tokens, chosen)
+            else:
+                # Another stream than that of the batches. Zeros at the end do not count, see `BatchSampler.batches`.
+                pairs = self._changed.draw(chosen, np.random.default_rng([self.seed, epoch, 1, block]))
+            self._block = (epoch, block), pairs
+        return self._block[1]
+
+    def _numbers(self, epoch: int) -> NDArray[np.uint32]:
+        """Returns the numbers of an epoch's pairs, shuffled if they are more than one block."""
+        if self._order[0] != epoch:
+            self._order = -1, np.zeros(0, np.uint32)  # frees its memory
+            numbers = self.mixture.epoch(epoch)
+            if len(numbers) > BLOCK_PAIRS:
+                np.random.default_rng([self.seed, epoch, 2]).shuffle(numbers)
+            self._order = epoch, numbers
+        return self._order[1]
 
 
 class _Side:
-    """The sources, or the targets, of the training pairs, encoded as the tokenizer's config says."""
+    """Encodes sources, or targets, as the tokenizer's config says."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, config: TokenizerConfig, texts: Sequence[str], encoded: list[list[int]], seed: int
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, config: TokenizerConfig, rare: str, seed: int) -> None:
         self.tokenizer = tokenizer
-        self.encoded = encoded
         self.random: RandomSegmentation | None = None
         if config.bpe_dropout or config.byte_dropout:
-            rare = rare_characters(tokenizer, texts) if config.byte_dropout else ()
             self.random = RandomSegmentation(tokenizer, config.bpe_dropout, config.byte_dropout, rare, seed)
-            self.words = [self.random.words(text) for text in texts]
 
-    def all(self, rng: np.random.Generator) -> list[list[int]]:
-        """Encodes all texts."""
-        return self.encoded if self.random is None else self._draw(self.random, self.words, rng)
+    def encode_all(self, texts: Iterator[str], rng: np.random.Generator) -> MemoryRows:
+        """Encodes texts piece by piece, at random if the config says so."""
+        return MemoryRows(pack(self._encode(piece, rng), TOKENS) for piece in iter(lambda: [*islice(texts, PIECE)], []))
 
-    def encode(self, texts: list[str], rng: np.random.Generator) -> list[list[int]]:
-        """Encodes other texts."""
+    def _encode(self, texts: Sequence[str], rng: np.random.Generator) -> list[list[int]]:
         if self.random is None:
             return [encoding.ids for encoding in self.tokenizer.encode_batch(texts)]
-        return self._draw(self.random, [self.random.words(text) for text in texts], rng)
-
-    @staticmethod
-    def _draw(random: RandomSegmentation, texts: list[list[int]], rng: np.random.Generator) -> list[list[int]]:
-        variants = iter(rng.integers(VARIANTS, size=sum(map(len, texts))).tolist())
-        return [random.encode(words, [*islice(variants, len(words))]) for words in texts]
+        self.random.forget(KNOWN_WORDS)
+        words = [self.random.words(text) for text in texts]
+        variants = iter(rng.integers(VARIANTS, size=sum(map(len, words))).tolist())
+        return [self.random.encode(row, [*islice(variants, len(row))]) for row in words]
 
 
-class _Epochs:
-    """Draws the pairs of an epoch, as a function of the seed and the epoch alone."""
+class _ChangedPairs:
+    """Changes pairs and segments them anew."""
 
-    def __init__(
-        self, recipe: Recipe, tokenizers: Tokenizers, pairs: Sequence[Pair], encoded: Sequence[EncodedPair]
-    ) -> None:
-        self.seed = recipe.seed
-        self.encoded = encoded
-        split = [split_language(pair.source, recipe.data.target_languages) for pair in pairs]
-        self.languages = [language for language, _ in split]
-        self.texts = [(text, pair.target) for (_, text), pair in zip(split, pairs, strict=True)]
+    def __init__(self, recipe: Recipe, tokenizers: Tokenizers, corpus: Corpus) -> None:
+        assert corpus.texts is not None, "prepared without texts"
+        self.tokens, self.texts = corpus.tokens, corpus.texts
+        self.languages = recipe.data.target_languages
         self.limits = recipe.model.max_source_length, recipe.model.max_target_length + 1  # both with the end token
         self.augmentation = Augmentation(recipe.augmentation)
-        sources, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
+        self.kind = token_type(*(tokenizer.get_vocab_size() for tokenizer in tokenizers))
         config = recipe.tokenizers
-        target_config = config.target or config.source
-        self.source = _Side(tokenizers.source, config.source, sources, [p.source for p in encoded], recipe.seed)
-        self.target = _Side(tokenizers.target, target_config, targets, [p.target for p in encoded], recipe.seed)
-        self.drawn: tuple[int, list[EncodedPair]] = -1, []
+        self.source = _Side(tokenizers.source, config.source, corpus.rare[0], recipe.seed)
+        self.target = _Side(tokenizers.target, config.target or config.source, corpus.rare[1], recipe.seed)
 
-    def __call__(self, epoch: int) -> list[EncodedPair]:
-        """Returns the pairs of an epoch; a pair that becomes too long for the model stays as it was."""
-        if self.drawn[0] != epoch:
-            rng = np.random.default_rng([self.seed, epoch, 1])  # another stream than that of the batches
-            pairs = map(EncodedPair, self.source.all(rng), self.target.all(rng))
-            drawn = [pair if self._fits(pair) else plain for pair, plain in zip(pairs, self.encoded, strict=True)]
-            changes = self.augmentation.changes(self.texts, rng)
-            sources = self.source.encode([self.languages[i] + source for i, (source, _) in changes.items()], rng)
-            targets = self.target.encode([target for _, target in changes.values()], rng)
-            for i, pair in zip(changes, map(EncodedPair, sources, targets), strict=True):
-                if self._fits(pair):
-                    drawn[i] = pair
-            self.drawn = epoch, drawn
-        return self.drawn[1]
+    def draw(self, chosen: NDArray[np.uint32], rng: np.random.Generator) -> PackedPairs:
+        """Draws the changes of the chosen pairs."""
+        numbers = chosen.tolist()
+        drawn = [
+            None if side.random is None else side.encode_all((text(self.texts[2 * i + n]) for i in numbers), rng)
+            for n, side in enumerate((self.source, self.target))
+        ]
+        split = _SplitTexts(self.texts, chosen, self.languages)
+        changes = self.augmentation.changes(split, rng)
+        sources = (split.language(i) + source for i, (source, _) in changes.items())
+        targets = (target for _, target in changes.values())
+        changed = self.source.encode_all(sources, rng), self.target.encode_all(targets, rng)
 
-    def _fits(self, pair: EncodedPair) -> bool:
-        return len(pair.source) <= self.limits[0] and len(pair.target) <= self.limits[1]
+        plain = self.tokens.pair_lengths(chosen)
+        lengths = [own if rows is None else rows.lengths() for own, rows in zip(plain, drawn, strict=True)]
+        redrawn = self._fits(*lengths)  # [pairs]
+        change = np.full(len(chosen), -1)  # number of the change that is made, or -1 [pairs]
+        fits = self._fits(changed[0].lengths(), changed[1].lengths())
+        change[np.fromiter(changes, np.int64, len(changes))] = np.where(fits, np.arange(len(fits)), -1)
+
+        def sides(i: int, number: int) -> list[Values]:
+            if change[i] >= 0:
+                return [rows[int(change[i])] for rows in changed]
+            return [
+                self.tokens[2 * number + n] if rows is None or not redrawn[i] else rows[i]
+                for n, rows in enumerate(drawn)
+            ]
+
+        pieces = (range(start, min(start + PIECE, len(numbers))) for start in range(0, len(numbers), PIECE))
+        return PackedPairs(
+            MemoryRows(pack([side for i in piece for side in sides(i, numbers[i])], self.kind) for piece in pieces)
+        )
+
+    def _fits(self, source: Lengths, target: Lengths) -> NDArray[np.bool_]:
+        """Returns whether pairs of these lengths fit the model."""
+        return (source <= self.limits[0]) & (target <= self.limits[1])
+
+
+class _SplitTexts(Sequence[tuple[str, str]]):
+    """The texts of the chosen pairs; sources without the token of their target language."""
+
+    def __init__(self, texts: MappedRows, chosen: NDArray[np.uint32], languages: Sequence[str]) -> None:
+        self.texts, self.chosen, self.languages = texts, chosen, languages
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def __getitem__(self, index: Any) -> Any:
+        pair = int(self.chosen[index])
+        return split_language(text(self.texts[2 * pair]), self.languages)[1], text(self.texts[2 * pair + 1])
+
+    def language(self, index: int) -> str:
+        """Returns the start of a source that names its target language; empty without one."""
+        return split_language(text(self.texts[2 * int(self.chosen[index])]), self.languages)[0]

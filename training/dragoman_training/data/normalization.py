@@ -48,8 +48,16 @@ def canonical(tokenizer: Tokenizer, text: str) -> str:
 
     Texts that are the same to the model become equal; answers and references are compared in this form.
     """
-    if tokenizer.normalizer is not None:
-        text = tokenizer.normalizer.normalize_str(text)
+    return canonical_of_normal(tokenizer, normalized(tokenizer, text))
+
+
+def normalized(tokenizer: Tokenizer, text: str) -> str:
+    """Returns a text as the tokenizer's normalizer changes it."""
+    return text if tokenizer.normalizer is None else str(tokenizer.normalizer.normalize_str(text))
+
+
+def canonical_of_normal(tokenizer: Tokenizer, text: str) -> str:
+    """Returns the canonical form of a text that is `normalized`."""
     if tokenizer.decoder is not None:
         decoded: str = tokenizer.decoder.decode([text])
         return decoded

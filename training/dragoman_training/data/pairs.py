@@ -1,5 +1,6 @@
 """Pairs of source and target, their files in a run directory, and which sources are the same to the model."""
 
+import hashlib
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -44,6 +45,14 @@ def references(pairs: Iterable[Pair], source_tokenizer: Tokenizer, target_tokeni
         source = first.setdefault(canonical(source_tokenizer, pair.source), pair.source)
         found.setdefault(source, []).append(canonical(target_tokenizer, pair.target))
     return found
+
+
+def pairs_digest(pairs: Iterable[Pair]) -> str:
+    """Returns a digest of the texts, with which export checks that a split is the one that the run measured."""
+    digest = hashlib.sha256()
+    for pair in pairs:
+        digest.update(f"{pair.source}\0{pair.target}\0".encode())
+    return digest.hexdigest()
 
 
 def write_pairs(path: Path, pairs: Iterable[Pair]) -> None:

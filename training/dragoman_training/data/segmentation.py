@@ -51,6 +51,13 @@ class RandomSegmentation:
         self._words: list[str] = []
         self._variants: list[list[int] | None] = []
 
+    def forget(self, most: int) -> None:
+        """Forgets all words and their variants if they are more than `most`; numbers of words become void."""
+        if len(self._words) > most:
+            self._word_ids.clear()
+            self._words.clear()
+            self._variants.clear()
+
     def words(self, text: str) -> list[int]:
         """Splits a text into words, each a number that `encode` takes."""
         for token in self.starts:
@@ -112,15 +119,16 @@ class RandomSegmentation:
         return [self.vocabulary[piece] for piece in pieces]
 
 
-def rare_characters(tokenizer: Tokenizer, texts: Iterable[str]) -> set[str]:
-    """Returns the characters of normalized texts outside the most common ones that make up COMMON_SHARE of them."""
-    counts: Counter[str] = Counter()
-    for text in texts:
-        counts.update(tokenizer.normalizer.normalize_str(text))
+def rare_characters(counts: Counter[str]) -> str:
+    """Returns the characters outside the most common ones that make up COMMON_SHARE of a text, sorted.
+
+    Args:
+        counts: How often each character occurs in the normalized training texts.
+    """
     covered, total = 0, counts.total()
-    rare: set[str] = set()
+    rare: list[str] = []
     for character, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
         if covered >= COMMON_SHARE * total:
-            rare.add(character)
+            rare.append(character)
         covered += count
-    return rare
+    return "".join(sorted(rare))

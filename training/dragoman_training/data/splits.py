@@ -1,15 +1,23 @@
-"""The corpus as text: train, dev and test, without the pairs that the recipe leaves out of training."""
+"""Which pairs of the corpus are for training, and which for dev and test.
 
+The texts stay on disk: pairs are compared by hashes, of which 10 million take 80 MB.
+"""
+
+import heapq
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
-from dragoman_training.data.corpus import BadLines, read_pairs
-from dragoman_training.data.encode import Tokenizers, drop_overlong
-from dragoman_training.data.normalization import canonical
+import numpy as np
+
+from dragoman_training.data.bad_lines import BadLines
+from dragoman_training.data.corpus import read_pairs
+from dragoman_training.data.packed import BYTES, MappedRows
 from dragoman_training.data.pairs import Pair
-from dragoman_training.data.tokenizers import empty_tokenizer
+from dragoman_training.data.reading import Hashes, Mask, PairReader, TextShard, read_corpus
+from dragoman_training.data.workers import INLINE, Work
 from dragoman_training.errors import DataError
 from dragoman_training.recipe import Recipe
 
@@ -22,70 +30,104 @@ class Splits:
     train for dev never are. By the recipe, the same holds for targets.
 
     Attributes:
+        shards: The valid pairs of data.train.
+        train: Which of them are for training [pairs].
+        sources: Hashes of their sources [pairs].
         overlap: Number of distinct sources of train that are also in the files of "dev" and "test".
         overlapping_targets: The same of targets, and of those that are drawn from train for dev; 0 if the recipe does
             not ask for it.
         filtered: Number of training pairs that each filter of the recipe left out.
     """
 
-    train: list[Pair]
+    shards: list[TextShard]
+    train: Mask
+    sources: Hashes
     dev: list[Pair]
     test: list[Pair]
     overlap: dict[str, int]
     overlapping_targets: dict[str, int]
     filtered: dict[str, int]
 
+    def parts(self, mask: Mask) -> list[Mask]:
+        """Divides a mask of all pairs by shard."""
+        return np.split(mask, np.cumsum([len(shard) for shard in self.shards])[:-1])
+
 
 @dataclass(frozen=True)
-class _Keyed:
-    """A pair with the canonical forms of its sides, in which texts that are the same to the model are equal."""
+class _Split:
+    """The pairs of dev or test, and hashes of their sides."""
 
-    source: str
-    target: str
-    pair: Pair
+    pairs: list[Pair]
+    sources: Hashes
+    targets: Hashes
 
 
-def read_splits(recipe: Recipe, bad: BadLines, given: Tokenizers | None = None) -> Splits:
+def read_splits(reader: PairReader, folder: Path, bad: BadLines, work: Work = INLINE) -> Splits:
     """Reads the data files, and draws dev from the distinct sources of train if the recipe says so.
 
     The seed determines the draw.
 
     Args:
-        given: Tokenizers of a recipe that does not train any.
+        reader: Reader of the recipe.
+        folder: Where the texts of train are written.
 
     Raises:
         DataError: A file cannot be read, a bad line is refused, or no pair is left.
     """
+    recipe = reader.recipe
     data = recipe.data
-    train, dev, test = (_keyed(recipe, _read_split(recipe, name, bad), given) for name in ("train", "dev", "test"))
-    train, filtered = _filter(recipe, train)
+    bad.begin()
+    shards = read_corpus(reader, folder, bad, work)
+    if not sum(map(len, shards)):
+        raise no_pair_left("train", bad)
+    dev, test = _read(reader, "dev", bad), _read(reader, "test", bad)
+    sources = np.concatenate([shard.source for shard in shards])
+    targets = np.concatenate([shard.target for shard in shards])
+    train, filtered = _filter(recipe, shards, sources, targets)
     by_target = data.overlap_by == "either"
     overlap: dict[str, int] = {}
-    targets: dict[str, int] = {}
-    kept = train
+    shared_targets: dict[str, int] = {}
+    known = train.copy()
     for name, split in (("dev", dev), ("test", test)):
-        sources = {one.source for one in split} & {one.source for one in train}
-        shared = {one.target for one in split} & {one.target for one in train} if by_target else set()
-        overlap[name], targets[name] = len(sources), len(shared)
+        shared = np.intersect1d(split.sources, sources[known])
+        also = np.intersect1d(split.targets, targets[known]) if by_target else np.zeros(0, np.uint64)
+        overlap[name], shared_targets[name] = len(shared), len(also)
         if data.overlap == "drop":
-            kept = [one for one in kept if one.source not in sources and one.target not in shared]
-    train = kept
+            train &= ~_among(sources, shared) & ~_among(targets, also)
+    dev_pairs = dev.pairs
     if data.dev_held_out_sources:
-        held_out = _draw_sources(train, data.dev_held_out_sources, recipe.seed, bad)
-        dev = [one for one in train if one.source in held_out]
-        train = [one for one in train if one.source not in held_out]
+        drawn = train & _among(sources, _draw_sources(recipe, shards, train, sources, bad))
+        dev_pairs = list(_pairs(recipe, shards, drawn))
+        train &= ~drawn
         if by_target:
-            shared = {one.target for one in dev} & {one.target for one in train}
-            targets["dev"] = len(shared)
+            also = np.intersect1d(targets[drawn], targets[train])
+            shared_targets["dev"] = len(also)
             if data.overlap == "drop":
-                train = [one for one in train if one.target not in shared]
-    if not train:
+                train &= ~_among(targets, also)
+    if not train.any():
         raise DataError(
             f"data.train: no pair is left for training: every source{' or target' if by_target else ''} is also in dev "
             "or test; set data.overlap: keep to train on them anyway"
         )
-    texts = [[one.pair for one in split] for split in (train, dev, test)]
-    return Splits(texts[0], texts[1], texts[2], overlap, targets, filtered)
+    return Splits(shards, train, sources, dev_pairs, test.pairs, overlap, shared_targets, filtered)
+
+
+def training_pairs(reader: PairReader, folder: Path, most: int) -> list[Pair]:
+    """Returns the training pairs as text; of a large corpus, so many that are evenly spaced.
+
+    Args:
+        folder: Where the texts of all pairs are written meanwhile.
+
+    Raises:
+        DataError: See `read_splits`.
+    """
+    splits = read_splits(reader, folder, BadLines("skip"))
+    chosen = np.flatnonzero(splits.train)
+    if len(chosen) > most:
+        chosen = chosen[np.arange(most) * len(chosen) // most]
+    mask = np.zeros_like(splits.train)
+    mask[chosen] = True
+    return list(_pairs(reader.recipe, splits.shards, mask))
 
 
 def describe_left_out(recipe: Recipe, splits: Splits) -> list[str]:
@@ -106,71 +148,108 @@ def describe_left_out(recipe: Recipe, splits: Splits) -> list[str]:
     return [*lines, *(f"left out {count:,} pairs {reasons[name]}" for name, count in splits.filtered.items())]
 
 
-def no_pair_left(name: str, bad: BadLines, since: int) -> DataError:
-    """Returns the error for a split whose pairs are all bad.
-
-    Args:
-        since: Number of bad lines before those of the split.
-    """
-    return DataError(f"data.{name}: no pair is left: {bad.summary(since) or 'its files are empty'}")
+def no_pair_left(name: str, bad: BadLines) -> DataError:
+    """Returns the error for a split whose pairs are all bad, those that `bad` counts since it began."""
+    return DataError(f"data.{name}: no pair is left: {bad.recent.summary() or 'its files are empty'}")
 
 
-def _read_split(recipe: Recipe, name: Literal["train", "dev", "test"], bad: BadLines) -> list[Pair]:
+def _read(reader: PairReader, name: Literal["dev", "test"], bad: BadLines) -> _Split:
     """Reads the valid pairs of a split that may fit the model; none if the recipe does not have the split."""
-    files = getattr(recipe.data, name)
-    since = len(bad.lines)
-    pairs = drop_overlong(recipe, read_pairs(files or [], bad, recipe.data.columns), bad)
-    if files and not pairs:
-        raise no_pair_left(name, bad, since)
-    return pairs
+    data = reader.recipe.data
+    files = getattr(data, name)
+    bad.begin()
+    keyed = list(reader.keyed(read_pairs(files or [], bad, data.columns), bad))
+    if files and not keyed:
+        raise no_pair_left(name, bad)
+    return _Split(
+        [one.pair for one in keyed],
+        np.array([one.source for one in keyed], np.uint64),
+        np.array([one.target for one in keyed], np.uint64),
+    )
 
 
-def _keyed(recipe: Recipe, pairs: Sequence[Pair], given: Tokenizers | None) -> list[_Keyed]:
-    """Returns the pairs with canonical forms; those of targets only if the recipe compares them."""
-    source = given.source if given else empty_tokenizer(recipe.tokenizers.source)
-    if recipe.data.overlap_by == "source" and recipe.data.duplicates == "keep":
-        return [_Keyed(canonical(source, pair.source), "", pair) for pair in pairs]
-    target = given.target if given else empty_tokenizer(recipe.tokenizers.target or recipe.tokenizers.source)
-    return [_Keyed(canonical(source, pair.source), canonical(target, pair.target), pair) for pair in pairs]
+def _pairs(recipe: Recipe, shards: Sequence[TextShard], mask: Mask) -> Iterator[Pair]:
+    """Yields some of the valid pairs."""
+    start = 0
+    for shard in shards:
+        yield from shard.pairs(recipe.data.train, mask[start : start + len(shard)])
+        start += len(shard)
 
 
-def _filter(recipe: Recipe, train: list[_Keyed]) -> tuple[list[_Keyed], dict[str, int]]:
+def _filter(
+    recipe: Recipe, shards: Sequence[TextShard], sources: Hashes, targets: Hashes
+) -> tuple[Mask, dict[str, int]]:
     """Applies the recipe's filters; returns what is left, and how many pairs each filter left out."""
     ratio, counts = recipe.data.max_length_ratio, dict[str, int]()
+    kept = np.ones(len(sources), np.bool_)
     if ratio is not None:
-        similar = [one for one in train if _length_ratio(one.pair) <= ratio]
-        counts["length_ratio"] = len(train) - len(similar)
-        if not similar:
+        kept = ~np.concatenate([shard.different for shard in shards])
+        counts["length_ratio"] = len(kept) - int(kept.sum())
+        if not kept.any():
             raise DataError(
-                f"data.train: no pair is left: data.max_length_ratio ({ratio:g}) leaves out all {len(train):,}"
+                f"data.train: no pair is left: data.max_length_ratio ({ratio:g}) leaves out all {len(kept):,}"
             )
-        train = similar
     if recipe.data.duplicates == "drop":
-        first = {(one.source, one.target): one for one in reversed(train)}
-        distinct = [one for one in train if first[one.source, one.target] is one]
-        counts["duplicates"] = len(train) - len(distinct)
-        train = distinct
-    return train, counts
+        # Of equal pairs, the first. The product makes (a, b) and (b, a) differ.
+        chosen = np.flatnonzero(kept)
+        _, first = np.unique(sources[chosen] * np.uint64(0x9E3779B97F4A7C15) ^ targets[chosen], return_index=True)
+        kept = np.zeros_like(kept)
+        kept[chosen[first]] = True
+        counts["duplicates"] = len(chosen) - len(first)
+    return kept, counts
 
 
-def _length_ratio(pair: Pair) -> float:
-    """Returns how many times as many characters the longer side has."""
-    lengths = sorted((len(pair.source.strip()), len(pair.target.strip())))
-    return lengths[1] / max(1, lengths[0])
+def _among(values: Hashes, few: Hashes) -> Mask:
+    """Returns which of the values are among some others, which are sorted."""
+    if not len(few):
+        return np.zeros(len(values), np.bool_)
+    place = np.searchsorted(few, values)
+    place[place == len(few)] = 0
+    return np.equal(few[place], values)
 
 
-def _draw_sources(train: Iterable[_Keyed], count: int, seed: int, bad: BadLines) -> set[str]:
-    """Draws sources for dev, in canonical form."""
-    spellings: dict[str, str] = {}
-    for one in train:
-        spellings[one.source] = min(one.pair.source, spellings.get(one.source, one.pair.source))
-    if count >= len(spellings):
-        summary = bad.summary()
+def _draw_sources(recipe: Recipe, shards: Sequence[TextShard], train: Mask, sources: Hashes, bad: BadLines) -> Hashes:
+    """Draws sources for dev; returns their hashes, sorted.
+
+    The draw is one of numbers. Sources are numbered by the order of their texts, of several spellings by the first.
+    """
+    count = recipe.data.dev_held_out_sources
+    distinct, numbers = np.unique(sources[train], return_inverse=True)
+    if count >= len(distinct):
+        summary = bad.tally.summary()
         raise DataError(
             f"{summary and summary + '; '}data.dev_held_out_sources ({count}) leaves no training data: "
-            f"there are {len(spellings)} distinct sources; set it lower"
+            f"there are {len(distinct)} distinct sources; set it lower"
         )
-    return set(random.Random(seed).sample(sorted(spellings, key=spellings.__getitem__), count))
+    wanted = set(random.Random(recipe.seed).sample(range(len(distinct)), count))
+    number = np.zeros(len(train), np.uint32)
+    number[train] = numbers
+    met = np.zeros(len(distinct), np.bool_)
+    drawn: list[int] = []
+    seen = 0
+    for _, pair in heapq.merge(*_sorted_sources(shards, train)):
+        source = int(number[pair])
+        if not met[source]:
+            met[source] = True
+            if seen in wanted:
+                drawn.append(source)
+            seen += 1
+    return distinct[np.sort(np.array(drawn, np.int64))]
+
+
+def _sorted_sources(shards: Sequence[TextShard], train: Mask) -> Iterator[Iterator[tuple[bytes, int]]]:
+    """Yields, for each shard, its source texts in ascending order, each with the number of its pair."""
+
+    def of_shard(shard: TextShard, start: int) -> Iterator[tuple[bytes, int]]:
+        texts = MappedRows([shard.rows], BYTES)
+        for row in shard.order.tolist():
+            if train[start + row]:
+                yield texts[2 * row].tobytes(), start + row
+
+    start = 0
+    for shard in shards:
+        yield of_shard(shard, start)
+        start += len(shard)
 
 
 def _describe_overlap(name: str, count: int, side: str, policy: Literal["drop", "keep"]) -> str:

@@ -1,9 +1,10 @@
 """Tokenizers: trained with Hugging Face `tokenizers` and saved in its JSON format."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -23,10 +24,17 @@ MAX_PIECE_LENGTH = 16  # characters of a bpe or unigram piece
 # NOTE: Characters of a word during training. `tokenizers` trains bpe in time quadratic in the longest word, and its
 # unigram trainer overflows the stack on words of 100,000 characters.
 MAX_WORD_LENGTH = 256
+TEXTS_AT_ONCE = 1000
+
+
+class Texts(Protocol):
+    """Texts that can be read several times."""
+
+    def __iter__(self) -> Iterator[str]: ...
 
 
 def train_tokenizer(
-    config: TokenizerConfig, texts: Sequence[str], key: str = "tokenizers.source", tokens: Sequence[str] = ()
+    config: TokenizerConfig, texts: Texts, key: str = "tokenizers.source", tokens: Sequence[str] = ()
 ) -> Tokenizer:
     """Trains a tokenizer of a recipe.
 
@@ -34,7 +42,7 @@ def train_tokenizer(
 
     Args:
         config: Kind, vocabulary size and normalization.
-        texts: Training texts of this side.
+        texts: Training texts of this side, which are read several times.
         key: Recipe key for error messages.
         tokens: More tokens, which are recognized in a text, with the white space that follows.
 
@@ -108,15 +116,14 @@ def _split_words(config: TokenizerConfig) -> pre_tokenizers.PreTokenizer:
     return steps[0] if len(steps) == 1 else pre_tokenizers.Sequence(steps)
 
 
-def min_tokens(tokenizer: Tokenizer, config: TokenizerConfig, text: str) -> int:
+def min_tokens(config: TokenizerConfig, normal: str) -> int:
     """Returns a lower bound of the tokens that any tokenizer of this config needs for a text, without the end token.
 
     It is exact for characters and symbols. Pieces of bpe and unigram never span words or exceed MAX_PIECE_LENGTH.
 
     Args:
-        tokenizer: `empty_tokenizer` of the config.
+        normal: The text as the normalizer of the config changes it.
     """
-    normal = tokenizer.normalizer.normalize_str(text)
     if config.kind == "characters":
         return len(normal)
     if config.kind == "symbols":
@@ -124,7 +131,7 @@ def min_tokens(tokenizer: Tokenizer, config: TokenizerConfig, text: str) -> int:
     return max(sum(map(bool, normal.split(" "))), -(-len(normal) // MAX_PIECE_LENGTH))
 
 
-def _collect_vocabulary(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
+def _collect_vocabulary(config: TokenizerConfig, texts: Texts) -> Tokenizer:
     """Builds a vocabulary of all characters, or all symbols between white space, that occur in the texts, sorted."""
     tokenizer = empty_tokenizer(config)
     split = list if config.kind == "characters" else str.split
@@ -134,7 +141,7 @@ def _collect_vocabulary(config: TokenizerConfig, texts: Iterable[str]) -> Tokeni
     return tokenizer
 
 
-def _train_subwords(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
+def _train_subwords(config: TokenizerConfig, texts: Texts) -> Tokenizer:
     """Trains BPE or unigram; characters outside the vocabulary become bytes, so that any text can be encoded."""
     pieces_size = config.vocabulary - len(SPECIAL_TOKENS) - len(BYTE_TOKENS)
     tokenizer = empty_tokenizer(config)
@@ -157,14 +164,21 @@ def _train_subwords(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
         )
     words = tokenizer.pre_tokenizer
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.FixedLength(MAX_WORD_LENGTH)])
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator(_batches(texts), trainer)
     tokenizer.pre_tokenizer = words
     trained = json.loads(tokenizer.to_str())["model"]
     tokenizer.model = _bpe_with_bytes(trained) if config.kind == "bpe" else _unigram_with_bytes(trained)
     return tokenizer
 
 
-def _explain_failure(config: TokenizerConfig, texts: Sequence[str], key: str, error: Exception) -> str:
+def _batches(texts: Texts) -> Iterator[list[str]]:
+    """Yields the texts in lists, which `tokenizers` reads faster than single ones."""
+    remaining = iter(texts)
+    while batch := [*islice(remaining, TEXTS_AT_ONCE)]:
+        yield batch
+
+
+def _explain_failure(config: TokenizerConfig, texts: Texts, key: str, error: Exception) -> str:
     if config.kind == "unigram":
         normalize = empty_tokenizer(config).normalizer.normalize_str
         alphabet = set().union(*map(normalize, texts)) - {" "}

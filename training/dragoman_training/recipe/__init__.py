@@ -8,6 +8,7 @@ from dragoman_training.recipe.data import (
     ParallelFiles,
     file_paths,
     target_language,
+    weight,
 )
 from dragoman_training.recipe.load import SHIPPED_RECIPES, find_recipe, load_recipe, save_recipe
 from dragoman_training.recipe.schema import (
@@ -22,6 +23,7 @@ from dragoman_training.recipe.schema import (
     TokenizersConfig,
     TrainingConfig,
 )
+from dragoman_training.recipe.section import flatten
 
 __all__ = [
     "SHIPPED_RECIPES",
@@ -42,7 +44,9 @@ __all__ = [
     "TrainingConfig",
     "file_paths",
     "find_recipe",
+    "flatten",
     "load_recipe",
     "save_recipe",
     "target_language",
+    "weight",
 ]

@@ -22,6 +22,7 @@ def _is_language(code: str) -> str:
 
 
 Language = Annotated[str, AfterValidator(_is_language)]
+Weight = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 
 
 class Columns(Section):
@@ -45,6 +46,7 @@ class PairsFile(Section):
     file: Path
     columns: Columns | None = None
     target_language: Language | None = None
+    weight: Weight = 1.0
 
 
 class ParallelFiles(Section):
@@ -53,6 +55,7 @@ class ParallelFiles(Section):
     source: Path
     target: Path
     target_language: Language | None = None
+    weight: Weight = 1.0
 
 
 def _kind(value: Any) -> str:
@@ -73,6 +76,11 @@ def target_language(entry: Path | PairsFile | ParallelFiles) -> str | None:
     return None if isinstance(entry, Path) else entry.target_language
 
 
+def weight(entry: Path | PairsFile | ParallelFiles) -> float:
+    """Returns how often a pair of a training file is seen, relative to those of other files."""
+    return 1.0 if isinstance(entry, Path) else entry.weight
+
+
 def file_paths(entry: Path | PairsFile | ParallelFiles) -> list[Path]:
     """Returns the paths of a data file: two of parallel files."""
     if isinstance(entry, Path):
@@ -88,6 +96,8 @@ class DataConfig(Section):
     dev_held_out_sources: int = Field(default=0, ge=0)
     test: list[DataFile] | None = None
     columns: Columns | None = None
+    temperature: float = Field(default=1.0, ge=1, allow_inf_nan=False)
+    prepared: Path | None = None
     overlap: Literal["drop", "keep"] = "drop"
     overlap_by: Literal["source", "either"] = "source"
     duplicates: Literal["keep", "drop"] = "keep"
@@ -110,6 +120,14 @@ class DataConfig(Section):
                     raise ValueError(f"{name}: {file} has no target_language; all files need one if one of train has")
                 if code is not None and code not in trained:
                     raise ValueError(f"{name}: the target_language of {file} is {code}, which no file of train has")
+        return self
+
+    @model_validator(mode="after")
+    def _only_training_has_weights(self) -> "DataConfig":
+        for name in ("dev", "test"):
+            for entry in getattr(self, name) or []:
+                if weight(entry) != 1:
+                    raise ValueError(f"{name}: {file_paths(entry)[0]} has a weight, which only files of train may have")
         return self
 
     @property

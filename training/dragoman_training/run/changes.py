@@ -6,7 +6,7 @@ from typing import Any
 
 from dragoman_training.errors import TrainingError
 from dragoman_training.files import MODEL_FILE, REPORT_FILE
-from dragoman_training.recipe import Recipe, TrainingConfig
+from dragoman_training.recipe import Recipe, TrainingConfig, flatten, weight
 from dragoman_training.run.checkpoint import checkpoint_steps, delete_checkpoints
 
 Changes = dict[str, tuple[Any, Any]]
@@ -21,7 +21,6 @@ CHANGEABLE = {
         "decay_steps",
         "clip_norm",
         "precision",
-        "sharding",
         "log_every",
         "checkpoint_every",
         "evaluate_every",
@@ -38,10 +37,16 @@ def changed_keys(old: Recipe, new: Recipe) -> Changes:
 
     Data paths are left out: data may move, and a fingerprint checks its content.
     """
-    before, now = (flatten(recipe.model_dump(mode="json")) for recipe in (old, new))
+    before, now = (flatten(recipe.model_dump(mode="json")) | _weights(recipe) for recipe in (old, new))
     keys = sorted(before.keys() | now.keys())
-    paths = {"data.train", "data.dev", "data.test"}
+    paths = {"data.train", "data.dev", "data.test", "data.prepared"}
     return {k: (before.get(k), now.get(k)) for k in keys if k not in paths and before.get(k) != now.get(k)}
+
+
+def _weights(recipe: Recipe) -> dict[str, list[float]]:
+    """Returns the weights of the training files by key, if there are any."""
+    weights = [weight(entry) for entry in recipe.data.train]
+    return {} if set(weights) == {1.0} else {"data.train.weight": weights}
 
 
 def check_changes(run: Path, changed: Changes, recipe: Recipe) -> None:
@@ -111,14 +116,3 @@ def former_training(changed: Changes, recipe: Recipe) -> TrainingConfig:
 
 def _describe(key: str, old: Any, new: Any) -> str:
     return f"{key} was {json.dumps(old)} and is {json.dumps(new)}"
-
-
-def flatten(document: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns the values of a nested document by dotted key."""
-    flat: dict[str, Any] = {}
-    for key, value in document.items():
-        if isinstance(value, dict):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat

@@ -2,14 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import matplotlib
 from torch.utils.tensorboard import SummaryWriter
 
 from dragoman_training.evaluation.metrics import better
 from dragoman_training.files import METRICS_FILE, write, write_text
-from dragoman_training.processes import ALONE, Processes
 
 matplotlib.use("Agg")  # no display needed
 
@@ -26,27 +25,20 @@ class MetricsLog:
     Args:
         run: The run directory.
         step: Number of steps done, 0 for a new run.
-        processes: Processes that train. All have the records, so that they decide alike; process 0 has the files.
     """
 
-    def __init__(self, run: Path, step: int, processes: Processes = ALONE) -> None:
+    def __init__(self, run: Path, step: int) -> None:
         self.path = run / METRICS_FILE
-        self.file: TextIO | None = None
-        self.tensorboard: SummaryWriter | None = None
-        self.records: list[Record] = []
-        if processes.is_first:
-            self.records = [record for record in read_metrics_log(run) if record["step"] <= step]
-            write_text(self.path, "".join(json.dumps(record) + "\n" for record in self.records))
-            self.file = self.path.open("a")
-            self.tensorboard = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
-        self.records = processes.share(self.records)
+        self.records = [record for record in read_metrics_log(run) if record["step"] <= step]
+        write_text(self.path, "".join(json.dumps(record) + "\n" for record in self.records))
+        self.file = self.path.open("a")
+        self.tensorboard = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
 
     def write(self, kind: str, step: int, values: dict[str, float]) -> None:
         """Adds a record of kind "train" or "dev"."""
         self._append({"kind": kind, "step": step, **values})
-        if self.tensorboard is not None:
-            for name, value in values.items():
-                self.tensorboard.add_scalar(f"{kind}/{name}", value, step)
+        for name, value in values.items():
+            self.tensorboard.add_scalar(f"{kind}/{name}", value, step)
 
     def write_recipe_changes(self, step: int, changed: dict[str, tuple[Any, Any]]) -> None:
         """Adds a record of the recipe keys that change after this step, each with its old and its new value."""
@@ -58,9 +50,8 @@ class MetricsLog:
 
     def _append(self, record: Record) -> None:
         self.records.append(record)
-        if self.file is not None:
-            self.file.write(json.dumps(record) + "\n")
-            self.file.flush()
+        self.file.write(json.dumps(record) + "\n")
+        self.file.flush()
 
     def dev_values(self, metric: str) -> dict[int, float]:
         """Returns a dev metric by the step it was measured at, in order."""
@@ -86,10 +77,8 @@ class MetricsLog:
 
     def close(self) -> None:
         """Flushes and closes the files."""
-        if self.file is not None:
-            self.file.close()
-        if self.tensorboard is not None:
-            self.tensorboard.close()
+        self.file.close()
+        self.tensorboard.close()
 
 
 def read_metrics_log(run: Path) -> list[Record]:

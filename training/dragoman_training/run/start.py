@@ -19,8 +19,7 @@ from dragoman_training.files import (
     read_json,
     write_text,
 )
-from dragoman_training.recipe import Recipe
-from dragoman_training.run.changes import flatten
+from dragoman_training.recipe import Recipe, flatten
 from dragoman_training.run.checkpoint import checkpoint_steps
 from dragoman_training.run.load import Run, load_run
 

@@ -4,14 +4,16 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from dragoman_training.data.batches import Batch, BatchSampler, EncodedPair, collate
+from dragoman_training.data.batches import Batch, BatchSampler, collate
+from dragoman_training.data.packed import Lengths
 from dragoman_training.data.prepare import TrainingData, prepare
+from dragoman_training.data.prepared import Prepared
 from dragoman_training.optimization.allocator import keep_freed_memory, memory_in_use
 from dragoman_training.optimization.freeze import count_parameters
 from dragoman_training.optimization.learner import Learner
@@ -55,12 +57,12 @@ def dry_run(
         run = Path(folder)
         if start is not None:
             write_start(start, run)
-        data = prepare(recipe, run, echo)
-        pairs = data.train_epoch(0)
-        sampler = BatchSampler(pairs, recipe.training.batch_tokens, recipe.seed)
-        batches = sampler.epoch(0)
-        shapes = sorted(_shape(i, [pairs[j] for j in batch]) for i, batch in enumerate(batches))
-        _show_batches(recipe.training, shapes, pairs, echo)
+        data = prepare(_without_preparing(recipe), run, echo)
+        pairs = data.epochs.block(0, 0)
+        batches = BatchSampler(data.epochs, recipe.training.batch_tokens, recipe.seed).batches(pairs, 0)
+        source, target = pairs.lengths()
+        shapes = sorted(_shape(number, source[batch], target[batch]) for number, batch in enumerate(batches))
+        _show_batches(recipe.training, shapes, int(source.sum() + target.sum()), data.epochs.blocks(0), echo)
         learner = _build(recipe, data, start, device, run, echo)
 
         def make_step(shape: Shape) -> float:
@@ -89,27 +91,42 @@ def dry_run(
         _show_time(recipe, data, statistics.mean(seconds), trained / sum(seconds), echo)
 
 
-def _shape(number: int, pairs: Sequence[EncodedPair]) -> Shape:
-    source, target = max(len(pair.source) for pair in pairs), max(len(pair.target) for pair in pairs)
-    return Shape(len(pairs) * (source + target), len(pairs), source, target, number)
+def _without_preparing(recipe: Recipe) -> Recipe:
+    """Returns a recipe whose data is prepared in the run directory, unless it is prepared elsewhere already."""
+    folder = recipe.data.prepared
+    if folder is None or Prepared.load(folder) is not None:
+        return recipe
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"prepared": None})})
+
+
+def _shape(number: int, source: Lengths, target: Lengths) -> Shape:
+    longest_source, longest_target = int(source.max()), int(target.max())
+    return Shape(len(source) * (longest_source + longest_target), len(source), longest_source, longest_target, number)
 
 
 def _show_batches(
-    config: TrainingConfig, shapes: list[Shape], pairs: Sequence[EncodedPair], echo: Callable[[str], None]
+    config: TrainingConfig, shapes: list[Shape], used: int, blocks: int, echo: Callable[[str], None]
 ) -> None:
+    """Shows the batches of an epoch.
+
+    Args:
+        shapes: Those of its first block.
+        used: Their tokens without padding.
+        blocks: Blocks of the epoch, which are of one size.
+    """
     rows = [shape.rows for shape in shapes]
-    used = sum(len(pair.source) + len(pair.target) for pair in pairs)
     padding = 1 - used / sum(shape.tokens for shape in shapes)
     largest = shapes[-1]
-    epochs = config.steps * config.accumulate / len(shapes)
+    count = len(shapes) * blocks
+    epochs = config.steps * config.accumulate / count
     echo(
-        f"batches: {len(shapes):,} an epoch, of {min(rows)} to {max(rows)} pairs (median {statistics.median(rows):g}), "
-        f"{padding:.1%} padding; {config.steps:,} steps are {epochs:.1f} epochs"
+        f"batches: {'about ' if blocks > 1 else ''}{count:,} an epoch, of {min(rows)} to {max(rows)} pairs (median "
+        f"{statistics.median(rows):g}), {padding:.1%} padding; {config.steps:,} steps are {epochs:.1f} epochs"
     )
     echo(
         f"the largest batch: source [{largest.rows}, {largest.source}], target [{largest.rows}, {largest.target}]; the "
-        f"longest source has {max(len(pair.source) for pair in pairs)} tokens, the longest target "
-        f"{max(len(pair.target) for pair in pairs)}"
+        f"longest source has {max(shape.source for shape in shapes)} tokens, the longest target "
+        f"{max(shape.target for shape in shapes)}"
     )
 
 

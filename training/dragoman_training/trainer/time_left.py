@@ -28,6 +28,6 @@ def evaluations_left(
     measured = [record["seconds"] for record in records if record["kind"] == "dev" and "seconds" in record]
     if measured and data.dev_pairs:
         return float(sentences * measured[-1] / len(data.dev_pairs))
-    sample = data.dev or data.train_epoch(0)[:1000]
+    sample = data.dev or data.train[:1000]
     tokens = sum(len(pair.target) for pair in sample) / len(sample)
     return sentences * tokens * (1 + recipe.evaluation.beam_size) / speed

@@ -17,6 +17,11 @@ class Answer(NamedTuple):
     text: str | None
     problem: str = ""
 
+    @property
+    def complaint(self) -> str:
+        """The problem as a sentence, such as "the source is empty"; empty if there is none."""
+        return self.problem and f"the {'source' if self.text is None else 'answer'} {self.problem}"
+
 
 class Backend(Protocol):
     """Answers sources, window by window.

@@ -130,11 +130,11 @@ class FileWork:
         assert self._output is not None
         unread = iter(found)
         answers = [Answer(None, row.problem) if row.problem else next(unread) for row in rows]
-        listed = []
-        for row, answer in zip(rows, answers, strict=True):
-            if answer.problem:
-                who = "the source" if answer.text is None else "the answer"
-                listed.append(f"{self.source.path}:{row.number}: {who} {answer.problem}\n")
+        listed = [
+            f"{self.source.path}:{row.number}: {answer.complaint}\n"
+            for row, answer in zip(rows, answers, strict=True)
+            if answer.problem
+        ]
         counts = self.counts
         counts.lines += len(rows)
         counts.answered += sum(answer.text is not None for answer in answers)

@@ -1,0 +1,55 @@
+"""The class for Ray's map_batches, without Ray: what it adds to batches of every form."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from dragoman.ray import Predictor
+from tests.support.bundles import SHIPPED_G2P
+
+WORDS = ["speech", None, "sp33ch", "a", ""]
+ANSWERS = ["S P IY CH", None, None, "AH", None]
+PROBLEMS = [None, "the source has no text, but null", "the source has the character '3'", None, "the source is empty"]
+
+
+@pytest.fixture(scope="module")
+def predictor() -> Iterator[Predictor]:
+    made = Predictor(SHIPPED_G2P, column="word", machine={"max_rows": 8, "engines": 1})
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        {"id": np.arange(5), "word": np.array(WORDS, dtype=object)},
+        pa.table({"id": range(5), "word": WORDS}),
+        pd.DataFrame({"id": range(5), "word": WORDS}),
+    ],
+    ids=["numpy", "arrow", "pandas"],
+)
+def test_answers_and_problems_are_columns_of_the_batch(predictor: Predictor, batch: Any) -> None:
+    found = predictor(batch)
+    assert type(found) is type(batch)
+    answers, problems = (
+        [None if pd.isna(value) else str(value) for value in pd.Series(found[name])] for name in ("answer", "problem")
+    )
+    assert answers == ANSWERS
+    assert [problem and problem[:32] for problem in problems] == [problem and problem[:32] for problem in PROBLEMS]
+    assert list(found["id"]) == [0, 1, 2, 3, 4] or found["id"].to_pylist() == [0, 1, 2, 3, 4]
+
+
+def test_batches_that_do_not_fit_are_refused(predictor: Predictor) -> None:
+    with pytest.raises(KeyError, match="there is no column 'word' of sources, but text"):
+        predictor({"text": np.array(["a"])})
+    with pytest.raises(ValueError, match="there is a column 'answer' already"):
+        predictor({"word": np.array(["a"]), "answer": np.array(["b"])})
+    numbers = predictor({"word": np.array([1.5, float("nan")])})
+    assert list(numbers["problem"]) == ["the source is no text, but float", "the source has no text, but null"]
+    for arguments in ({}, {"bundle": "b", "address": "a:1"}):
+        with pytest.raises(ValueError, match="expected either a bundle or an address"):
+            Predictor(**arguments)  # type: ignore[arg-type]

@@ -116,10 +116,11 @@ class Observer:
         return loop, sum(times.values())
 
 
-def measure(asked: Asked, seconds: float, say: Callable[[str], None]) -> Measured:
+def measure(asked: Asked, machine: dict[str, Any], seconds: float, say: Callable[[str], None]) -> Measured:
     """Measures one model: closed loops for its costs, and random arrivals at two loads; all take turns.
 
     Args:
+        machine: See tests.benchmark.machine.
         seconds: Length of each measurement.
     """
     bundle = asked.bundle
@@ -151,6 +152,7 @@ def measure(asked: Asked, seconds: float, say: Callable[[str], None]) -> Measure
     source = [len(ids.ids) for ids in bundle.source_tokenizer.encode_batch(asked.texts)]
     lengths = [(asks, tokens(answer)) for asks, answer in zip(source, answers, strict=True)]
     return Measured(
+        machine=machine,
         inputs=asked.title,
         characters=fmean(map(len, asked.texts)),
         lengths=pack(lengths),
@@ -237,8 +239,8 @@ def main(
     machine = describe("tests.scale.measure")
     for name in model or MODELS:
         print(name, flush=True)
-        found = measure(MODELS[name](), seconds, lambda what: print(what, flush=True))
-        document[name] = {"machine": machine, **found.model_dump()}
+        found = measure(MODELS[name](), machine, seconds, lambda what: print(what, flush=True))
+        document[name] = found.model_dump()
         results.write("service", document, output)
     print(f"Written to {output / 'service.json'}.")
 

@@ -64,6 +64,7 @@ class Measured(BaseModel):
     """One served model.
 
     Attributes:
+        machine: Machine and date, see tests.benchmark.machine.
         inputs: Description of the texts.
         characters: Mean characters of a text.
         lengths: Source and target tokens of the requests, "S:T S:T ...".
@@ -74,6 +75,7 @@ class Measured(BaseModel):
         closed, opened: Latency with concurrent callers, and with random arrivals.
     """
 
+    machine: dict[str, Any]
     inputs: str
     characters: float
     lengths: str
@@ -109,8 +111,3 @@ def load(folder: Path = RESULTS) -> dict[str, Measured]:
     """Returns the measured models by name."""
     path = folder / "service.json"
     return {name: parsed(Measured, each, path) for name, each in read("service", folder).items()}
-
-
-def machines(folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
-    """Returns where and when each model was measured, see tests.benchmark.machine."""
-    return {name: each["machine"] for name, each in read("service", folder).items()}

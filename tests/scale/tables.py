@@ -20,7 +20,7 @@ from tests.scale.plan import (
     rollout_seconds,
 )
 from tests.scale.prices import APIS, CPU, GPUS, HOURS
-from tests.scale.service import Measured, machines
+from tests.scale.service import Measured
 from tests.scale.simulate import MODEL, UTILIZATIONS, Point, Queue, chart_behavior
 from tests.scale.training import MACHINES, PAPER_TOKENS, Shape, Step
 from tests.scale.validate import Compared
@@ -109,8 +109,7 @@ def costs(facts: Facts) -> str:
 
 
 def measured_line(facts: Facts) -> str:
-    del facts
-    found = {measured_on(machine) for machine in machines().values()}
+    found = {measured_on(each.machine) for each in facts.measured.values()}
     return "\n".join(f"- {line}" for line in sorted(found))
 
 

@@ -1,4 +1,4 @@
-"""Compares the simulation of one replica with a real server: the latest benchmarks of tests/benchmark."""
+"""Compares the simulation of one replica with a real server, as tests.benchmark and tests.scale.measure found it."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from statistics import median
 
 from pydantic import BaseModel
 
+from tests.benchmark.machine import QUIET_CORES
 from tests.benchmark.results import RESULTS, read
 from tests.scale.fleet import Tails, closed, steady
 from tests.scale.service import Lengths, Measured, Service
@@ -62,8 +63,11 @@ class Compared(BaseModel):
 
 
 def runs(measured: Mapping[str, Measured], folder: Path = RESULTS) -> Iterator[Run]:
-    """Yields the benchmarks of served int8 models: beside other servers, and beside CTranslate2."""
-    for model in ("g2p-en", "base"):
+    """Yields the measurements of served int8 models: beside other servers, beside CTranslate2, and for this simulation.
+
+    The last one counts only if the machine was quiet: busy cores change its latencies, though not its CPU times.
+    """
+    for model in measured:
         if found := read("servers", folder).get(f"{model} int8"):
             server = found["systems"]["dragoman"]
             loads = [Load(each["callers"], None, each["p50"], each["p99"]) for each in server["closed"]]
@@ -76,6 +80,10 @@ def runs(measured: Mapping[str, Measured], folder: Path = RESULTS) -> Iterator[R
             loads.append(Load(None, arrivals["calls_per_second"], arrivals["p50"], arrivals["p99"]))
             fixed = FIXED if model == "base" else measured[model].pairs
             yield Run("serving", model, found["machine"]["date"], fixed, loads)
+    for model, each in measured.items():
+        if each.machine["busy_cores_before"] <= QUIET_CORES:
+            loads = [Load(one.callers, one.rate, one.p50, one.p99) for one in (*each.closed, *each.opened)]
+            yield Run("service", model, each.machine["date"], each.pairs, loads)
 
 
 def compare(run: Run, measured: Measured, calls: int = CALLS) -> list[Compared]:

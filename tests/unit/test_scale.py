@@ -3,6 +3,7 @@
 import random
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from dragoman_server.bundle.load import load_bundle
+from dragoman_server.engine.scheduler import SchedulerOptions
 from dragoman_training.model import Transformer
 from tests.benchmark.gpu.steps import weight_bytes
 from tests.benchmark.random_bundle import BASE, VOCABULARY
@@ -18,12 +20,12 @@ from tests.scale.autoscaling import Autoscaler, Behavior, Signal
 from tests.scale.balance import BALANCERS, TwoChoices
 from tests.scale.clock import Clock, Cores
 from tests.scale.fleet import Fleet, capacity, closed, steady
-from tests.scale.measure import line
+from tests.scale.measure import Window, fit, line
 from tests.scale.plan import GpuShape, Plan, Sizing, addresses, followed_replicas, rollout_seconds
 from tests.scale.replica import Call, Replica
-from tests.scale.service import Measured, Service
+from tests.scale.service import Measured, Observed, Service
 from tests.scale.training import Machines, Shape, Step
-from tests.scale.validate import Load, Run, compare
+from tests.scale.validate import COSTS, Load, Run, compare, runs
 from tests.support.bundles import SHIPPED_FP32
 
 MILLISECOND = 0.001
@@ -231,23 +233,55 @@ def test_costs_are_found_in_measurements() -> None:
     assert line([(1, 4.0), (2, 3.0), (4, 2.0)])[1] == 0
 
 
+def window(steps: int, rows: int, runs: int, tokens: int, calls: int) -> Window:
+    """What a server would report whose work costs what BATCHING says, on cores that it has half of the time."""
+    stepping = steps * (BATCHING.step_seconds + rows * BATCHING.row_seconds)
+    encoding = runs * BATCHING.encode_seconds + tokens * BATCHING.token_seconds
+    counts = {"step_seconds_sum": 2 * stepping, "step_seconds_count": steps, "step_rows_sum": steps * rows}
+    counts |= {"encode_seconds_sum": 2 * encoding, "encode_seconds_count": runs, "source_tokens_total": tokens}
+    counts |= {"queue_seconds_count": calls}
+    return Window(1.0, calls * BATCHING.call_seconds, stepping + encoding, counts)
+
+
+def test_costs_are_those_of_cpu_time() -> None:
+    windows = [window(100, 1, 10, 80, 10), window(50, 8, 20, 600, 60), window(10, 32, 9, 700, 70)]
+    found = fit(windows, BATCHING.rows, BATCHING.engines, SchedulerOptions(min_rows_per_engine=1))
+    for name in COSTS:
+        assert getattr(found, name) == pytest.approx(getattr(BATCHING, name)), name
+
+
+def measured_on(busy_cores: float, closed: tuple[Observed, ...] = (), opened: tuple[Observed, ...] = ()) -> Measured:
+    return Measured(
+        machine={"busy_cores_before": busy_cores, "date": "a day"},
+        inputs="",
+        characters=1,
+        lengths="8:6 12:10",
+        bundle_bytes=1,
+        series=1,
+        service=BATCHING,
+        client_seconds=0.0,
+        closed=list(closed),
+        opened=list(opened),
+    )
+
+
+def test_latencies_of_a_busy_machine_are_not_compared(tmp_path: Path) -> None:
+    callers = Observed(callers=8, rate=None, calls_per_second=1, p50=0.1, p99=0.2, p99s=[])
+    arrivals = Observed(callers=None, rate=5.0, calls_per_second=1, p50=0.3, p99=0.4, p99s=[])
+    quiet, busy = (measured_on(cores, (callers,), (arrivals,)) for cores in (0.1, 1.9))
+    (run,) = runs({"quiet": quiet, "busy": busy}, tmp_path)
+    assert run == Run(
+        "service", "quiet", "a day", [(8, 6), (12, 10)], [Load(8, None, 0.1, 0.2), Load(None, 5, 0.3, 0.4)]
+    )
+
+
 def test_only_the_machines_speed_is_fitted_to_a_benchmark() -> None:
     """A server that does what the simulation does, on a machine half as fast."""
     loads = []
     for callers in (1, 8, 32):
         _, found = closed(service(), LENGTHS, callers, 1000, 1, client_seconds=0.0)
         loads.append(Load(callers, None, 2 * found.p50, 2 * found.p99))
-    measured = Measured(
-        inputs="",
-        characters=1,
-        lengths="",
-        bundle_bytes=1,
-        series=1,
-        service=service(),
-        client_seconds=0.0,
-        closed=[],
-        opened=[],
-    )
+    measured = measured_on(0.0)
     found_loads = compare(Run("a run", "a model", "a day", LENGTHS, loads), measured, calls=1000)
     assert {round(each.factor, 1) for each in found_loads} == {2.0}
     for each in found_loads:

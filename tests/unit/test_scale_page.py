@@ -1,11 +1,14 @@
 """docs/scale.md shows what was measured, simulated and computed."""
 
 import re
+from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.scale import simulate
 from tests.scale.page import PAGE, filled, recorded
+from tests.scale.picture import draw
 from tests.scale.plan import addresses, followed_replicas
 from tests.scale.simulate import MODEL, chart_behavior, limits, point, points, waiting_target
 from tests.scale.tables import TRANSLATOR, Facts, all_tables
@@ -69,6 +72,23 @@ def test_the_comparison_with_a_benchmark_can_be_repeated(facts: Facts) -> None:
         assert one.simulated == pytest.approx(other.simulated, rel=0.1)
 
 
+def test_all_simulations_run_and_are_drawn(facts: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `python -m tests.scale` does, with fewer calls and a shorter burst."""
+    for name, value in {"CALLS": 400, "BURST_REPLICAS": 2, "BURST_END": 40.0}.items():
+        monkeypatch.setattr(simulate, name, value)
+    monkeypatch.setattr(simulate, "BURST", {"start": 5.0, "rise": 5.0, "hold": 10.0, "factor": 2.0})
+    monkeypatch.setattr(simulate, "runs", lambda measured: iter(()))
+    said: list[str] = []
+    found = simulate.simulate({MODEL: facts.measured[MODEL]}, facts.plan, said.append)
+    assert len(said) == 5
+    assert {len(one.times) for one in found.bursts} == {4}
+    none, waiting, *_ = found.bursts
+    assert (none.most, none.replicas) == (2, [2.0] * 4)
+    assert waiting.p99 <= none.p99
+    draw(found, tmp_path / "scale.webp")
+    assert (tmp_path / "scale.webp").read_bytes()[8:12] == b"WEBP"
+
+
 def test_autoscaling_is_the_charts() -> None:
     behavior = chart_behavior(30.0)
     assert (behavior.scrape_seconds, behavior.sync_seconds, behavior.start_seconds) == (15, 15, 30)
@@ -101,9 +121,10 @@ def test_numbers_of_training_are_those_of_its_plan() -> None:
     assert f"{shape.parameters / 1e6:.0f} million parameters" in PROSE
     ethernet = Step(shape, MACHINES[1], PAPER_TOKENS / 8)
     assert f"gradients = 4 bytes * parameters = {ethernet.gradient_bytes / 1e6:.0f} MB" in PROSE
+    assert f"`batch_tokens: {2 * PAPER_TOKENS // 8}`" in PROSE
     assert f"all_reduce_perf -b {ethernet.gradient_bytes / 1e6:.0f}M" in PROSE
     parts = ethernet.communication / ethernet.compute
-    assert re.search(rf"about {parts + 0.5:.0f} parts at 100 Gbit/s", PROSE)
+    assert re.search(rf"about {parts + 0.5:.0f} batches a GPU at 100 Gbit/s", PROSE)
     assert pytest.approx(0.3 * 989e12) == H100
     assert {machines.inside for machines in MACHINES} == {370e9}
     assert {machines.between * 8 / 1e9 for machines in MACHINES} == {3200, 100}

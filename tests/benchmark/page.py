@@ -1,7 +1,7 @@
 """`python -m tests.benchmark.page`: writes all results as one page with pictures, from the JSON files."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -16,6 +16,7 @@ from tests.benchmark.tables import measured_on, table
 PAGE = Path(__file__).parent / "README.md"
 SERVERS = {"dragoman": "Dragoman", "triton": "Triton", "batching": "asyncio, batching"}
 SHOWN_CALLERS = (1, 8, 64)
+BULK_MARK = 1.0  # times CTranslate2's rate, at least
 TRAINING_MARK, HEALTH_MARK = 1.5, 0.05  # times the better of the others, at least; seconds of the p99, at most
 NAMES = {
     "raw": "step loop, rows: {}",
@@ -34,6 +35,7 @@ run of one benchmark. Nothing here is typed by hand.
 make bench                            # the server, its step loop and CTranslate2; the engine loop: ten minutes
 python -m tests.benchmark.imports     # imported models, CTranslate2 and transformers; also in make bench
 make bench-servers                    # the server, Triton and a plain asyncio server: ten minutes
+python -m tests.benchmark.bulk        # `dragoman bulk` and CTranslate2 on whole files: five minutes
 python -m tests.benchmark.health      # how fast a busy server answers health checks
 python -m tests.benchmark.growth      # how time grows with rows, lengths and vocabulary
 python -m tests.benchmark.positions   # what relative positions cost in a step
@@ -67,6 +69,11 @@ BESIDE = """The same texts over gRPC, from the same load generator; all servers 
 text. Triton runs CTranslate2 in its Python backend with dynamic batching; the asyncio server batches what arrived while
 the last batch ran; both use the setting with the most tokens for 64 callers. A caller waits for each answer before the
 next call, except with random arrivals."""
+BULK = """`dragoman bulk --bundle` from a file of texts to a file of answers: reading, tokenizing, decoding, joining
+tokens and saving, with default options except for the length limit and the beam. CTranslate2 gets the texts tokenized,
+returns tokens, and reads and writes nothing: one `translate_batch` over all of them, with its best threads and batches.
+Target tokens a second (lowest–highest of the rounds), and core time for each text, bulk / CTranslate2. The goal is at
+least {:.1f} times CTranslate2's rate: ✓ or ✗."""
 LOOP = """One engine with one thread runs g2p-en in int8 with all rows always in use; microseconds per turn. *Rest*
 is what is not spent in ONNX Runtime: scheduler, searches, moving rows, metrics; *steady rest* is that of a turn in
 which no request starts or ends."""
@@ -100,6 +107,7 @@ def main(
         ("Serving", "serving", _serving),
         ("Imported models", "imports", _imports),
         ("Beside other servers", "servers", _servers),
+        ("Whole files", "bulk", _bulk),
         ("The loop around the graphs", "loop", _loop),
         ("Health checks of a busy server", "health", _health),
         ("How time grows", "growth", _growth),
@@ -198,6 +206,26 @@ def _servers(document: dict[str, Any], _: Measured) -> Iterator[str]:
     rates = [f"tokens/s, {n} caller{'s' * (n > 1)}" for n in SHOWN_CALLERS]
     yield table(["", "", *rates, f"p99 ms, {callers}", "random arrivals: p50 / p99 ms", "setting"], rows)
     yield "\n".join(_machines(document))
+
+
+def _bulk(document: dict[str, Any], _: Measured) -> Iterator[str]:
+    yield BULK.format(BULK_MARK)
+    rows = []
+    for label, found in document.items():
+        ours, theirs = found["bulk"], found["ctranslate2"]
+        ratio = median(a / b for a, b in zip(ours["rates"], theirs["rates"], strict=True))
+        sign = "✓" if ratio >= BULK_MARK else "✗"
+        speeds = [f"{median(each['rates']):,.0f} ({_span(each['rates'])})" for each in (ours, theirs)]
+        cores = " / ".join(f"{each['core_ms']:.2f}" for each in (ours, theirs))
+        texts = f"{found['texts']:,} {found['inputs']}"
+        rows.append([label, texts, *speeds, f"{ratio:.2f}× {sign}", cores, theirs["setting"]])
+    head = ["", "texts", "bulk", "CTranslate2", "bulk over CTranslate2", "core ms a text", "CTranslate2's setting"]
+    yield table(head, rows)
+    yield "\n".join(_machines(document))
+
+
+def _span(rates: Sequence[float]) -> str:
+    return f"{min(rates):,.0f}–{max(rates):,.0f}"
 
 
 def _loop(document: dict[str, Any], _: Measured) -> Iterator[str]:

@@ -64,6 +64,19 @@ class CTranslate2:
             now += latencies[-1]
         return Sample(now - started, tokens, sequences, latencies, cpu_seconds={"own": time.process_time() - cpu})
 
+    def whole(self, batch: int, beam: int = 1) -> Sample:
+        """Translates all inputs in one call, which sorts them by length.
+
+        Args:
+            batch: Inputs that are decoded together, at most.
+            beam: Beam size; 1 for greedy search.
+        """
+        cpu, started = time.process_time(), time.perf_counter()
+        results = self._translate(self.sources, batch, beam)
+        seconds = time.perf_counter() - started
+        tokens = sum(len(answer) + (len(answer) < self.max_new_tokens) for answer in results)
+        return Sample(seconds, tokens, len(results), [seconds], cpu_seconds={"own": time.process_time() - cpu})
+
     def answers(self) -> list[list[str]]:
         """Returns the tokens of every source's greedy answer, without the end token."""
         return self._translate(self.sources, LARGEST_BATCH)

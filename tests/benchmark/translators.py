@@ -78,6 +78,19 @@ class Translators:
             for setting, actor in self._actors.items()
         ]
 
+    def whole(self, batches: Iterable[int], beam: int = 1) -> list[Contender]:
+        """Returns contenders that translate all inputs in one call, for each number of inputs decoded together."""
+
+        def measure(actor: Actor, batch: int, _: float) -> Sample:
+            sample: Sample = actor.call("whole", batch, beam)
+            return sample
+
+        return [
+            Contender("ctranslate2", None, f"{setting}, batches of {batch}", partial(measure, actor, batch))
+            for batch in batches
+            for setting, actor in self._actors.items()
+        ]
+
     def answers(self) -> list[list[int]]:
         """Returns the token ids of every input's greedy answer, without the end token."""
         answers: list[list[str]] = next(iter(self._actors.values())).call("answers")

@@ -1,5 +1,5 @@
-"""Work on whole files with engines in this process: read by windows, computed sorted by length, written once.
+"""Engines in this process without a server, for work on whole files.
 
-`sources` reads, `engines` and `model` compute, `output` writes so that a killed run goes on where it was, and
-`pipeline` keeps the engines busy in between.
+`engines` and `model` compute; `backend` is what `dragoman bulk` loads. For `dragoman-distill`, `sources` reads and
+`pipeline` keeps the engines busy. The rest of the work on files is the client's, in `dragoman.bulk`.
 """

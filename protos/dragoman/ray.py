@@ -102,6 +102,7 @@ class Predictor:
         answers = [Answer(None, problem) if problem else next(unread) for _, problem in rows]
         return _with_columns(
             batch,
+            column,
             {
                 self._answers: [answer.text for answer in answers],
                 self._problems: [answer.complaint or None for answer in answers],
@@ -119,8 +120,8 @@ def _source(value: Any) -> tuple[str, str]:
     return readable(value) if isinstance(value, str) else ("", f"is no text, but {type(value).__name__}")
 
 
-def _with_columns(batch: Any, columns: dict[str, list[str | None]]) -> Any:
-    """Returns a batch with more columns of texts, in the form that it has."""
+def _with_columns(batch: Any, column: Any, columns: dict[str, list[str | None]]) -> Any:
+    """Returns a batch with more columns of texts, in the form that it has, as `column`, one of its own, shows it."""
     if hasattr(batch, "append_column"):
         import pyarrow as pa
 
@@ -129,9 +130,11 @@ def _with_columns(batch: Any, columns: dict[str, list[str | None]]) -> Any:
         return batch
     if hasattr(batch, "assign"):
         return batch.assign(**columns)
-    import numpy as np
-
-    return {**batch, **{name: np.array(values, dtype=object) for name, values in columns.items()}}
+    added = {}
+    for name, values in columns.items():
+        added[name] = column.astype(object)  # NumPy without its import, which the client does not depend on
+        added[name][:] = values
+    return {**batch, **added}
 
 
 def _assigned() -> tuple[int | None, str]:

@@ -28,7 +28,8 @@ def test_every_value_is_explained() -> None:
 def test_versions_agree() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     assert yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))["appVersion"] == project
-    for path in [DEPLOY / "kustomize" / "gpu" / "kustomization.yaml", *(DEPLOY / "kserve").glob("*.yaml")]:
+    overlay = DEPLOY / "kustomize" / "gpu" / "kustomization.yaml"
+    for path in [overlay, *DEPLOY.glob("kserve/*.yaml"), *DEPLOY.glob("training/*.yaml")]:
         for line in path.read_text(encoding="utf-8").splitlines():
             if "image: dragoman:" in line or "newTag:" in line:
                 assert project in line, f"{path.name}: {line}"

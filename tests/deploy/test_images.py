@@ -28,7 +28,7 @@ from tests.support.bundles import SHIPPED_G2P
 
 FOLDER = DEPLOY / "docker"
 PAGE = FOLDER / "README.md"
-DOCKERFILES = [FOLDER / "Dockerfile", FOLDER / "import.Dockerfile"]
+DOCKERFILES = [FOLDER / "Dockerfile", FOLDER / "import.Dockerfile", FOLDER / "train.Dockerfile"]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 ASK = "dragoman generate transformer"
 MOST_ADDED = 350_000_000  # bytes, by the image for CPUs to its base
@@ -58,9 +58,9 @@ def block_with(words: str) -> str:
     return found
 
 
-BUILD = block_with(r"(?s)build(?!.*(EXTRAS|secret|my\.|import|--platform))")
+BUILD = block_with(r"(?s)build(?!.*(EXTRAS|secret|my\.|import|train|--platform))")
 BUILD_IMPORT = block_with("import.Dockerfile")
-RUN = block_with(r"(?s)run (?!.*(--volume|--entrypoint))")
+RUN = block_with(r"(?s)docker run (?!.*(--volume|--entrypoint))")
 RUN_BUNDLE = block_with(r"--bundle /models --workers")
 BILL_OF_MATERIALS = block_with("sbom")
 EXTRAS_FOR_GPUS = re.search(r"EXTRAS=(\S+)", block_with("EXTRAS")).group(1)  # type: ignore[union-attr]

@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman_training.data.batches import BatchSampler, EncodedPair, PairList, collate
+from dragoman_training.data.shares import share_out
 from dragoman_training.model import loss as loss_module
 from dragoman_training.model.linear import Linear
 from dragoman_training.model.loss import IGNORED, smoothed_cross_entropy
@@ -75,17 +77,50 @@ def test_batch_order_depends_on_seed_and_epoch_alone() -> None:
 
 
 @pytest.mark.parametrize("skip", [1, 40, 200])
-def test_stream_resumes_at_its_position(skip: int) -> None:
+def test_a_plan_resumes_at_its_position(skip: int) -> None:
     sampler = BatchSampler(PairList(PAIRS), 300, seed=1)
-    stream = sampler.stream()
+    plan = sampler.plan()
     for _ in range(skip):
-        position, _ = next(stream)
-    resumed = sampler.stream(position)
+        last = next(plan)
+    resumed = sampler.plan(last.position)
     for _ in range(50):
-        (expected_position, expected), (actual_position, actual) = next(stream), next(resumed)
-        assert actual_position == expected_position
-        assert torch.equal(actual.source, expected.source)
-        assert torch.equal(actual.target_output, expected.target_output)
+        expected, actual = next(plan), next(resumed)
+        assert (actual.position, actual.tokens) == (expected.position, expected.tokens)
+        assert np.array_equal(actual.indices, expected.indices)
+
+
+def test_planned_tokens_are_those_of_the_batch() -> None:
+    for planned in islice(BatchSampler(PairList(PAIRS), 300, seed=1).plan(), 50):
+        batch = planned.read(number=3)
+        assert planned.tokens == batch.source.numel() + batch.target_output.numel()
+        assert batch.number == 3
+
+
+costs = st.lists(st.integers(1, 1000), min_size=1, max_size=40)
+
+
+@given(costs, st.integers(1, 9))
+def test_batches_are_shared_out_evenly(costs: list[int], processes: int) -> None:
+    shares = share_out(costs, processes)
+    assert sorted(batch for share in shares for batch in share) == list(range(len(costs)))
+    assert len(shares) == processes
+    assert max(map(len, shares)) == math.ceil(len(costs) / processes), "all processes run as many, with fillers"
+    loads = [sum(costs[batch] for batch in share) for share in shares]
+    for share, load in zip(shares, loads, strict=True):
+        if len(share) < max(map(len, shares)):  # it had room for the last batch of any other, which had less to do then
+            assert all(load >= sum(sorted(costs[batch] for batch in other)[1:]) for other in shares)
+
+
+def test_shares_are_balanced_by_tokens_not_by_number() -> None:
+    assert share_out([90, 50, 40, 10], 2) == [[0, 3], [1, 2]]
+    assert share_out([200, 9000, 300, 9000], 2) == [[1, 2], [0, 3]]
+    assert share_out([5], 3) == [[0], [], []]
+
+
+def test_a_batch_without_targets_teaches_nothing() -> None:
+    batch = collate(PAIRS[:3], number=1).without_targets()
+    assert (len(batch.source), batch.target_tokens, batch.number) == (1, 0, 1)
+    assert (batch.target_output == IGNORED).all()
 
 
 def test_collate() -> None:

@@ -152,8 +152,10 @@ def test_the_moving_average_follows_the_weights(tmp_path: Path) -> None:
         learner.update([batch], batch.target_tokens)
         decay = min(0.3, (1 + step) / (10 + step))
         expected = decay * expected + (1 - decay) * learner.model.state_dict()[name].double()
-        torch.testing.assert_close(learner.evaluated.state_dict()[name].double(), expected, rtol=1e-6, atol=1e-7)
-    assert not torch.equal(learner.evaluated.state_dict()[name], learner.model.state_dict()[name])
+        with learner.evaluated() as model:
+            average = model.state_dict()[name]
+        torch.testing.assert_close(average.double(), expected, rtol=1e-6, atol=1e-7)
+    assert not torch.equal(average, learner.model.state_dict()[name])
 
 
 def test_the_moving_average_is_saved_evaluated_and_exported(tmp_path: Path) -> None:

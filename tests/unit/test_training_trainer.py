@@ -3,7 +3,6 @@
 import io
 import json
 import re
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,13 +11,17 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from typer.testing import CliRunner
 
+from dragoman_training import cli
 from dragoman_training.data.batches import Batch, EncodedPair, collate
 from dragoman_training.data.pairs import read_pairs_file
+from dragoman_training.errors import TrainingError
 from dragoman_training.evaluation import decoding, evaluate
 from dragoman_training.evaluation.evaluate import Evaluation
 from dragoman_training.evaluation.metrics import METRICS, Score
 from dragoman_training.optimization.learner import Learner
+from dragoman_training.processes import Processes
 from dragoman_training.recipe import Recipe
 from dragoman_training.run.checkpoint import average_checkpoints, checkpoint_path, checkpoint_steps, load_state
 from dragoman_training.run.load import load_run
@@ -72,7 +75,7 @@ def test_files_of_a_run(tmp_path: Path) -> None:
     # Every fourth step and every sixth (evaluations); the last three are kept.
     assert checkpoint_steps(run) == [6, 8, 12]
     state = load_state(checkpoint_path(run, 12))
-    assert state.keys() == {"model", "optimizer", "step", "epoch", "block", "position", "precision", "rng"}
+    assert state.keys() == {"model", "optimizer", "step", "epoch", "block", "position", "precision"}
     records = read_metrics_log(run)
     assert [r["step"] for r in records if r["kind"] == "train"] == [5, 10, 12]
     assert all(r["gradient_norm"] > 0 for r in records if r["kind"] == "train")
@@ -208,7 +211,7 @@ def test_data_that_takes_long_is_abandoned(tmp_path: Path, monkeypatch: pytest.M
         raise KeyboardInterrupt
 
     monkeypatch.setattr(overdue, "GRACE", 0.01)
-    monkeypatch.setattr(sys.modules[train.__module__], "prepare", hang)
+    monkeypatch.setattr("dragoman_training.trainer.together.prepare", hang)
     with pytest.raises(KeyboardInterrupt):
         train(small_recipe(), tmp_path / "run", device="cpu", stop=stop, abandon=end, console=Console(quiet=True))
     assert steps == [None]
@@ -371,3 +374,45 @@ def test_memory_is_released_with_each_log_line(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("dragoman_training.trainer.loop.release_memory", lambda: released.append(None))
     run_training(small_recipe("training.log_every=4", "training.evaluate_every=12"), tmp_path / "run")
     assert len(released) == 3
+
+
+def test_a_dry_run_needs_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "_stop_on_signals", lambda **_: threading.Event())  # signals are for pytest
+    monkeypatch.setattr(Processes, "of_environment", lambda: Processes(0, 2))
+    done = CliRunner().invoke(cli.app, ["tiny", "--dry-run"])
+    assert done.exit_code == 1
+    assert done.stderr == "error: --dry-run needs one process, not 2; start it without torchrun\n"
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE: 'two' is no number of processes"),
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "WORLD_SIZE is 2, but MASTER_ADDR, MASTER_PORT is not set"),
+    ],
+)
+def test_incomplete_variables_of_a_launcher(
+    variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    assert Processes.of_environment().count == 1
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(TrainingError) as caught:
+        Processes.of_environment()
+    assert str(caught.value) == message
+
+
+def test_random_numbers_depend_on_the_place_alone(new_trainer: TrainerFactory) -> None:
+    """Otherwise dropout would differ with the process that a batch is in."""
+    learner = new_trainer(small_recipe("model.dropout=0.5")).learner
+    batch = collate([EncodedPair([4, 5, 6, 3], [5, 6, 7, 3])], number=1)
+
+    def loss(number: int, step: int) -> float:
+        learner.step = step
+        learner._seed(number)
+        return learner._loss(batch).item()
+
+    assert loss(1, 7) == loss(1, 7)
+    assert len({loss(1, 7), loss(2, 7), loss(1, 8)}) == 3

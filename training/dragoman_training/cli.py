@@ -8,11 +8,14 @@ import threading
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from dragoman_training.errors import TrainingError, missing_extra
+
+if TYPE_CHECKING:
+    from dragoman_training.processes import Processes
 
 EXIT_STOPPED = 75  # EX_TEMPFAIL: stopped with a checkpoint saved, to be resumed
 
@@ -28,7 +31,8 @@ class Device(StrEnum):
 
 
 @app.command(
-    epilog="Exit status: 0 finished, 1 failed, 75 stopped with a checkpoint saved, by SIGTERM, Ctrl-C or --max-hours."
+    epilog="Exit status: 0 finished, 1 failed, 75 stopped with a checkpoint saved, by SIGTERM, Ctrl-C or --max-hours. "
+    "On several GPUs or machines: torchrun --nproc-per-node 2 -m dragoman_training RECIPE ..."
 )
 def run(
     recipe: Annotated[
@@ -72,7 +76,9 @@ def run(
         ),
     ] = None,
     device: Annotated[Device, typer.Option(help="auto uses CUDA if available.")] = Device.auto,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; by default PyTorch decides.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads; by default PyTorch decides, or 1 under torchrun.")
+    ] = None,
     max_hours: Annotated[
         float | None,
         typer.Option(metavar="HOURS", min=0, help="Stop with a checkpoint after this time, to be resumed."),
@@ -81,6 +87,7 @@ def run(
     """Train the model that RECIPE describes and write everything to the run directory."""
     # Importing PyTorch takes seconds, and --help should not wait for it.
     try:
+        from dragoman_training.processes import ALONE, Processes
         from dragoman_training.recipe import find_recipe, load_recipe
         from dragoman_training.trainer import prepare_data, rehearse, train
     except ModuleNotFoundError as error:
@@ -89,11 +96,16 @@ def run(
 
     if dry_run and prepare:
         raise typer.BadParameter("--dry-run and --prepare exclude each other; give one of them")
-    stop = _stop_on_signals()
+    processes = ALONE
     try:
+        processes = Processes.of_environment()
+        stop = _stop_on_signals(patient=processes.count > 1)
         file = find_recipe(recipe)
         directory = out or Path("runs") / file.stem
         loaded = load_recipe(file, set_ or [])
+        if processes.count > 1 and (dry_run or prepare):
+            option = "--dry-run" if dry_run else "--prepare"
+            raise TrainingError(f"{option} needs one process, not {processes.count}; start it without torchrun")
         if dry_run:
             rehearse(loaded, device=device.value, threads=threads, stop=stop, init_from=init_from)
             return
@@ -112,22 +124,31 @@ def run(
             stop=stop,
             max_hours=max_hours,
             init_from=init_from,
-            abandon=lambda step: _abandoned(step, directory),
+            abandon=lambda step: _abandoned(step, directory, processes),
+            processes=processes,
         )
     except TrainingError as error:
-        print(f"error: {error}", file=sys.stderr)
+        if processes.may_speak():
+            print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
     except OSError as error:
-        print(f"error: {error.filename or 'the run'}: {error.strerror}", file=sys.stderr)
+        if processes.may_speak():
+            print(f"error: {error.filename or 'the run'}: {error.strerror}", file=sys.stderr)
         raise typer.Exit(1) from None
     if not outcome.finished:
-        print(f"stopped at step {outcome.step}, saved in {directory}; continue with --resume", file=sys.stderr)
+        if processes.is_first:
+            print(f"stopped at step {outcome.step}, saved in {directory}; continue with --resume", file=sys.stderr)
         raise typer.Exit(EXIT_STOPPED)
-    print(f"{directory / 'model.pt'}")
+    if processes.is_first:
+        print(f"{directory / 'model.pt'}")
 
 
-def _stop_on_signals() -> threading.Event:
+def _stop_on_signals(patient: bool = False) -> threading.Event:
     """Returns an event that the first SIGTERM or Ctrl-C sets; a second one ends the process as usual.
+
+    Args:
+        patient: Whether further signals change nothing. A launcher of several processes sends its own after that of the
+            terminal, and ends what does not stop in time by itself.
 
     NOTE: Python runs a handler between two of its own instructions, but a library may keep the main thread for minutes.
     A thread of its own therefore waits for signals, too.
@@ -138,12 +159,15 @@ def _stop_on_signals() -> threading.Event:
 
     def handle(number: int, _: FrameType | None) -> None:
         stop.set()
-        signal.signal(number, signal.SIG_DFL)
+        if not patient:
+            signal.signal(number, signal.SIG_DFL)
 
     def listen(_told: socket.socket) -> None:  # which is open as long as somebody listens
         heard.recv(1)
         stop.set()
         (number,) = heard.recv(1)  # the main thread has not run the handler in the meantime
+        while patient:
+            heard.recv(1)
         os._exit(128 + number)
 
     signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
@@ -153,10 +177,11 @@ def _stop_on_signals() -> threading.Event:
     return stop
 
 
-def _abandoned(step: int | None, directory: Path) -> NoReturn:
+def _abandoned(step: int | None, directory: Path, processes: "Processes") -> NoReturn:
     """Ends the process while the main thread is busy."""
     where = "while the data was prepared" if step is None else f"at step {step}, saved in {directory}"
-    print(f"stopped {where}; continue with --resume", file=sys.stderr, flush=True)
+    if processes.is_first and processes.may_speak():
+        print(f"stopped {where}; continue with --resume", file=sys.stderr, flush=True)
     os._exit(EXIT_STOPPED)
 
 

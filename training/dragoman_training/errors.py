@@ -5,6 +5,10 @@ class TrainingError(Exception):
     """An error that the command line prints without a traceback."""
 
 
+class Stopped(Exception):
+    """The run was asked to stop, and what it was doing is not finished."""
+
+
 class RecipeError(TrainingError):
     """The recipe cannot be read, or its values contradict each other."""
 

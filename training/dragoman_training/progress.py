@@ -136,6 +136,10 @@ class ProgressBar:
             for task in tasks.values():
                 self.bar.remove_task(task)
 
+    def warn(self, message: str) -> None:
+        """Prints a warning above the bar."""
+        self.echo(f"warning: {message}")
+
     def echo(self, line: str) -> None:
         """Prints a line above the bar."""
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -61,11 +61,11 @@ class Contender(ABC):
     def measure(self, first: int, attention: Attention) -> Steps:
         """Measures the steps of a sample from batch `first` of the first epoch on; weights are kept."""
         pairs = PairList(self.work.pairs)
-        batches = BatchSampler(pairs, self.work.training.batch_tokens, seed=1).stream(Position(position=first))
+        plan = BatchSampler(pairs, self.work.training.batch_tokens, seed=1).plan(Position(position=first))
         target, loss = 0, 0.0
         started = time.perf_counter()
         for _ in range(self.work.steps):
-            _, batch = next(batches)
+            batch = next(plan).read()
             loss = self.update(batch, attention)
             target += batch.target_tokens
         return Steps(time.perf_counter() - started, target, loss)

@@ -30,19 +30,26 @@ class Batch:
         target_input: Decoder input ids [batch, target], starting with the begin token.
         target_output: Ids to predict [batch, target], ending with the end token; IGNORED at padding.
         target_tokens: Number of ids in `target_output` without padding.
+        number: Place among the batches of a step, which the batch's random numbers depend on.
     """
 
     source: Tensor
     target_input: Tensor
     target_output: Tensor
     target_tokens: int
+    number: int = 0
 
     def to(self, device: torch.device) -> "Batch":
         """Returns the batch on a device."""
         if device.type == "cpu":
             return self
         moved = [t.to(device, non_blocking=True) for t in (self.source, self.target_input, self.target_output)]
-        return Batch(moved[0], moved[1], moved[2], self.target_tokens)
+        return Batch(moved[0], moved[1], moved[2], self.target_tokens, self.number)
+
+    def without_targets(self) -> "Batch":
+        """Returns the first pair alone, with nothing to predict: its loss and its gradients are zero."""
+        ignored = torch.full_like(self.target_output[:1], IGNORED)
+        return Batch(self.source[:1], self.target_input[:1], ignored, 0, self.number)
 
 
 def pad(rows: Sequence[Sequence[int]], filler: int) -> Tensor:
@@ -53,13 +60,14 @@ def pad(rows: Sequence[Sequence[int]], filler: int) -> Tensor:
     return torch.from_numpy(out)
 
 
-def collate(pairs: Sequence[EncodedPair]) -> Batch:
-    """Makes a padded batch of pairs."""
+def collate(pairs: Sequence[EncodedPair], number: int = 0) -> Batch:
+    """Makes a padded batch of pairs, with its number in a step."""
     return Batch(
         source=pad([p.source for p in pairs], PAD_ID),
         target_input=pad([[BEGIN_ID, *p.target[:-1]] for p in pairs], PAD_ID),
         target_output=pad([p.target for p in pairs], IGNORED),
         target_tokens=sum(len(p.target) for p in pairs),
+        number=number,
     )
 
 
@@ -130,6 +138,26 @@ class PairList:
         return self
 
 
+class PlannedBatch(NamedTuple):
+    """A batch that is not read yet.
+
+    Attributes:
+        position: Where the stream of batches goes on after this one.
+        pairs: The pairs of its block.
+        indices: Its own among them [rows].
+        tokens: Number of source and target tokens with padding: what it costs.
+    """
+
+    position: Position
+    pairs: EncodedPairs
+    indices: NDArray[np.int64]
+    tokens: int
+
+    def read(self, number: int = 0) -> Batch:
+        """Reads the batch, with its number in a step."""
+        return collate([self.pairs[i] for i in self.indices.tolist()], number)
+
+
 class BatchSampler:
     """Splits the training pairs into new batches for each epoch, as a function of seed and epoch alone.
 
@@ -157,15 +185,17 @@ class BatchSampler:
         starts = [0, *ends[:-1]]
         return [order[starts[i] : ends[i]] for i in rng.permutation(len(ends)).tolist()]
 
-    def stream(self, start: Position = Position()) -> Iterator[tuple[Position, Batch]]:  # noqa: B008, it is immutable
-        """Yields batches forever, from a position on, each with the position after it."""
+    def plan(self, start: Position = Position()) -> Iterator[PlannedBatch]:  # noqa: B008, it is immutable
+        """Yields batches forever, from a position on, without reading them: the same in all processes."""
         epoch, block, position = start
         while True:
             while block < self.pairs.blocks(epoch):
                 pairs = self.pairs.block(epoch, block)
+                source, target = pairs.lengths()
                 for indices in self.batches(pairs, epoch, block)[position:]:
                     position += 1
-                    yield Position(epoch, block, position), collate([pairs[i] for i in indices.tolist()])
+                    tokens = len(indices) * int(source[indices].max() + target[indices].max())
+                    yield PlannedBatch(Position(epoch, block, position), pairs, indices, tokens)
                 block, position = block + 1, 0
             epoch, block = epoch + 1, 0
 

@@ -6,6 +6,7 @@ from tokenizers import Tokenizer
 
 from dragoman_training.evaluation.decoding import GREEDY, Search, decode
 from dragoman_training.model import Transformer
+from dragoman_training.processes import ALONE, Processes
 
 BATCH_TOKENS = 4096  # rows x longest source of a batch: with greedy search 250 words, or 150 to 300 sentences
 
@@ -19,6 +20,7 @@ def answer(
     *,
     before_step: Callable[[], object] = lambda: None,
     answered: Callable[[int, int], object] = lambda count, total: None,
+    processes: Processes = ALONE,
 ) -> dict[str, str]:
     """Decodes distinct texts in batches of similar length.
 
@@ -26,6 +28,7 @@ def answer(
         model: Model in eval mode.
         before_step: Callback that runs before each step of a batch; an exception it raises ends the work.
         answered: Callback that is told after each batch how many texts are answered, and of how many.
+        processes: Processes that share the batches.
 
     Returns:
         The answer to each text.
@@ -33,14 +36,21 @@ def answer(
     distinct = list(dict.fromkeys(texts))
     encoded = {text: e.ids for text, e in zip(distinct, source_tokenizer.encode_batch(distinct), strict=True)}
     distinct.sort(key=lambda text: len(encoded[text]), reverse=True)
-    answers: dict[str, str] = {}
-    while len(answers) < len(distinct):
-        done = len(answers)
-        rows = max(1, BATCH_TOKENS // (search.beam_size * len(encoded[distinct[done]])))
-        batch = distinct[done : done + rows]
-        ids = decode(
-            model, [encoded[text] for text in batch], model.config.max_target_length, search, before_step=before_step
-        )
-        answers.update(zip(batch, target_tokenizer.decode_batch(ids), strict=True))
-        answered(len(answers), len(distinct))
-    return answers
+    batches: list[list[str]] = []
+    begin = 0
+    while begin < len(distinct):
+        rows = max(1, BATCH_TOKENS // (search.beam_size * len(encoded[distinct[begin]])))
+        batches.append(distinct[begin : begin + rows])
+        begin += rows
+
+    def share() -> dict[str, str]:
+        answers: dict[str, str] = {}
+        for batch in batches[processes.rank :: processes.count]:
+            sources = [encoded[text] for text in batch]
+            ids = decode(model, sources, model.config.max_target_length, search, before_step=before_step)
+            answers.update(zip(batch, target_tokenizer.decode_batch(ids), strict=True))
+            # The others are about as far.
+            answered(min(len(answers) * processes.count, len(distinct)), len(distinct))
+        return answers
+
+    return {text: answer for part in processes.all_do(share) for text, answer in part.items()}

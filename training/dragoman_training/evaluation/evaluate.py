@@ -14,32 +14,46 @@ from dragoman_training.evaluation.metrics import METRICS, Score
 from dragoman_training.model import Transformer
 from dragoman_training.model.linear import fast_products
 from dragoman_training.model.loss import smoothed_cross_entropy
+from dragoman_training.processes import ALONE, Processes
 from dragoman_training.recipe import Metric
 
 
 @fast_products()
 def negative_log_likelihood(
-    model: Transformer, pairs: Sequence[EncodedPair], batch_tokens: int, *, before_step: Callable[[], object]
+    model: Transformer,
+    pairs: Sequence[EncodedPair],
+    batch_tokens: int,
+    *,
+    before_step: Callable[[], object],
+    processes: Processes = ALONE,
 ) -> float:
     """Computes the mean of -log p(token | source, tokens before) in nats, without label smoothing.
 
     Args:
         model: Model in eval mode.
         before_step: Callback that runs before each batch; an exception it raises ends the evaluation.
+        processes: Processes that share the batches.
 
     Returns:
         The mean over all target tokens.
     """
     device = model.decoder.projection.weight.device
     listed = PairList(pairs)
-    total, tokens = 0.0, 0
-    for indices in BatchSampler(listed, batch_tokens, seed=0).batches(listed, 0):
-        before_step()
-        batch = collate([pairs[i] for i in indices]).to(device)
-        hidden, weight = model.decoder.output_layer(model.hidden(batch.source, batch.target_input))
-        total += smoothed_cross_entropy(hidden, weight, batch.target_output, smoothing=0.0).item()
-        tokens += batch.target_tokens
-    return total / tokens
+    batches = BatchSampler(listed, batch_tokens, seed=0).batches(listed, 0)
+
+    def losses() -> list[float]:
+        found = []
+        for indices in batches[processes.rank :: processes.count]:
+            before_step()
+            batch = collate([pairs[i] for i in indices]).to(device)
+            hidden, weight = model.decoder.output_layer(model.hidden(batch.source, batch.target_input))
+            found.append(smoothed_cross_entropy(hidden, weight, batch.target_output, smoothing=0.0).item())
+        return found
+
+    shares = processes.all_do(losses)
+    # In the order of the batches, so that the sum is that of one process.
+    total = sum(shares[i % processes.count][i // processes.count] for i in range(len(batches)))
+    return total / sum(len(pair.target) for pair in pairs)
 
 
 @dataclass(frozen=True)
@@ -81,6 +95,7 @@ def measure(
     *,
     before_step: Callable[[], object] = lambda: None,
     answered: Callable[[int, int], object] = lambda count, total: None,
+    processes: Processes = ALONE,
 ) -> Evaluation:
     """Scores the answers to each distinct source against all its targets.
 
@@ -90,14 +105,30 @@ def measure(
         model: Model in eval mode.
         before_step: Callback that runs before each step, see `answer`, and before each metric.
         answered: Callback that is told how many sources are answered, see `answer`.
+        processes: Processes that share the sources. Process 0 computes the metrics; the others get their values alone.
     """
     expected = references(pairs, source_tokenizer, target_tokenizer)
     decoded = answer(
-        model, source_tokenizer, target_tokenizer, expected, search, before_step=before_step, answered=answered
+        model,
+        source_tokenizer,
+        target_tokenizer,
+        expected,
+        search,
+        before_step=before_step,
+        answered=answered,
+        processes=processes,
     )
     answers = {source: canonical(target_tokenizer, text) for source, text in decoded.items()}
     scores: dict[Metric, Score] = {}
-    for metric in metrics:
-        before_step()
-        scores[metric] = METRICS[metric](answers, expected)
-    return Evaluation({source: decoded[source] for source in expected}, scores)
+
+    def compute() -> dict[Metric, float]:
+        for metric in metrics:
+            before_step()
+            scores[metric] = METRICS[metric](answers, expected)
+        return {metric: score.value for metric, score in scores.items()}
+
+    values = processes.first_does(compute)
+    return Evaluation(
+        {source: decoded[source] for source in expected},
+        scores or {metric: Score(value) for metric, value in values.items()},
+    )

@@ -4,6 +4,7 @@ import copy
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from dragoman_training.model import Transformer
 
@@ -19,11 +20,24 @@ class MovingAverage:
 
     def __init__(self, model: Transformer, decay: float) -> None:
         self.decay = decay
-        self.followed: list[Tensor] = list(model.parameters())
         self.model = copy.deepcopy(model).requires_grad_(False).eval()
+        self.follow(model)
+
+    def follow(self, model: Transformer) -> None:
+        """Follows the weights of a model; needed again when the weights of both have been sharded."""
+        self.pairs = [
+            (_local(own), _local(other)) for own, other in zip(self.model.parameters(), model.parameters(), strict=True)
+        ]
 
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Moves towards the weights after a step, counted from 1."""
         decay = min(self.decay, (1 + step) / (10 + step))
-        torch._foreach_lerp_(list(self.model.parameters()), self.followed, 1 - decay)
+        own, followed = map(list, zip(*self.pairs, strict=True))
+        torch._foreach_lerp_(own, followed, 1 - decay)
+
+
+def _local(parameter: Tensor) -> Tensor:
+    """Returns this process's part of a parameter, which shares its memory."""
+    weights = parameter.detach()
+    return weights.to_local() if isinstance(weights, DTensor) else weights

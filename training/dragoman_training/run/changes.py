@@ -21,6 +21,7 @@ CHANGEABLE = {
         "decay_steps",
         "clip_norm",
         "precision",
+        "sharding",
         "log_every",
         "checkpoint_every",
         "evaluate_every",

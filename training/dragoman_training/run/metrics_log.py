@@ -2,13 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import matplotlib
 from torch.utils.tensorboard import SummaryWriter
 
 from dragoman_training.evaluation.metrics import better
 from dragoman_training.files import METRICS_FILE, write, write_text
+from dragoman_training.processes import ALONE, Processes
 
 matplotlib.use("Agg")  # no display needed
 
@@ -25,20 +26,27 @@ class MetricsLog:
     Args:
         run: The run directory.
         step: Number of steps done, 0 for a new run.
+        processes: Processes that train. All have the records, so that they decide alike; process 0 has the files.
     """
 
-    def __init__(self, run: Path, step: int) -> None:
+    def __init__(self, run: Path, step: int, processes: Processes = ALONE) -> None:
         self.path = run / METRICS_FILE
-        self.records = [record for record in read_metrics_log(run) if record["step"] <= step]
-        write_text(self.path, "".join(json.dumps(record) + "\n" for record in self.records))
-        self.file = self.path.open("a")
-        self.tensorboard = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
+        self.file: TextIO | None = None
+        self.tensorboard: SummaryWriter | None = None
+        self.records: list[Record] = []
+        if processes.is_first:
+            self.records = [record for record in read_metrics_log(run) if record["step"] <= step]
+            write_text(self.path, "".join(json.dumps(record) + "\n" for record in self.records))
+            self.file = self.path.open("a")
+            self.tensorboard = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
+        self.records = processes.share(self.records)
 
     def write(self, kind: str, step: int, values: dict[str, float]) -> None:
         """Adds a record of kind "train" or "dev"."""
         self._append({"kind": kind, "step": step, **values})
-        for name, value in values.items():
-            self.tensorboard.add_scalar(f"{kind}/{name}", value, step)
+        if self.tensorboard is not None:
+            for name, value in values.items():
+                self.tensorboard.add_scalar(f"{kind}/{name}", value, step)
 
     def write_recipe_changes(self, step: int, changed: dict[str, tuple[Any, Any]]) -> None:
         """Adds a record of the recipe keys that change after this step, each with its old and its new value."""
@@ -50,8 +58,9 @@ class MetricsLog:
 
     def _append(self, record: Record) -> None:
         self.records.append(record)
-        self.file.write(json.dumps(record) + "\n")
-        self.file.flush()
+        if self.file is not None:
+            self.file.write(json.dumps(record) + "\n")
+            self.file.flush()
 
     def dev_values(self, metric: str) -> dict[int, float]:
         """Returns a dev metric by the step it was measured at, in order."""
@@ -77,8 +86,10 @@ class MetricsLog:
 
     def close(self) -> None:
         """Flushes and closes the files."""
-        self.file.close()
-        self.tensorboard.close()
+        if self.file is not None:
+            self.file.close()
+        if self.tensorboard is not None:
+            self.tensorboard.close()
 
 
 def read_metrics_log(run: Path) -> list[Record]:

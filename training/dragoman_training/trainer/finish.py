@@ -1,6 +1,7 @@
 """The end of a run: the average of checkpoints, its quality, and RUN/model.pt."""
 
 import json
+from collections.abc import Callable
 from typing import Any, Literal
 
 from torch import Tensor
@@ -32,36 +33,52 @@ def finish(trainer: Trainer) -> dict[str, Any]:
     Raises:
         Stopped: The run was asked to stop meanwhile; a resumed run starts this over.
     """
-    weights, steps = average_checkpoints(trainer.run, _steps_to_average(trainer), trainer.warn)
+    weights, steps = _average(trainer, lambda: _steps_to_average(trainer))
     report: dict[str, Any] = {
         "steps_trained": trainer.step,
         "steps_averaged": steps,
         "precision": trainer.learner.precision.name,
         "decoding": str(Search.of(trainer.recipe.evaluation)),
     }
-    trainer.learner.evaluated.load_state_dict(weights)
+    trainer.learner.conclude(weights)
     if trainer.data.dev:
         values, evaluation = _evaluate(trainer)
         comparison = _compare_with_best(trainer, steps, values[trainer.recipe.evaluation.choose_by])
         if comparison is not None:
             report["average_and_best"] = comparison
             if comparison["kept"] == "best":
-                weights, steps = average_checkpoints(trainer.run, [comparison["best"]["step"]], trainer.warn)
-                trainer.learner.evaluated.load_state_dict(weights)
+                weights, steps = _average(trainer, lambda: [comparison["best"]["step"]])
+                trainer.learner.conclude(weights)
                 values, evaluation = _evaluate(trainer)
                 report["steps_averaged"] = steps
         report["dev"] = {**_scores(trainer, "dev", evaluation), "loss": values["loss"]}
-    trainer.learner.evaluated.eval()
     if trainer.data.test_pairs:
         report["test"] = _scores(trainer, "test", trainer.measure("test", trainer.data.test_pairs))
     changes = trainer.metrics_log.recipe_changes()
     if changes:
         report["recipe_changes"] = changes
-    draw_curves(trainer.metrics_log.records, trainer.run / CURVES_FILE)
-    write_text(trainer.run / REPORT_FILE, json.dumps(report, indent=2) + "\n")
-    # Written last: a run that has its model.pt is finished.
-    save_state(trainer.run / MODEL_FILE, {"model": weights, "steps": steps})
+
+    def write() -> None:
+        draw_curves(trainer.metrics_log.records, trainer.run / CURVES_FILE)
+        write_text(trainer.run / REPORT_FILE, json.dumps(report, indent=2) + "\n")
+        # Written last: a run that has its model.pt is finished.
+        save_state(trainer.run / MODEL_FILE, {"model": weights, "steps": steps})
+
+    trainer.processes.first_does(write)
     return report
+
+
+def _average(trainer: Trainer, steps: Callable[[], list[int]]) -> tuple[Weights | None, list[int]]:
+    """Averages checkpoints in process 0; all processes get the steps that it used."""
+    averages: list[Weights] = []
+
+    def average() -> list[int]:
+        weights, used = average_checkpoints(trainer.run, steps(), trainer.warn)
+        averages.append(weights)
+        return used
+
+    used = trainer.processes.first_does(average)
+    return averages[0] if averages else None, used
 
 
 def _steps_to_average(trainer: Trainer) -> list[int]:
@@ -109,6 +126,10 @@ def _scores(trainer: Trainer, name: Literal["dev", "test"], evaluation: Evaluati
     Raises:
         Stopped: The run was asked to stop meanwhile.
     """
+    return trainer.processes.first_does(lambda: _written_scores(trainer, name, evaluation))
+
+
+def _written_scores(trainer: Trainer, name: Literal["dev", "test"], evaluation: Evaluation) -> dict[str, Any]:
     file = {"dev": DEV_ANSWERS_FILE, "test": TEST_ANSWERS_FILE}[name]
     answers = evaluation.answers
     write_pairs(

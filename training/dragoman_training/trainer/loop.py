@@ -3,21 +3,25 @@
 import math
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dragoman_training.data.batches import Batch, BatchSampler, EpochPairs, Position
+from dragoman_training.data.batches import Batch, BatchSampler, EpochPairs, PlannedBatch, Position
 from dragoman_training.data.pairs import Pair
 from dragoman_training.data.prepare import TrainingData
-from dragoman_training.errors import TrainingError
+from dragoman_training.data.shares import share_out
+from dragoman_training.errors import Stopped, TrainingError
 from dragoman_training.evaluation.decoding import Search
 from dragoman_training.evaluation.evaluate import Evaluation, measure, negative_log_likelihood
 from dragoman_training.files import CURVES_FILE
+from dragoman_training.model import Transformer
 from dragoman_training.optimization.allocator import keep_freed_memory, memory_in_use, release_memory
 from dragoman_training.optimization.learner import Learner
 from dragoman_training.optimization.optimizer import learning_rate
+from dragoman_training.processes import ALONE, Processes
 from dragoman_training.progress import ProgressBar, Window
 from dragoman_training.recipe import Recipe, TrainingConfig
 from dragoman_training.run.changes import Changes, former_training
@@ -32,18 +36,16 @@ from dragoman_training.run.metrics_log import MetricsLog, draw_curves
 from dragoman_training.trainer.time_left import evaluations_left
 
 
-class Stopped(Exception):
-    """The run was asked to stop during an evaluation."""
-
-
 class Trainer:
     """A model in training: weights, optimizer state and position in the data.
 
-    Starts from the newest intact checkpoint of the run, or from scratch.
+    Starts from the newest intact checkpoint of the run, or from scratch. Of several processes, each has one and makes
+    the same steps and decisions; process 0 alone uses the run directory.
 
     Args:
         stop: Event that stops the run, see `train`.
         bar: Where progress is shown.
+        processes: Processes that train the model.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Trainer:
         device: torch.device,
         stop: threading.Event,
         bar: ProgressBar,
+        processes: Processes = ALONE,
     ) -> None:
         self.recipe = recipe
         self.config = recipe.training
@@ -61,17 +64,18 @@ class Trainer:
         self.data = data
         self.device = device
         self.stop = stop
+        self.processes = processes
         self.bar, self.echo = bar, bar.echo
         sizes = data.source_tokenizer.get_vocab_size(), data.target_tokenizer.get_vocab_size()
-        self.learner = Learner(recipe, sizes, device, run)
+        self.learner = Learner(recipe, sizes, device, run, processes)
         self.sampler = BatchSampler(data.epochs, self.config.batch_tokens, recipe.seed)
         self.position = Position()
-        self._begin: tuple[int, dict[str, Any]] = (-1, {})  # the step before the current one, and the state at its end
+        self._begin = -1, Position()  # the step before the current one, and the position in the data at its end
         self.former_precision: str | None = None  # of the steps before a resume
         if line := self.learner.precision.line:
             self.echo(line)
         self._restore()
-        self.metrics_log = MetricsLog(run, self.step)
+        self.metrics_log = MetricsLog(run, self.step, processes)
         if device.type == "cpu":
             keep_freed_memory()
 
@@ -85,10 +89,9 @@ class Trainer:
         self.echo(f"warning: {message}")
 
     def _restore(self) -> None:
-        state = latest_checkpoint(self.run, self.warn)
+        state = self.learner.restore(latest_checkpoint(self.run, self.warn) if self.processes.is_first else None)
         if state is None:
             return
-        self.learner.restore(state)
         self.position = _position(state, self.data.epochs, self.run)
         self.former_precision = state.get("precision")  # checkpoints of older versions lack it
         self.echo(f"resuming at step {self.step}")
@@ -119,7 +122,8 @@ class Trainer:
         """Writes a checkpoint of this step and deletes those that are no longer needed.
 
         Args:
-            batch: Batch that the weights are checked with first; None if they come from a checkpoint or are new.
+            batch: Batch of this process that the weights are checked with first; None in all processes if they come
+                from a checkpoint or are new.
 
         Raises:
             TrainingError: Training has diverged; nothing is written.
@@ -128,7 +132,10 @@ class Trainer:
             self.learner.check_weights(batch)
         with self.learner.lock:
             state = self.learner.state() | self.position._asdict()
-            save_state(checkpoint_path(self.run, self.step), state)
+            self.processes.first_does(lambda: self._write(state))
+
+    def _write(self, state: dict[str, Any]) -> None:
+        save_state(checkpoint_path(self.run, self.step), state)
         best = self.metrics_log.best_steps(self.recipe.evaluation.choose_by, self.config.average_best)
         keep = {self.step, *self.scheduled()[-self.config.keep_checkpoints :], *best}
         if self.config.schedule == "warmup_stable_decay":
@@ -138,18 +145,22 @@ class Trainer:
     def save_overdue(self) -> int:
         """Saves the last step that is done, from another thread, whatever this one is doing.
 
-        No step is done from then on, since the lock is kept: the caller ends the process.
+        No step is done from then on, since the lock is kept: the caller ends the process. Process 0 saves; it can't if
+        it has a shard of the weights only.
 
         Returns:
             The step that a resumed run starts from.
         """
         self.learner.lock.acquire()
-        if self.step in checkpoint_steps(self.run) or not self.learner.is_finite():
-            return max(checkpoint_steps(self.run), default=0)
-        # During a step, its batches and random numbers are to be drawn again.
-        state = self.learner.state() | self.position._asdict()
+        saved = checkpoint_steps(self.run)
+        able = self.processes.is_first and not self.learner.sharded
+        if self.step in saved or not able or not self.learner.is_finite():
+            return max(saved, default=0)
+        # During a step, its batches are to be drawn again.
         begin_step, begin = self._begin
-        save_state(checkpoint_path(self.run, self.step), state | (begin if begin_step == self.step else {}))
+        position = begin if begin_step == self.step else self.position
+        state = self.learner.state() | position._asdict()
+        save_state(checkpoint_path(self.run, self.step), state)
         return self.step
 
     def _due(self, every: int) -> bool:
@@ -175,21 +186,16 @@ class Trainer:
         Returns:
             False if the run was asked to stop; its checkpoint is saved.
         """
-        stream = self.sampler.stream(self.position)
-        batches: list[Batch] = []
+        plan = self.sampler.plan(self.position)
         window = Window()
+        batches: list[Batch] = []
         self.bar.begin(self.step)
         while not self._evaluate_and_check_end(window):
-            if self.stop.is_set():
+            if self.processes.any(self.stop.is_set()):
                 self.save(batches[-1] if batches else None)
                 return False
-            with self.learner.lock:
-                self._begin = self.step, self.learner.random_state() | self.position._asdict()
-            batches = []
-            for _ in range(self.config.accumulate):
-                self.position, batch = next(stream)
-                batches.append(batch)
-            tokens = sum(batch.target_tokens for batch in batches)
+            batches = self._next_batches(plan)
+            tokens = int(self.processes.sum(sum(batch.target_tokens for batch in batches))[0])
             window.add(self.learner.update(batches, tokens), self.learner.gradient_norm, tokens)
             self.bar.advance(self.step)
             if self._due(self.config.log_every):
@@ -199,6 +205,17 @@ class Trainer:
             if self._save_due():
                 self.save(batches[-1])
         return True
+
+    def _next_batches(self, plan: Iterator[PlannedBatch]) -> list[Batch]:
+        """Reads this process's share of the batches of the next step; each process has as many."""
+        with self.learner.lock:
+            self._begin = self.step, self.position
+            planned = [next(plan) for _ in range(self.config.accumulate)]
+            self.position = planned[-1].position
+        shares = share_out([batch.tokens for batch in planned], self.processes.count)
+        batches = [planned[i].read(i) for i in shares[self.processes.rank]]
+        missing = max(map(len, shares)) - len(batches)
+        return batches + [planned[0].read().without_targets()] * missing
 
     def _log(self, window: Window) -> None:
         values = {
@@ -230,7 +247,8 @@ class Trainer:
                 seconds = round(time.monotonic() - begin, 3)
             values = evaluation.values(loss)
             self.metrics_log.write("dev", self.step, values | {"seconds": seconds})
-            draw_curves(self.metrics_log.records, self.run / CURVES_FILE)
+            if self.processes.is_first:
+                draw_curves(self.metrics_log.records, self.run / CURVES_FILE)
             shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
             self.echo(f"step {self.step}  dev  {shown}  ({seconds:.0f} s)")
         patience = self.config.patience
@@ -250,14 +268,16 @@ class Trainer:
         Raises:
             Stopped: The run was asked to stop meanwhile.
         """
-        self.learner.evaluated.eval()
-        with self._autocast():
-            loss = negative_log_likelihood(
-                self.learner.evaluated, self.data.dev, self.config.batch_tokens, before_step=self.raise_if_stopped
-            )
-        evaluation = self.measure("dev", self.data.dev_pairs)
-        self.learner.model.train()
-        return loss, evaluation
+        with self.learner.evaluated() as model:
+            with self._autocast():
+                loss = negative_log_likelihood(
+                    model,
+                    self.data.dev,
+                    self.config.batch_tokens,
+                    before_step=self.raise_if_stopped,
+                    processes=self.processes,
+                )
+            return loss, self._measure(model, "dev", self.data.dev_pairs)
 
     def measure(self, name: str, pairs: list[Pair]) -> Evaluation:
         """Answers the sources of a data set and computes the metrics of the recipe.
@@ -265,17 +285,22 @@ class Trainer:
         Raises:
             Stopped: The run was asked to stop meanwhile.
         """
+        with self.learner.evaluated() as model:
+            return self._measure(model, name, pairs)
+
+    def _measure(self, model: Transformer, name: str, pairs: list[Pair]) -> Evaluation:
         tokenizers = self.data.source_tokenizer, self.data.target_tokenizer
         config = self.recipe.evaluation
         with self._autocast(), self.bar.answering(name) as answered:
             return measure(
-                self.learner.evaluated,
+                model,
                 *tokenizers,
                 pairs,
                 config.metrics,
                 Search.of(config),
                 before_step=self.raise_if_stopped,
                 answered=answered,
+                processes=self.processes,
             )
 
     def _autocast(self) -> torch.autocast:

@@ -3,7 +3,7 @@
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,9 +12,10 @@ import torch
 from rich.console import Console
 
 from dragoman_training.data.prepare import prepare
-from dragoman_training.errors import TrainingError
+from dragoman_training.errors import Stopped, TrainingError
 from dragoman_training.files import MODEL_FILE, PREPARED_FOLDER, RECIPE_FILE, REPORT_FILE, read_json
 from dragoman_training.optimization.optimizer import warmup_warning
+from dragoman_training.processes import ALONE, LostProcess, Processes
 from dragoman_training.progress import ProgressBar
 from dragoman_training.recipe import Recipe, save_recipe
 from dragoman_training.run.changes import Changes, apply_changes
@@ -22,8 +23,9 @@ from dragoman_training.run.directory import lock_directory, prepare_directory
 from dragoman_training.run.start import Start, find_start, load_start, write_start
 from dragoman_training.trainer.dry_run import dry_run
 from dragoman_training.trainer.finish import finish
-from dragoman_training.trainer.loop import Stopped, Trainer
+from dragoman_training.trainer.loop import Trainer
 from dragoman_training.trainer.overdue import Overdue
+from dragoman_training.trainer.together import in_first, prepared, resolve_accumulate
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,12 @@ def train(
     init_from: Path | None = None,
     abandon: Callable[[int | None], object] | None = None,
     console: Console | None = None,
+    processes: Processes = ALONE,
 ) -> Outcome:
     """Trains the model of a recipe and writes everything to the run directory.
 
     On one CPU with one thread count, the result is a function of the recipe and the data, no matter how often the run
-    was stopped or killed and resumed.
+    was stopped or killed and resumed. With several processes, each calls this; the result is the same to rounding.
 
     Args:
         recipe: Recipe of the run.
@@ -71,27 +74,38 @@ def train(
         abandon: Ends the process, see `Overdue`, if the run does not stop within a second or two; by default it takes
             the time that a step or the preparation of the data needs.
         console: Console that shows the progress; None for standard error.
+        processes: Processes that train the model together.
 
     Raises:
+        LostProcess: Another process has ended.
         TrainingError: The directory holds another run, the data is bad, or training has diverged. Existing checkpoints
             stay as they are.
     """
-    torch_device = _device(device)
+    torch_device = _device(device, processes)
     if threads is not None:
         torch.set_num_threads(threads)
-    with lock_directory(run):
-        changed = prepare_directory(recipe, run, resume)
-        start = find_start(recipe, run, init_from)
-        report = read_json(run / REPORT_FILE)
-        if (run / MODEL_FILE).exists() and report is not None and not changed:
+    stop = stop or threading.Event()
+    console = console or Console(stderr=True, quiet=not processes.is_first)
+    with (
+        ProgressBar(recipe.training.steps, console) as bar,
+        _set_after(stop, max_hours),
+        Overdue(stop, abandon and bar.closed_before(abandon), processes.count > 1) as overdue,
+        processes.connected(torch_device, stop),
+        ExitStack() as held,
+    ):
+        processes.first_does(lambda: held.enter_context(lock_directory(run)))
+        recipe = resolve_accumulate(recipe, run, processes, resume, bar.warn)
+        changed = processes.first_does(lambda: prepare_directory(recipe, run, resume))
+        start = in_first(processes, lambda: find_start(recipe, run, init_from))
+        report = processes.first_does(lambda: read_json(run / REPORT_FILE))
+        if processes.first_does(lambda: (run / MODEL_FILE).exists()) and report is not None and not changed:
             return Outcome(report["steps_trained"], report)
-        stop = stop or threading.Event()
-        with (
-            ProgressBar(recipe.training.steps, console or Console(stderr=True)) as bar,
-            _set_after(stop, max_hours),
-            Overdue(stop, abandon and bar.closed_before(abandon)) as overdue,
-        ):
-            return _train(recipe, run, changed, start, torch_device, stop, bar, overdue)
+        try:
+            return _train(recipe, run, changed, start, torch_device, stop, bar, overdue, processes)
+        except LostProcess:
+            if processes.is_first and overdue.save is not None:
+                raise LostProcess(overdue.save()) from None
+            raise
 
 
 def rehearse(
@@ -104,7 +118,7 @@ def rehearse(
     console: Console | None = None,
 ) -> None:
     """Shows what a run would be, and leaves none; arguments and errors are those of `train`."""
-    torch_device = _device(device)
+    torch_device = _device(device, ALONE)
     if threads is not None:
         torch.set_num_threads(threads)
     start = load_start(recipe, init_from)
@@ -152,33 +166,33 @@ def _train(
     stop: threading.Event,
     bar: ProgressBar,
     overdue: Overdue,
+    processes: Processes,
 ) -> Outcome:
     if warning := warmup_warning(recipe.training):
         bar.echo(f"warning: {warning}")
     if start is not None:
         write_start(start, run)
         bar.echo(f"starting from the weights and tokenizers of {start.run}")
-    with bar.preparing() as progress:
-        data = prepare(recipe, run, bar.echo, progress)
-    for line in apply_changes(run, changed, recipe):
-        bar.echo(line)
-    trainer = Trainer(recipe, run, data, device, stop, bar)
-    report: dict[str, Any] | None = None
-    try:
-        trainer.record_changes(changed)
-        # Saved after the data was read, so that rejected data leaves no run behind, and before the first step.
-        save_recipe(recipe, run / RECIPE_FILE)
-        if start is not None:
-            trainer.learner.start_from(start.weights)
-            trainer.save(None)  # a run that resumes needs the start no more
-        overdue.save = trainer.save_overdue
-        if trainer.run_steps():
-            report = finish(trainer)
-    except Stopped:
-        pass  # the checkpoint is saved, and the resumed run repeats the interrupted evaluation
-    finally:
-        trainer.metrics_log.close()
-    return Outcome(trainer.step, report)
+    with prepared(recipe, run, processes, bar) as data:
+        for line in processes.first_does(lambda: apply_changes(run, changed, recipe)):
+            bar.echo(line)
+        trainer = Trainer(recipe, run, data, device, stop, bar, processes)
+        report: dict[str, Any] | None = None
+        try:
+            trainer.record_changes(changed)
+            # Saved after the data was read, so that rejected data leaves no run behind, and before the first step.
+            processes.first_does(lambda: save_recipe(recipe, run / RECIPE_FILE))
+            if processes.share(start is not None):
+                trainer.learner.start_from(None if start is None else start.weights)
+                trainer.save(None)  # a run that resumes needs the start no more
+            overdue.save = trainer.save_overdue
+            if trainer.run_steps():
+                report = finish(trainer)
+        except Stopped:
+            pass  # the checkpoint is saved, and the resumed run repeats the interrupted evaluation
+        finally:
+            trainer.metrics_log.close()
+        return Outcome(trainer.step, report)
 
 
 @contextmanager
@@ -194,7 +208,18 @@ def _set_after(event: threading.Event, hours: float | None) -> Iterator[None]:
         timer.cancel()
 
 
-def _device(choice: Literal["auto", "cpu", "cuda"]) -> torch.device:
+def _device(choice: Literal["auto", "cpu", "cuda"], processes: Processes) -> torch.device:
     if choice == "cuda" and not torch.cuda.is_available():
         raise TrainingError("--device cuda: PyTorch finds no CUDA device; use --device cpu or a CUDA build of PyTorch")
-    return torch.device("cuda" if choice != "cpu" and torch.cuda.is_available() else "cpu")
+    if choice == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    if processes.count == 1:
+        return torch.device("cuda")
+    found = torch.cuda.device_count()
+    if processes.local_rank >= found:
+        raise TrainingError(
+            f"--device {choice}: this machine has {found} CUDA devices and more processes; expected one for each "
+            "(torchrun --nproc-per-node)"
+        )
+    torch.cuda.set_device(processes.local_rank)
+    return torch.device("cuda", processes.local_rank)

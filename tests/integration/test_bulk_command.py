@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dragoman.local import free_port
 from tests.conftest import StartServer
 from tests.support.bundles import SHIPPED_G2P
 from tests.support.scripted_server import ScriptedServer
@@ -117,6 +118,19 @@ def test_a_folder_of_files_through_a_server(tmp_path: Path, scripted: ScriptedSe
     assert (status, errors) == (0, f"dragoman: {out}: 2 answers to 2 rows\n")
     assert {path.name: path.read_text() for path in out.glob("*.txt")} == {"a.txt": "A\n", "c.txt": "C\n"}
     assert end(start(folder, out))[2] == f"dragoman: {out}: 3 answers to 3 rows\n"
+
+
+def test_a_signal_ends_the_wait_for_a_server(tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("a\n")
+    out = tmp_path / "out.txt"
+    process = start(tmp_path / "in.txt", out, "--address", f"127.0.0.1:{free_port()}")
+    assert process.stderr is not None
+    notice = process.stderr.readline()
+    assert notice.endswith("retrying\n")
+    process.send_signal(signal.SIGTERM)
+    status, output, errors = end(process)
+    sentence = f"dragoman: stopped; the same command goes on from what is saved beside {out}\n"
+    assert (status, output, errors) == (75, "", sentence)
 
 
 @pytest.mark.parametrize(

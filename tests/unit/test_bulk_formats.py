@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,16 @@ def test_parquet_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         find_work(source, tmp_path / "out.parquet.gz")
 
 
+def test_what_parquet_needs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "in.txt").write_text("a\n")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    sentence = "Parquet files need the package pyarrow; `pip install '.[parquet]'` in a clone of Dragoman brings it"
+    for source, out in (("in.txt", "out.parquet"), ("in.parquet", "out.txt")):
+        (tmp_path / "in.parquet").write_bytes(b"")
+        with pytest.raises(BulkError, match=re.escape(sentence)):
+            find_work(tmp_path / source, tmp_path / out)
+
+
 @pytest.mark.parametrize("name", ["e.txt", "e.tsv.gz", "e.jsonl", "e.parquet"])
 def test_empty_inputs_have_empty_outputs(tmp_path: Path, name: str) -> None:
     source = tmp_path / "in.txt"
@@ -186,6 +197,9 @@ def test_a_folder_is_answered_file_by_file_and_shared_out(tmp_path: Path) -> Non
     assert parts[2] == [f"part-{number}.jsonl" for number in range(4)]
     assert find_work(source, out, shard=Shard(5, 6)) == []
     assert [work.source.path.name for work in find_work(out, tmp_path / "twice")] == sorted(texts)
+    [work, *_] = find_work(source, tmp_path / "columns", input_format="tsv")
+    BulkWork([work], {}).run(Shouting())
+    assert (tmp_path / "columns" / "part-0.txt").read_text() == "a\tA\nb\tB\n"
     (source / "part-0.tsv").write_text("x\n")
     with pytest.raises(BulkError, match=r"the answers to .*part-0.tsv and .*part-0.txt would both be"):
         find_work(source, out, output_format="text")

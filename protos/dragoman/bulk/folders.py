@@ -61,35 +61,34 @@ def find_work(
         BulkError: A file or a folder can't be used.
     """
 
-    def work(path: Path, target: Path) -> FileWork:
-        taken = answer_column if (format_of(target, output_format).kind in ("jsonl", "parquet")) else ""
-        given = Input(path, format_of(path, input_format), column, taken)
-        return FileWork(given, target, format_of(target, output_format), answer_column)
+    def work(path: Path, target: Path, kind: Format | None) -> FileWork:
+        written = format_of(target, kind)
+        taken = answer_column if written.kind in ("jsonl", "parquet") else ""
+        return FileWork(Input(path, format_of(path, input_format), column, taken), target, written, answer_column)
 
     if not source.is_dir():
         if shard is not None:
             raise BulkError(f"--shard: {source} is not a folder of files")
         if not source.exists():
             raise BulkError(f"{source}: there is no such file")
-        return [work(source, out)]
+        return [work(source, out, output_format)]
     if out.exists() and not out.is_dir():
         raise BulkError(f"{source} is a folder, but {out} is not")
     if out.exists() and out.samefile(source):
         raise BulkError(f"{out} is the input itself; name another folder to write")
-    paths = [
-        path for path in sorted(source.iterdir()) if path.name[0] not in "._" and not path.name.endswith(BESIDE_OUTPUTS)
-    ]
-    for path in paths:
+    targets: dict[Path, Path] = {}  # the input of each output
+    for path in sorted(source.iterdir()):
+        if path.name[0] in "._" or path.name.endswith(BESIDE_OUTPUTS):
+            continue
         if not path.is_file():
             raise BulkError(f"{path} is not a file; in a folder, only files can be read")
-    if not paths:
-        raise BulkError(f"{source} has no files")
-    kinds = {path: output_format or format_of(path, input_format).kind for path in paths}
-    names = {path: path.name if output_format is None else renamed(path.name, kinds[path]) for path in paths}
-    for path, name in names.items():
-        other = next(each for each in paths if names[each] == name)
+        target = out / (path.name if output_format is None else renamed(path.name, output_format))
+        other = targets.setdefault(target, path)
         if other != path:
-            raise BulkError(f"the answers to {other} and {path} would both be {out / name}; rename one of them")
+            raise BulkError(f"the answers to {other} and {path} would both be {target}; rename one of them")
+    if not targets:
+        raise BulkError(f"{source} has no files")
+    chosen = list(targets.items()) if shard is None else list(targets.items())[shard.index :: shard.count]
+    files = [work(path, target, output_format or format_of(path, input_format).kind) for target, path in chosen]
     out.mkdir(parents=True, exist_ok=True)
-    chosen = paths if shard is None else paths[shard.index :: shard.count]
-    return [work(path, out / names[path]) for path in chosen]
+    return files

@@ -59,7 +59,7 @@ class Meter:
         """Returns rates and time left: "812 lines/s  6,211 tokens/s  1.5 min left"."""
         lines, tokens = self._measure()
         seconds = max(time.monotonic() - self._started, 1e-9)
-        numbers = f"{lines / seconds:,.0f} lines/s  {tokens / seconds:,.0f} tokens/s"
+        numbers = f"{_rate(lines / seconds)} lines/s  {_rate(tokens / seconds)} tokens/s"
         left = self._total - self._before - lines
         return f"{numbers}  {describe_seconds(left * seconds / lines)} left" if lines and left > 0 else numbers
 
@@ -76,6 +76,10 @@ class Meter:
         lines = min(self._before + self._measure()[0], self._total)
         self._bar.update(self._task, completed=lines, numbers=self.numbers())
         self._bar.refresh()
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"
 
 
 def describe_seconds(seconds: float) -> str:

@@ -22,13 +22,15 @@ class Day:
     Attributes:
         mean: Requests per second.
         swing: Part of the mean by which the rate rises and falls, below 1.
+        length: Seconds of the day.
     """
 
     mean: float
     swing: float
+    length: float = DAY
 
     def __call__(self, now: float) -> float:
-        return self.mean * (1 - self.swing * math.cos(2 * math.pi * now / DAY))
+        return self.mean * (1 - self.swing * math.cos(2 * math.pi * now / self.length))
 
     @property
     def peak(self) -> float:

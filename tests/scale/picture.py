@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 
-from tests.scale.simulate import BALANCED_AT, Point, Queue, Scaled
+from tests.scale.scaling import Scaled
+from tests.scale.simulate import BALANCED_AT, Point, Queue
 
 SHOWN = ("none", "waiting requests", "calls in flight")
 

@@ -20,8 +20,9 @@ from tests.scale.plan import (
     rollout_seconds,
 )
 from tests.scale.prices import APIS, CPU, GPUS, HOURS
+from tests.scale.scaling import Scaled, chart_behavior
 from tests.scale.service import Measured
-from tests.scale.simulate import MODEL, UTILIZATIONS, Point, Queue, chart_behavior
+from tests.scale.simulate import MODEL, UTILIZATIONS, Point, Queue
 from tests.scale.training import MACHINES, PAPER_TOKENS, Shape, Step
 from tests.scale.validate import Compared
 
@@ -183,10 +184,24 @@ def replicas(facts: Facts) -> str:
 def burst(facts: Facts) -> str:
     rows = []
     for one in facts.queue.bursts:
-        signal = one.name if one.target is None else f"{one.name}, {one.target:.3g} a replica"
         ready = "–" if one.start_seconds is None else f"{one.start_seconds:.0f} s"
-        rows.append([signal, ready, f"{one.p50:.2f} / {one.p99:.2f} s", str(one.most)])
+        rows.append([_signal(one), ready, f"{one.p50:.2f} / {one.p99:.2f} s", str(one.most)])
     return table(["signal", "new replicas get calls after", "p50 / p99 in the burst", "most replicas"], rows)
+
+
+def morning(facts: Facts) -> str:
+    fixed = sum(facts.queue.mornings[0].replicas)
+    rows = []
+    for one in facts.queue.mornings:
+        count = f"{one.replicas[0]:.0f} to {one.most}" if one.target else f"{one.most}, fixed"
+        time = f"{sum(one.replicas) / fixed:.0%}"
+        rows.append([_signal(one), count, time, f"{one.p50:.2f} / {one.p99:.2f} s", f"{max(one.p99s):.2f} s"])
+    header = ["signal", "replicas", "their time, of the fixed ones'", "p50 / p99", "p99 of the worst ten seconds"]
+    return table(header, rows)
+
+
+def _signal(one: Scaled) -> str:
+    return one.name if one.target is None else f"{one.name}, {one.target:.3g} a replica"
 
 
 def gpus(facts: Facts) -> str:
@@ -202,9 +217,9 @@ def gpus(facts: Facts) -> str:
             [
                 f"{machine.accelerator}, {machine.bandwidth / 1e9:,.0f} GB/s",
                 f"{_micro(floor)} µs",
-                f"{ceiling:,.0f}",
-                f"{loop:,.0f}",
-                f"{needed:,.0f} ({even:.1%} of the ceiling)",
+                _rounded(ceiling),
+                _rounded(loop),
+                f"{_rounded(needed)} ({even:.0%} of the ceiling)",
                 f"{math.ceil(needed / loop)}",
             ]
         )
@@ -307,6 +322,11 @@ def _by(points: list[Point], label: Callable[[Point], str], title: str) -> str:
     return table([title, *(f"{share:.0%}: queue; latency" for share in shares)], rows)
 
 
+def _rounded(value: float) -> str:
+    """Returns a number of three digits and zeros."""
+    return f"{float(f'{value:.3g}'):,.0f}"
+
+
 def _micro(seconds: float) -> str:
     value = 1e6 * seconds
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
@@ -335,6 +355,7 @@ QUEUES: Mapping[str, Callable[[Facts], str]] = {
     "balancing": balancing,
     "replicas": replicas,
     "burst": burst,
+    "morning": morning,
 }
 SUMS: Mapping[str, Callable[[Facts], str]] = {
     "summary": summary,

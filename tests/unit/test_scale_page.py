@@ -2,15 +2,17 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.conftest import ROOT
-from tests.scale import simulate
+from tests.scale import scaling, simulate
 from tests.scale.page import PAGE, filled, recorded
 from tests.scale.picture import draw
 from tests.scale.plan import addresses, followed_replicas
-from tests.scale.simulate import MODEL, chart_behavior, limits, point, points, waiting_target
+from tests.scale.scaling import chart_behavior, waiting_target
+from tests.scale.simulate import MODEL, limits, point, points
 from tests.scale.tables import TRANSLATOR, Facts, all_tables
 from tests.scale.training import H100, MACHINES, PAPER_TOKENS, Shape, Step
 from tests.scale.validate import FIXED, Load, Run, compare
@@ -74,10 +76,13 @@ def test_the_comparison_with_a_benchmark_can_be_repeated(facts: Facts) -> None:
 
 def test_all_simulations_run_and_are_drawn(facts: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `python -m tests.scale` does, with fewer calls and a shorter burst."""
-    for name, value in {"CALLS": 400, "BURST_REPLICAS": 2, "BURST_END": 40.0}.items():
-        monkeypatch.setattr(simulate, name, value)
-    monkeypatch.setattr(simulate, "BURST", {"start": 5.0, "rise": 5.0, "hold": 10.0, "factor": 2.0})
+    monkeypatch.setattr(simulate, "CALLS", 400)
     monkeypatch.setattr(simulate, "runs", lambda measured: iter(()))
+    sizes: dict[str, Any] = {"REPLICAS": 2, "TARGET_CALLS": 400, "BURST_END": 40.0, "HOUR": 1.0, "MORNING_END": 20.0}
+    sizes |= {"BURST": {"start": 5.0, "rise": 5.0, "hold": 10.0, "factor": 2.0}}
+    sizes |= {"SURPRISE": {"start": 12.0, "rise": 1.0, "hold": 2.0, "factor": 1.5}}
+    for name, value in sizes.items():
+        monkeypatch.setattr(scaling, name, value)
     said: list[str] = []
     found = simulate.simulate({MODEL: facts.measured[MODEL]}, facts.plan, said.append)
     assert len(said) == 5
@@ -85,6 +90,8 @@ def test_all_simulations_run_and_are_drawn(facts: Facts, tmp_path: Path, monkeyp
     none, waiting, *_ = found.bursts
     assert (none.most, none.replicas) == (2, [2.0] * 4)
     assert waiting.p99 <= none.p99
+    assert [one.most >= one.replicas[0] for one in found.mornings] == [True] * 3
+    assert [one.replicas[0] for one in found.mornings] == [4, 1, 1], "3.2 and 0.8, rounded up"
     draw(found, tmp_path / "scale.webp")
     assert (tmp_path / "scale.webp").read_bytes()[8:12] == b"WEBP"
 

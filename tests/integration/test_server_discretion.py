@@ -143,10 +143,15 @@ def test_a_debug_option_logs_requests_with_a_warning(start_server: StartServer) 
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
         stub.Generate(pb.GenerateRequest(input=pb.Input(text="canary")))
         assert len(list(stub.GenerateStream(pb.GenerateRequest(input=pb.Input(text="canary"))))) > 0
+        items = [pb.ManyItem(id=id_, request=pb.GenerateRequest(input=pb.Input(text="canary"))) for id_ in "ab"]
+        many = iter([pb.GenerateManyRequest(items=items), pb.GenerateManyRequest(items=items[:1], cancel=["canary"])])
+        assert len(list(stub.GenerateMany(many))) > 0
     assert server.stop() == 0
     events = [json.loads(line) for line in server.log.read_text().splitlines()]
     received = [event for event in events if event["event"] == "received"]
-    assert [event["method"].rpartition("/")[2] for event in received] == ["Generate", "GenerateStream"]
+    assert [event["method"].rpartition("/")[2] for event in received] == [
+        *("Generate", "GenerateStream", "GenerateMany", "GenerateMany")
+    ]
     assert all("canary" in event["request"] for event in received)
     [warning] = [event for event in events if event["level"] == "warning"]
     assert warning["event"] == "EVERYTHING THAT CLIENTS SEND IS LOGGED, because of --log-text"

@@ -31,7 +31,13 @@ channel = grpc.insecure_channel(address)
 stub = generation_pb2_grpc.GenerationServiceStub(channel)
 call = getattr(stub, method)
 asked = getattr(pb, message).FromString(bytes.fromhex(request))
-calls = [call(asked) if method.endswith("Stream") else call.future(asked) for _ in range(int(count))]
+def requests():
+    yield asked
+    time.sleep(600)
+if method == "GenerateMany":
+    calls = [call(requests()) for _ in range(int(count))]
+else:
+    calls = [call(asked) if method.endswith("Stream") else call.future(asked) for _ in range(int(count))]
 print("sent", flush=True)
 time.sleep(600)
 """
@@ -163,7 +169,7 @@ def test_a_client_that_is_killed_while_it_waits_leaves_the_queue(server: LocalSe
     assert not busy.done()
 
 
-@pytest.mark.parametrize("method", ["Generate", "GenerateBatch", "GenerateStream"])
+@pytest.mark.parametrize("method", ["Generate", "GenerateBatch", "GenerateMany", "GenerateStream"])
 def test_the_work_of_a_client_that_is_killed_while_it_is_decoded_stops(
     server: LocalServer, stub: Any, method: str
 ) -> None:
@@ -172,6 +178,9 @@ def test_the_work_of_a_client_that_is_killed_while_it_is_decoded_stops(
     request: Any = long_request(details=pb.Details(top_tokens=20))
     if method == "GenerateBatch":
         request = pb.GenerateBatchRequest(inputs=[WORD] * 5, options=request.options)
+    if method == "GenerateMany":
+        items = [pb.ManyItem(id=str(number), request=pb.GenerateRequest(input=WORD)) for number in range(5)]
+        request = pb.GenerateManyRequest(defaults=pb.GenerateRequest(options=request.options), items=items)
     kill_once(lambda: sum_of(server, "dragoman_rows_running") == 1, server, method, request)
     assert stub.Generate(pb.GenerateRequest(input=WORD), timeout=PATIENCE).hypotheses[0].text
     until(lambda: dropped(server, "running") == before + 1)

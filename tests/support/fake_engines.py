@@ -156,6 +156,10 @@ class FakeGeneration:
         self._engines = engines
         self._answer: asyncio.Future[GenerationResult] = asyncio.get_running_loop().create_future()
         self._progress: asyncio.Queue[Progress | BeamProgress | None] = asyncio.Queue()
+        self._listener: Callable[[Any], None] = lambda event: None
+
+    def notify(self, listener: Callable[[Any], None]) -> None:
+        self._listener = listener
 
     async def result(self) -> GenerationResult:
         return await asyncio.shield(self._answer)
@@ -179,6 +183,7 @@ class FakeGeneration:
         if error is not None:
             self._answer.set_exception(error)
             self._answer.exception()
+            self._listener(error)
         else:
             if (stages := self.request.stages) is not None:
                 stages.encoding = stages.encoded = stages.decoded = time.monotonic()
@@ -186,6 +191,7 @@ class FakeGeneration:
             for event in events(self.request, results):
                 self._progress.put_nowait(event)
             self._answer.set_result(GenerationResult(results))
+            self._listener(GenerationResult(results))
         self._progress.put_nowait(None)
 
 
@@ -219,8 +225,8 @@ class FakeEngines:
         self.batch_window = 8
 
     @contextmanager
-    def open_call(self) -> Iterator[CallQueue]:
-        yield CallQueue()
+    def open_call(self, *, alike: bool = True) -> Iterator[CallQueue]:
+        yield CallQueue(alike=alike)
 
     def submit(self, request: GenerationRequest, call: CallQueue | None = None) -> FakeGeneration:
         if self.stopped:
@@ -292,6 +298,7 @@ class FakeScorerSession:
 class FakeServer:
     """A running gRPC server over fake engines, and a client's view of it."""
 
+    address: str
     engines: FakeEngines
     scoring: FakeScorerSession
     scorer: Scorer
@@ -339,7 +346,7 @@ async def serve_fake(
     engines, scoring = engines or FakeEngines(), FakeScorerSession()
     metrics, health = ServerMetrics(), Health([SERVICE])
     registry = ModelRegistry()
-    service = GenerationService(metrics.rejected, registry)
+    service = GenerationService(metrics, registry)
     inference = InferenceService(service, registry, metrics, lambda: health.serving, administration)
     server = grpc.aio.server(interceptors=[CallInterceptor(metrics, observer=observer)])
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(service, server)
@@ -360,6 +367,7 @@ async def serve_fake(
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
         health_stub = health_pb2_grpc.HealthStub(channel)
         yield FakeServer(
+            address=f"127.0.0.1:{port}",
             engines=engines,
             scoring=scoring,
             scorer=scorer,

@@ -180,6 +180,7 @@ async def test_a_model_is_described_with_its_limits(server: FakeServer) -> None:
         state=pb.MODEL_STATE_READY,
         current=True,
         default=True,
+        many_window=8,
     )
     assert (await server.stub.ListModels(pb.ListModelsRequest())).models == [model]
     assert (await server.stub.GetModel(pb.GetModelRequest())).model == model

@@ -352,6 +352,30 @@ async def test_requests_of_a_stream_are_read_at_the_rate_of_the_key(door: Door) 
     assert taken == [str(number) for number in range(12)]
 
 
+async def test_items_of_a_call_count_one_by_one_and_cancellations_not_at_all(door: Door) -> None:
+    async def messages() -> AsyncIterator[pb.GenerateManyRequest]:
+        for number in range(4):
+            yield pb.GenerateManyRequest(items=[pb.ManyItem(id=f"{number}.{place}") for place in range(5)])
+            yield pb.GenerateManyRequest(cancel=["x"])
+
+    taken: list[str] = []
+
+    async def take() -> None:
+        with door.call("slow", "dragoman.v1.GenerationService/GenerateMany", messages()) as admitted:
+            async for message in admitted:
+                taken.extend(item.id for item in message.items)
+                taken.extend(message.cancel)
+
+    task = asyncio.create_task(take())
+    await until_async(lambda: len(taken) >= 12)
+    assert [*map(len, taken)] == [*[3] * 5, 1, *[3] * 5, 1]
+    door.clock.now += 0.5
+    await until_async(lambda: len(taken) >= 18)
+    door.clock.now += 0.5
+    await asyncio.wait_for(task, 10)
+    assert len(taken) == 24
+
+
 def test_without_keys_or_for_health_checks_everyone_is_let_in(door: Door) -> None:
     request = pb.GenerateRequest()
     for authenticator, method in ((Authenticator(), LOAD), (door.authenticator, "grpc.health.v1.Health/Check")):

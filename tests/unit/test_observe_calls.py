@@ -95,6 +95,30 @@ async def test_each_request_of_a_stream_of_requests_has_a_line(server: FakeServe
     assert summary["target_tokens_per_second"] > 0
 
 
+async def test_a_call_of_many_items_has_the_sums_of_its_items(server: FakeServer, log: Log) -> None:
+    call = server.stub.GenerateMany(metadata=[("x-request-id", "theirs")])
+    many = [pb.ManyItem(id=text, request=asked(text)) for text in ("ab", "abc", "", "a")]
+    await call.write(pb.GenerateManyRequest(items=many))
+    read = 0
+    while read < len(many):
+        read += len((await call.read()).answers)
+    summing = asyncio.create_task(log.observer.summarize(0.01))
+    [summary] = await log.entries(1)  # while the call goes on
+    summing.cancel()
+    assert (summary["calls"], summary["not_ok"]) == (4, 1)
+    assert summary["source_tokens_per_second"] > summary["target_tokens_per_second"] > 0
+    await call.done_writing()
+    assert await call.read() is grpc.aio.EOF
+    entry = (await log.entries(2))[1]
+    assert (entry["method"], entry["code"]) == (f"{SERVICE}/GenerateMany", "OK")
+    assert (entry["inputs"], entry["failed"], entry["finish"]) == (4, 1, "eos=3")
+    assert (entry["source_tokens"], entry["target_tokens"], entry["hypotheses"]) == (9, 6, 3)
+    assert 0 <= entry["decode_ms"] <= entry["total_ms"]
+    log.observer._window = SummaryWindow(0.0)
+    log.observer.ended(CallRecord(f"{SERVICE}/Generate", "x"))
+    assert log.observer._window.calls == 1, "the call itself is not counted beside its items"
+
+
 @pytest.mark.parametrize(
     ("sent", "kept"),
     [

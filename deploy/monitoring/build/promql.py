@@ -7,7 +7,7 @@ SERVER = 'job=~"$job", instance=~"$instance"'
 MODEL = f'{SERVER}, model=~"$model"'
 
 # The methods that compute. Health checks and the like would dilute every ratio.
-WORK = 'method=~".+/(Generate|GenerateStream|GenerateBatch|Score|ModelInfer|ModelStreamInfer)"'
+WORK = 'method=~".+/(Generate|GenerateStream|GenerateBatch|GenerateMany|Score|ModelInfer|ModelStreamInfer)"'
 # Codes that are not the caller's fault. RESOURCE_EXHAUSTED is, if a key exceeds its limit: those are subtracted.
 FAULTS = 'code=~"UNKNOWN|INTERNAL|UNAVAILABLE|DEADLINE_EXCEEDED"'
 EXHAUSTED = 'code="RESOURCE_EXHAUSTED"'

@@ -315,6 +315,40 @@ class GenerateBatchResponse(_message.Message):
     items: _containers.RepeatedCompositeFieldContainer[BatchItem]
     def __init__(self, items: _Optional[_Iterable[_Union[BatchItem, _Mapping]]] = ...) -> None: ...
 
+class GenerateManyRequest(_message.Message):
+    __slots__ = ("defaults", "cancel", "items")
+    DEFAULTS_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    defaults: GenerateRequest
+    cancel: _containers.RepeatedScalarFieldContainer[str]
+    items: _containers.RepeatedCompositeFieldContainer[ManyItem]
+    def __init__(self, defaults: _Optional[_Union[GenerateRequest, _Mapping]] = ..., cancel: _Optional[_Iterable[str]] = ..., items: _Optional[_Iterable[_Union[ManyItem, _Mapping]]] = ...) -> None: ...
+
+class ManyItem(_message.Message):
+    __slots__ = ("id", "request")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    request: GenerateRequest
+    def __init__(self, id: _Optional[str] = ..., request: _Optional[_Union[GenerateRequest, _Mapping]] = ...) -> None: ...
+
+class ManyAnswer(_message.Message):
+    __slots__ = ("id", "response", "error")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    response: GenerateResponse
+    error: _status_pb2.Status
+    def __init__(self, id: _Optional[str] = ..., response: _Optional[_Union[GenerateResponse, _Mapping]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
+
+class GenerateManyResponse(_message.Message):
+    __slots__ = ("answers",)
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    answers: _containers.RepeatedCompositeFieldContainer[ManyAnswer]
+    def __init__(self, answers: _Optional[_Iterable[_Union[ManyAnswer, _Mapping]]] = ...) -> None: ...
+
 class ScoreRequest(_message.Message):
     __slots__ = ("model", "input", "targets", "alignment", "attention")
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -414,7 +448,7 @@ class GetModelResponse(_message.Message):
     def __init__(self, model: _Optional[_Union[Model, _Mapping]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "version", "description", "license", "precision", "device", "max_source_tokens", "max_target_tokens", "source_vocabulary_size", "target_vocabulary_size", "parameters", "quality", "examples", "decoder_layers", "heads", "limits", "state", "problem", "aliases", "current", "default", "languages", "default_source_language", "default_target_language", "default_options", "origin")
+    __slots__ = ("name", "version", "description", "license", "precision", "device", "max_source_tokens", "max_target_tokens", "source_vocabulary_size", "target_vocabulary_size", "parameters", "quality", "examples", "decoder_layers", "heads", "limits", "state", "problem", "aliases", "current", "default", "languages", "default_source_language", "default_target_language", "default_options", "origin", "many_window")
     class QualityEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -448,6 +482,7 @@ class Model(_message.Message):
     DEFAULT_TARGET_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    MANY_WINDOW_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     description: str
@@ -474,7 +509,8 @@ class Model(_message.Message):
     default_target_language: str
     default_options: GenerationOptions
     origin: str
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., description: _Optional[str] = ..., license: _Optional[str] = ..., precision: _Optional[str] = ..., device: _Optional[str] = ..., max_source_tokens: _Optional[int] = ..., max_target_tokens: _Optional[int] = ..., source_vocabulary_size: _Optional[int] = ..., target_vocabulary_size: _Optional[int] = ..., parameters: _Optional[int] = ..., quality: _Optional[_Mapping[str, float]] = ..., examples: _Optional[_Iterable[str]] = ..., decoder_layers: _Optional[int] = ..., heads: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., state: _Optional[_Union[ModelState, str]] = ..., problem: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., current: _Optional[bool] = ..., default: _Optional[bool] = ..., languages: _Optional[_Iterable[_Union[Language, _Mapping]]] = ..., default_source_language: _Optional[str] = ..., default_target_language: _Optional[str] = ..., default_options: _Optional[_Union[GenerationOptions, _Mapping]] = ..., origin: _Optional[str] = ...) -> None: ...
+    many_window: int
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., description: _Optional[str] = ..., license: _Optional[str] = ..., precision: _Optional[str] = ..., device: _Optional[str] = ..., max_source_tokens: _Optional[int] = ..., max_target_tokens: _Optional[int] = ..., source_vocabulary_size: _Optional[int] = ..., target_vocabulary_size: _Optional[int] = ..., parameters: _Optional[int] = ..., quality: _Optional[_Mapping[str, float]] = ..., examples: _Optional[_Iterable[str]] = ..., decoder_layers: _Optional[int] = ..., heads: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., state: _Optional[_Union[ModelState, str]] = ..., problem: _Optional[str] = ..., aliases: _Optional[_Iterable[str]] = ..., current: _Optional[bool] = ..., default: _Optional[bool] = ..., languages: _Optional[_Iterable[_Union[Language, _Mapping]]] = ..., default_source_language: _Optional[str] = ..., default_target_language: _Optional[str] = ..., default_options: _Optional[_Union[GenerationOptions, _Mapping]] = ..., origin: _Optional[str] = ..., many_window: _Optional[int] = ...) -> None: ...
 
 class Language(_message.Message):
     __slots__ = ("code", "source", "target")

@@ -50,6 +50,11 @@ class GenerationServiceStub:
                 request_serializer=dragoman_dot_v1_dot_generation__pb2.GenerateBatchRequest.SerializeToString,
                 response_deserializer=dragoman_dot_v1_dot_generation__pb2.GenerateBatchResponse.FromString,
                 _registered_method=True)
+        self.GenerateMany = channel.stream_stream(
+                '/dragoman.v1.GenerationService/GenerateMany',
+                request_serializer=dragoman_dot_v1_dot_generation__pb2.GenerateManyRequest.SerializeToString,
+                response_deserializer=dragoman_dot_v1_dot_generation__pb2.GenerateManyResponse.FromString,
+                _registered_method=True)
         self.Score = channel.unary_unary(
                 '/dragoman.v1.GenerationService/Score',
                 request_serializer=dragoman_dot_v1_dot_generation__pb2.ScoreRequest.SerializeToString,
@@ -99,6 +104,20 @@ class GenerationServiceServicer:
     def GenerateBatch(self, request, context):
         """Generates from many inputs. Each input gets its own response or error; the call itself fails only if something is
         wrong with the request as a whole.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GenerateMany(self, request_iterator, context):
+        """Generates from any number of items, sent and answered over one call. Each item has an id, and options of its own if
+        it needs them; it is answered as soon as it is finished, in any order, with a response or an error. The call goes on
+        until the client has sent its last item and every item is answered, or until the call's deadline.
+
+        At most Model.many_window items of a call wait or run at the same time, and answers that the client has not read
+        count as well. Further items are not read, so HTTP/2 flow control makes a fast sender wait. Cancelling the call
+        cancels its items. A server that shuts down reads no more items, answers those that it has read, and ends the call
+        with UNAVAILABLE unless it has read the last one: items without an answer can be sent again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -156,6 +175,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.GenerateBatch,
                     request_deserializer=dragoman_dot_v1_dot_generation__pb2.GenerateBatchRequest.FromString,
                     response_serializer=dragoman_dot_v1_dot_generation__pb2.GenerateBatchResponse.SerializeToString,
+            ),
+            'GenerateMany': grpc.stream_stream_rpc_method_handler(
+                    servicer.GenerateMany,
+                    request_deserializer=dragoman_dot_v1_dot_generation__pb2.GenerateManyRequest.FromString,
+                    response_serializer=dragoman_dot_v1_dot_generation__pb2.GenerateManyResponse.SerializeToString,
             ),
             'Score': grpc.unary_unary_rpc_method_handler(
                     servicer.Score,
@@ -265,6 +289,33 @@ class GenerationService:
             '/dragoman.v1.GenerationService/GenerateBatch',
             dragoman_dot_v1_dot_generation__pb2.GenerateBatchRequest.SerializeToString,
             dragoman_dot_v1_dot_generation__pb2.GenerateBatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GenerateMany(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/dragoman.v1.GenerationService/GenerateMany',
+            dragoman_dot_v1_dot_generation__pb2.GenerateManyRequest.SerializeToString,
+            dragoman_dot_v1_dot_generation__pb2.GenerateManyResponse.FromString,
             options,
             channel_credentials,
             insecure,

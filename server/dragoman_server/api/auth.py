@@ -105,7 +105,8 @@ class Authenticator(Collector):
 async def _paced(messages: AsyncIterable[Any], caller: Caller) -> AsyncIterator[Any]:
     """Yields the requests of a stream, each when the rate of the key allows it."""
     async for message in messages:
-        while wait := caller.charge(_request_count(message)):  # noqa: ASYNC110  # waits for time to pass, not an event
+        # A message that only cancels items waits for nothing.
+        while (count := _request_count(message)) and (wait := caller.charge(count)):  # noqa: ASYNC110  # not an event
             await asyncio.sleep(wait)
         yield message
 
@@ -114,6 +115,8 @@ def _request_count(message: object) -> int:
     """Returns the number of requests that a message counts as."""
     if isinstance(message, pb.GenerateBatchRequest):
         return max(1, len(message.inputs))
+    if isinstance(message, pb.GenerateManyRequest):
+        return len(message.items)
     if isinstance(message, oip.ModelInferRequest) and message.inputs:
         shape = message.inputs[0].shape
         # More dimensions are refused later; the product of very many would block the event loop for minutes.

@@ -15,7 +15,6 @@ from dragoman_server.core.errors import (
     EngineUnavailableError,
     OutOfMemoryError,
     QueueFullError,
-    Rejection,
 )
 from dragoman_server.core.requests import GenerationRequest, Stages
 from dragoman_server.engine.generation import Generation
@@ -24,6 +23,7 @@ from dragoman_server.messages.api_error import ApiError, from_engine, invalid
 from dragoman_server.messages.generation_options import ResponseDetails, reseeded
 from dragoman_server.messages.response_size import MESSAGE, TokenFormat
 from dragoman_server.messages.served_model import ServedModel
+from dragoman_server.metrics import ServerMetrics
 
 CHUNK_INPUTS = 256  # checked in a few milliseconds
 
@@ -73,7 +73,7 @@ class Batch(Generic[Kept]):
         model: Model that generates.
         request: What to generate for each item.
         format_: How to answer.
-        reject: Counts an item that is refused.
+        metrics: Metrics of the server.
     """
 
     def __init__(
@@ -81,12 +81,12 @@ class Batch(Generic[Kept]):
         model: ServedModel,
         request: BatchRequest,
         format_: BatchFormat[Kept],
-        reject: Callable[[Rejection], None],
+        metrics: ServerMetrics,
     ) -> None:
         self._model = model
         self._request = request
         self._format = format_
-        self._reject = reject
+        self._metrics = metrics
         self._failed = 0  # number of items
         self._bytes = 0  # of the finished items
         self._queue: CallQueue | None = None
@@ -152,11 +152,13 @@ class Batch(Generic[Kept]):
                 if self._format.all_or_none:
                     raise response
                 if response.rejection:
-                    self._reject(response.rejection)
+                    self._metrics.rejected(response.rejection)
                 self._failed += 1
-                item = pb.BatchItem(error=response.status())
+                code, item = response.code.name, pb.BatchItem(error=response.status())
             else:
-                item = pb.BatchItem(response=response)
+                code, item = "OK", pb.BatchItem(response=response)
+            if (record := RECORD.get()) is not None:
+                self._metrics.calls.item(record.method, code)
             self._bytes += item.ByteSize()
             if self._bytes > self._model.limits.answer_bytes:
                 raise self._model.sizes.too_large()

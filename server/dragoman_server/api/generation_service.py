@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -12,15 +12,16 @@ from tokenizers import Tokenizer
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
 from dragoman_server.api.batch import Batch, BatchFormat, BatchRequest, Kept
+from dragoman_server.api.many import ManyCall
 from dragoman_server.api.streaming import stream_response
 from dragoman_server.core.call_record import RECORD
-from dragoman_server.core.errors import Rejection
 from dragoman_server.core.requests import GenerationRequest, Priority
 from dragoman_server.messages.api_error import invalid
 from dragoman_server.messages.generation_options import ResponseDetails, read_priority, read_time_limit
 from dragoman_server.messages.protobuf_encoding import EncodedMessage, length_delimited
 from dragoman_server.messages.response_size import JSON
 from dragoman_server.messages.served_model import ServedModel
+from dragoman_server.metrics import ServerMetrics
 from dragoman_server.models.registry import ModelRegistry
 
 SERVICE = "dragoman.v1.GenerationService"
@@ -35,13 +36,21 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     """The generation service. CallInterceptor turns its errors into statuses.
 
     Args:
-        reject: Counts a refused item of a batch.
+        metrics: Metrics of the server.
         models: The models that are served.
     """
 
-    def __init__(self, reject: Callable[[Rejection], None], models: ModelRegistry) -> None:
-        self._reject = reject
+    def __init__(self, metrics: ServerMetrics, models: ModelRegistry) -> None:
+        self._metrics = metrics
         self._models = models
+        self._many: set[ManyCall] = set()
+        self._draining = False
+
+    def drain(self) -> None:
+        """Ends all GenerateMany calls once the items that they have taken are answered."""
+        self._draining = True
+        for call in self._many:
+            call.drain()
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         with self._models.use(request.model) as model:
@@ -66,6 +75,21 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
         """Returns a serialized GenerateBatchResponse."""
         return EncodedMessage(b"".join(await self._answer_batch(request, context, BatchFormat(_encoded))))
 
+    async def GenerateMany(
+        self, requests: AsyncIterator[pb.GenerateManyRequest], context: Context
+    ) -> AsyncGenerator[EncodedMessage, None]:
+        """Yields serialized GenerateManyResponses."""
+        call = ManyCall(self._models, _deadline(context), self._metrics)
+        if self._draining:
+            call.drain()
+        self._many.add(call)
+        try:
+            async with aclosing(call.run(requests)) as messages:
+                async for message in messages:
+                    yield message
+        finally:
+            self._many.discard(call)
+
     async def answer_all(self, request: pb.GenerateBatchRequest, context: Context) -> list[pb.GenerateResponse]:
         """Answers a batch like GenerateBatch, but the first input that fails ends the call with its error.
 
@@ -84,7 +108,7 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
             priority = read_priority(request.priority, Priority.BATCH)
             shared = GenerationRequest([], search, _deadline(context), stop, priority=priority)
             batch_request = BatchRequest(shared, details, own_seeds=not request.options.HasField("seed"))
-            return await Batch(model, batch_request, format_, self._reject).run(request.inputs)
+            return await Batch(model, batch_request, format_, self._metrics).run(request.inputs)
 
     async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
         with self._models.use(request.model) as model:

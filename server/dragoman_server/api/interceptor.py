@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from contextvars import ContextVar
 from typing import Any
@@ -81,7 +81,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if handler.request_streaming:
             behaviour = self._guarded(method, _writing(handler.stream_stream))
             reader = request_reader(handler, self._max_request_bytes)
-            return grpc.stream_stream_rpc_method_handler(behaviour, reader, handler.response_serializer)
+            return grpc.stream_stream_rpc_method_handler(behaviour, reader, response_writer(handler))
         behaviour = self._guarded(method, _writing(handler.unary_stream))
         reader = single_request_reader(handler, self._max_request_bytes)
         return grpc.unary_stream_rpc_method_handler(behaviour, reader, handler.response_serializer)
@@ -96,7 +96,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     if isinstance(request, ApiError):
                         raise request
                     if self._log_text:
-                        log.info("received", method=method, request_id=call.record.id, request=str(request))
+                        request = _logged(request, method, call.record.id)
                     with self._authenticator.call(method, request, context) as admitted:
                         return await behaviour(admitted, context)
                 except Exception as error:
@@ -107,6 +107,19 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     await abort(context, api_error, call.record.id)
 
         return call
+
+
+def _logged(request: Any, method: str, request_id: str) -> Any:
+    """Logs a request; returns it, or a stream of requests that logs each one as it is read."""
+    if isinstance(request, AsyncIterable):
+        return _logged_stream(request, method, request_id)
+    log.info("received", method=method, request_id=request_id, request=str(request))
+    return request
+
+
+async def _logged_stream(requests: AsyncIterable[Any], method: str, request_id: str) -> AsyncIterator[Any]:
+    async for request in requests:
+        yield _logged(request, method, request_id)
 
 
 def _writing(generator: Any) -> Any:
@@ -153,7 +166,7 @@ class _RecordedCall:
         self.record = record_call(self._method, self._context.invocation_metadata(), RECEIVED.get())
         RECORD.set(self.record)
         if self._observer is not None:
-            self.record.report = self._observer.ended
+            self.record.report, self.record.report_item = self._observer.ended, self._observer.item_ended
         self._context.set_trailing_metadata(((REQUEST_ID, self.record.id),))
         self._metrics.calls.begin(self._method)
         return self

@@ -47,6 +47,9 @@ class CallRecord:
         key: Name of the API key.
         parts: Number of requests of a stream; each has a record of its own.
         report: Called with the record of each request of a stream.
+        report_item: Called for each answered item of a GenerateMany call: with its source and target tokens, its
+            duration in seconds, and whether it failed.
+        items_reported: Whether the items have been reported one by one.
     """
 
     __slots__ = (
@@ -57,12 +60,14 @@ class CallRecord:
         "hypotheses",
         "id",
         "inputs",
+        "items_reported",
         "key",
         "method",
         "model",
         "parts",
         "received",
         "report",
+        "report_item",
         "source_tokens",
         "stages",
         "started",
@@ -88,6 +93,8 @@ class CallRecord:
         self.key: str | None = None
         self.parts = 0
         self.report: Callable[[CallRecord], None] | None = None
+        self.report_item: Callable[[int, int, float, bool], None] | None = None
+        self.items_reported = False
 
     @property
     def seconds(self) -> float:

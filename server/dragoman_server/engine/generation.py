@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
+from dragoman_server.core.errors import EngineError
 from dragoman_server.core.requests import BeamProgress, GenerationResult, Progress
 from dragoman_server.engine.job import Event, Job
 
@@ -27,6 +28,7 @@ class Generation:
         # Unread progress by hypothesis; a forced prefix apart, since it has no log-probabilities.
         self._unread: dict[tuple[int, bool], Progress | BeamProgress] = {}
         self._wake_up: asyncio.Future[None] | None = None  # awaited by a stream's reader
+        self._listener: Callable[[GenerationResult | EngineError], None] | None = None
 
     async def result(self) -> GenerationResult:
         """Waits for the result.
@@ -36,6 +38,14 @@ class Generation:
             EngineUnavailableError: The engine stopped or failed.
         """
         return await self._answer
+
+    def notify(self, listener: Callable[[GenerationResult | EngineError], None]) -> None:
+        """Has a function called with the result or the error, instead of waiting for `result`.
+
+        It is called for one result of a step after the other, before any task runs, unless the request is cancelled. It
+        must not raise.
+        """
+        self._listener = listener
 
     async def events(self) -> AsyncIterator[Progress | BeamProgress | GenerationResult]:
         """Yields progress, then the result, of a streaming request. Raises the same errors as `result`."""
@@ -65,7 +75,9 @@ class Generation:
             self._merge(event)
         else:
             self._ended = True
-            if not self._answer.done():  # done: its waiter was cancelled, but `cancel` has not been called yet
+            if self._listener is not None:
+                self._listener(event)
+            elif not self._answer.done():  # done: its waiter was cancelled, but `cancel` has not been called yet
                 if isinstance(event, GenerationResult):
                     self._answer.set_result(event)
                 else:

@@ -17,19 +17,21 @@ Event = Progress | BeamProgress | GenerationResult | EngineError
 class CallQueue:
     """The waiting jobs of one batch call, in the order of their arrival; single calls of a priority share one.
 
-    The jobs of a batch call have the same priority, deadline and time limit.
+    The jobs of a batch call have the same priority and deadline.
 
     Attributes:
         jobs: The waiting jobs.
         tokens: Source tokens of the waiting jobs.
         virtual_time: Rows started, as in weighted fair queueing: among sub-queues the one with the least starts next.
         accepted: Whether a job of the batch call has been accepted; all that follow are accepted too.
+        alike: Whether all jobs have the same deadline and time limit.
     """
 
     jobs: "OrderedDict[Job, None]" = field(default_factory=OrderedDict)
     tokens: int = 0
     virtual_time: float = 0.0
     accepted: bool = False
+    alike: bool = True
 
 
 @dataclass(slots=True, eq=False)

@@ -113,8 +113,11 @@ class EnginePool:
         return max(1, min(2 * self.rows * self.engines, self.options.scheduling.queue_size // 2))
 
     @contextmanager
-    def open_call(self) -> Iterator[CallQueue]:
+    def open_call(self, *, alike: bool = True) -> Iterator[CallQueue]:
         """Opens a sub-queue for the jobs of a batch call.
+
+        Args:
+            alike: Whether all jobs will have the same time limit.
 
         Raises:
             QueueFullError: Too many batch calls are open for this one to start a job soon.
@@ -123,7 +126,7 @@ class EnginePool:
             raise QueueFullError(BATCH_RETRY_SECONDS)
         self._batch_calls += 1
         try:
-            yield CallQueue()
+            yield CallQueue(alike=alike)
         finally:
             self._batch_calls -= 1
 

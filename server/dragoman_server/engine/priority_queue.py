@@ -29,7 +29,7 @@ class PriorityQueue:
 
     weight: int
     virtual_time: float = 0.0
-    singles: CallQueue = field(default_factory=CallQueue)
+    singles: CallQueue = field(default_factory=lambda: CallQueue(alike=False))
     batches: dict[CallQueue, None] = field(default_factory=dict)
     waiting: int = 0
     _served: float = 0.0  # virtual time of the sub-queue that was served last, before it was

@@ -160,7 +160,7 @@ class Scheduler:
         self.next_expiry = NEVER
         for queue in self._queues:
             for jobs in queue.queues():
-                self._sweep(jobs, now, admission, alike=jobs is not queue.singles)
+                self._sweep(jobs, now, admission)
         for job in (*admission.expired, *admission.out_of_time):
             self._remove(job)
         return admission
@@ -373,12 +373,8 @@ class Scheduler:
     def _refusal(self, bound: QueueBound) -> QueueFullError:
         return QueueFullError(min(5.0, max(0.05, self.waiting * self._seconds_per_request)), bound)
 
-    def _sweep(self, queue: CallQueue, now: float, admission: Admission, alike: bool) -> None:
-        """Notes which jobs of a sub-queue have waited too long.
-
-        Args:
-            alike: Whether all jobs have the same deadline and time limit.
-        """
+    def _sweep(self, queue: CallQueue, now: float, admission: Admission) -> None:
+        """Notes which jobs of a sub-queue have waited too long."""
         for job in queue.jobs:
             if job.expired(now):
                 admission.expired.append(job)
@@ -386,7 +382,7 @@ class Scheduler:
                 admission.out_of_time.append(job)
             else:
                 self._note_expiry(job.request)
-                if alike:
+                if queue.alike:
                     break
 
     def _note_expiry(self, request: GenerationRequest) -> None:

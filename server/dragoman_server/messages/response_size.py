@@ -59,7 +59,7 @@ class ResponseSizes:
         source_tokens: int,
         token_format: TokenFormat = MESSAGE,
         items: int | None = None,
-    ) -> None:
+    ) -> int:
         """Checks that the response to a request can't be too large.
 
         Args:
@@ -67,11 +67,14 @@ class ResponseSizes:
             token_format: How tokens are encoded.
             items: Number of items of a batch; None for a single request.
 
+        Returns:
+            The bytes that the response may take; 0 for a plain one, which is about as long as its source.
+
         Raises:
             ApiError: the response could be too large; the error says what would fit.
         """
         if search.num_hypotheses == 1 and not details.tokens:
-            return
+            return 0
         count = items or 1
         per_token = self._token_bytes(details, token_format, source_tokens / count)
         source = source_tokens / count * (MESSAGE.token + self._source) if details.needs_attention else 0
@@ -80,7 +83,7 @@ class ResponseSizes:
         hypothesis = HYPOTHESIS_BYTES + (forced + search.max_new_tokens) * per_token
         response = fixed + search.num_hypotheses * hypothesis
         if count * response <= self._max_bytes:
-            return
+            return int(count * response)
         fitting = int(self._max_bytes / response)
         if items is not None and fitting:
             problem = (

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from dragoman.v1 import generation_pb2 as pb
@@ -61,6 +62,7 @@ class ServedModel:
         self.tokenizers = {pb.SIDE_SOURCE: bundle.source_tokenizer, pb.SIDE_TARGET: bundle.target_tokenizer}
         self._defaults = defaults.within(limits)
         self.info = _info(bundle, self.languages, self._defaults, device, limits)
+        self.info.many_window = engines.batch_window
         self.submit, self.open_call, self.batch_window = engines.submit, engines.open_call, engines.batch_window
         self._heads = manifest.shape.decoder_layers * manifest.shape.heads
         self.sizes = ResponseSizes(bundle.source_tokenizer, bundle.target_tokenizer, self._heads, limits)
@@ -156,14 +158,26 @@ class ServedModel:
                 for result in finished.hypotheses
             ]
             attention = await self._scorer.score(targets, request.deadline, may_wait)
-        tokens = (
-            sum(len(result.ids) for result in finished.hypotheses) * (1 + details.top_tokens) if details.tokens else 0
-        )
-        response = await _write(tokens, lambda: self.writer.response(request, finished, details, attention))
+        write = partial(self.writer.response, request, finished, details, attention)
+        response = await _write(_tokens(finished, details), write)
         if response.unseen_source_tokens:
             self._count_unseen()
         if (record := RECORD.get()) is not None:
             record.add_answer(request, finished)
+        return response
+
+    def write_small(
+        self, request: GenerationRequest, finished: GenerationResult, details: ResponseDetails
+    ) -> pb.GenerateResponse | None:
+        """Writes the response to a finished request at once; returns None if only `write_response` can write it.
+
+        The answer is not added to the record of the call.
+        """
+        if details.needs_attention or _tokens(finished, details) > INLINE_TOKENS:
+            return None
+        response = self.writer.response(request, finished, details)
+        if response.unseen_source_tokens:
+            self._count_unseen()
         return response
 
     async def score(self, request: pb.ScoreRequest, deadline: float | None) -> pb.ScoreResponse:
@@ -208,6 +222,11 @@ class ServedModel:
         if weights > self.limits.attention_weights:
             most = self.limits.attention_weights
             raise invalid(field, f"could have {weights} weights, but a response may have at most {most}; {remedy}")
+
+
+def _tokens(finished: GenerationResult, details: ResponseDetails) -> int:
+    """Returns the number of tokens to write into a response."""
+    return sum(len(result.ids) for result in finished.hypotheses) * (1 + details.top_tokens) if details.tokens else 0
 
 
 async def _write(tokens: int, write: Callable[[], Message]) -> Message:

@@ -15,8 +15,9 @@ from dragoman_server.messages.languages import refuse_languages
 
 # Texts of up to this many characters are tokenized on the event loop, in a millisecond or two; longer ones in a thread.
 INLINE_CHARACTERS = 2048
-# Texts this short are tokenized while holding the interpreter's lock: getting it back from an engine takes longer.
-BRIEF_CHARACTERS = 128
+# Texts that are this short in all are tokenized while holding the interpreter's lock: getting it back from an engine
+# takes longer.
+BRIEF_CHARACTERS = 512
 # A text may have this many times more characters than the longest tokens could cover: normalization can shorten it.
 SHRINKING = 4
 MIN_CHARACTERS = 4096  # always allowed
@@ -84,9 +85,10 @@ class TextEncoder:
         Args:
             with_end: Whether to add the end token.
         """
-        if len(texts) == 1 and len(texts[0]) <= BRIEF_CHARACTERS:
-            return [self._tokenizer.encode(texts[0], add_special_tokens=with_end)]
-        if sum(map(len, texts)) <= INLINE_CHARACTERS:
+        characters = sum(map(len, texts))
+        if characters <= BRIEF_CHARACTERS:
+            return [self._tokenizer.encode(text, add_special_tokens=with_end) for text in texts]
+        if characters <= INLINE_CHARACTERS:
             return self._tokenizer.encode_batch(texts, add_special_tokens=with_end)
         return await asyncio.to_thread(self._tokenizer.encode_batch, texts, add_special_tokens=with_end)
 

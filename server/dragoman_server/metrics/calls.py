@@ -19,13 +19,15 @@ class CallMetrics:
         requests: Finished calls, by method and code.
         in_flight: Running calls, by method.
         seconds: Durations of calls, by method.
-        rejections: Refused requests and batch items, by reason.
+        items: Answered items of batches and GenerateMany calls, by method and code.
+        rejections: Refused requests and items, by reason.
     """
 
     def __init__(self) -> None:
         self.requests: dict[tuple[str, str], int] = {}
         self.in_flight: dict[str, int] = {}
         self.seconds: dict[str, Histogram] = {}
+        self.items: dict[tuple[str, str], int] = {}
         self.rejections = dict.fromkeys(Rejection, 0)
 
     def begin(self, method: str) -> None:
@@ -38,6 +40,14 @@ class CallMetrics:
         self.requests[method, code] = self.requests.get((method, code), 0) + 1
         self.seconds[method].observe(seconds)
         self.in_flight[method] -= 1  # last: if none is in flight, all have been counted
+
+    def item(self, method: str, code: str) -> None:
+        """Counts an answered item of a call."""
+        try:
+            self.items[method, code] += 1
+        except KeyError:
+            self.items = {(method, known): 0 for known in CODES} | self.items
+            self.items[method, code] = self.items.get((method, code), 0) + 1
 
     @property
     def begun(self) -> int:
@@ -56,8 +66,13 @@ class CallMetrics:
         seconds = HistogramMetricFamily(
             "dragoman_request_seconds", "From a call's arrival to its last message", labels=["method"], unit="seconds"
         )
+        items = CounterMetricFamily(
+            "dragoman_items",
+            "Answered items of batches and GenerateMany calls, by status code",
+            labels=["method", "code"],
+        )
         rejections = CounterMetricFamily(
-            "dragoman_rejections", "Requests and batch items refused before they reached the queue", labels=["reason"]
+            "dragoman_rejections", "Requests and items refused before they reached the queue", labels=["reason"]
         )
         for labels, count in list(self.requests.items()):
             requests.add_metric(labels, count)
@@ -65,6 +80,8 @@ class CallMetrics:
             in_flight.add_metric([method], running)
         for method, histogram in list(self.seconds.items()):
             histogram.write(seconds, (method,))
+        for labels, count in list(self.items.items()):
+            items.add_metric(labels, count)
         for reason, count in self.rejections.items():
             rejections.add_metric([reason.value], count)
-        yield from (requests, in_flight, seconds, rejections)
+        yield from (requests, in_flight, seconds, items, rejections)

@@ -108,7 +108,7 @@ class _Server:
         self._hosts = make_hosts(config, metrics)
         load = partial(load_version, hosts=self._hosts)
         self.manager = ModelManager(_source(config), config, registry, metrics, load, self._readiness.models)
-        generation = GenerationService(metrics.rejected, registry)
+        self._generation = generation = GenerationService(metrics, registry)
         admin = AdminService(self.manager) if config.admin else None
         self._inference = InferenceService(generation, registry, metrics, lambda: self._health.serving, admin)
         self._access = read_access(config)
@@ -155,7 +155,8 @@ class _Server:
         )
         failing = asyncio.create_task(failed.wait())
         await asyncio.wait([stopping, failing], return_when=asyncio.FIRST_COMPLETED)
-        drain = Drain(self._grpc, self._metrics, self._registry, self._inference, self.manager, self._health)
+        services = self._generation, self._inference
+        drain = Drain(self._grpc, self._metrics, self._registry, services, self.manager, self._health)
         if not failed.is_set():
             self._readiness.end()
             await drain.delay(config.drain_delay_seconds)

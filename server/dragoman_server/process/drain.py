@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ import grpc
 import structlog
 
 from dragoman_server.api.generation_service import SERVICE as GENERATION
+from dragoman_server.api.generation_service import GenerationService
 from dragoman_server.api.health_service import Health
 from dragoman_server.api.inference.inference_service import SERVICE as INFERENCE
 from dragoman_server.api.inference.inference_service import InferenceService
@@ -31,7 +33,7 @@ class Drain:
     server: grpc.aio.Server
     metrics: ServerMetrics
     registry: ModelRegistry
-    inference: InferenceService
+    services: Sequence[GenerationService | InferenceService]
     manager: ModelManager
     health: Health
 
@@ -59,7 +61,8 @@ class Drain:
         """
         deadline = time.monotonic() + seconds
         self.registry.refuse(STOPPING)
-        self.inference.drain()
+        for service in self.services:
+            service.drain()
         log.info("draining", calls=self._running, at_most_seconds=seconds)
         quiet = asyncio.Event()
         stopping = asyncio.create_task(self._stop_when_quiet(quiet, seconds))

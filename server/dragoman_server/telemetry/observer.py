@@ -92,11 +92,15 @@ class Observer:
         if record.method.startswith(PROBES):
             if not self._probes:
                 return
-        elif not record.parts:  # the requests of a stream count one by one, and its duration means nothing
+        elif not (record.parts or record.items_reported):  # they count one by one, and the duration means nothing
             self._window.add(record)
         if self._is_logged(record) or self._tracer is not None:
             now = time.time()
             self._lines.put(lambda: self._line(record, now - record.ended))
+
+    def item_ended(self, source_tokens: int, target_tokens: int, seconds: float, failed: bool) -> None:
+        """Counts an answered item of a GenerateMany call in the summary. For the event loop only."""
+        self._window.add_item(source_tokens, target_tokens, seconds, failed)
 
     async def summarize(self, seconds: float) -> None:
         """Logs a summary at this interval, unless the server was idle. Never returns."""

@@ -10,7 +10,7 @@ MAX_TIMES = 200_000  # kept for percentiles; more than a server can do in one wi
 
 
 class SummaryWindow:
-    """The calls that ended since some time.
+    """The calls that ended since some time. Each item of a GenerateMany call counts as a call.
 
     Args:
         since: Start of the window, as time.monotonic().
@@ -27,12 +27,17 @@ class SummaryWindow:
         self._times = array("d")
 
     def add(self, record: CallRecord) -> None:
+        self.add_item(
+            record.source_tokens, record.target_tokens, record.ended - record.started, failed=record.code != "OK"
+        )
+
+    def add_item(self, source_tokens: int, target_tokens: int, seconds: float, failed: bool) -> None:
         self.calls += 1
-        self._failed += record.code != "OK"
-        self._source_tokens += record.source_tokens
-        self._target_tokens += record.target_tokens
+        self._failed += failed
+        self._source_tokens += source_tokens
+        self._target_tokens += target_tokens
         if self.calls <= MAX_TIMES:
-            self._times.append(record.ended - record.started)
+            self._times.append(seconds)
 
     def fields(self, now: float, waiting: int, running: int) -> dict[str, Any]:
         """Returns the fields of the summary line.

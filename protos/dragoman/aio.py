@@ -17,9 +17,9 @@ from dragoman.errors import (
     ItemError,
     NotFoundError,
     ServerError,
-    UnavailableError,
 )
-from dragoman.pipeline import DEFAULT_IN_FLIGHT, Batch, Job, Pipeline
+from dragoman.many_async import outcomes
+from dragoman.pipeline import DEFAULT_IN_FLIGHT, Batch
 from dragoman.requests import GenerateOptions, Side, Source, Target
 from dragoman.results import HealthStatus, ModelInfo, Piece, RepositoryStatus, Result, ScoreResult, Token, VersionStatus
 
@@ -75,7 +75,7 @@ class AsyncClient(BaseClient):
 
         Pass an AsyncIterable if reading the next source may have to wait.
         """
-        return self._many(sources, self._pipeline(timeout, max_in_flight, {**options}))
+        return outcomes(sources, self._many(timeout, max_in_flight, {**options}))
 
     async def score(
         self,
@@ -183,59 +183,6 @@ class AsyncClient(BaseClient):
                 delay = await _delay_or_raise(sender, error)
             await asyncio.sleep(delay)
 
-    async def _many(
-        self, sources: Iterable[Source] | AsyncIterable[Source], pipeline: Pipeline
-    ) -> AsyncIterator[Result | ItemError]:
-        events: asyncio.Queue[tuple[Job | None, Any]] = asyncio.Queue()  # a job and its call, or None and a read source
-        in_flight: dict[int, Any] = {}
-        unread = aiter(sources if isinstance(sources, AsyncIterable) else _asynchronous(sources))
-        reading: asyncio.Future[Source] | None = None
-        exhausted = False
-        try:
-            while True:
-                if not exhausted and reading is None and pipeline.has_room():
-                    reading = asyncio.ensure_future(anext(unread))
-                    reading.add_done_callback(lambda done: events.put_nowait((None, done)))
-                for job in pipeline.due():
-                    in_flight[job.index] = self._sender(job.call, job.attempts).start()
-                    in_flight[job.index].add_done_callback(lambda done, job=job: events.put_nowait((job, done)))
-                while (outcome := pipeline.pop()) is not None:
-                    yield outcome
-                if pipeline.empty and exhausted:
-                    return
-                if not exhausted and reading is None and pipeline.has_room():
-                    continue
-                try:
-                    ended, done = await asyncio.wait_for(events.get(), pipeline.delay())
-                except TimeoutError:
-                    continue
-                if ended is not None:
-                    del in_flight[ended.index]
-                    await self._report(ended, done, pipeline)
-                    continue
-                reading = None
-                try:
-                    pipeline.add(done.result())
-                except StopAsyncIteration:
-                    exhausted = True
-        finally:
-            if reading is not None:
-                reading.cancel()
-            for call in in_flight.values():
-                call.cancel()
-
-    async def _report(self, job: Job, done: Any, pipeline: Pipeline) -> None:
-        """Reports the end of a call to the pipeline."""
-        try:
-            pipeline.answered(job, job.call.parse(await done))
-        except grpc.RpcError as error:
-            try:
-                pipeline.failed(job, self._connector.failure(error, job.attempts.request_id))
-            except UnavailableError as failure:
-                raise await asyncio.to_thread(self._connector.diagnose, failure) from error
-        except DragomanError as error:
-            pipeline.failed(job, error)
-
 
 class AsyncGenerationStream(AsyncIterator[Piece]):
     """A streamed answer, for `async for`; `await result()` returns the whole answer.
@@ -322,8 +269,3 @@ async def _delay_or_raise(sender: Sender, error: grpc.RpcError, *, final: bool =
         raise await asyncio.to_thread(sender.diagnose, failure) from error
     finally:
         del failure  # its traceback refers to this frame: the cycle would keep the connection open
-
-
-async def _asynchronous(sources: Iterable[Source]) -> AsyncIterator[Source]:
-    for source in sources:
-        yield source

@@ -1,7 +1,7 @@
 """What the blocking and the asynchronous client have in common: configuration, channels, stubs and sending."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -12,9 +12,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from dragoman import calls
 from dragoman.channel import DEFAULT_ADDRESS, Connector, Tls, call_metadata, has_several_servers
 from dragoman.errors import DragomanError
-from dragoman.pipeline import Pipeline
+from dragoman.many import ManyCall, ManyCalls, call_items
+from dragoman.pipeline import Job, Pipeline
 from dragoman.results import HealthStatus
 from dragoman.retry import NO_RETRY, Attempts, Metadata, RetryPolicy
+from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1.admin_pb2_grpc import AdminServiceStub
 from dragoman.v1.generation_pb2_grpc import GenerationServiceStub
 
@@ -55,6 +57,80 @@ class Sender:
     def diagnose(self, failure: DragomanError) -> DragomanError:
         """Blocks; see Connector.diagnose."""
         return self._connector.diagnose(failure)
+
+
+@dataclass(frozen=True, slots=True)
+class Many:
+    """One generate_many: its state, and how to send it.
+
+    Attributes:
+        pipeline: The sources in order.
+        streams: The GenerateMany calls.
+    """
+
+    pipeline: Pipeline
+    streams: ManyCalls
+    _fields: dict[str, Any]
+    _make_sender: Callable[[calls.Call[Any], Attempts], Sender]
+    _connector: Connector
+
+    def source_sender(self, job: Job) -> Sender:
+        """Returns the sender of a source in a call of its own."""
+        return self._make_sender(calls.generate_one(job.source, self._fields), job.attempts)
+
+    def call_sender(self, call: ManyCall, requests: Any) -> Sender:
+        """Returns the sender of a GenerateMany call with an iterator over its requests."""
+        return self._make_sender(calls.Call("GenerateMany", requests, calls.result), call.attempts)
+
+    def delay(self) -> float | None:
+        """Returns the seconds until there is something to do without an event; None for never."""
+        delays = [delay for delay in (self.pipeline.delay(), self.streams.delay()) if delay is not None]
+        return min(delays, default=None)
+
+    def sent_alone(self, job: Job, response: pb.GenerateResponse) -> None:
+        """Takes the response to a source in a call of its own. Raises as Pipeline.failed."""
+        try:
+            self.pipeline.answered(job, calls.result(response))
+        except DragomanError as error:
+            self.pipeline.failed(job, error)
+
+    def failed_alone(self, job: Job, error: grpc.RpcError) -> None:
+        """Takes the failure of a source in a call of its own. Raises as Pipeline.failed."""
+        self.pipeline.failed(job, self._failure(error, job.attempts))
+
+    def answered(self, call: ManyCall, response: pb.GenerateManyResponse) -> None:
+        """Takes a message of a GenerateMany call. Raises as Pipeline.failed."""
+        for job, outcome in call.answers(response):
+            if isinstance(outcome, DragomanError):
+                self.pipeline.failed(job, outcome)
+            else:
+                self.pipeline.answered(job, outcome)
+
+    def ended(self, call: ManyCall, error: grpc.RpcError | None) -> None:
+        """Takes the end of a GenerateMany call. Raises as Pipeline.failed."""
+        failure = None if error is None else self._failure(error, call.attempts)
+        jobs, failure = self.streams.ended(call, failure)
+        for job in jobs:
+            if failure is None:
+                self.pipeline.again(job)
+            else:
+                self.pipeline.failed(job, failure)
+
+    def expire(self) -> None:
+        """Fails the sources of GenerateMany calls whose timeout has passed. Raises as Pipeline.failed."""
+        for job, error in self.streams.expired():
+            self.pipeline.failed(job, error)
+
+    def diagnose(self, failure: DragomanError) -> DragomanError:
+        """Returns the failure, or a more specific one, with its cause. Blocks; see Connector.diagnose."""
+        found = self._connector.diagnose(failure)
+        found.__cause__ = failure.__cause__
+        return found
+
+    def _failure(self, error: grpc.RpcError, attempts: Attempts) -> DragomanError:
+        failure = self._connector.failure(error, attempts.request_id)
+        failure.__cause__ = error
+        return failure
 
 
 class BaseClient(ABC):
@@ -121,10 +197,13 @@ class BaseClient(ABC):
         attempts = Attempts(NO_RETRY, self._seconds(timeout))
         return Sender((check, check), request, attempts, self._metadata, self._connector)
 
-    def _pipeline(self, timeout: float | None, max_in_flight: int, options: dict[str, Any]) -> Pipeline:
+    def _many(self, timeout: float | None, max_in_flight: int, options: dict[str, Any]) -> Many:
         self._attempts(timeout)  # refuses an invalid timeout now
-        make_call = calls.generate_many(**options)
-        return Pipeline(make_call, lambda: self._attempts(timeout, patient=True), max_in_flight, languages=options)
+        fields = calls.many_fields(**options)
+        pipeline = Pipeline(lambda: self._attempts(timeout, patient=True), max_in_flight, languages=options)
+        several = has_several_servers(self._connector.target)
+        streams = ManyCalls(fields, lambda: Attempts(NO_RETRY, None), call_items(several_servers=several))
+        return Many(pipeline, streams, fields, self._sender, self._connector)
 
 
 def health_status(response: health_pb2.HealthCheckResponse) -> HealthStatus:

@@ -67,10 +67,15 @@ def generate_stream(source: Source, **options: Any) -> Call[tuple[Piece, Result 
     return Call("GenerateStream", generate(source, **options).request, _piece)
 
 
-def generate_many(**options: Any) -> Callable[[pb.Input], Call[Result]]:
-    """Returns a factory of Generate calls with the same options. Errors are those of `generate`, raised here, once."""
+def many_fields(**options: Any) -> dict[str, Any]:
+    """Returns the fields of GenerateRequest that all sources of generate_many share. Errors are those of `generate`."""
     fields = requests.request_fields(**options)
-    return lambda input_message: Call("Generate", pb.GenerateRequest(input=input_message, **fields), result)
+    return fields if fields["priority"] is not None else {**fields, "priority": pb.PRIORITY_BATCH}
+
+
+def generate_one(source: pb.Input, fields: dict[str, Any]) -> Call[Result]:
+    """Builds the Generate call of one source of generate_many."""
+    return Call("Generate", pb.GenerateRequest(input=source, **fields), result)
 
 
 def score(

@@ -1,6 +1,5 @@
 """The blocking client."""
 
-import queue
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
@@ -11,8 +10,9 @@ import grpc
 from dragoman import calls
 from dragoman.base import BaseClient, Sender, health_status
 from dragoman.calls import Call
-from dragoman.errors import DragomanError, ItemError, NotFoundError, ServerError, UnavailableError
-from dragoman.pipeline import DEFAULT_IN_FLIGHT, Batch, Job, Pipeline
+from dragoman.errors import DragomanError, ItemError, NotFoundError, ServerError
+from dragoman.many_blocking import outcomes
+from dragoman.pipeline import DEFAULT_IN_FLIGHT, Batch
 from dragoman.requests import GenerateOptions, Side, Source, Target
 from dragoman.results import HealthStatus, ModelInfo, Piece, RepositoryStatus, Result, ScoreResult, Token, VersionStatus
 
@@ -109,14 +109,16 @@ class Client(BaseClient):
         max_in_flight: int = DEFAULT_IN_FLIGHT,
         **options: Unpack[GenerateOptions],
     ) -> Iterator[Result | ItemError]:
-        """Generates the answers to any number of sources, with as many calls in flight as the servers accept.
+        """Generates the answers to any number of sources, with as many in flight as the servers accept.
 
-        Sources that a full server refused are retried. Closing the iterator cancels the calls in flight.
+        They share a few calls, whatever their number (GenerateMany; servers without it get a call for each source).
+        Sources that a full server refused, or that a server left without an answer, are sent again. Closing the
+        iterator cancels the sources in flight.
 
         Args:
-            sources: Texts, or lists of source token ids; read no further ahead than calls can be sent.
+            sources: Texts, or lists of source token ids; read no further ahead than they can be sent.
             timeout: Seconds for each source, from when it is first sent, retries included.
-            max_in_flight: Maximum number of calls in flight.
+            max_in_flight: Maximum number of sources in flight.
             options: See GenerateOptions.
 
         Yields:
@@ -127,7 +129,7 @@ class Client(BaseClient):
                 option, or no server so far. If a server that has answered goes away for longer than `timeout`, only the
                 sources of that time fail.
         """
-        return self._many(sources, self._pipeline(timeout, max_in_flight, {**options}))
+        return outcomes(sources, self._many(timeout, max_in_flight, {**options}))
 
     def score(
         self,
@@ -291,46 +293,6 @@ class Client(BaseClient):
                 return sender.start()
             except grpc.RpcError as error:
                 time.sleep(_delay_or_raise(sender, error))
-
-    def _many(self, sources: Iterable[Source], pipeline: Pipeline) -> Iterator[Result | ItemError]:
-        ended: queue.SimpleQueue[tuple[Job, Any]] = queue.SimpleQueue()
-        in_flight: dict[int, Any] = {}
-        unread = iter(sources)
-        exhausted = False
-        try:
-            while True:
-                while not exhausted and pipeline.has_room():
-                    try:
-                        pipeline.add(next(unread))
-                    except StopIteration:
-                        exhausted = True
-                for job in pipeline.due():
-                    future = self._sender(job.call, job.attempts).start(future=True)
-                    in_flight[job.index] = future
-                    future.add_done_callback(lambda done, job=job: ended.put((job, done)))
-                while (outcome := pipeline.pop()) is not None:
-                    yield outcome
-                if pipeline.empty and exhausted:
-                    return
-                if pipeline.empty or (not exhausted and pipeline.has_room()):
-                    continue
-                try:
-                    job, done = ended.get(timeout=pipeline.delay())
-                except queue.Empty:
-                    continue
-                del in_flight[job.index]
-                try:
-                    pipeline.answered(job, job.call.parse(done.result()))
-                except grpc.RpcError as error:
-                    try:
-                        pipeline.failed(job, self._connector.failure(error, job.attempts.request_id))
-                    except UnavailableError as failure:
-                        raise self._connector.diagnose(failure) from error
-                except DragomanError as error:
-                    pipeline.failed(job, error)
-        finally:
-            for future in in_flight.values():
-                future.cancel()
 
 
 class GenerationStream(Iterator[Piece]):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dragoman.calls import Call, batch_outcome
+from dragoman.calls import batch_outcome
 from dragoman.errors import (
     DragomanError,
     ItemError,
@@ -105,7 +105,7 @@ class Batch:
 
 
 class Window:
-    """The number of calls that may be in flight: it doubles every round until the server refuses a call, then adapts.
+    """The number of sources that may be in flight: it doubles every round until the server refuses one, then adapts.
 
     (TCP's slow start, additive increase and multiplicative decrease.)
     """
@@ -116,7 +116,7 @@ class Window:
         self._maximum = maximum
         self._limit = min(_INITIAL_LIMIT, maximum)
         self._refused = False
-        self._cut_at = 0  # number of calls sent when the limit was last cut
+        self._cut_at = 0  # number of sources sent when the limit was last cut
 
     @property
     def limit(self) -> int:
@@ -126,9 +126,9 @@ class Window:
         self._limit = min(self._maximum, self._limit + (1 / self._limit if self._refused else 1))
 
     def refused(self, number: int, sent: int) -> None:
-        """Takes the refusal of the `number`-th of `sent` calls."""
+        """Takes the refusal of the `number`-th of `sent` sources."""
         self._refused = True
-        # Calls that were in flight at the last cut carry no new information.
+        # Sources that were in flight at the last cut carry no new information.
         if number > self._cut_at:
             self._limit = max(1.0, self._limit / 2)
             self._cut_at = sent
@@ -140,41 +140,40 @@ class Job:
 
     Attributes:
         index: Index of the source.
-        call: The call that answers it.
+        source: Its message.
         attempts: Its retries.
-        number: Number of its last attempt among all calls sent.
+        number: Number of its last attempt among all attempts of the pipeline.
+        alone: Whether it has to be sent in a call of its own.
     """
 
     index: int
-    call: Call[Result]
+    source: pb.Input
     attempts: Attempts
     number: int = 0
+    alone: bool = False
 
 
 class Pipeline:
-    """The state of one generate_many: as many calls in flight as the server accepts, outcomes in order.
+    """The state of one generate_many: as many sources in flight as the server accepts, outcomes in order.
 
     The driver adds sources while `has_room()`, sends the `due()` jobs, reports every outcome, passes on what `pop()`
     returns, and sleeps until the next outcome, `delay()` seconds at most.
 
     Args:
-        make_call: Builds the call for an input.
         make_attempts: Starts the retries of a source when it is added.
-        max_in_flight: Maximum number of calls in flight.
+        max_in_flight: Maximum number of sources in flight.
         languages: GenerateOptions, of which the languages belong to each source.
         clock: Returns monotonic seconds.
     """
 
     def __init__(
         self,
-        make_call: Callable[[pb.Input], Call[Result]],
         make_attempts: Callable[[], Attempts],
         max_in_flight: int,
         *,
         languages: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._make_call = make_call
         self._make_attempts = make_attempts
         self._languages = languages or {}
         self._clock = clock
@@ -189,7 +188,7 @@ class Pipeline:
         self._served = False  # whether a server has answered yet
 
     def has_room(self) -> bool:
-        """Returns whether to add another source: a call is free, and not too many outcomes wait for the first."""
+        """Returns whether to add another source: one may be sent, and not too many outcomes wait for the first."""
         busy = self._in_flight + len(self._new) + len(self._retries)
         return busy < self._window.limit and len(self._outcomes) < self._max_outcomes
 
@@ -205,7 +204,7 @@ class Pipeline:
             self._outcomes.append(message)
             return
         self._outcomes.append(None)
-        self._new.append(Job(index, self._make_call(message), self._make_attempts()))
+        self._new.append(Job(index, message, self._make_attempts()))
 
     def due(self) -> list[Job]:
         """Returns the jobs to send now. Report each to `answered` or `failed` afterwards."""
@@ -222,6 +221,11 @@ class Pipeline:
             job.number = self._sent
             jobs.append(job)
         return jobs
+
+    def again(self, job: Job) -> None:
+        """Takes back a job that is due again at once, without having failed itself."""
+        self._in_flight -= 1
+        self._new.appendleft(job)
 
     def delay(self) -> float | None:
         """Returns the seconds until the next retry; None if only an outcome or a new source leads on."""

@@ -67,8 +67,8 @@ class GenerateOptions(TypedDict, total=False):
     The request:
         model: Model to use, as NAME, NAME@VERSION or NAME@ALIAS; "" for the server's default.
         priority: "interactive" if somebody waits for the answer, "batch" if it can wait. While both kinds queue,
-            interactive requests get four of every five turns. Default: "batch" in generate_batch, otherwise
-            "interactive".
+            interactive requests get four of every five turns. Default: "batch" in generate_batch and generate_many,
+            otherwise "interactive".
         source_language: Language of the sources, for models that ask for it. Default: the model's, if it has one.
         target_language: Language to generate, for models that ask for it. Default: the model's, if it has one. Sources
             of a batch may have languages of their own, see InLanguage.

@@ -6,13 +6,14 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 
-from dragoman import AsyncClient, RetryPolicy
+from dragoman import AsyncClient, Result, RetryPolicy
 from dragoman.inference import open_inference_pb2 as oip
 from dragoman.inference import open_inference_pb2_grpc
 from dragoman.local import LocalServer
@@ -55,6 +56,7 @@ async def test_a_rolling_restart_of_three_servers_loses_no_call(tmp_path: Path) 
             channel(f"ipv4:{','.join(addresses)}", BALANCE_CALLS) as balanced_calls,
             channel(balancer.address) as balanced_connections,
             AsyncClient(addresses, retry=RetryPolicy(attempts=1)) as client,
+            AsyncClient(addresses) as retrying,
         ):
             stub: Any = generation_pb2_grpc.GenerationServiceStub(balanced_calls)
             pinned: Any = generation_pb2_grpc.GenerationServiceStub(balanced_connections)
@@ -65,16 +67,22 @@ async def test_a_rolling_restart_of_three_servers_loses_no_call(tmp_path: Path) 
                 "connections": lambda: pinned.Generate(REQUEST, timeout=PATIENCE),
             }
             await until_async(lambda: _work(pinned, stub))
+            over = asyncio.Event()
+            many = asyncio.create_task(_ask_until(over, retrying))
             async with constant_load(calls) as ended:
                 for index, server in enumerate(servers):
                     assert await asyncio.to_thread(server.stop) == 0, server.log_tail()
                     servers[index] = await asyncio.to_thread(start, server.port)
                     await until_async(partial(_is_found, servers[index]))  # before the next one leaves
+            over.set()
+            outcomes = await asyncio.wait_for(many, PATIENCE)
     finally:
         for server in servers:
             server.kill()
     assert {outcome for _, outcome in ended} == {"OK"}, ended
     assert {name for name, _ in ended} == set(calls)
+    assert set(outcomes) == {SOUND}
+    assert outcomes.total() > 1000
 
 
 async def test_clients_of_a_killed_server_get_unavailable_only(tmp_path: Path) -> None:
@@ -89,11 +97,13 @@ async def test_clients_of_a_killed_server_get_unavailable_only(tmp_path: Path) -
             stub: Any = generation_pb2_grpc.GenerationServiceStub(connection)
             inference: Any = open_inference_pb2_grpc.GRPCInferenceServiceStub(connection)
             batch = pb.GenerateBatchRequest(inputs=[REQUEST.input] * 40)
+            items = [pb.ManyItem(id=str(number), request=REQUEST) for number in range(40)]
             infer = oip.ModelInferRequest(model_name="g2p-en")
             infer.inputs.add(name="text", datatype="BYTES", shape=[1]).contents.bytes_contents.append(WORD.encode())
             calls = {
                 "unary": lambda: stub.Generate(REQUEST, timeout=PATIENCE),
                 "stream": lambda: _read(stub.GenerateStream(REQUEST, timeout=PATIENCE)),
+                "many": lambda: _read(stub.GenerateMany(iter([pb.GenerateManyRequest(items=items)]), timeout=PATIENCE)),
                 "batch": lambda: stub.GenerateBatch(batch, timeout=PATIENCE),
                 "infer": lambda: inference.ModelInfer(infer, timeout=PATIENCE),
             }
@@ -135,6 +145,19 @@ def test_bulk_generation_continues_through_a_restart(tmp_path: Path) -> None:
         server.kill()
     assert (process.returncode, [line for line in told.decode().splitlines() if "retrying" not in line]) == (0, [])
     assert [first, *rest.splitlines(keepends=True)] == [f"{SOUND}\n".encode()] * 1000
+
+
+async def _ask_until(over: asyncio.Event, client: AsyncClient) -> Counter[str]:
+    """Sends the same word over and over with generate_many; returns how often each outcome came."""
+
+    async def words() -> AsyncIterator[str]:
+        while not over.is_set():
+            yield WORD
+
+    outcomes: Counter[str] = Counter()
+    async for outcome in client.generate_many(words()):
+        outcomes[outcome.text if isinstance(outcome, Result) else str(outcome)] += 1
+    return outcomes
 
 
 async def _read(stream: Any) -> None:

@@ -1,10 +1,12 @@
 """A gRPC server that follows the script of a test."""
 
+import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 from types import TracebackType
@@ -77,6 +79,25 @@ def _attention(targets: int, sources: int) -> pb.Attention:
     return attention
 
 
+class ItemRefusedError(Exception):
+    """An item of GenerateMany is refused."""
+
+    def __init__(self, status: status_pb2.Status) -> None:
+        super().__init__(status.message)
+        self.status = status
+
+
+class ItemContext:
+    """The context of an item, in place of a call's."""
+
+    def abort_with_status(self, status: Any) -> None:
+        details = dict(status.trailing_metadata)["grpc-status-details-bin"]
+        raise ItemRefusedError(status_pb2.Status.FromString(details))
+
+    def time_remaining(self) -> None:
+        return None
+
+
 UNAVAILABLE = Fail(grpc.StatusCode.UNAVAILABLE, "the server is draining")
 
 
@@ -90,11 +111,15 @@ class ScriptedServer(pb_grpc.GenerationServiceServicer):
         script: Actions for the next calls.
         calls: Method and request of every call.
         timeouts: Seconds left of every call.
-        capacity: Maximum number of concurrent Generate calls; others are refused with a retry delay.
+        capacity: Maximum number of concurrent Generate calls and items; others are refused with a retry delay.
         losses: Number of batch calls in which items that start with "lost" fail with UNAVAILABLE.
         finals: Whether streams end with the result.
-        busiest: Maximum number of concurrent Generate calls so far.
-        refused: Number of Generate calls refused for lack of capacity.
+        many: Whether it has GenerateMany, which older servers do not.
+        breaks: Actions for the next GenerateMany calls, of which each item follows the script.
+        many_calls: Number of GenerateMany calls so far.
+        cancelled: Ids of items that were cancelled.
+        busiest: Maximum number of concurrent Generate calls and items so far.
+        refused: Number of Generate calls and items refused for lack of capacity.
         stream_ended: Set when a stream ends.
         streamed: Number of pieces of all streams.
     """
@@ -105,7 +130,10 @@ class ScriptedServer(pb_grpc.GenerationServiceServicer):
         self.timeouts: list[float | None] = []
         self.capacity = THREADS
         self.losses = 1
-        self.finals = True
+        self.finals = self.many = True
+        self.breaks: deque[Fail] = deque()
+        self.many_calls = 0
+        self.cancelled: list[str] = []
         self.busy = self.busiest = self.refused = 0
         self.stream_ended = threading.Event()
         self.streamed = 0
@@ -135,6 +163,55 @@ class ScriptedServer(pb_grpc.GenerationServiceServicer):
         finally:
             with self._lock:
                 self.busy -= 1
+
+    def GenerateMany(
+        self, requests: Iterator[pb.GenerateManyRequest], context: Any
+    ) -> Iterator[pb.GenerateManyResponse]:
+        """Answers items as Generate would, concurrently, with the answers in messages of their own.
+
+        A Fail of `breaks` ends the call after as many answers as its `after`.
+        """
+        if not self.many:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        with self._lock:
+            self.many_calls += 1
+            broken = self.breaks.popleft() if self.breaks else None
+        answers: queue.SimpleQueue[pb.ManyAnswer | None] = queue.SimpleQueue()
+        if not context.add_callback(lambda: answers.put(None)):
+            return  # the client has left
+        running = threading.Semaphore(0)
+
+        def answer(item: pb.ManyItem, request: pb.GenerateRequest) -> None:
+            try:
+                answers.put(pb.ManyAnswer(id=item.id, response=self.Generate(request, ItemContext())))
+            except ItemRefusedError as refused:
+                answers.put(pb.ManyAnswer(id=item.id, error=refused.status))
+            running.release()
+
+        def read() -> None:
+            defaults, count = pb.GenerateRequest(), 0
+            with suppress(grpc.RpcError), ThreadPoolExecutor(THREADS) as threads:
+                for message in requests:
+                    if message.HasField("defaults"):
+                        defaults = message.defaults
+                    self.cancelled += message.cancel
+                    for item in message.items:
+                        request = pb.GenerateRequest()
+                        request.CopyFrom(defaults)
+                        request.MergeFrom(item.request)
+                        threads.submit(answer, item, request)
+                        count += 1
+                for _ in range(count):
+                    running.acquire()
+                answers.put(None)
+
+        if broken is not None and not broken.after:
+            broken.abort(context)
+        threading.Thread(target=read, daemon=True).start()
+        for count, found in enumerate(iter(answers.get, None), 1):
+            yield pb.GenerateManyResponse(answers=[found])
+            if broken is not None and count == broken.after:
+                broken.abort(context)
 
     def GenerateStream(self, request: pb.GenerateRequest, context: Any) -> Iterator[pb.GenerateStreamResponse]:
         context.add_callback(self.stream_ended.set)

@@ -91,7 +91,7 @@ def test_every_method_of_generation_takes_the_options() -> None:
     options: dict[str, Any] = {"model": "m", "priority": "interactive", **EVERY_OPTION}
     expected = calls.generate("a", **options).request
     assert calls.generate_stream("a", **options).request == expected
-    assert calls.generate_many(**options)(pb.Input(text="a")).request == expected
+    assert calls.generate_one(pb.Input(text="a"), calls.many_fields(**options)).request == expected
     batch = Batch(["a"], **options).request
     assert batch is not None
     assert (batch.model, batch.options, batch.details, batch.priority) == (

@@ -8,7 +8,6 @@ from typing import Any, Literal
 import grpc
 import pytest
 
-from dragoman import calls
 from dragoman.errors import (
     DeadlineExceededError,
     DragomanError,
@@ -248,7 +247,7 @@ def test_the_failure_of_a_retry_concerns_the_lost_items_only() -> None:
 @pytest.fixture
 def pipeline(clock: Clock) -> Pipeline:
     start = partial(Attempts, NO_JITTER, 10, patient=True, clock=clock)
-    return Pipeline(calls.generate_many(), start, 32, clock=clock)
+    return Pipeline(start, 32, clock=clock)
 
 
 def result(text: str) -> Result:
@@ -270,7 +269,7 @@ def drained(pipeline: Pipeline) -> list[str]:
 
 def test_outcomes_have_the_order_of_the_sources(pipeline: Pipeline) -> None:
     first, second, third = fill(pipeline, deque(["a", "\ud800", "b", "c"]))
-    assert [job.call.request.input.text for job in (first, second, third)] == ["a", "b", "c"]
+    assert [job.source.text for job in (first, second, third)] == ["a", "b", "c"]
     pipeline.answered(third, result("C"))
     assert drained(pipeline) == []
     pipeline.answered(first, result("A"))
@@ -377,7 +376,7 @@ def test_the_window_stays_within_its_bounds() -> None:
 def test_every_source_is_answered_once_and_in_order_by_a_capricious_server(seed: int, clock: Clock) -> None:
     chance = random.Random(seed)
     start = partial(Attempts, NO_JITTER, 1e6, patient=True, clock=clock)
-    pipeline = Pipeline(calls.generate_many(), start, 16, clock=clock)
+    pipeline = Pipeline(start, 16, clock=clock)
     sources = deque(map(str, range(300)))
     in_flight: list[Job] = []
     answers: list[str] = []
@@ -391,6 +390,6 @@ def test_every_source_is_answered_once_and_in_order_by_a_capricious_server(seed:
         if chance.random() < 0.3:
             pipeline.failed(job, FULL)
         else:
-            pipeline.answered(job, result(job.call.request.input.text))
+            pipeline.answered(job, result(job.source.text))
         answers += drained(pipeline)
     assert answers == list(map(str, range(300)))

@@ -77,7 +77,9 @@ def generate(
     as_json: Annotated[bool, output("--json", help="Print one JSON object per line.")] = False,
     priority: Annotated[
         Literal["interactive", "batch"] | None,
-        typer.Option(help="batch: other requests go first. Default: interactive."),
+        typer.Option(
+            help="batch: other requests go first. Default: batch for lines of a file or pipe, else interactive."
+        ),
     ] = None,
     model: Model = "",
     server: Server,

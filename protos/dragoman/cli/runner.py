@@ -29,9 +29,12 @@ def run(texts: Sequence[str] | None, *, server: Server, stream: bool, as_json: b
         DragomanError: A failure that concerns all texts, such as no server.
         ValueError: The address or an option cannot be used.
     """
+    waiting = texts is not None or os.isatty(STDIN)  # somebody is
+    if options.get("priority") is None and waiting and not stream:
+        options = {**options, "priority": "interactive"}
     if texts is None:
         unit, sources = "line", stdin_lines()
-        if os.isatty(STDIN):
+        if waiting:
             warn("reading texts from the terminal, one per line; Ctrl-D ends")
     else:
         unit, sources = "argument" if len(texts) > 1 else "", _asynchronous(texts)

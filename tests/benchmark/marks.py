@@ -159,6 +159,12 @@ MARKS = (
         unit="%",
     ),
     Mark(
+        "64 items in flight in one call: of the step loop's tokens/s, 64 rows",
+        over("many", 64, "raw", 64),
+        _all(SMALL[:1], 0.75),
+        unit="%",
+    ),
+    Mark(
         "64 calls: core time for each",
         of_served(lambda s: s.at("unary", 64).core_ms),
         _all(SMALL[:1], 0.42),

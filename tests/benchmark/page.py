@@ -21,6 +21,7 @@ TRAINING_MARK, HEALTH_MARK = 1.5, 0.05  # times the better of the others, at lea
 NAMES = {
     "raw": "step loop, rows: {}",
     "unary": "served, `Generate` calls: {}",
+    "many": "served, items in flight in one `GenerateMany` call: {}",
     "batch": "served, one `GenerateBatch` of {}",
     "ctranslate2": "CTranslate2, inputs: {}",
 }

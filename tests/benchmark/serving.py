@@ -18,6 +18,7 @@ from tests.benchmark.translators import Translators, thread_settings
 from tests.benchmark.turns import Contender, Effort, Notify, take_turns
 from tests.benchmark.workload import Workload
 from tests.support.load import LoadGenerator, Sample, percentile
+from tests.support.many_load import ManyGenerator
 from tests.support.memory import peak_megabytes
 
 LOADS = (1, 8, 64)
@@ -149,7 +150,15 @@ def _closed(generator: Actor, calls: int, seconds: float) -> Sample:
 def served_contenders(stack: ExitStack, server: LocalServer, workload: Workload) -> list[Contender]:
     unary = _generator(stack, server, "Generate", workload.unary())
     singles = [Contender("unary", n, "single calls", partial(_closed, unary, n)) for n in LOADS]
-    return [*singles, batch_contender(stack, server, workload, max(LOADS))]
+    return [*singles, many_contender(stack, server, workload), batch_contender(stack, server, workload, max(LOADS))]
+
+
+def many_contender(stack: ExitStack, server: LocalServer, workload: Workload) -> Contender:
+    """Runs one GenerateMany call with the most items in flight."""
+    address, count = (LOOPBACK, server.port), max(LOADS)
+    items = workload.defaults(), workload.texts
+    generator = stack.enter_context(closing(Actor(ManyGenerator, address, server.process.pid, *items)))
+    return Contender("many", count, f"1 call, {count} items in flight", partial(_closed, generator, count))
 
 
 def batch_contender(stack: ExitStack, server: LocalServer, workload: Workload, size: int, beam: int = 1) -> Contender:

@@ -44,6 +44,10 @@ class Workload:
             for text in self.texts
         ]
 
+    def defaults(self) -> bytes:
+        """Returns a serialized GenerateRequest: what all items of a GenerateMany call have in common."""
+        return pb.GenerateRequest(options=self._options(1)).SerializeToString()
+
     def batches(self, size: int, beam: int = 1) -> list[bytes]:
         """Returns serialized GenerateBatchRequests of `size` texts each."""
         options = self._options(beam)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RESET, SETTINGS, PING, GO_AWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
 END_STREAM, END_HEADERS, ACK = 1, 4, 1
+INITIAL_WINDOW = 4  # SETTINGS_INITIAL_WINDOW_SIZE
 LARGEST_WINDOW = 2**31 - 1
 DEFAULT_WINDOW = 65_535
 FRAME_SIZE = 16_384  # the largest that every peer accepts
@@ -51,6 +52,8 @@ def header_block(path: str, authority: str) -> bytes:
 class Http2Connection:
     """A non-blocking connection. `send` queues a call; `flush` and `receive` move bytes.
 
+    `open` begins a call that streams: `write` queues its messages, and `messages` returns those that have arrived.
+
     Args:
         host, port: Address of the server.
         path: Path of the gRPC method, "/package.Service/Method".
@@ -65,6 +68,8 @@ class Http2Connection:
     _buffer: bytearray = field(default_factory=bytearray)
     _outgoing: bytearray = field(default_factory=bytearray)
     _bodies: dict[int, bytearray] = field(default_factory=dict)
+    _windows: dict[int, int] = field(default_factory=dict)  # of streaming calls
+    _initial_window: int = DEFAULT_WINDOW
     _next_stream: int = 1
     _window: int = DEFAULT_WINDOW
     _unacknowledged: int = 0
@@ -74,7 +79,7 @@ class Http2Connection:
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.setblocking(False)
         self._headers = header_block(self.path, f"{self.host}:{self.port}")
-        window = struct.pack(">HI", 4, LARGEST_WINDOW)  # SETTINGS_INITIAL_WINDOW_SIZE: answers never wait
+        window = struct.pack(">HI", INITIAL_WINDOW, LARGEST_WINDOW)  # answers never wait
         self._outgoing += PREFACE + frame(SETTINGS, 0, 0, window)
         self._outgoing += frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", LARGEST_WINDOW - DEFAULT_WINDOW))
 
@@ -98,6 +103,42 @@ class Http2Connection:
             self._outgoing += frame(DATA, END_STREAM if end >= len(body) else 0, stream, body[start:end])
         self._bodies[stream] = bytearray()
         return stream
+
+    def open(self) -> int:
+        """Queues the start of a call that streams, and returns its stream id."""
+        stream, self._next_stream = self._next_stream, self._next_stream + 2
+        self._outgoing += frame(HEADERS, END_HEADERS, stream, self._headers)
+        self._bodies[stream] = bytearray()
+        self._windows[stream] = self._initial_window
+        return stream
+
+    def may_write(self, stream: int, size: int) -> bool:
+        """Whether the server's flow control allows a message of this size."""
+        return min(self._window, self._windows[stream]) >= size + GRPC_PREFIX
+
+    def write(self, stream: int, message: bytes) -> None:
+        """Queues a message of a streaming call, which `may_write` allows; at most 16 KB."""
+        body = struct.pack(">BI", 0, len(message)) + message
+        assert len(body) <= FRAME_SIZE, "message is larger than a frame"
+        self._window -= len(body)
+        self._windows[stream] -= len(body)
+        self._outgoing += frame(DATA, 0, stream, body)
+
+    def end(self, stream: int) -> None:
+        """Queues the end of a streaming call's requests."""
+        self._outgoing += frame(DATA, END_STREAM, stream)
+
+    def messages(self, stream: int) -> list[bytes]:
+        """Returns the messages of a streaming call that have arrived since the last time."""
+        body, at, found = self._bodies[stream], 0, []
+        while len(body) - at >= GRPC_PREFIX:
+            end = at + GRPC_PREFIX + int.from_bytes(body[at + 1 : at + GRPC_PREFIX])
+            if len(body) < end:
+                break
+            found.append(bytes(body[at + GRPC_PREFIX : end]))
+            at = end
+        del body[:at]
+        return found
 
     def flush(self) -> None:
         """Writes as much as the socket accepts."""
@@ -135,6 +176,7 @@ class Http2Connection:
                 self._acknowledge(size)
             elif kind in (HEADERS, RESET):
                 if kind == RESET or flags & END_STREAM:
+                    self._windows.pop(stream, None)
                     body = self._bodies.pop(stream)
                     ended.append((stream, bytes(body[GRPC_PREFIX:]) if body else None))
             else:
@@ -154,10 +196,16 @@ class Http2Connection:
 
     def _control(self, kind: int, flags: int, stream: int, payload: bytearray) -> None:
         if kind == SETTINGS and not flags & ACK:
+            for setting, value in struct.iter_unpack(">HI", payload):
+                if setting == INITIAL_WINDOW:
+                    self._windows = {id_: left + value - self._initial_window for id_, left in self._windows.items()}
+                    self._initial_window = value
             self._outgoing += frame(SETTINGS, ACK, 0)
         elif kind == PING and not flags & ACK:
             self._outgoing += frame(PING, ACK, 0, bytes(payload))
         elif kind == WINDOW_UPDATE and stream == 0:
             self._window += int.from_bytes(payload)
+        elif kind == WINDOW_UPDATE and stream in self._windows:
+            self._windows[stream] += int.from_bytes(payload)
         elif kind == GO_AWAY:
             raise ConnectionLostError(f"the server sent GOAWAY: {bytes(payload[8:]).decode(errors='replace')}")

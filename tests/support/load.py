@@ -89,7 +89,7 @@ class LoadGenerator:
                     if clock is not None:
                         calls.append(call)
                     elif ended == concurrency:
-                        clock = _Clock(server)
+                        clock = Clock(server)
                     flight.start(next(self.turn), time.perf_counter())
             sample = self._sample(calls, clock)
             flight.finish()
@@ -105,7 +105,7 @@ class LoadGenerator:
         due = [draw.expovariate(rate)]
         while due[-1] < seconds:
             due.append(due[-1] + draw.expovariate(rate))
-        clock = _Clock(self._processes())
+        clock = Clock(self._processes())
         calls = self.arrive(due, clock.started)
         return self._sample(calls, clock)
 
@@ -143,7 +143,7 @@ class LoadGenerator:
         """Returns the server's processes; finding them is too slow while calls run."""
         return [self.server, *self.server.children(recursive=True)]
 
-    def _sample(self, calls: list[Call], clock: "_Clock") -> Sample:
+    def _sample(self, calls: list[Call], clock: "Clock") -> Sample:
         seconds, cpu_seconds = clock.seconds, clock.cpu_seconds()
         answered = [call for call in calls if call.answer is not None]
         counted = [self.count(call.answer or b"") for call in answered]
@@ -173,7 +173,7 @@ def tokens(response: pb.GenerateResponse) -> int:
     return sum(h.target_tokens + (h.finish_reason == pb.FINISH_REASON_EOS) for h in response.hypotheses)
 
 
-class _Clock:
+class Clock:
     """Wall-clock and CPU time of server and load generator since its creation."""
 
     def __init__(self, server: Sequence[psutil.Process]) -> None:

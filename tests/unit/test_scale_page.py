@@ -130,6 +130,7 @@ def test_numbers_of_training_are_those_of_its_plan() -> None:
     assert f"gradients = 4 bytes * parameters = {ethernet.gradient_bytes / 1e6:.0f} MB" in PROSE
     assert f"`batch_tokens: {2 * PAPER_TOKENS // 8}`" in PROSE
     assert f"all_reduce_perf -b {ethernet.gradient_bytes / 1e6:.0f}M" in PROSE
+    assert f"A target token takes {shape.flops(1) / 1e6:.0f} million operations" in PROSE
     parts = ethernet.communication / ethernet.compute
     assert re.search(rf"about {parts + 0.5:.0f} batches a GPU at 100 Gbit/s", PROSE)
     assert pytest.approx(0.3 * 989e12) == H100

@@ -11,7 +11,6 @@ import yaml
 from pydantic import ValidationError
 
 from deploy.generate import DEPLOY
-from dragoman_training.cli import EXIT_STOPPED
 from tests.conftest import ROOT
 from tests.deploy.conftest import Document, only
 from tests.deploy.kube_schemas import MINORS, faults, part_faults, unrestricted
@@ -106,7 +105,6 @@ def test_pods_have_time_to_save() -> None:
             if each.startswith("--shutdown-timeout=")
         ]
         assert pod["terminationGracePeriodSeconds"] >= seconds + 10
-    assert EXIT_STOPPED == 75
 
 
 def test_pods_find_each_other() -> None:
@@ -139,6 +137,7 @@ def test_applied_files_exist() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", PODS)
 def test_the_command_trains(name: str, tmp_path: Path) -> None:
     """Runs it as the pod of a single node, with the variables that Kubeflow would set."""
@@ -171,7 +170,7 @@ def test_the_command_trains(name: str, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=250,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "runs" / "mine" / "model.pt").exists()

@@ -99,7 +99,7 @@ def run(
     processes = ALONE
     try:
         processes = Processes.of_environment()
-        stop = _stop_on_signals(patient=processes.count > 1)
+        stop = _stop_on_signals(patient=processes.count > 1 or "TORCHELASTIC_RUN_ID" in os.environ)
         file = find_recipe(recipe)
         directory = out or Path("runs") / file.stem
         loaded = load_recipe(file, set_ or [])
@@ -147,8 +147,8 @@ def _stop_on_signals(patient: bool = False) -> threading.Event:
     """Returns an event that the first SIGTERM or Ctrl-C sets; a second one ends the process as usual.
 
     Args:
-        patient: Whether further signals change nothing. A launcher of several processes sends its own after that of the
-            terminal, and ends what does not stop in time by itself.
+        patient: Whether further signals change nothing. A launcher such as torchrun sends its own after that of the
+            terminal, and ends what does not stop in time.
 
     NOTE: Python runs a handler between two of its own instructions, but a library may keep the main thread for minutes.
     A thread of its own therefore waits for signals, too.

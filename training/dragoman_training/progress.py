@@ -128,7 +128,8 @@ class ProgressBar:
             now = time.monotonic()
             if not self.console.is_terminal and now - shown >= LINE_EVERY:
                 shown = now
-                self.echo(f"{count:,} {what}" if total is None else f"{count:,} of {total:,} {what}")
+                numbers = f"{count:,} " if total is None else f"{count:,} of {total:,} "
+                self.echo(f"{numbers if count else ''}{what}")
 
         try:
             yield counted

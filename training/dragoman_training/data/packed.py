@@ -142,14 +142,8 @@ class PackedPairs(Sequence[EncodedPair]):
 
     Args:
         rows: Their sources and targets by turns.
-        chosen: Numbers of the pairs in `rows`, in ascending order; None for all that are in memory.
+        chosen: Numbers of the pairs in `rows`, in ascending order; None for all.
     """
-
-    @overload
-    def __init__(self, rows: MemoryRows) -> None: ...
-
-    @overload
-    def __init__(self, rows: MappedRows, chosen: NDArray[Any]) -> None: ...
 
     def __init__(self, rows: MemoryRows | MappedRows, chosen: NDArray[Any] | None = None) -> None:
         self.rows = rows
@@ -175,10 +169,11 @@ class PackedPairs(Sequence[EncodedPair]):
     def lengths(self) -> tuple[Lengths, Lengths]:
         """Returns the token counts of the sources and of the targets, each [pairs], with end tokens."""
         if isinstance(self.rows, MappedRows):
-            assert self.chosen is not None
-            return self.rows.pair_lengths(self.chosen)
-        lengths = self.rows.lengths()
-        return lengths[::2], lengths[1::2]
+            return self.rows.pair_lengths(np.arange(len(self)) if self.chosen is None else self.chosen)
+        lengths = self.rows.lengths().reshape(-1, 2)
+        if self.chosen is not None:
+            lengths = lengths[self.chosen]
+        return lengths[:, 0], lengths[:, 1]
 
 
 def text(row: Values) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from tokenizers import Tokenizer
 
@@ -90,7 +89,7 @@ def prepare(
     tokenizers = Tokenizers(load_tokenizer(run / SOURCE_TOKENIZER), load_tokenizer(run / TARGET_TOKENIZER))
     corpus = found.corpus(folder)
     epochs = Epochs(recipe, tokenizers, corpus)
-    train = PackedPairs(corpus.tokens, np.arange(len(corpus.tokens) // 2, dtype=np.uint32))
+    train = PackedPairs(corpus.tokens)
     dev_pairs, test_pairs = (read_pairs_file(folder / name) for name in (DEV_FILE, TEST_FILE))
     dev = [ids for _, ids, _ in encode_pairs(recipe, tokenizers, dev_pairs)]
     for line in [*found.notes, *epochs.mixture.describe()]:
@@ -188,8 +187,7 @@ def _check_fingerprint(run: Path, found: Prepared, folder: Path) -> None:
     if "train_tokens_sha256" in recorded:
         same = recorded["train_tokens_sha256"] == found.record["train_tokens_sha256"]
     elif "train_sha256" in recorded:  # by an older version
-        tokens = found.corpus(folder).tokens
-        same = recorded["train_sha256"] == _old_fingerprint(PackedPairs(tokens, np.arange(len(tokens) // 2)))
+        same = recorded["train_sha256"] == _old_fingerprint(PackedPairs(found.corpus(folder).tokens))
     else:
         same = True
     if not same:

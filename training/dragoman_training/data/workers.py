@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
@@ -51,6 +52,7 @@ def ordered_map(function: Callable[[Task], Result], tasks: Iterable[Task], worke
     if workers == 1:
         yield from map(function, tasks)
         return
+    _start_quiet_tracker()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, function.__class__.__module__])
     pool = ProcessPoolExecutor(workers, context, _begin, (function,))
@@ -81,6 +83,19 @@ def _results(pool: ProcessPoolExecutor, tasks: Iterator[Any], ahead: int) -> Ite
         yield submitted.popleft().result()
     if error is not None:
         raise error
+
+
+def _start_quiet_tracker() -> None:
+    """Starts the process with which `multiprocessing` cleans up after one that was killed, without its warnings."""
+    before = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = "ignore:resource_tracker"
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONWARNINGS"]
+        else:
+            os.environ["PYTHONWARNINGS"] = before
 
 
 def _begin(function: Callable[[Any], Any]) -> None:

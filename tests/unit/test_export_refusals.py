@@ -13,7 +13,7 @@ from dragoman_export.errors import ExportError
 from dragoman_export.export import ExportOptions, export_run
 from dragoman_export.run_data import evaluation_data, source_fault, spread
 from dragoman_server.bundle.manifest import MANIFEST_FILE
-from dragoman_training.data.prepare import pairs_digest
+from dragoman_training.data.pairs import pairs_digest
 from dragoman_training.run.checkpoint import checkpoint_path, load_state, save_state
 from dragoman_training.run.load import load_run
 from tests.support.random_model import small_run, symbol_tokenizer

@@ -56,7 +56,8 @@ def test_a_source_starts_with_the_token_of_its_language(tokenizers: str, tmp_pat
 def test_changed_pairs_keep_their_language(tmp_path: Path) -> None:
     recipe = multilingual(tmp_path, SUBWORDS, "augmentation.inserts=0.5", "augmentation.uppercase=0.5")
     data = prepared(recipe, tmp_path / "run")
-    changed = data.epochs.block(0, 0)
+    block = data.epochs.block(0, 0)
+    changed = [block[i] for i in range(len(block))]
     assert sum(pair != plain for pair, plain in zip(changed, data.train, strict=True)) > 200
     tokens = {data.source_tokenizer.token_to_id(f"<2{code}>") for code in ("de", "en")}
     for pair, plain in zip(changed, data.train, strict=True):

@@ -63,10 +63,10 @@ def workload_of(model: Model, bundle: Bundle, texts: int | None) -> Workload:
     if model is Model.small:
         return real_words(bundle, texts or WORDS)
     draw = random.Random(SEED)
-    texts = [random_text(bundle, draw.randint(*BASE_SOURCE_TOKENS), draw) for _ in range(texts or SENTENCES)]
+    made = [random_text(bundle, draw.randint(*BASE_SOURCE_TOKENS), draw) for _ in range(texts or SENTENCES)]
     low, high = (count + 1 for count in BASE_SOURCE_TOKENS)
     title = f"random texts of {low} to {high} tokens, with {BASE_TARGET_TOKENS} target tokens each"
-    return encoded(bundle, title, texts, BASE_TARGET_TOKENS)
+    return encoded(bundle, title, made, BASE_TARGET_TOKENS)
 
 
 def measure(bundle: Bundle, converted: Path, workload: Workload, rounds: int, beam: int) -> dict[str, Any]:

@@ -1,14 +1,10 @@
 """Batches of plain searches answer what the searches of the server answer."""
 
-from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.config import ServerConfig
@@ -22,74 +18,11 @@ from dragoman_server.offline.batch_threads import fits_batches
 from dragoman_server.offline.model import OfflineModel
 from dragoman_server.runtime.runtime import Runtime
 from tests.support.bundles import SHIPPED_G2P
-from tests.support.scripted_search import BEGIN, END, GARBAGE, Script, ScriptedRow, letters_decoder, run
+from tests.support.scripted_runtime import TOKENS, ScriptedRuntime, random_script
+from tests.support.scripted_search import Script, letters_decoder, run
 
 LONGEST = 12  # tokens
 WORDS = "transformer speech dragoman interpreter corpus wednesday the colonel queue a".split()
-TOKENS = SimpleNamespace(end=END)
-
-
-class ScriptedRuntime:
-    """A runtime whose caches are the tokens that a row was given. The only token of a source is a script's number.
-
-    Args:
-        scripts: The models.
-        vocabulary: Their vocabulary size.
-        rows: Cache rows.
-    """
-
-    def __init__(self, scripts: Sequence[Script], vocabulary: int, rows: int) -> None:
-        self.manifest = SimpleNamespace(tokens=TOKENS, shape=SimpleNamespace(target_vocabulary=vocabulary))
-        self.max_rows = rows
-        self.tokens, self.positions = np.zeros((rows, 1), np.int64), np.zeros(rows, np.int32)
-        self._scripts, self._vocabulary = scripts, vocabulary
-        self._cache = np.full((rows, LONGEST + 2), GARBAGE)
-        self._sources = [GARBAGE] * rows
-
-    def encode(self, sources: Sequence[Sequence[int]], row: int) -> int:
-        for place, [source] in enumerate(sources, row):
-            self.move_row(-1, place)
-            self._sources[place], self._cache[place] = source, GARBAGE
-            self.tokens[place, 0], self.positions[place] = BEGIN, 0
-        return 0
-
-    def top(self, rows: int, candidates: int) -> Any:
-        ids = np.zeros((rows, candidates), np.int64)
-        log_probabilities = np.full((rows, candidates), -1.0, np.float32)
-        for row in range(rows):
-            position = int(self.positions[row])
-            self._cache[row, position] = self.tokens[row, 0]
-            begin, *so_far = self._cache[row, : position + 1].tolist()
-            if begin == BEGIN and GARBAGE not in so_far:
-                request = SimpleNamespace(edits=None, vocabulary=None, temperature=1.0)
-                step = ScriptedRow(self._scripts[self._sources[row]](tuple(so_far)), cast(Any, request))
-                ids[row] = step.order[:candidates]
-                log_probabilities[row] = step.tempered[ids[row]]
-        return SimpleNamespace(ids=ids, log_probabilities=log_probabilities)
-
-    def copy_target(self, source: int, target: int, start: int) -> None:
-        assert self._sources[source] == self._sources[target]
-        stop = int(self.positions[source])
-        self._cache[target, start:stop] = self._cache[source, start:stop]
-        self._cache[target, stop:] = GARBAGE
-
-    def move_row(self, source: int, target: int) -> None:
-        self._cache[target], self._sources[target] = self._cache[source], self._sources[source]
-        self.tokens[target], self.positions[target] = self.tokens[source], self.positions[source]
-
-
-def random_script(seed: int, vocabulary: int, coarse: bool, impossible: float) -> Script:
-    """Returns a model with many equal probabilities if it is coarse, and some that are 0; sometimes all are."""
-
-    def probabilities(so_far: tuple[int, ...]) -> NDArray[np.float64]:
-        draw = np.random.default_rng([seed, *so_far])
-        logits = draw.normal(scale=1.5, size=vocabulary)
-        logits[END] += len(so_far) - 2
-        weights = np.exp(np.round(logits) if coarse else logits)
-        weights[draw.random(vocabulary) < impossible * draw.random()] = 0.0
-        return np.zeros(vocabulary) if draw.random() < impossible / 10 else weights
-
-    return probabilities
 
 
 def searched(script: Script, search: SearchOptions, vocabulary: int) -> GenerationResult:
@@ -117,7 +50,7 @@ def test_a_batch_answers_what_each_search_alone_answers(data: st.DataObject) -> 
     coarse, impossible = data.draw(st.booleans(), "coarse"), data.draw(st.sampled_from([0.0, 0.5, 1.0]), "impossible")
     seeds = data.draw(st.lists(st.integers(0, 10**6), min_size=1, max_size=6), "seeds")
     scripts = [random_script(seed, vocabulary, coarse, impossible) for seed in seeds]
-    runtime = cast(Runtime, ScriptedRuntime(scripts, vocabulary, len(seeds) * width))
+    runtime = cast(Runtime, ScriptedRuntime(scripts, vocabulary, len(seeds) * width, LONGEST))
     assert fits_batches(search, vocabulary)
     answers = BeamBatch(runtime, search).answers([[number] for number in range(len(seeds))])
     assert answers == [searched(script, search, vocabulary) for script in scripts]
@@ -129,7 +62,7 @@ def test_a_greedy_batch_answers_what_each_search_alone_answers(
     seed: int, count: int, max_new_tokens: int, impossible: float
 ) -> None:
     scripts = [random_script(seed + number, 8, coarse=True, impossible=impossible) for number in range(count)]
-    runtime = cast(Runtime, ScriptedRuntime(scripts, 8, count))
+    runtime = cast(Runtime, ScriptedRuntime(scripts, 8, count, LONGEST))
     answers = greedy_batch(runtime, [[number] for number in range(count)], max_new_tokens)
     expected = [searched(script, SearchOptions(max_new_tokens), 8) for script in scripts]
     # GreedySearch adds log-probabilities in the same order.

@@ -17,6 +17,7 @@ from dragoman_server.core.search_options import (
     Stopping,
 )
 from dragoman_server.decoding.beam import BeamSearch
+from dragoman_server.decoding.beam_plan import BeamPlan
 from dragoman_server.decoding.hypothesis_score import HypothesisScore
 from dragoman_server.decoding.stop_sequences import StopTracker
 from dragoman_server.decoding.text_stream import TargetDecoder
@@ -51,7 +52,9 @@ def decoder(*steps: decoders.Decoder) -> TargetDecoder:
 def search(options: SearchOptions, rank: int = 0, text: TargetDecoder | None = None) -> BeamSearch:
     constraints = options.constraints
     stops = StopTracker(text or decoder(), constraints) if constraints.stop_sequences else None
-    return BeamSearch(options, END, VOCABULARY, TokenRules(constraints, END, options.conventions), stops, rank)
+    return BeamSearch(
+        BeamPlan(options, END, VOCABULARY, rank), TokenRules(constraints, END, options.conventions), stops
+    )
 
 
 def decode(script: Script, options: SearchOptions) -> Run:
@@ -256,7 +259,7 @@ def test_a_search_ends_when_nothing_can_become_better(
 ) -> None:
     options = SearchOptions(10, beam=BeamOptions(2, normalization, length_penalty))
     played = run(
-        BeamSearch(options, END, 12, TokenRules(options.constraints, END), None),
+        BeamSearch(BeamPlan(options, END, 12), TokenRules(options.constraints, END), None),
         lambda ids: [0.0, 0.0, *[0.1] * 10] if ids else [0.0, 0.3, 0.7, *[0.0] * 9],
     )
     assert (played.hypothesis.ids, played.steps) == ([], steps)

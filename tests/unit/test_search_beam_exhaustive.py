@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from dragoman_server.core.requests import FinishReason, HypothesisResult
 from dragoman_server.core.search_options import BeamOptions, Constraints, LengthNormalization, SearchOptions, Stopping
 from dragoman_server.decoding.beam import BeamSearch
+from dragoman_server.decoding.beam_plan import BeamPlan
 from dragoman_server.decoding.token_rules import TokenRules
 from tests.reference.beam import BeamReference, normalised
 from tests.reference.step import Margins, Vector, distribution, ranked
@@ -59,7 +60,7 @@ class RandomModel:
         return np.stack([self.logits(ids) for ids in rows]), np.stack([self.attention(ids) for ids in rows])
 
     def search(self, options: SearchOptions, delivered: int = 0) -> Run:
-        beam_search = BeamSearch(options, END, self.vocabulary, TokenRules(options.constraints, END), None)
+        beam_search = BeamSearch(BeamPlan(options, END, self.vocabulary), TokenRules(options.constraints, END), None)
         return run(beam_search, self.probabilities, attention=self.attention, delivered=delivered)
 
     def reference(self, options: SearchOptions) -> BeamReference:

@@ -8,6 +8,7 @@ import pytest
 from dragoman_server.core.requests import FinishReason
 from dragoman_server.core.search_options import BeamOptions, Constraints, Conventions, SearchOptions, Stopping
 from dragoman_server.decoding.beam import BeamSearch
+from dragoman_server.decoding.beam_plan import BeamPlan
 from dragoman_server.decoding.token_rules import TokenRules
 from tests.support import scripted_search
 from tests.support.scripted_search import Run, Script, run
@@ -23,7 +24,7 @@ def table(rows: dict[tuple[int, ...], dict[int, float]], otherwise: dict[int, fl
 
 def decode(script: Script, options: SearchOptions) -> Run:
     rules = TokenRules(options.constraints, END, options.conventions)
-    return run(BeamSearch(options, END, VOCABULARY, rules, None), script)
+    return run(BeamSearch(BeamPlan(options, END, VOCABULARY), rules, None), script)
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,8 @@ def decode_greedily(
                 runtime.positions[first : len(running)] = 1
         used = len(running)
         positions = runtime.positions[:used]
-        finished = rows.advance(runtime.step(rows.step_requests[:used]), positions, runtime.tokens[:used])
+        requests = [searches[source].step_request for source in running]
+        finished = rows.advance(runtime.step(requests), positions, runtime.tokens[:used])
         positions += 1
         for row in reversed(finished):
             rows.remove(row)

@@ -1,6 +1,5 @@
 """Beam search: the most probable hypotheses side by side, one token longer with every step."""
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -10,10 +9,10 @@ import numpy as np
 
 from dragoman_server.core.requests import BeamProgress, FinishReason, HypothesisResult
 from dragoman_server.core.search import Continuation, StepRequest, StepResult
-from dragoman_server.core.search_options import SearchOptions, Stopping
+from dragoman_server.core.search_options import Stopping
+from dragoman_server.decoding.beam_plan import BeamPlan
 from dragoman_server.decoding.finish import finish_reason
 from dragoman_server.decoding.hypothesis import FinishedHypothesis, Hypothesis, assign_rows
-from dragoman_server.decoding.hypothesis_score import HypothesisScore
 from dragoman_server.decoding.stop_sequences import StopTracker
 from dragoman_server.decoding.token_rules import TokenRules, TopTokens, neutral
 
@@ -44,50 +43,6 @@ class BeamGroup:
         del self.finished[self.max_finished :]
 
 
-@dataclass(frozen=True, slots=True)
-class BeamSizes:
-    """Numbers that follow from the options.
-
-    Attributes:
-        answer: Number of hypotheses to answer with.
-        group: Hypotheses of one group: beam_size / groups.
-        group_answer: Hypotheses that one group may contribute to the answer.
-        finished_quota: With early stopping, finished hypotheses that end a group; else infinity.
-        choices: Continuations of one hypothesis that can matter: the 2 * group best ones, and as many more as earlier
-            groups can penalize.
-        candidates: Candidates to request for each hypothesis.
-        first_candidates: The same for the first step after the prefix.
-    """
-
-    answer: int
-    group: int
-    group_answer: int
-    finished_quota: float
-    choices: int
-    candidates: int
-    first_candidates: int
-
-    @staticmethod
-    def of(options: SearchOptions, vocabulary_size: int, rank: int) -> "BeamSizes":
-        beam, shortlist = options.beam, options.constraints.vocabulary
-        assert beam is not None
-        answer = 1 if options.alternatives else options.num_hypotheses
-        group = beam.beam_size // beam.groups
-        group_answer = min(answer, group)
-        choices = 2 * group + (beam.beam_size - group)
-        choosable = vocabulary_size if shortlist is None else len(shortlist)
-        candidates = min(max(choices, options.top_tokens), choosable)
-        return BeamSizes(
-            answer,
-            group,
-            group_answer,
-            beam.finished_quota(group) if beam.stopping is Stopping.EARLY else math.inf,
-            choices,
-            candidates,
-            max(candidates, min(rank + 1, choosable)),
-        )
-
-
 class BeamSearch:
     """Keeps the `beam_size` most probable hypotheses of each length.
 
@@ -111,82 +66,42 @@ class BeamSearch:
     continuation is possible and none has finished, it has the hypotheses that were still running.
 
     Args:
-        options: Options of the request, `beam` among them.
-        end: Id of the end token.
-        vocabulary_size: Size of the target vocabulary.
+        plan: What follows from the options.
         rules: The request's constraints.
         stops: Stop sequence tracker of an empty text; None without stop sequences.
-        rank: With `options.alternatives`, the rank of the token to start with after the prefix; 0 is the best.
 
     Attributes:
         rows: See Search.
     """
 
-    def __init__(
-        self,
-        options: SearchOptions,
-        end: int,
-        vocabulary_size: int,
-        rules: TokenRules,
-        stops: StopTracker | None,
-        rank: int = 0,
-    ) -> None:
-        beam = options.beam
-        assert beam is not None
-        self._beam, self._rules, self._end = beam, rules, end
-        self._rank = rank if options.alternatives else None
-        self._top_tokens = options.top_tokens
-        self._max_new_tokens = options.max_new_tokens
-        conventions = options.conventions
-        self._forces_end = conventions.forces_end
-        self._counted = int(conventions.forced_first is not None)  # forced tokens in |Y|
-        # Edits change log-probabilities, not logits.
-        self._edits_late = not rules.soft and (
-            not conventions.renormalized or (options.constraints.repetition_penalty != 1.0 and conventions.late_penalty)
-        )
-        self._renormalizes = conventions.renormalized
-        self._sizes = sizes = BeamSizes.of(options, vocabulary_size, rank)
-        # The length, end token included, never exceeds max_new_tokens unless the end is forced.
-        self._score = HypothesisScore(beam, options.max_new_tokens + self._counted + self._forces_end)
-        self._uses_coverage = beam.coverage_penalty != 0
-        self._inspects = bool(
-            rules.soft or self._edits_late or self._uses_coverage or options.top_tokens or options.alternatives
-        )
-
-        shortlist = options.constraints.vocabulary
-        self._choosable = vocabulary_size if shortlist is None else len(shortlist)
-        self._request = StepRequest(sizes.candidates, vocabulary=shortlist, attention=self._uses_coverage)
-        self._first_request = replace(self._request, candidates=sizes.first_candidates)
-        self._prefix_requests = (StepRequest(0, vocabulary=shortlist),)
-
+    def __init__(self, plan: BeamPlan, rules: TokenRules, stops: StopTracker | None) -> None:
+        self.plan, self.rules = plan, rules
         root = Hypothesis.root()
         root.ids = None if rules.trivial else []
         root.stops = stops
         self._running = [root]  # by row
-        self._heuristic = beam.stopping in (Stopping.CURRENT_LENGTH, Stopping.MAX_LENGTH)
-        kept = sizes.group if self._heuristic else sizes.group_answer
-        self._groups = [BeamGroup([root], max_finished=kept * (n + 1)) for n in range(beam.groups)]
+        self._groups = [BeamGroup([root], max_finished=plan.kept * (n + 1)) for n in range(plan.beam.groups)]
         self._prefix = 0  # forced tokens of a running hypothesis so far
         self._generated = 0  # its tokens after them
         self._forced = rules.forced(0)
         self._reported = BeamProgress(0, 1, 0)
-        self._answer: list[FinishedHypothesis] | None = None
-        self.rows = beam.beam_size
+        self._answer: list[HypothesisResult] | None = None
+        self.rows = plan.beam.beam_size
 
     def step_requests(self) -> Sequence[StepRequest]:
         if self._forced is not None:
-            return self._prefix_requests
-        request = self._request if self._generated else self._first_request
-        if self._rules.trivial:
+            return self.plan.prefix_requests
+        request = self.plan.request if self._generated else self.plan.first_request
+        if self.rules.trivial:
             return [request] * len(self._running)
         requests: list[StepRequest] = []
         for hypothesis in self._running:
             assert hypothesis.ids is not None
-            edits = hypothesis.edits = self._rules.edits(hypothesis.ids)
+            edits = hypothesis.edits = self.rules.edits(hypothesis.ids)
             if edits is None:
                 requests.append(request)
-            elif self._edits_late:
-                candidates = min(request.candidates + len(edits.ids), self._choosable)
+            elif self.plan.edits_late:
+                candidates = min(request.candidates + len(edits.ids), self.plan.choosable)
                 requests.append(replace(request, candidates=candidates, edits=neutral(edits)))
             else:
                 requests.append(replace(request, edits=edits))
@@ -199,7 +114,7 @@ class BeamSearch:
         if self._forced is not None:
             return self._follow_prefix(self._forced)
         top = [result.top(row) for row in rows]
-        if self._inspects:
+        if self.plan.inspects:
             top = [self._inspect(*step, result) for step in zip(self._running, top, rows, strict=True)]
 
         children: list[Hypothesis] = []
@@ -207,7 +122,7 @@ class BeamSearch:
             if group.running:
                 self._extend(group, self._candidates(group, top, children))
                 children += group.running
-        if len(self._groups) > 1 and self._cannot_improve(children, self._finished(), self._sizes.answer):
+        if len(self._groups) > 1 and self._cannot_improve(children, self._finished(), self.plan.sizes.answer):
             children = []
         if not children:
             self._end_with(self._finished() or self._unfinished(FinishReason.DEAD_END))
@@ -233,7 +148,21 @@ class BeamSearch:
 
     def hypotheses(self) -> list[HypothesisResult]:
         assert self._answer is not None, "the search is not over"
-        return [finished.result(self._prefix, self._top_tokens) for finished in self._answer]
+        return self._answer
+
+    @property
+    def fits_arrays(self) -> bool:
+        """Whether BeamRows can advance it from now on: it has its whole prefix, and nothing more."""
+        return self.plan.fits_arrays and self._forced is None and self._generated == 0
+
+    def request_at(self, generated: int) -> StepRequest:
+        """Returns the step request of hypotheses with that many tokens after the prefix, for BeamRows."""
+        edits = None if self.rules.trivial else self.rules.edits(range(len(self.rules.prefix) + generated))
+        return self.plan.request if edits is None else replace(self.plan.request, edits=edits)
+
+    def set_answer(self, answer: list[HypothesisResult]) -> None:
+        """Ends the search with an answer that BeamRows found."""
+        self._answer = answer
 
     def _follow_prefix(self, token: int) -> Sequence[Continuation]:
         """Appends the next token of the forced prefix to the only hypothesis."""
@@ -245,7 +174,7 @@ class BeamSearch:
         for group in self._groups:
             group.running = [child]
         self._prefix += 1
-        self._forced = self._rules.forced(self._prefix)
+        self._forced = self.rules.forced(self._prefix)
         return (Continuation(0, token),)
 
     def _inspect(self, hypothesis: Hypothesis, top: TopTokens, row: int, result: StepResult) -> TopTokens:
@@ -253,20 +182,22 @@ class BeamSearch:
 
         A soft prefix changes the candidates by its bias; an alternative has only the candidate of its rank.
         """
-        if self._uses_coverage:
+        if self.plan.uses_coverage:
             attention = result.attention(row).astype(np.float64)
             covered = None if hypothesis.parent is None else hypothesis.parent.coverage
             hypothesis.coverage = attention if covered is None else covered + attention
         ids = hypothesis.ids
-        if self._edits_late and hypothesis.edits is not None:
-            top = self._rules.after_softmax(top, hypothesis.edits, result.edited(row), renormalized=self._renormalizes)
-        if ids is not None and self._rules.preferred(ids) is not None:
-            top = self._rules.biased(ids, top, hypothesis.edits, result.edited(row))
+        if self.plan.edits_late and hypothesis.edits is not None:
+            top = self.rules.after_softmax(
+                top, hypothesis.edits, result.edited(row), renormalized=self.plan.renormalizes
+            )
+        if ids is not None and self.rules.preferred(ids) is not None:
+            top = self.rules.biased(ids, top, hypothesis.edits, result.edited(row))
         tokens, log_probabilities = top
-        if self._top_tokens:
-            hypothesis.top = tokens[: self._top_tokens], log_probabilities[: self._top_tokens]
-        if self._rank is not None and self._generated == 0:
-            ranked = slice(self._rank, self._rank + 1)
+        if self.plan.top_tokens:
+            hypothesis.top = tokens[: self.plan.top_tokens], log_probabilities[: self.plan.top_tokens]
+        if self.plan.rank is not None and self._generated == 0:
+            ranked = slice(self.plan.rank, self.plan.rank + 1)
             return tokens[ranked], log_probabilities[ranked]
         return top
 
@@ -284,16 +215,16 @@ class BeamSearch:
             ids, log_probabilities = top[hypothesis.row]
             candidates += [
                 (total + log_probability, token, log_probability, hypothesis)
-                for token, log_probability in zip(ids[: self._sizes.choices], log_probabilities, strict=False)
+                for token, log_probability in zip(ids[: self.plan.sizes.choices], log_probabilities, strict=False)
             ]
-        if earlier and self._beam.diversity_penalty:
+        if earlier and self.plan.beam.diversity_penalty:
             times = Counter(hypothesis.token for hypothesis in earlier)
             candidates = [
-                (value - self._beam.diversity_penalty * times[token], token, log_probability, hypothesis)
+                (value - self.plan.beam.diversity_penalty * times[token], token, log_probability, hypothesis)
                 for value, token, log_probability, hypothesis in candidates
             ]
         candidates.sort(key=itemgetter(0), reverse=True)  # stable: the better hypothesis first, then the better token
-        return candidates[: 2 * self._sizes.group]
+        return candidates[: 2 * self.plan.sizes.group]
 
     def _extend(self, group: BeamGroup, candidates: Sequence[Candidate]) -> None:
         """Finishes a group's best continuations or lets them run on.
@@ -302,13 +233,13 @@ class BeamSearch:
             candidates: At most 2 * width, best first. Only the first `width` may finish.
         """
         group.running = []
-        at_end = self._generated == self._max_new_tokens - 1
-        last_position = -1 if self._forces_end else self._max_new_tokens - 1
+        at_end = self._generated == self.plan.max_new_tokens - 1
+        last_position = -1 if self.plan.forces_end else self.plan.max_new_tokens - 1
         for rank, (_, token, log_probability, parent) in enumerate(candidates):
-            reason = finish_reason(token, log_probability, self._generated, self._end, last_position)
+            reason = finish_reason(token, log_probability, self._generated, self.plan.end, last_position)
             if reason is FinishReason.DEAD_END:
                 break  # so are the others
-            may_finish = rank < self._sizes.group
+            may_finish = rank < self.plan.sizes.group
             if reason is not None and not may_finish:
                 continue
             child = self._child(parent, token, log_probability)
@@ -319,26 +250,26 @@ class BeamSearch:
                     reason = FinishReason.STOP_SEQUENCE
             if reason is None:
                 group.running.append(child)
-                if len(group.running) == self._sizes.group:
+                if len(group.running) == self.plan.sizes.group:
                     break
             elif may_finish:
                 group.add_finished(self._finish(child, self._generated + 1, reason, characters))
         if self._is_over(group):
             group.running = []
-        if at_end and self._forces_end:
+        if at_end and self.plan.forces_end:
             for hypothesis in group.running:
                 group.add_finished(self._finish(hypothesis, self._generated + 2, FinishReason.LENGTH))
             group.running = []
         if not group.running:
-            self.rows -= self._sizes.group
+            self.rows -= self.plan.sizes.group
 
     def _is_over(self, group: BeamGroup) -> bool:
         """Returns whether a group ends after this step although some of its hypotheses could run on."""
         contribution = self._contribution(group)
-        size = self._sizes.group_answer
-        if group.finished_count >= self._sizes.finished_quota and len(contribution) == size:
+        size = self.plan.sizes.group_answer
+        if group.finished_count >= self.plan.sizes.finished_quota and len(contribution) == size:
             return True  # early stopping
-        if self._heuristic:
+        if self.plan.heuristic:
             return self._seems_over(group)
         return self._cannot_improve(group.running, contribution, size)
 
@@ -348,13 +279,13 @@ class BeamSearch:
         The length is the current one or, with Stopping.MAX_LENGTH and a positive length penalty, the longest possible:
         `early_stopping=False` and "never" of transformers.
         """
-        if group.finished_count < self._sizes.group or not group.running:
+        if group.finished_count < self.plan.sizes.group or not group.running:
             return False
         best = max(hypothesis.total for hypothesis in group.running)
-        length = self._generated + 1 + self._counted
-        longest = self._beam.stopping is Stopping.MAX_LENGTH and self._beam.length_penalty > 0
-        assumed = self._score.at_max_length(best) if longest else self._score.score(best, length, None)
-        return assumed <= group.finished[self._sizes.group - 1].score
+        length = self._generated + 1 + self.plan.counted
+        longest = self.plan.beam.stopping is Stopping.MAX_LENGTH and self.plan.beam.length_penalty > 0
+        assumed = self.plan.score.at_max_length(best) if longest else self.plan.score.score(best, length, None)
+        return assumed <= group.finished[self.plan.sizes.group - 1].score
 
     def _child(self, parent: Hypothesis, token: int, log_probability: float) -> Hypothesis:
         child = Hypothesis(parent, token, log_probability, parent.total + log_probability)
@@ -373,7 +304,9 @@ class BeamSearch:
         part of the hypothesis; the score still includes it.
         """
         parent = hypothesis.parent
-        score = self._score.score(hypothesis.total, length + self._counted, None if parent is None else parent.coverage)
+        score = self.plan.score.score(
+            hypothesis.total, length + self.plan.counted, None if parent is None else parent.coverage
+        )
         if characters is None and hypothesis.stops is not None:
             characters = hypothesis.stops.finish()
             if characters is not None:
@@ -388,10 +321,10 @@ class BeamSearch:
         """Returns whether no running hypothesis of this step can get among the `count` best finished ones."""
         if len(finished) < count:
             return False
-        worst, length = finished[count - 1].score, self._generated + 1 + self._counted
+        worst, length = finished[count - 1].score, self._generated + 1 + self.plan.counted
         for hypothesis in running:
             assert hypothesis.parent is not None
-            if self._score.upper_bound(hypothesis.total, length, hypothesis.parent.coverage) > worst:
+            if self.plan.score.upper_bound(hypothesis.total, length, hypothesis.parent.coverage) > worst:
                 return False
         return True
 
@@ -403,7 +336,7 @@ class BeamSearch:
         contribution: list[FinishedHypothesis] = []
         for other in self._groups:
             distinct = [finished for finished in other.finished if tuple(finished.ids()) not in taken]
-            contribution = distinct[: self._sizes.group_answer]
+            contribution = distinct[: self.plan.sizes.group_answer]
             if other is group:
                 break
             taken.update(tuple(finished.ids()) for finished in contribution)
@@ -421,5 +354,6 @@ class BeamSearch:
         return list({tuple(finished.ids()): finished for finished in cut}.values())  # groups may run the same ones
 
     def _end_with(self, answer: list[FinishedHypothesis]) -> None:
-        self._answer = answer[: self._sizes.answer]
+        best = answer[: self.plan.sizes.answer]
+        self._answer = [finished.result(self._prefix, self.plan.top_tokens) for finished in best]
         self._running = []

@@ -9,6 +9,7 @@ from dragoman_server.bundle.shortlist import Shortlist
 from dragoman_server.core.search import Search
 from dragoman_server.core.search_options import OWN_CONVENTIONS, UNCONSTRAINED, SearchOptions
 from dragoman_server.decoding.beam import BeamSearch
+from dragoman_server.decoding.beam_plan import BeamPlan, plan_of
 from dragoman_server.decoding.greedy import GreedySearch
 from dragoman_server.decoding.shared_prefix import SharedPrefixSearch
 from dragoman_server.decoding.single_hypothesis import SingleHypothesisSearch
@@ -43,10 +44,15 @@ def make_search(
         else TokenRules(constraints, tokens.end, conventions, source_ids)
     )
     stops = StopTracker(decoder, constraints) if constraints.stop_sequences else None
-    kind = SingleHypothesisSearch if options.beam is None else BeamSearch
-    searches = [
-        kind(options, tokens.end, vocabulary_size, rules, stops and stops.copy(), index) for index in range(count)
-    ]
+    searches: list[Search]
+    if options.beam is None:
+        searches = [
+            SingleHypothesisSearch(options, tokens.end, vocabulary_size, rules, stops and stops.copy(), index)
+            for index in range(count)
+        ]
+    else:
+        plans = [_plan(options, tokens.end, vocabulary_size, rank) for rank in range(count)]
+        searches = [BeamSearch(plan, rules, stops and stops.copy()) for plan in plans]
     return SharedPrefixSearch(searches, options.alternatives) if count > 1 else searches[0]
 
 
@@ -77,6 +83,12 @@ def is_plain_greedy(options: SearchOptions) -> bool:
             conventions is OWN_CONVENTIONS or not (conventions.forced_first is not None or conventions.begin_suppressed)
         )
     )
+
+
+def _plan(options: SearchOptions, end: int, vocabulary_size: int, rank: int) -> BeamPlan:
+    if rank or options.constraints.vocabulary is not None:  # a shortlist is often of one request
+        return BeamPlan(options, end, vocabulary_size, rank)
+    return plan_of(options, end, vocabulary_size)
 
 
 @cache

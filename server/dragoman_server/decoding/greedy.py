@@ -92,12 +92,10 @@ class GreedyRows:
 
     Attributes:
         count: Number of rows that are greedy searches.
-        step_requests: The step request of each row; `BEST_TOKEN` for one that is no greedy search.
     """
 
     def __init__(self, max_rows: int) -> None:
         self.count = 0
-        self.step_requests: list[StepRequest] = [BEST_TOKEN] * max_rows
         self._searches: list[GreedySearch | None] = [None] * max_rows
         self._rows: NDArray[np.int64] | None = None  # greedy rows, ascending; None after a change
         self._ends: NDArray[np.int64] = np.zeros(max_rows, np.int64)
@@ -109,7 +107,6 @@ class GreedyRows:
     def add(self, row: int, search: GreedySearch) -> None:
         """Adds a search that has made no step yet."""
         self._searches[row] = search
-        self.step_requests[row] = search.step_request
         self._ends[row], self._last_positions[row] = search.end, search.last_position
         self._rows = None
         self.count += 1
@@ -118,7 +115,6 @@ class GreedyRows:
 
     def remove(self, row: int) -> None:
         self._searches[row] = None
-        self.step_requests[row] = BEST_TOKEN
         self._rows = None
         self.count -= 1
 
@@ -128,7 +124,6 @@ class GreedyRows:
             search = self._searches[source]
             if search is not None:
                 self._searches[source], self._searches[target] = None, search
-                self.step_requests[source], self.step_requests[target] = BEST_TOKEN, search.step_request
                 for array in (self._ends, self._last_positions, self._ids, self._log_probabilities):
                     array[target] = array[source]
         self._rows = None

@@ -20,6 +20,9 @@ class HypothesisScore:
     Args:
         options: Options of the beam search.
         max_length: Largest possible |Y|.
+
+    Attributes:
+        max_length_divisor: Divisor at the largest |Y|.
     """
 
     def __init__(self, options: BeamOptions, max_length: int) -> None:
@@ -28,7 +31,7 @@ class HypothesisScore:
         self._coverage_penalty = options.coverage_penalty
         # Sums are at most 0, so a larger divisor means a better score.
         self._longer_is_better = options.length_penalty > 0
-        self._max_length_divisor = self.divisor(max_length)
+        self.max_length_divisor = self.divisor(max_length)
 
     def divisor(self, length: int) -> float:
         """Returns |Y|^A, or ((5 + |Y|) / 6)^A (Wu et al. 2016, equation 14), or 1. Always greater than 0."""
@@ -54,7 +57,7 @@ class HypothesisScore:
 
     def at_max_length(self, total: float) -> float:
         """Returns the score of a sum of log-probabilities at the largest |Y|."""
-        return total / self._max_length_divisor
+        return total / self.max_length_divisor
 
     def upper_bound(self, total: float, length: int, coverage: NDArray[np.float64] | None) -> float:
         """Returns the best score that a running hypothesis can still reach.
@@ -68,9 +71,12 @@ class HypothesisScore:
             length: Number of tokens generated so far; it ends with at least one more.
             coverage: As for `score`.
         """
-        divisor = self._max_length_divisor if self._longer_is_better else self.divisor(length + 1)
-        bound = total / divisor
+        bound = total / self.bound_divisor(length)
         return bound + self._coverage_term(coverage) if self._coverage_penalty < 0 else bound
+
+    def bound_divisor(self, length: int) -> float:
+        """Returns the divisor of the best length that a hypothesis with `length` tokens so far can end with."""
+        return self.max_length_divisor if self._longer_is_better else self.divisor(length + 1)
 
     def _coverage_term(self, coverage: NDArray[np.float64] | None) -> float:
         """Returns B * sum over source tokens of log(min(coverage, 1)) (Wu et al. 2016, equation 14)."""

@@ -29,6 +29,7 @@ class TokenRules:
         prefix: Forced tokens: the model's forced first token, then the prefix unless it is soft.
         soft: Whether there is a soft prefix.
         trivial: Whether there are never logit edits, nor a bias.
+        min_length: Number of ids, a forced prefix included, before which the end token is forbidden.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class TokenRules:
         self._bias = constraints.prefix_bias or 0.0
         self._end = end
         self._shortlist = None if constraints.vocabulary is None else frozenset(constraints.vocabulary)
-        self._min_length = len(self.prefix) + constraints.min_new_tokens
+        self.min_length = len(self.prefix) + constraints.min_new_tokens
         self._sequences = constraints.suppressed_sequences
         self._penalty = constraints.repetition_penalty
         self._ngram = constraints.no_repeat_ngram_size
@@ -84,7 +85,7 @@ class TokenRules:
 
     def edits(self, ids: Sequence[int]) -> LogitEdits | None:
         """Returns the logit edits of the step after these ids, a forced prefix included."""
-        early = len(ids) < self._min_length
+        early = len(ids) < self.min_length
         if not self._depends_on_ids:
             return self._early_edits if early else self._constant_edits
         edits: dict[int, tuple[float, float]] = {}

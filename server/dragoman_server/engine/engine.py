@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from dragoman_server.core.engine_metrics import EngineMetrics
 from dragoman_server.core.errors import DeadlineExpiredError, EngineError, EngineUnavailableError, OutOfMemoryError
 from dragoman_server.core.requests import FinishReason
-from dragoman_server.core.search import Continuation, StepRequest, StepResult
-from dragoman_server.decoding.greedy import GreedyRows, GreedySearch
+from dragoman_server.core.search import StepRequest, StepResult
 from dragoman_server.engine.encoder_batches import encoder_runs
 from dragoman_server.engine.job import NEVER, Event, Job, end_overdue, finish
 from dragoman_server.engine.rows import RowTable
+from dragoman_server.engine.searches import Advance, RunningSearches
 from dragoman_server.engine.shared_queue import SharedQueue
 from dragoman_server.runtime.device import WorkerLostError, first_line, is_out_of_memory
 
@@ -84,8 +84,7 @@ class Engine:
         self._metrics = metrics
         self._deliver = deliver
         self._table = RowTable(runtime.max_rows)
-        self._greedy = GreedyRows(runtime.max_rows)
-        self._stepwise: dict[Job, list[int]] = {}  # rows of jobs whose searches advance by themselves
+        self._searches = RunningSearches(self._table)
         self._new: list[Job] = []  # jobs that have not made a step
         self._next_expiry = NEVER  # before that no running job's deadline or time limit passes
         self._step_ended: float | None = None
@@ -195,11 +194,7 @@ class Engine:
 
     def _add(self, job: Job) -> None:
         """Adds a job with its first row."""
-        row = self._table.add(job)
-        if isinstance(job.search, GreedySearch) and not job.request.streaming:
-            self._greedy.add(row, job.search)
-        else:
-            self._stepwise[job] = self._table.rows[job]
+        self._searches.add(job, self._table.add(job))
         self._new.append(job)
         self._note_expiry(job)
 
@@ -248,27 +243,18 @@ class Engine:
         for job in self._new:
             self._metrics.first_token(now - job.arrived)
         self._new.clear()
-        tokens, positions = self._runtime.tokens[:rows], self._runtime.positions[:rows]
-        done = [table.owners[row] for row in self._greedy.advance(scores, positions, tokens)]
+        positions = self._runtime.positions[:rows]
+        advance = self._searches.advance(scores, self._runtime.tokens[:rows], positions)
         positions += 1
-        branching: list[tuple[Job, Sequence[Continuation]]] = []
-        for job, owned in self._stepwise.items():
-            continuations = job.search.advance(scores, owned)
-            if job.request.streaming and not job.cancelled:
-                events += [(job, progress) for progress in job.search.progress()]
-            if continuations is None:
-                done.append(job)
-            elif len(owned) == len(continuations) == 1:
-                tokens[owned[0], 0] = continuations[0].token
-            else:
-                branching.append((job, continuations))
+        events += advance.progress
+        done = advance.done
         for job in done:
             if job.cancelled:
                 self._metrics.dropped("cancelled", "running")
             else:
                 events.append((job, finish(job, now, self._metrics)))
-        surplus = self._branch(branching) if branching else []
-        if done or branching:
+        surplus = self._branch(advance) if advance.branching or advance.beams else []
+        if done or surplus:
             self._remove(done, now, len(done), surplus)
         else:  # a search that goes on in its only row may need fewer rows than were kept for it
             self._settle(now)
@@ -277,14 +263,8 @@ class Engine:
         """Steps until every search has enough candidates."""
         started = time.perf_counter()
         while True:
-            step_requests = self._greedy.step_requests[:rows]
-            for job, owned in self._stepwise.items():
-                for row, step_request in zip(owned, job.search.step_requests(), strict=True):
-                    step_requests[row] = step_request
-            scores = self._runtime.step(step_requests)
-            # Every search is asked: `needs_more` prepares its next step requests.
-            needs_more = [job.search.needs_more(scores, owned) for job, owned in self._stepwise.items()]
-            if not any(needs_more):
+            scores = self._runtime.step(self._searches.step_requests())
+            if not self._searches.need_more(scores):
                 break
         ended = time.perf_counter()
         gap = None if self._step_ended is None else ended - self._step_ended
@@ -292,7 +272,7 @@ class Engine:
         self._step_ended = ended
         return scores
 
-    def _branch(self, branching: list[tuple[Job, Sequence[Continuation]]]) -> list[int]:
+    def _branch(self, advance: Advance) -> list[int]:
         """Copies hypotheses to the rows where they continue.
 
         Returns:
@@ -302,7 +282,7 @@ class Engine:
         started = time.perf_counter()
         surplus: list[int] = []
         copied = 0
-        for job, continuations in branching:
+        for job, continuations in advance.branching:
             owned = table.rows[job]
             before = list(owned)
             for place, (parent, token, shared) in enumerate(continuations):
@@ -317,6 +297,13 @@ class Engine:
                         copied += 1
                 runtime.tokens[row, 0] = token
             surplus += before[len(continuations) :]
+        for moves in advance.beams:
+            for source, target in moves.moves:
+                runtime.move_row(source, target)
+            for source, target, shared in moves.copies:
+                runtime.copy_target(source, target, shared)
+            runtime.tokens[moves.rows, 0] = moves.tokens
+            copied += len(moves.moves) + len(moves.copies)
         self._metrics.branched(time.perf_counter() - started, copied)
         return surplus
 
@@ -334,10 +321,8 @@ class Engine:
                 self._metrics.dropped("expired", "running")
                 events.append((job, DeadlineExpiredError()))
             elif job.out_of_time(now):
-                if job not in self._stepwise:
-                    [row] = rows[job]
-                    self._greedy.update_search(row, int(self._runtime.positions[row]))
-                events.append((job, finish(job, now, self._metrics, FinishReason.TIME_LIMIT)))
+                self._searches.stop(job, FinishReason.TIME_LIMIT, int(self._runtime.positions[rows[job][0]]))
+                events.append((job, finish(job, now, self._metrics)))
             else:
                 self._note_expiry(job)
                 continue
@@ -348,13 +333,12 @@ class Engine:
     def _remove(self, jobs: list[Job], now: float, finished: int = 0, rows: Sequence[int] = ()) -> None:
         """Removes jobs, and single rows of other jobs."""
         table = self._table
-        for job in jobs:
-            if self._stepwise.pop(job, None) is None:
-                self._greedy.remove(*table.rows[job])
+        self._searches.remove(jobs)
         if self._new:
             self._new = [job for job in self._new if job not in jobs]
         moves = table.remove(jobs, rows)
-        self._greedy.move(moves)
+        if moves:
+            self._searches.move(moves)
         for source, target in moves:
             self._runtime.move_row(source, target)
         self._settle(now, finished)

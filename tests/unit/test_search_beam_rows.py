@@ -21,6 +21,7 @@ from dragoman_server.core.search_options import (
 )
 from dragoman_server.decoding.beam import BeamSearch
 from dragoman_server.decoding.factory import make_search
+from dragoman_server.engine import searches
 from dragoman_server.engine.engine import Engine
 from dragoman_server.engine.job import Event, Job
 from dragoman_server.engine.scheduler import Scheduler
@@ -77,9 +78,10 @@ class Player:
         return answer.hypotheses
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets no search that fits arrays advance by itself in an engine."""
+    """Lets no search that fits arrays advance by itself in an engine, however few there are."""
+    monkeypatch.setattr(searches, "MIN_BEAMS_TOGETHER", 1)
     submitted = Player.submit
 
     def submit(player: Player, *args: Any, **more: Any) -> Job:
@@ -133,6 +135,7 @@ def random_other(draw: random.Random) -> SearchOptions:
     )
 
 
+@pytest.mark.usefixtures("together")
 @pytest.mark.parametrize("seed", range(150))
 def test_beams_of_all_kinds_and_ages_in_one_engine_answer_what_each_alone_answers(seed: int) -> None:
     """With equal probabilities, dead ends, and other searches beside them."""
@@ -153,6 +156,7 @@ def test_beams_of_all_kinds_and_ages_in_one_engine_answer_what_each_alone_answer
         assert player.hypotheses(job) == alone(scripts[number], job.request.search)
 
 
+@pytest.mark.usefixtures("together")
 @pytest.mark.parametrize("turns", range(1, 6))
 @pytest.mark.parametrize("prefix", [(), (3, 4)])
 def test_a_beam_that_runs_out_of_time_answers_with_what_it_has(prefix: tuple[int, ...], turns: int) -> None:
@@ -173,6 +177,7 @@ def test_a_beam_that_runs_out_of_time_answers_with_what_it_has(prefix: tuple[int
         assert player.hypotheses(limited)[-1].reason is FinishReason.TIME_LIMIT
 
 
+@pytest.mark.usefixtures("together")
 @pytest.mark.parametrize("turns", range(4))
 def test_a_beam_that_is_cancelled_leaves_the_others_alone(turns: int) -> None:
     options = SearchOptions(LONGEST, 2, BeamOptions(3))
@@ -189,6 +194,7 @@ def test_a_beam_that_is_cancelled_leaves_the_others_alone(turns: int) -> None:
         assert player.hypotheses(job) == alone(scripts[number], options)
 
 
+@pytest.mark.usefixtures("together")
 def test_long_beams_keep_only_the_steps_that_they_need() -> None:
     """Searches that overlap without a pause do not add up."""
     options = SearchOptions(LONGEST, 1, BeamOptions(2))
@@ -200,3 +206,21 @@ def test_long_beams_keep_only_the_steps_that_they_need() -> None:
         [arrays] = player._engine._searches._beams._arrays.values()
         assert len(arrays._history._steps) <= 2 * LONGEST + 2
     player.play()
+
+
+@pytest.mark.parametrize(("count", "together"), [(15, 0), (16, 16), (20, 20)])
+def test_only_many_beams_of_one_size_advance_together(count: int, together: int) -> None:
+    """Those that come later join them, and few of another size do not."""
+    options, other = SearchOptions(LONGEST, 1, BeamOptions(3)), SearchOptions(LONGEST, 1, BeamOptions(2))
+    scripts = [random_script(seed, VOCABULARY, False, 0.0) for seed in range(count + 2)]
+    player = Player(scripts, 80)
+    jobs = [player.submit(number, options) for number in range(count)] + [player.submit(count, other)]
+    player.turn()
+    beams = player._engine._searches._beams
+    assert sum(job.search in beams for job in jobs) == together
+    late = player.submit(count + 1, options)
+    player.turn()
+    assert (late.search in beams) == (together > 0)
+    player.play()
+    for number, job in enumerate([*jobs, late]):
+        assert player.hypotheses(job) == alone(scripts[number], job.request.search)

@@ -21,6 +21,11 @@ class BeamRows:
     def __contains__(self, search: object) -> bool:
         return search in self._running
 
+    def count(self, width: int) -> int:
+        """Returns the number of searches of a beam size."""
+        arrays = self._arrays.get(width)
+        return 0 if arrays is None else len(arrays)
+
     def add(self, row: int, search: BeamSearch) -> None:
         """Adds a search that fits arrays, with its only row."""
         width = search.plan.beam.beam_size

@@ -91,10 +91,13 @@ class RunningBeam:
         """
         plan = self.search.plan
         score = total / plan.divisors[0][step - self.start + extra] + 0.0
-        self.finished.append(Ending(score, step, candidate, reason))
-        self.finished.sort(key=itemgetter(0), reverse=True)  # stable: of equal scores the earlier hypothesis first
-        del self.finished[plan.kept :]
         self.finished_count += 1
+        if self.contested:
+            if score <= self.finished[-1].score:  # of equal scores the earlier hypothesis comes first
+                return
+            self.finished.pop()
+        self.finished.append(Ending(score, step, candidate, reason))
+        self.finished.sort(key=itemgetter(0), reverse=True)  # stable
         self.contested = len(self.finished) == plan.kept
 
     def is_over(self, best: float, step: int) -> bool:

@@ -181,6 +181,7 @@ class Engine:
         """Encodes new jobs into the next free rows, one each."""
         row = self._table.used
         runs = encoder_runs(jobs)
+        self._searches.expect(jobs)
         for run in runs:
             for job in run:  # before the first run, so that a failure ends all of them
                 self._metrics.admitted(now - job.arrived)

@@ -1,5 +1,6 @@
 """The running searches of an engine: those that advance together, in arrays, and those that advance by themselves."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +15,10 @@ from dragoman_server.decoding.beam_rows import BeamRows
 from dragoman_server.decoding.greedy import GreedyRows, GreedySearch
 from dragoman_server.engine.job import Job
 from dragoman_server.engine.rows import RowTable
+
+# NumPy's calls have a cost of their own in each step. Measured with beams of 4: in a loop of nothing else, arrays win
+# from four searches on; between the runs of a graph, which empty the caches, from sixteen on.
+MIN_BEAMS_TOGETHER = 16
 
 
 @dataclass(slots=True)
@@ -44,9 +49,18 @@ class RunningSearches:
         self._table = table
         self._greedy = GreedyRows(table.max_rows)
         self._beams = BeamRows()
+        self._expected: Counter[int] = Counter()  # beam searches of the last jobs that came together, by beam size
         self._stepwise: dict[Job, list[int]] = {}  # rows of jobs whose searches advance by themselves
         # The step request of each row; a stepwise search has new ones in every step.
         self._requests: list[StepRequest] = [BEST_TOKEN] * table.max_rows
+
+    def expect(self, jobs: Sequence[Job]) -> None:
+        """Prepares for jobs that are added together: whether there will be enough beams to advance in arrays."""
+        self._expected = Counter(
+            job.search.plan.beam.beam_size
+            for job in jobs
+            if isinstance(job.search, BeamSearch) and job.search.plan.fits_arrays and not job.request.streaming
+        )
 
     def add(self, job: Job, row: int) -> None:
         """Adds a job with its only row."""
@@ -139,6 +153,9 @@ class RunningSearches:
         """Adds a job to the beam searches that advance together, if its search can."""
         search = job.search
         if job.request.streaming or not (isinstance(search, BeamSearch) and search.fits_arrays):
+            return False
+        width = search.plan.beam.beam_size
+        if not self._beams.count(width) and self._expected[width] < MIN_BEAMS_TOGETHER:
             return False
         self._beams.add(row, search)
         self._requests[row] = search.request_at(0)

@@ -14,20 +14,22 @@ from dragoman.errors import DragomanError
 from dragoman.local import LOOPBACK, LocalServer, ServerStartError
 from dragoman.results import Result
 
-ONE_BY_ONE = ["dragoman", "kubernetes", "onomatopoeia", "quokka"]
-STREAMED = ["serendipity", "thistlethwaite"]
-# The model does not know the letter ü, so this item of the batch fails; the others do not.
+SENTENCES = [
+    "Guten Morgen!",
+    "Ich habe keine Zeit, weil ich arbeiten muss.",
+    "Kannst du mir bitte das Salz reichen?",
+    "Das Wetter ist heute schön 🌞 und morgen auch.",
+]
+STREAMED = [
+    "Der Zug nach Berlin fährt in zehn Minuten ab.",
+    "Wenn es morgen regnet, bleiben wir zu Hause und lesen ein Buch.",
+]
+OTHER_MODEL = "g2p-en"
+# That model does not know the letter ü, so this item of the batch fails; the others do not.
 BATCH = [
     *"interpreters stood between two courts and carried words from one to the other without either of them learning"
     " that most of what was said had never been said before by anyone nor would it be said again quite so well".split(),
     "Zürich",
-]
-
-OTHER_MODEL = "de-en"
-SENTENCES = [
-    "Ich habe keine Zeit, weil ich arbeiten muss.",
-    "Kannst du mir bitte das Salz reichen?",
-    "Das Wetter ist heute schön 🌞 und morgen auch.",
 ]
 
 METHOD = "dragoman.v1.GenerationService"
@@ -60,19 +62,10 @@ def show_model(client: Client, console: Console) -> None:
 
 
 def show_unary(client: Client, console: Console) -> None:
-    _show_answers(client, console, ONE_BY_ONE)
-
-
-def show_other_model(client: Client, console: Console) -> None:
-    console.print(escape(client.model(OTHER_MODEL).description))
-    _show_answers(client, console, SENTENCES, OTHER_MODEL)
-
-
-def _show_answers(client: Client, console: Console, texts: list[str], model: str = "") -> None:
     table = Table("text", "answer", "log-probability", "time", box=None, pad_edge=False)
-    for text in texts:
+    for text in SENTENCES:
         start = time.perf_counter()
-        answer = client.generate(text, model=model, log_probabilities=True)
+        answer = client.generate(text, log_probabilities=True)
         milliseconds = (time.perf_counter() - start) * 1e3
         log_probability = f"{answer.log_probability:.3f}" if answer.log_probability is not None else ""
         table.add_row(text, f"[bold green]{escape(answer.text)}[/]", log_probability, f"{milliseconds:.1f} ms")
@@ -83,17 +76,18 @@ def show_stream(client: Client, console: Console) -> None:
     for text in STREAMED:
         start = time.perf_counter()
         times: list[float] = []
-        console.print(f"{text}  ", end="")
+        console.print(text)
         with client.generate_stream(text) as pieces:
             for piece in pieces:
                 times.append((time.perf_counter() - start) * 1e3)
                 console.print(f"[bold green]{escape(piece.text)}[/]", end="", soft_wrap=True)
-        console.print(f"   {len(times)} pieces, the first after {times[0]:.1f} ms, the last after {times[-1]:.1f} ms")
+        console.print(f"  {len(times)} pieces, the first after {times[0]:.1f} ms, the last after {times[-1]:.1f} ms")
 
 
 def show_batch(client: Client, console: Console) -> None:
+    console.print(f"Model [bold]{OTHER_MODEL}[/] of the same server: {escape(client.model(OTHER_MODEL).description)}")
     start = time.perf_counter()
-    outcomes = client.generate_batch(BATCH)
+    outcomes = client.generate_batch(BATCH, model=OTHER_MODEL)
     milliseconds = (time.perf_counter() - start) * 1e3
     answers = [
         (text, outcome.text) for text, outcome in zip(BATCH, outcomes, strict=True) if isinstance(outcome, Result)
@@ -149,8 +143,6 @@ def demo(console: Console) -> None:
             show(client, console)
         console.print(Rule("GenerateBatch", align="left"))
         show_batch(client, console)
-        console.print(Rule(f"Another model of the same server: {OTHER_MODEL}", align="left"))
-        show_other_model(client, console)
         console.print(Rule("Metrics", align="left"))
         show_metrics(server, console)
         console.print(Rule("Stopping", align="left"))

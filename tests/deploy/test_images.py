@@ -30,7 +30,7 @@ FOLDER = DEPLOY / "docker"
 PAGE = FOLDER / "README.md"
 DOCKERFILES = [FOLDER / "Dockerfile", FOLDER / "import.Dockerfile", FOLDER / "train.Dockerfile"]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
-ASK = "dragoman generate transformer"
+ASK = "dragoman generate --model g2p-en transformer"
 MOST_ADDED = 350_000_000  # bytes, by the image for CPUs to its base
 NEED_ROOM = 4 << 30  # bytes of memory, for images to be kept in it
 

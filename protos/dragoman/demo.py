@@ -16,7 +16,7 @@ from dragoman.results import Result
 
 SENTENCES = [
     "Guten Morgen!",
-    "Ich habe keine Zeit, weil ich arbeiten muss.",
+    "Der Zug fährt um 14:30 Uhr von Gleis 7 ab.",
     "Kannst du mir bitte das Salz reichen?",
     "Das Wetter ist heute schön 🌞 und morgen auch.",
 ]

@@ -16,7 +16,12 @@ def test_demo_shows_answers_and_metrics() -> None:
     command = [sys.executable, "-m", "dragoman.demo"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    for expected in ("I don't have time because", "test BLEU", f"{len(demo.BATCH) - 1} of {len(demo.BATCH)} texts answered", "dragoman_step_rows"):
+    for expected in (
+        "Good morning.",
+        "test BLEU",
+        f"{len(demo.BATCH) - 1} of {len(demo.BATCH)} texts answered",
+        "dragoman_step_rows",
+    ):
         assert expected in done.stdout
     assert re.search(r"^interpreters IH( [A-Z]{1,2}){4,}", done.stdout, re.MULTILINE)
     assert done.stderr == ""

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -41,6 +42,10 @@ from dragoman_training.model import Transformer
 
 EXPORTERS = ("dragoman", "onnx", "onnxscript", "torch")
 OLDEST_ONNXRUNTIME = "1.32.0"  # the lower bound of pyproject.toml, with which all tests run
+
+# Line breaks are between JSON's tokens only: in strings they are escaped.
+_PLAIN_LIST = re.compile(r"\[\n\s*([^\[\]{}]*?)\n\s*\]")
+_BREAK = re.compile(r"\n\s*")
 
 
 def write_files(original: Original, folder: Path, options: ExportOptions, examples: Sequence[str]) -> Manifest:
@@ -90,8 +95,9 @@ def write_files(original: Original, folder: Path, options: ExportOptions, exampl
 
 
 def write_manifest(manifest: Manifest, folder: Path) -> None:
-    """Writes manifest.json."""
+    """Writes manifest.json, lists of plain values on one line each."""
     document = json.dumps(manifest.model_dump(mode="json"), indent=2, ensure_ascii=False)
+    document = _PLAIN_LIST.sub(lambda match: f"[{_BREAK.sub(' ', match[1])}]", document)
     (folder / MANIFEST_FILE).write_text(document + "\n", encoding="utf-8")
 
 

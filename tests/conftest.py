@@ -49,6 +49,20 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module")
+def process_settings() -> Iterator[None]:
+    """Restores what engines change in a process without a server: its logs and how its threads take turns."""
+    import logging
+
+    import structlog
+
+    interval = sys.getswitchinterval()
+    yield
+    sys.setswitchinterval(interval)
+    structlog.reset_defaults()
+    logging.basicConfig(force=True)
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The directory of public corpora beside the checkout; without it, tests that use it are skipped."""

@@ -18,7 +18,8 @@ def prepare_process() -> None:
     # NOTE: the tokenizers' threads would take the engines' cores.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     sys.setswitchinterval(SWITCH_SECONDS)
-    configure_logs("console", "error")
+    # Not final: in an actor or another process of theirs, users may configure logs later.
+    configure_logs("console", "error", final=False)
 
 
 def offline_config(**options: Any) -> ServerConfig:

@@ -26,7 +26,9 @@ from dragoman_server.telemetry.tracebacks import (
 _WRITERS: dict[type, Callable[[Any], str]] = {str: encode_basestring_ascii, int: repr, float: repr}
 
 
-def configure_logs(style: LogFormat, level: str, text: bool = False, lines: LineWriter | None = None) -> None:
+def configure_logs(
+    style: LogFormat, level: str, text: bool = False, lines: LineWriter | None = None, *, final: bool = True
+) -> None:
     """Sets up `structlog.get_logger()` for the whole process.
 
     Args:
@@ -34,6 +36,7 @@ def configure_logs(style: LogFormat, level: str, text: bool = False, lines: Line
         level: The lowest level to log: "debug", "info", "warning" or "error".
         text: Whether to log messages of exceptions and libraries, which may quote what clients send.
         lines: Writes to standard error; None to write each line synchronously.
+        final: Whether loggers keep this setup from their first line on, which makes them faster.
     """
     threshold = logging.getLevelNamesMapping()[level.upper()]
     on_console = structlog.dev.plain_traceback if text else write_without_messages
@@ -51,7 +54,7 @@ def configure_logs(style: LogFormat, level: str, text: bool = False, lines: Line
         ],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr) if lines is None else lambda *_: _LineLogger(lines),
-        cache_logger_on_first_use=True,
+        cache_logger_on_first_use=final,
     )
     # Libraries log through `logging`; only their warnings and errors are of interest.
     handler = logging.StreamHandler(sys.stderr if lines is None else lines)

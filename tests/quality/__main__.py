@@ -48,7 +48,8 @@ def main(
 
 
 def _report(console: Console, name: str, outcome: Outcome, show: int) -> None:
-    console.print(f"{name}: {outcome.right} of {outcome.total} right ({outcome.right / outcome.total:.1%})")
+    lost = f", {outcome.lost} inserts lost" if outcome.lost else ""
+    console.print(f"{name}: {outcome.right} of {outcome.total} right ({outcome.right / outcome.total:.1%}){lost}")
     for source, expected, answer in outcome.wrong[:show]:
         console.print(f"  {source!r}\n    expected {expected!r}\n    answered {answer!r}", markup=False)
 

@@ -19,9 +19,16 @@ Translate = Callable[[Sequence[str]], list[str]]
 
 @dataclass
 class Outcome:
-    """How many texts were translated right, and the others: source, what was expected, and the answer."""
+    """How many texts were translated right.
+
+    Attributes:
+        total: Number of texts.
+        lost: Number of inserts that are not in the answer.
+        wrong: What was translated wrong: source, what was expected, and the answer.
+    """
 
     total: int = 0
+    lost: int = 0
     wrong: list[tuple[str, str, str]] = field(default_factory=list)
 
     @property
@@ -62,6 +69,7 @@ def check_inserts(translate: Translate, sentences: Sequence[str], inserts: Seque
     outcome = Outcome(len(sentences))
     for (text, insert), expected, answer in zip(changed, plain, answers, strict=True):
         kept = insert.isspace() or insert in answer
+        outcome.lost += not kept
         if not kept or _without_space(answer.replace(insert, "")) != _without_space(expected):
             outcome.wrong.append((text, expected, answer))
     return outcome

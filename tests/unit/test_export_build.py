@@ -1,5 +1,6 @@
 """Builds of bundles: how quality is judged, and what happens when integers in the caches fail the check."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,15 @@ def exact(original: Original, tmp_path_factory: pytest.TempPathFactory) -> Bundl
     folder = tmp_path_factory.mktemp("exact")
     write_manifest(write_files(original, folder, ExportOptions("x"), ["w5"]), folder)
     return load_bundle(folder)
+
+
+def test_a_manifest_has_each_plain_list_on_one_line(exact: Bundle, tmp_path: Path) -> None:
+    examples = ["[", "]\n[1,\n2]", '"a", "b"', "{"]
+    manifest = exact.manifest.model_copy(update={"examples": examples, "unseen_source_tokens": [5, 7, 9]})
+    write_manifest(manifest, tmp_path)
+    document = (tmp_path / "manifest.json").read_text(encoding="utf-8")
+    assert '\n  "unseen_source_tokens": [5, 7, 9],\n' in document
+    assert json.loads(document) == manifest.model_dump(mode="json")
 
 
 def test_references_are_normalised_as_answers_are(tmp_path: Path) -> None:

@@ -142,6 +142,8 @@ def test_foreign_texts_are_visible_and_written_in_utf8() -> None:
     assert all(text.strip() == text and text.encode().decode() == text for text in texts)
     assert len(set(texts)) > 1900
     assert {len(chr(ord(text[0])).encode()) for text in texts} == {1, 2, 3, 4}
+    for part in ("\u200d", "🏽", "\ufe0f", "🇩"):  # joined people, a skin tone, a coloured form, half of a flag
+        assert any(part in text for text in texts)
 
 
 def test_random_numbers_agree_in_all_formats() -> None:

@@ -339,7 +339,7 @@ async def test_draining_ends_idle_streams_and_finishes_busy_ones() -> None:
         await idle.write(infer(""))
         assert (await idle.read()).error_message
         await engines.until(1)
-        server.inference.drain()
+        server.service.streams.drain()
         error = await refused(idle.read())
         assert (error.code(), error.details()) == (grpc.StatusCode.UNAVAILABLE, "the server is shutting down")
         engines.running[0].finish()

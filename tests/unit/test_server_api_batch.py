@@ -3,8 +3,7 @@
 import asyncio
 import gc
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -16,11 +15,10 @@ from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.api.time_slice import TimeSlice
 from dragoman_server.core.errors import QueueFullError
 from dragoman_server.core.requests import Priority
-from dragoman_server.engine.pool import EnginePool
 from dragoman_server.messages.api_error import ApiError, from_engine
 from dragoman_server.messages.protobuf_encoding import length_delimited
-from tests.support.counting_engines import CountingRuntime, at_rest, pool_of
-from tests.support.fake_engines import MODEL, FakeEngines, FakeServer, serve_fake
+from tests.support.fake_engines import MODEL, FakeEngines, serve_fake
+from tests.support.held_pool import serve_pool, waiting
 from tests.support.waiting import until_async
 
 SOURCE = pb.Input(text="ab")
@@ -39,24 +37,6 @@ class Unhurried:
 
 def batch(count: int, **more: Any) -> pb.GenerateBatchRequest:
     return pb.GenerateBatchRequest(inputs=[SOURCE] * count, **more)
-
-
-@asynccontextmanager
-async def serve_pool(
-    rows: int, queue_size: int = 1000
-) -> AsyncIterator[tuple[FakeServer, EnginePool, CountingRuntime]]:
-    """A server over one real engine, which is in an endless step until its gate opens."""
-    runtime = CountingRuntime(rows)
-    runtime.gate.clear()
-    async with pool_of(runtime, queue_size=queue_size, max_rows=rows) as pool, serve_fake(pool=pool) as server:
-        yield server, pool, runtime
-        runtime.gate.set()
-        await until_async(lambda: at_rest(pool))
-
-
-def waiting(pool: EnginePool) -> int:
-    assert pool._queue is not None
-    return pool._queue.scheduler.waiting
 
 
 async def test_a_small_batch_is_answered_while_a_large_one_runs() -> None:

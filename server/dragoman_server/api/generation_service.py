@@ -13,6 +13,7 @@ from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
 from dragoman_server.api.batch import Batch, BatchFormat, BatchRequest, Kept
 from dragoman_server.api.many import ManyCall
+from dragoman_server.api.open_streams import OpenStreams
 from dragoman_server.api.streaming import stream_response
 from dragoman_server.core.call_record import RECORD
 from dragoman_server.core.requests import GenerationRequest, Priority
@@ -38,19 +39,15 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     Args:
         metrics: Metrics of the server.
         models: The models that are served.
+
+    Attributes:
+        streams: The streams of requests that are running, those of the Open Inference Protocol included.
     """
 
     def __init__(self, metrics: ServerMetrics, models: ModelRegistry) -> None:
         self._metrics = metrics
         self._models = models
-        self._many: set[ManyCall] = set()
-        self._draining = False
-
-    def drain(self) -> None:
-        """Ends all GenerateMany calls once the items that they have taken are answered."""
-        self._draining = True
-        for call in self._many:
-            call.drain()
+        self.streams = OpenStreams()
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
         with self._models.use(request.model) as model:
@@ -80,15 +77,10 @@ class GenerationService(generation_pb2_grpc.GenerationServiceServicer):
     ) -> AsyncGenerator[EncodedMessage, None]:
         """Yields serialized GenerateManyResponses."""
         call = ManyCall(self._models, _deadline(context), self._metrics)
-        if self._draining:
-            call.drain()
-        self._many.add(call)
-        try:
+        with self.streams.open(call):
             async with aclosing(call.run(requests)) as messages:
                 async for message in messages:
                     yield message
-        finally:
-            self._many.discard(call)
 
     async def answer_all(self, request: pb.GenerateBatchRequest, context: Context) -> list[pb.GenerateResponse]:
         """Answers a batch like GenerateBatch, but the first input that fails ends the call with its error.

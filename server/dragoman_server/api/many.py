@@ -22,6 +22,7 @@ from dragoman_server.messages.api_error import ApiError, from_exception, invalid
 from dragoman_server.messages.generation_options import ResponseDetails, read_priority, read_time_limit
 from dragoman_server.messages.protobuf_encoding import EncodedMessage, length_delimited
 from dragoman_server.metrics import ServerMetrics
+from dragoman_server.models.manager import STOPPING
 from dragoman_server.models.registry import ModelRegistry, ServedVersion
 
 ID_CHARACTERS = 128
@@ -77,7 +78,6 @@ class ManyCall:
         self._room, self._wake = asyncio.Event(), asyncio.Event()
         self._failure: EngineError | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._draining = False
         self._time_slice = TimeSlice()
 
     async def run(self, requests: AsyncIterator[pb.GenerateManyRequest]) -> AsyncGenerator[EncodedMessage, None]:
@@ -90,8 +90,6 @@ class ManyCall:
         """
         reading = self._reading = asyncio.create_task(self._read(requests))
         reading.add_done_callback(lambda _: self._wake.set())
-        if self._draining:
-            self.drain()
         try:
             while True:
                 if self._failure is not None:
@@ -110,14 +108,13 @@ class ManyCall:
                     self._wake.clear()
                     await self._wake.wait()
             if reading.cancelled():
-                raise unavailable("the server is shutting down")
+                raise unavailable(STOPPING)
             reading.result()
         finally:
             await self._close(reading)
 
     def drain(self) -> None:
         """Stops taking items."""
-        self._draining = True
         if self._reading is not None:
             self._reading.cancel()
 

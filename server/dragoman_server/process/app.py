@@ -108,12 +108,13 @@ class _Server:
         self._hosts = make_hosts(config, metrics)
         load = partial(load_version, hosts=self._hosts)
         self.manager = ModelManager(_source(config), config, registry, metrics, load, self._readiness.models)
-        self._generation = generation = GenerationService(metrics, registry)
+        generation = GenerationService(metrics, registry)
+        self._streams = generation.streams
         admin = AdminService(self.manager) if config.admin else None
-        self._inference = InferenceService(generation, registry, metrics, lambda: self._health.serving, admin)
+        inference = InferenceService(generation, registry, metrics, lambda: self._health.serving, admin)
         self._access = read_access(config)
         self._metrics_port = serve_metrics(config, metrics, self._probes)
-        services = Services(generation, self._inference, admin, self._health)
+        services = Services(generation, inference, admin, self._health)
         self._grpc, self._port = listen(config, metrics, services, self._access, self._observer)
         self._health_port = HealthPort(config, self._health, self._probes)
         self._tasks: list[asyncio.Task[None]] = []
@@ -155,8 +156,7 @@ class _Server:
         )
         failing = asyncio.create_task(failed.wait())
         await asyncio.wait([stopping, failing], return_when=asyncio.FIRST_COMPLETED)
-        services = self._generation, self._inference
-        drain = Drain(self._grpc, self._metrics, self._registry, services, self.manager, self._health)
+        drain = Drain(self._grpc, self._metrics, self._registry, self._streams, self.manager, self._health)
         if not failed.is_set():
             self._readiness.end()
             await drain.delay(config.drain_delay_seconds)

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -10,10 +9,9 @@ import grpc
 import structlog
 
 from dragoman_server.api.generation_service import SERVICE as GENERATION
-from dragoman_server.api.generation_service import GenerationService
 from dragoman_server.api.health_service import Health
 from dragoman_server.api.inference.inference_service import SERVICE as INFERENCE
-from dragoman_server.api.inference.inference_service import InferenceService
+from dragoman_server.api.open_streams import OpenStreams
 from dragoman_server.metrics import ServerMetrics
 from dragoman_server.models.manager import STOPPING, ModelManager
 from dragoman_server.models.registry import ModelRegistry
@@ -33,7 +31,7 @@ class Drain:
     server: grpc.aio.Server
     metrics: ServerMetrics
     registry: ModelRegistry
-    services: Sequence[GenerationService | InferenceService]
+    streams: OpenStreams
     manager: ModelManager
     health: Health
 
@@ -61,8 +59,7 @@ class Drain:
         """
         deadline = time.monotonic() + seconds
         self.registry.refuse(STOPPING)
-        for service in self.services:
-            service.drain()
+        self.streams.drain()
         log.info("draining", calls=self._running, at_most_seconds=seconds)
         quiet = asyncio.Event()
         stopping = asyncio.create_task(self._stop_when_quiet(quiet, seconds))

@@ -63,14 +63,6 @@ class InferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
         self._metrics = metrics
         self._ready = ready
         self._administration = administration
-        self._streams: set[RequestStream] = set()
-        self._draining = False
-
-    def drain(self) -> None:
-        """Ends all streams once the requests that they have read are answered."""
-        self._draining = True
-        for stream in self._streams:
-            stream.drain()
 
     async def ServerLive(self, request: oip.ServerLiveRequest, context: Context) -> oip.ServerLiveResponse:
         return oip.ServerLiveResponse(live=True)
@@ -126,15 +118,10 @@ class InferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
         self, requests: AsyncIterator[oip.ModelInferRequest], context: Context
     ) -> AsyncGenerator[oip.ModelStreamInferResponse, None]:
         stream = RequestStream(lambda request: self._responses(request, context))
-        if self._draining:
-            stream.drain()
-        self._streams.add(stream)
-        try:
+        with self._generation.streams.open(stream):
             async with aclosing(stream.run(requests)) as responses:
                 async for response in responses:
                     yield response
-        finally:
-            self._streams.discard(stream)
 
     async def RepositoryIndex(
         self, request: oip.RepositoryIndexRequest, context: Context

@@ -6,6 +6,7 @@ from contextlib import aclosing
 
 from dragoman.inference import open_inference_pb2 as oip
 from dragoman_server.messages.api_error import unavailable
+from dragoman_server.models.manager import STOPPING
 
 # Requests of one stream that run at the same time. Further ones are read when one is done.
 MAX_REQUESTS = 256
@@ -28,7 +29,6 @@ class RequestStream:
         self._room = asyncio.Semaphore(MAX_REQUESTS)
         self._answering: set[asyncio.Task[None]] = set()
         self._reading: asyncio.Task[None] | None = None
-        self._draining = False
 
     async def run(
         self, requests: AsyncIterator[oip.ModelInferRequest]
@@ -41,13 +41,11 @@ class RequestStream:
         """
         reading = self._reading = asyncio.create_task(self._read(requests))
         ending = asyncio.create_task(self._end(reading))
-        if self._draining:
-            self.drain()
         try:
             while (response := await self._responses.get()) is not None:
                 yield response
             if reading.cancelled():
-                raise unavailable("the server is shutting down")
+                raise unavailable(STOPPING)
             reading.result()
         finally:
             tasks = [ending, reading, *self._answering]
@@ -57,7 +55,6 @@ class RequestStream:
 
     def drain(self) -> None:
         """Stops reading requests."""
-        self._draining = True
         if self._reading is not None:
             self._reading.cancel()
 

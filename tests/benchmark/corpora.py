@@ -108,9 +108,7 @@ def write_recipe(folder: Path, corpus: Path, *, changes: bool) -> Path:
             prepared=folder / f"prepared-{corpus.stem}{'-changes' if changes else ''}",
             steps=STEPS,
             dropout=", bpe_dropout: 0.1, byte_dropout: 0.1" if changes else "",
-            augmentation="augmentation: {concatenated: 0.05, numbers: 0.3, names: 0.1, inserts: 0.1}"
-            if changes
-            else "",
+            augmentation=CHANGES if changes else "",
         )
     )
     return path

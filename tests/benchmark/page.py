@@ -155,7 +155,11 @@ def _rates(measured: Measured) -> Iterator[list[str]]:
 
 
 def _rate(row: Row | None) -> str:
-    return f"{row.rate:,.0f} ({min(row.rates):,.0f}–{max(row.rates):,.0f})" if row else "–"
+    return f"{row.rate:,.0f} ({_span(row.rates)})" if row else "–"
+
+
+def _span(rates: Sequence[float]) -> str:
+    return f"{min(rates):,.0f}–{max(rates):,.0f}"
 
 
 def _imports(document: dict[str, Any], measured: Measured) -> Iterator[str]:
@@ -223,10 +227,6 @@ def _bulk(document: dict[str, Any], _: Measured) -> Iterator[str]:
     head = ["", "texts", "bulk", "CTranslate2", "bulk over CTranslate2", "core ms a text", "CTranslate2's setting"]
     yield table(head, rows)
     yield "\n".join(_machines(document))
-
-
-def _span(rates: Sequence[float]) -> str:
-    return f"{min(rates):,.0f}–{max(rates):,.0f}"
 
 
 def _loop(document: dict[str, Any], _: Measured) -> Iterator[str]:

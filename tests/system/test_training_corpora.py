@@ -1,12 +1,12 @@
 """`dragoman-train` on a corpus of many shards and blocks: killed while it prepares and while it trains, it goes on."""
 
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import torch
 
 from dragoman_training.run.checkpoint import checkpoint_path, checkpoint_steps, load_state
@@ -61,28 +61,11 @@ def kill_when(process: "subprocess.Popen[str]", ready: Callable[[], bool]) -> No
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.002)
-    started = descendants(process.pid)
-    process.send_signal(signal.SIGKILL)
+    started = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
     process.communicate()
-    deadline = time.monotonic() + 60
-    while any(Path(f"/proc/{pid}").exists() for pid in started):
-        assert time.monotonic() < deadline, "a worker process is left behind"
-        time.sleep(0.05)
-
-
-def descendants(pid: int) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
-    found, queue = list[int](), [pid]
-    while queue:
-        queue += children.get(queue[0], [])
-        found += children.get(queue.pop(0), [])
-    return found
+    _, left = psutil.wait_procs(started, timeout=60)
+    assert left == []
 
 
 def test_kills_while_data_is_prepared_and_while_it_is_trained_on(tmp_path: Path) -> None:

@@ -129,7 +129,9 @@ class Gateway(_Object):
     spec: _GatewaySpec
 
 
-def _faults_by(model: type[BaseModel]) -> Callable[[Mapping[str, Any]], list[str]]:
+def faults_by(model: type[BaseModel]) -> Callable[[Mapping[str, Any]], list[str]]:
+    """Returns a function that says what is wrong with an object by its model; unknown fields are faults too."""
+
     def faults(document: Mapping[str, Any]) -> list[str]:
         try:
             model.model_validate(document, extra="forbid")
@@ -141,10 +143,10 @@ def _faults_by(model: type[BaseModel]) -> Callable[[Mapping[str, Any]], list[str
 
 
 MODELS = {
-    ("keda.sh/v1alpha1", "ScaledObject"): _faults_by(ScaledObject),
-    ("monitoring.coreos.com/v1", "PodMonitor"): _faults_by(PodMonitor),
-    ("monitoring.coreos.com/v1alpha1", "AlertmanagerConfig"): _faults_by(AlertmanagerConfig),
-    ("monitoring.coreos.com/v1", "PrometheusRule"): _faults_by(PrometheusRule),
-    ("gateway.networking.k8s.io/v1", "GRPCRoute"): _faults_by(GRPCRoute),
-    ("gateway.networking.k8s.io/v1", "Gateway"): _faults_by(Gateway),
+    ("keda.sh/v1alpha1", "ScaledObject"): faults_by(ScaledObject),
+    ("monitoring.coreos.com/v1", "PodMonitor"): faults_by(PodMonitor),
+    ("monitoring.coreos.com/v1alpha1", "AlertmanagerConfig"): faults_by(AlertmanagerConfig),
+    ("monitoring.coreos.com/v1", "PrometheusRule"): faults_by(PrometheusRule),
+    ("gateway.networking.k8s.io/v1", "GRPCRoute"): faults_by(GRPCRoute),
+    ("gateway.networking.k8s.io/v1", "Gateway"): faults_by(Gateway),
 }

@@ -8,17 +8,22 @@ from typing import Any
 
 import pytest
 import yaml
-from pydantic import ValidationError
+from kubeflow_trainer_api.models import TrainerV1alpha1TrainingRuntime, TrainerV1alpha1TrainJob
 
 from deploy.generate import DEPLOY
 from tests.conftest import ROOT
 from tests.deploy.conftest import Document, only
+from tests.deploy.custom_resources import faults_by
 from tests.deploy.kube_schemas import MINORS, faults, part_faults, unrestricted
 from tests.deploy.test_deploy_docs import blocks
 from tests.support.training import SMALL
 
 FOLDER = DEPLOY / "training"
 PAGE = ROOT / "docs" / "distributed.md"
+TRAINER_FAULTS = {
+    "TrainJob": faults_by(TrainerV1alpha1TrainJob),
+    "TrainingRuntime": faults_by(TrainerV1alpha1TrainingRuntime),
+}
 QUANTITY = "IoK8sApimachineryPkgApiResourceQuantity"  # a class without fields, in the package of Kubeflow
 
 
@@ -34,14 +39,7 @@ PODS = {"job": JOB["spec"]["template"]["spec"], "runtime": NODE["template"]["spe
 
 def trainer_faults(document: Document, minor: str) -> list[str]:
     """What is wrong with an object of Kubeflow Trainer, by its models, and by Kubernetes' for the parts of those."""
-    models = pytest.importorskip("kubeflow_trainer_api.models")
-    model = getattr(models, f"TrainerV1alpha1{document['kind']}")
-    found = []
-    try:
-        model.model_validate(document, extra="forbid")
-    except ValidationError as error:
-        found = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
-    found = [fault for fault in found if QUANTITY not in fault]
+    found = [fault for fault in TRAINER_FAULTS[document["kind"]](document) if QUANTITY not in fault]
     spec = document["spec"]
     if resources := spec.get("trainer", {}).get("resourcesPerNode"):
         found += part_faults(resources, "io.k8s.api.core.v1.ResourceRequirements", minor)

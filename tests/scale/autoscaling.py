@@ -8,9 +8,7 @@ from typing import Any, Self
 
 from tests.scale.fleet import Fleet
 
-TOLERANCE = (
-    0.1  # of a HorizontalPodAutoscaler: it leaves the pods as they are if the metric is this close to its target
-)
+TOLERANCE = 0.1  # of a HorizontalPodAutoscaler, which changes nothing if the metric is this close to its target
 RATE_SECONDS = 60.0  # window of rate()
 
 

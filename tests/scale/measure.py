@@ -40,8 +40,15 @@ CALLERS = (1, 2, 4, 8, 16, 32, 64, 128)
 FULL = CALLERS[-1]  # callers that keep both engines and the event loop busy
 LOADS = (0.4, 0.7)  # of the calls per second of FULL callers
 ROUNDS = 3
-SUMS = ("step_seconds_sum", "step_seconds_count", "step_rows_sum", "encode_seconds_sum", "encode_seconds_count")
-TOKENS = ("source_tokens_total", "queue_seconds_count")
+COUNTS = (
+    "step_seconds_sum",
+    "step_seconds_count",
+    "step_rows_sum",
+    "encode_seconds_sum",
+    "encode_seconds_count",
+    "source_tokens_total",
+    "queue_seconds_count",
+)
 
 
 @dataclass(frozen=True)
@@ -107,7 +114,7 @@ class Observer:
 
     def _counts(self) -> dict[str, float]:
         metrics = self._server.metrics()
-        return {name: total(metrics, f"dragoman_{name}") for name in (*SUMS, *TOKENS)}
+        return {name: total(metrics, f"dragoman_{name}") for name in COUNTS}
 
     def _cpu(self) -> tuple[float, float]:
         """Returns the CPU seconds of the event loop, which is the main thread, and of all others: the engines."""

@@ -152,9 +152,14 @@ def break_even(tokens: float, machine: Machine, sizing: Sizing) -> float:
     return machine.hour / (tokens * HOURS) / (CPU.hour / CPU.cores / (sizing.core_tokens * HOURS))
 
 
-def rollout_seconds(replicas: int, surge: int, load: float, ready: float, stop: float = 0.0) -> float:
-    """Returns how long replacing all replicas takes, `surge` at a time."""
-    return math.ceil(replicas / surge) * (load + ready + stop)
+def rollout_seconds(replicas: int, surge: int, start: float, ready: float) -> float:
+    """Returns how long replacing all replicas takes, `surge` at a time.
+
+    Args:
+        start: Seconds until a new replica is ready.
+        ready: Seconds for which it must be ready before the next is replaced.
+    """
+    return math.ceil(replicas / surge) * (start + ready)
 
 
 def addresses() -> int:

@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable
 from functools import partial
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 from pydantic import BaseModel
@@ -73,9 +73,15 @@ class Scenario(NamedTuple):
     replicas: int
 
 
+def chart_values() -> dict[str, Any]:
+    """Returns the chart's default values."""
+    values: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    return values
+
+
 def chart_behavior(start_seconds: float) -> Behavior:
     """Returns the autoscaling behavior of the chart's template with its default values."""
-    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    values = chart_values()
     template = (CHART / "templates" / "autoscaling.yaml").read_text(encoding="utf-8")
     text = template.partition('{{- define "dragoman.scalingBehavior" -}}')[2].partition("{{- end -}}")[0]
     filled = text.replace("{{ .scaleDownSeconds }}", str(values["autoscaling"]["scaleDownSeconds"]))
@@ -84,8 +90,7 @@ def chart_behavior(start_seconds: float) -> Behavior:
 
 def waiting_target() -> float:
     """Returns the chart's autoscaling.waitingPerPod."""
-    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
-    return float(values["autoscaling"]["waitingPerPod"])
+    return float(chart_values()["autoscaling"]["waitingPerPod"])
 
 
 def in_flight_target(measured: Measured, rate: float) -> float:

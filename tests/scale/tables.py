@@ -4,9 +4,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import yaml
-
-from deploy.generate import CHART
 from tests.benchmark.tables import measured_on, table
 from tests.scale.plan import (
     BASE_SHAPE,
@@ -20,9 +17,9 @@ from tests.scale.plan import (
     rollout_seconds,
 )
 from tests.scale.prices import APIS, CPU, GPUS, HOURS
-from tests.scale.scaling import Scaled, chart_behavior
+from tests.scale.scaling import Scaled, chart_behavior, chart_values
 from tests.scale.service import Measured
-from tests.scale.simulate import MODEL, UTILIZATIONS, Point, Queue
+from tests.scale.simulate import BALANCED_AT, MODEL, UTILIZATIONS, Point, Queue
 from tests.scale.training import MACHINES, PAPER_TOKENS, Shape, Step
 from tests.scale.validate import Compared
 
@@ -67,7 +64,10 @@ class Facts:
 
 def summary(facts: Facts) -> str:
     day, small, large = facts.plan.day, facts.sizing(TRANSLATOR), facts.sizing(MODEL)
-    usual, lost = (_expected(facts, MODEL, share) for share in (facts.plan.utilization, 0.7))
+    after_loss = min(share for share in UTILIZATIONS if share >= facts.plan.after_loss)
+    usual, lost = (
+        facts.tail_factor(MODEL) * _point(facts, MODEL, share).p99 for share in (facts.plan.utilization, after_loss)
+    )
     return SUMMARY.format(
         mean=day.mean,
         peak=day.peak,
@@ -84,10 +84,10 @@ def summary(facts: Facts) -> str:
     )
 
 
-def _expected(facts: Facts, model: str, share: float) -> float:
-    """Returns the p99 to expect of a model at a utilization."""
-    (point,) = [p for p in facts.queue.utilization if (p.model, p.utilization) == (model, share)]
-    return facts.tail_factor(model) * point.p99
+def _point(facts: Facts, model: str, share: float) -> Point:
+    """Returns the simulation of a model at a utilization."""
+    (found,) = [point for point in facts.queue.utilization if (point.model, point.utilization) == (model, share)]
+    return found
 
 
 def costs(facts: Facts) -> str:
@@ -161,8 +161,8 @@ def utilization(facts: Facts) -> str:
     for share in UTILIZATIONS:
         cells = [f"{share:.0%}"]
         for model in models:
-            (point,) = [p for p in facts.queue.utilization if (p.model, p.utilization) == (model, share)]
-            expected = _milli(_expected(facts, model, share))
+            point = _point(facts, model, share)
+            expected = _milli(facts.tail_factor(model) * point.p99)
             cells += [_pair(point.queue_p50, point.queue_p99), f"{_pair(point.p50, point.p99)} ({expected})"]
         rows.append(cells)
     header = [text for model in models for text in (f"{model}: queue", "latency")]
@@ -170,7 +170,11 @@ def utilization(facts: Facts) -> str:
 
 
 def balancing(facts: Facts) -> str:
-    return _by(facts.queue.balancing, lambda point: point.balancer, "")
+    rows: dict[str, list[str]] = {}
+    for point in facts.queue.balancing:
+        cells = rows.setdefault(point.balancer, [point.balancer])
+        cells.append(f"{_pair(point.queue_p50, point.queue_p99)}; {_pair(point.p50, point.p99)}")
+    return table(["", *(f"{share:.0%}: queue; latency" for share in BALANCED_AT)], list(rows.values()))
 
 
 def replicas(facts: Facts) -> str:
@@ -255,7 +259,7 @@ def cost(facts: Facts) -> str:
 
 def growth(facts: Facts) -> str:
     """What grows with the replicas of one cluster."""
-    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    values = chart_values()
     ready, age = float(values["minReadySeconds"]), float(values["config"]["max_connection_age_seconds"])
     behavior, series = chart_behavior(0.0), max(each.series for each in facts.measured.values())
     follow = followed_replicas(facts.plan.day, behavior.down_seconds)
@@ -308,18 +312,6 @@ def training(facts: Facts) -> str:
                 rows.append(row)
     header = ["machines", "target tokens of a step", "sent by a GPU", "computing, ms", "all-reduce, ms", "step, ms"]
     return table([*header, "efficiency", "target tokens/s"], rows)
-
-
-def _by(points: list[Point], label: Callable[[Point], str], title: str) -> str:
-    shares = sorted({point.utilization for point in points})
-    rows = []
-    for name in dict.fromkeys(map(label, points)):
-        found = {point.utilization: point for point in points if label(point) == name}
-        cells = [
-            f"{_pair(found[s].queue_p50, found[s].queue_p99)}; {_pair(found[s].p50, found[s].p99)}" for s in shares
-        ]
-        rows.append([name, *cells])
-    return table([title, *(f"{share:.0%}: queue; latency" for share in shares)], rows)
 
 
 def _rounded(value: float) -> str:

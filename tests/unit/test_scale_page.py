@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from deploy.generate import CHART
 from tests.conftest import ROOT
 from tests.scale import scaling, simulate
 from tests.scale.page import PAGE, filled, recorded
@@ -101,6 +102,13 @@ def test_autoscaling_is_the_charts() -> None:
     assert (behavior.scrape_seconds, behavior.sync_seconds, behavior.start_seconds) == (15, 15, 30)
     assert (behavior.up_seconds, behavior.keep_seconds, behavior.down_seconds) == (30, 300, 60)
     assert waiting_target() == 4
+
+
+def test_replicas_change_as_fast_as_the_chart_allows() -> None:
+    """The simulated autoscaler doubles replicas or adds two, whichever is more, and removes one."""
+    template = (CHART / "templates" / "autoscaling.yaml").read_text(encoding="utf-8")
+    policies = re.findall(r"^ +- \{type: (\w+), value: (\d+), periodSeconds: \d+\}$", template, re.MULTILINE)
+    assert policies == [("Percent", "100"), ("Pods", "2"), ("Pods", "1")]
 
 
 def test_numbers_in_the_text_are_those_of_the_plan(facts: Facts) -> None:

@@ -228,6 +228,22 @@ def test_prepared_data_of_other_files(tmp_path: Path) -> None:
         prepared(recipe, tmp_path / "two")
 
 
+def test_prepared_data_replaces_no_other_files(tmp_path: Path) -> None:
+    for folder, message in (
+        (tmp_path, "holds other files and no prepared data; name a folder that does not exist yet"),
+        (tmp_path / "a.tsv", r"cannot be read as a folder \(Not a directory\)"),
+    ):
+        recipe = number_recipe(tmp_path, f"data.prepared={folder}")
+        before = sorted(tmp_path.iterdir())
+        with pytest.raises(DataError, match=f"^data.prepared: {folder} {message}$"):
+            prepare(recipe, tmp_path, lambda line: None)
+        assert sorted(tmp_path.iterdir()) == before
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    prepared(number_recipe(tmp_path, f"data.prepared={empty}"), tmp_path / "run")
+    assert (empty / "prepared.json").exists()
+
+
 def test_the_data_of_a_run_is_made_anew(tmp_path: Path) -> None:
     """A run that has not started keeps nothing of the data it was to be started with; one that has keeps all."""
     recipe, run = number_recipe(tmp_path), tmp_path / "run"

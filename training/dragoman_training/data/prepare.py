@@ -16,7 +16,7 @@ from dragoman_training.data.epochs import Epochs, changes_pairs
 from dragoman_training.data.packed import PackedPairs
 from dragoman_training.data.pairs import Pair, read_pairs_file
 from dragoman_training.data.preparation import TEST_FILE, describe_skipped, prepare_corpus
-from dragoman_training.data.prepared import Inputs, Prepared, tokenizer_digests, unfinished_folder
+from dragoman_training.data.prepared import Inputs, Prepared, check_place, tokenizer_digests, unfinished_folder
 from dragoman_training.data.tokenizers import SPECIAL_TOKENS, load_tokenizer
 from dragoman_training.data.workers import Work
 from dragoman_training.errors import DataError
@@ -121,7 +121,7 @@ def _open_or_make(recipe: Recipe, run: Path, folder: Path, echo: Callable[[str],
             except DataError:
                 shutil.rmtree(partial)
                 raise
-            if folder.exists():
+            if recipe.data.prepared is None and folder.exists():
                 shutil.rmtree(folder)
             partial.rename(folder)
         else:
@@ -133,8 +133,10 @@ def _suitable(recipe: Recipe, run: Path, folder: Path, inputs: Inputs) -> Prepar
     """Returns the prepared data of a folder if it suits the recipe; None if it has to be made.
 
     Raises:
-        DataError: The folder is one that the recipe names, and was made from something else.
+        DataError: The folder is one that the recipe names, and was made from something else or holds other files.
     """
+    if recipe.data.prepared is not None:
+        check_place(folder)
     found = Prepared.load(folder)
     if found is None:
         return None

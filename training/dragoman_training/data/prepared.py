@@ -156,6 +156,22 @@ class Prepared:
         return Corpus(tokens, texts, (self.rare[0], self.rare[1]), self.files)
 
 
+def check_place(folder: Path) -> None:
+    """Checks that a folder holds prepared data, or that nothing is lost if it is made there.
+
+    Raises:
+        DataError: It holds other files, or is no folder.
+    """
+    try:
+        taken = folder.exists() and not (folder / MANIFEST).exists() and next(folder.iterdir(), None) is not None
+    except OSError as error:
+        raise DataError(f"data.prepared: {folder} cannot be read as a folder ({error.strerror})") from None
+    if taken:
+        raise DataError(
+            f"data.prepared: {folder} holds other files and no prepared data; name a folder that does not exist yet"
+        )
+
+
 def tokenizer_digests(folder: Path) -> list[str] | None:
     """Returns the sha256 of the tokenizers in a folder; None if one is missing."""
     files = [folder / name for name in (SOURCE_TOKENIZER, TARGET_TOKENIZER)]

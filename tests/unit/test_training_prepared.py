@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -187,6 +188,21 @@ def test_prepared_data_is_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     other = load_recipe(TINY, [*SMALL, files, "data.on_bad_line=skip", "data.duplicates=drop", *LIMITS, BPE, CHANGES])
     data = other.data.model_copy(update={"prepared": folder})
     assert stream_digest(prepared(other.model_copy(update={"data": data}), tmp_path / "three"), other) != first
+
+
+def test_a_run_prepares_data_again_that_others_use(tmp_path: Path) -> None:
+    folder = tmp_path / "prepared"
+    recipe = number_recipe(tmp_path, BPE, f"data.prepared={folder}")
+    prepared(recipe, tmp_path / "one")
+    shutil.rmtree(folder)
+    prepared(recipe, tmp_path / "one")  # with the tokenizers that the run has from this corpus
+    prepared(recipe, tmp_path / "two")
+    # Those of another run are another matter.
+    shutil.rmtree(folder)
+    (tmp_path / "one" / "start.json").write_text('{"unseen_source_tokens": []}')
+    prepared(recipe, tmp_path / "one")
+    with pytest.raises(DataError, match="its tokenizers were not trained on this corpus"):
+        prepared(recipe, tmp_path / "three")
 
 
 @pytest.mark.parametrize(

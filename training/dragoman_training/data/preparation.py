@@ -33,6 +33,7 @@ from dragoman_training.files import (
     DEV_FILE,
     LONGEST_FILE,
     SOURCE_TOKENIZER,
+    START_FILE,
     TARGET_TOKENIZER,
 )
 from dragoman_training.recipe import Recipe
@@ -73,6 +74,7 @@ class _Preparation:
     def __init__(self, recipe: Recipe, run: Path, inputs: Inputs, folder: Path, bad: BadLines, work: Work) -> None:
         self.recipe, self.inputs, self.folder, self.bad, self.work = recipe, inputs, folder, bad, work
         self.given = _given_tokenizers(recipe, run)
+        self.started_elsewhere = (run / START_FILE).exists()
 
     def make(self) -> Prepared:
         """Makes the data."""
@@ -91,8 +93,6 @@ class _Preparation:
         longest = sorted((one for shard in encoded for one in shard.longest), key=lambda one: one[0], reverse=True)
         texts = [(source, target) for _, source, target in longest[:KEPT_LONGEST]]
         write_pairs(folder / LONGEST_FILE, [Pair(*sides, folder, 0) for sides in texts])
-        if self.bad.listing is not None:
-            self.bad.listing.flush()
         kept = np.concatenate([shard.fits for shard in encoded])
         counts = {
             "train": {"pairs": int(kept.sum()), "sources": len(np.unique(splits.sources[kept]))},
@@ -123,7 +123,7 @@ class _Preparation:
         made = Prepared(
             inputs=asdict(self.inputs),
             tokenizers=tokenizer_digests(folder) or [],
-            given_tokenizers=self.given is not None,
+            given_tokenizers=self.started_elsewhere,
             shards=[(tokens.path.name, len(tokens)) for tokens in encoded],
             token_type=token_type(*vocabularies).str,
             files=files_of_train,

@@ -174,7 +174,8 @@ def _unseen_source_tokens(
         return list(recorded["unseen_source_tokens"])
     unseen = set(range(len(SPECIAL_TOKENS), tokenizer.get_vocab_size())).difference(seen)
     if changes_pairs(recipe):
-        unseen = unseen.difference(*(pair.source for pair in epochs.block(0, 0)))
+        for pair in epochs.block(0, 0):
+            unseen.difference_update(pair.source)
     start = read_json(run / START_FILE)
     return sorted(unseen if start is None else unseen.intersection(start["unseen_source_tokens"]))
 

@@ -102,7 +102,7 @@ class Prepared:
     Attributes:
         inputs: What it was made from, as `Inputs`.
         tokenizers: sha256 of the tokenizers of source and target.
-        given_tokenizers: Whether they were given, not trained on this corpus.
+        given_tokenizers: Whether they come from the run that this one started from, not from this corpus.
         shards: Name and number of pairs of each shard.
         token_type: NumPy type of the token ids.
         files: Number of training pairs of each entry of data.train.

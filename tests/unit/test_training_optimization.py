@@ -42,8 +42,7 @@ def batches_of(
     pairs: Sequence[EncodedPair], budget: int, seed: int = 1, epoch: int = 0, block: int = 0
 ) -> list[NDArray[np.int64]]:
     """The batches of a block, as indices into its pairs."""
-    listed = PairList(pairs)
-    return BatchSampler(listed, budget, seed).batches(listed, epoch, block)
+    return [planned.indices for planned in BatchSampler(PairList(pairs), budget, seed).block(epoch, block)]
 
 
 @given(st.lists(st.tuples(lengths, lengths), min_size=1, max_size=80), st.integers(1, 200), st.integers(0, 5))
@@ -93,6 +92,7 @@ def test_planned_tokens_are_those_of_the_batch() -> None:
     for planned in islice(BatchSampler(PairList(PAIRS), 300, seed=1).plan(), 50):
         batch = planned.read(number=3)
         assert planned.tokens == batch.source.numel() + batch.target_output.numel()
+        assert planned.target_tokens == batch.target_tokens
         assert batch.number == 3
 
 

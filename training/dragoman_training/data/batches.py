@@ -146,12 +146,14 @@ class PlannedBatch(NamedTuple):
         pairs: The pairs of its block.
         indices: Its own among them [rows].
         tokens: Number of source and target tokens with padding: what it costs.
+        target_tokens: Number of target tokens without padding.
     """
 
     position: Position
     pairs: EncodedPairs
     indices: NDArray[np.int64]
     tokens: int
+    target_tokens: int
 
     def read(self, number: int = 0) -> Batch:
         """Reads the batch, with its number in a step."""
@@ -175,27 +177,30 @@ class BatchSampler:
         self.batch_tokens = batch_tokens
         self.seed = seed
 
-    def batches(self, pairs: EncodedPairs, epoch: int, block: int = 0) -> list[NDArray[np.int64]]:
-        """Returns the batches of a block, each as indices [rows] into its pairs."""
+    def block(self, epoch: int, block: int = 0) -> list[PlannedBatch]:
+        """Returns the batches of a block."""
+        pairs = self.pairs.block(epoch, block)
         source, target = pairs.lengths()
         # NOTE: The first block draws from default_rng([seed, epoch]): a SeedSequence ignores zeros at its end.
         rng = np.random.default_rng([self.seed, epoch, 0, block])
         order = np.lexsort((rng.random(len(pairs)), target, source))
         ends = _cut(source[order], target[order], self.batch_tokens)
-        starts = [0, *ends[:-1]]
-        return [order[starts[i] : ends[i]] for i in rng.permutation(len(ends)).tolist()]
+        parts = np.split(order, ends[:-1])
+        planned: list[PlannedBatch] = []
+        for position, part in enumerate(rng.permutation(len(ends)).tolist(), 1):
+            indices = parts[part]
+            sources, targets = source[indices], target[indices]
+            tokens = len(indices) * int(sources.max() + targets.max())
+            planned.append(PlannedBatch(Position(epoch, block, position), pairs, indices, tokens, int(targets.sum())))
+        return planned
 
     def plan(self, start: Position = Position()) -> Iterator[PlannedBatch]:  # noqa: B008, it is immutable
         """Yields batches forever, from a position on, without reading them: the same in all processes."""
         epoch, block, position = start
         while True:
             while block < self.pairs.blocks(epoch):
-                pairs = self.pairs.block(epoch, block)
-                source, target = pairs.lengths()
-                for indices in self.batches(pairs, epoch, block)[position:]:
-                    position += 1
-                    tokens = len(indices) * int(source[indices].max() + target[indices].max())
-                    yield PlannedBatch(Position(epoch, block, position), pairs, indices, tokens)
+                # NOTE: No name for them: they hold the block, which would stay in memory while the next one is made.
+                yield from self.block(epoch, block)[position:]
                 block, position = block + 1, 0
             epoch, block = epoch + 1, 0
 

@@ -87,7 +87,7 @@ class Epochs:
             if self._changed is None:
                 pairs = PackedPairs(self.corpus.tokens, chosen)
             else:
-                # Another stream than that of the batches. Zeros at the end do not count, see `BatchSampler.batches`.
+                # Another stream than that of the batches. Zeros at the end do not count, see `BatchSampler.block`.
                 pairs = self._changed.draw(chosen, np.random.default_rng([self.seed, epoch, 1, block]))
             self._block = (epoch, block), pairs
         return self._block[1]

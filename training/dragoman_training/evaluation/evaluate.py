@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from dragoman_training.data.batches import BatchSampler, EncodedPair, PairList, collate
+from dragoman_training.data.batches import BatchSampler, EncodedPair, PairList
 from dragoman_training.data.normalization import canonical
 from dragoman_training.data.pairs import Pair, references
 from dragoman_training.evaluation.answers import answer
@@ -38,14 +38,13 @@ def negative_log_likelihood(
         The mean over all target tokens.
     """
     device = model.decoder.projection.weight.device
-    listed = PairList(pairs)
-    batches = BatchSampler(listed, batch_tokens, seed=0).batches(listed, 0)
+    batches = BatchSampler(PairList(pairs), batch_tokens, seed=0).block(epoch=0)
 
     def losses() -> list[float]:
         found = []
-        for indices in batches[processes.rank :: processes.count]:
+        for planned in batches[processes.rank :: processes.count]:
             before_step()
-            batch = collate([pairs[i] for i in indices]).to(device)
+            batch = planned.read().to(device)
             hidden, weight = model.decoder.output_layer(model.hidden(batch.source, batch.target_input))
             found.append(smoothed_cross_entropy(hidden, weight, batch.target_output, smoothing=0.0).item())
         return found
@@ -53,7 +52,7 @@ def negative_log_likelihood(
     shares = processes.all_do(losses)
     # In the order of the batches, so that the sum is that of one process.
     total = sum(shares[i % processes.count][i // processes.count] for i in range(len(batches)))
-    return total / sum(len(pair.target) for pair in pairs)
+    return total / sum(planned.target_tokens for planned in batches)
 
 
 @dataclass(frozen=True)

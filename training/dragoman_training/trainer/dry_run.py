@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from dragoman_training.data.batches import Batch, BatchSampler, collate
+from dragoman_training.data.batches import BatchSampler
 from dragoman_training.data.packed import Lengths
 from dragoman_training.data.prepare import TrainingData, prepare
 from dragoman_training.data.prepared import Prepared
@@ -58,16 +58,15 @@ def dry_run(
         if start is not None:
             write_start(start, run)
         data = prepare(_without_preparing(recipe), run, echo)
-        pairs = data.epochs.block(0, 0)
-        batches = BatchSampler(data.epochs, recipe.training.batch_tokens, recipe.seed).batches(pairs, 0)
-        source, target = pairs.lengths()
-        shapes = sorted(_shape(number, source[batch], target[batch]) for number, batch in enumerate(batches))
+        batches = BatchSampler(data.epochs, recipe.training.batch_tokens, recipe.seed).block(epoch=0)
+        source, target = data.epochs.block(0, 0).lengths()
+        shapes = sorted(_shape(number, source[b.indices], target[b.indices]) for number, b in enumerate(batches))
         _show_batches(recipe.training, shapes, int(source.sum() + target.sum()), data.epochs.blocks(0), echo)
         learner = _build(recipe, data, start, device, run, echo)
 
         def make_step(shape: Shape) -> float:
-            """Makes a step of one batch; its seconds."""
-            batch: Batch = collate([pairs[i] for i in batches[shape.number]])
+            """Makes a step of one batch, and returns its seconds."""
+            batch = batches[shape.number].read()
             begin = time.perf_counter()
             learner.update([batch], batch.target_tokens)
             return time.perf_counter() - begin
@@ -87,7 +86,7 @@ def dry_run(
             if stop():
                 return
             seconds.append(make_step(sample[len(seconds)]))
-        trained = sum(len(pairs[i].target) for shape in sample[: len(seconds)] for i in batches[shape.number])
+        trained = sum(batches[shape.number].target_tokens for shape in sample[: len(seconds)])
         _show_time(recipe, data, statistics.mean(seconds), trained / sum(seconds), echo)
 
 

@@ -194,8 +194,7 @@ class Trainer:
             if self.processes.any(self.stop.is_set()):
                 self.save(batches[-1] if batches else None)
                 return False
-            batches = self._next_batches(plan)
-            tokens = int(self.processes.sum(sum(batch.target_tokens for batch in batches))[0])
+            batches, tokens = self._next_batches(plan)
             window.add(self.learner.update(batches, tokens), self.learner.gradient_norm, tokens)
             self.bar.advance(self.step)
             if self._due(self.config.log_every):
@@ -206,8 +205,12 @@ class Trainer:
                 self.save(batches[-1])
         return True
 
-    def _next_batches(self, plan: Iterator[PlannedBatch]) -> list[Batch]:
-        """Reads this process's share of the batches of the next step; each process has as many."""
+    def _next_batches(self, plan: Iterator[PlannedBatch]) -> tuple[list[Batch], int]:
+        """Reads this process's share of the batches of the next step; each process has as many.
+
+        Returns:
+            The batches, and the number of target tokens in those of all processes.
+        """
         with self.learner.lock:
             self._begin = self.step, self.position
             planned = [next(plan) for _ in range(self.config.accumulate)]
@@ -215,7 +218,8 @@ class Trainer:
         shares = share_out([batch.tokens for batch in planned], self.processes.count)
         batches = [planned[i].read(i) for i in shares[self.processes.rank]]
         missing = max(map(len, shares)) - len(batches)
-        return batches + [planned[0].read().without_targets()] * missing
+        batches += [planned[0].read().without_targets()] * missing
+        return batches, sum(batch.target_tokens for batch in planned)
 
     def _log(self, window: Window) -> None:
         values = {

@@ -12,7 +12,7 @@ from dragoman_training.data.bad_lines import BadLines
 from dragoman_training.data.pairs import Pair, read_pairs_file, references
 from dragoman_training.data.prepare import TrainingData, prepare
 from dragoman_training.data.reading import PairReader
-from dragoman_training.data.splits import read_splits
+from dragoman_training.data.splits import read_splits, training_pairs
 from dragoman_training.data.tokenizers import empty_tokenizer, load_tokenizer
 from dragoman_training.errors import DataError
 from dragoman_training.recipe import ParallelFiles, Recipe, TokenizerConfig, load_recipe
@@ -75,6 +75,13 @@ def test_dev_is_drawn_by_source_and_seed(tmp_path: Path) -> None:
     assert by_source(split(numbers_recipe(tmp_path, "seed=2")).dev) != dev
     with pytest.raises(DataError, match=r"dev_held_out_sources \(50\) leaves no training data"):
         split(numbers_recipe(tmp_path, "data.dev_held_out_sources=50"))
+
+
+def test_some_training_pairs_are_evenly_spaced(tmp_path: Path) -> None:
+    recipe = numbers_recipe(tmp_path, "data.dev_held_out_sources=0")
+    everything, some = (training_pairs(PairReader(recipe), tmp_path, most) for most in (100, 7))
+    assert everything == split(recipe).train
+    assert some == [everything[i * 100 // 7] for i in range(7)]
 
 
 def test_all_spellings_of_a_source_are_held_out_together(tmp_path: Path) -> None:

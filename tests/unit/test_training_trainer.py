@@ -416,3 +416,24 @@ def test_random_numbers_depend_on_the_place_alone(new_trainer: TrainerFactory) -
 
     assert loss(1, 7) == loss(1, 7)
     assert len({loss(1, 7), loss(2, 7), loss(1, 8)}) == 3
+
+
+@pytest.mark.parametrize(("accumulate", "processes"), [(2, 2), (3, 2), (1, 3)])
+def test_processes_share_the_batches_of_a_step(accumulate: int, processes: int, new_trainer: TrainerFactory) -> None:
+    """All run as many; those without a batch of their own run one without targets."""
+    recipe = small_recipe(f"training.accumulate={accumulate}")
+    alone = new_trainer(recipe)
+    expected, tokens = alone._next_batches(alone.sampler.plan())
+    assert tokens == sum(batch.target_tokens for batch in expected)
+    shares: list[list[Batch]] = []
+    for rank in range(processes):
+        trainer = new_trainer(recipe)
+        trainer.processes = Processes(rank, processes)
+        share, same = trainer._next_batches(trainer.sampler.plan())
+        assert (same, trainer.position) == (tokens, alone.position)
+        shares.append(share)
+    assert {len(share) for share in shares} == {-(-accumulate // processes)}
+    found = sorted((b for share in shares for b in share if b.target_tokens), key=lambda batch: batch.number)
+    assert [batch.number for batch in found] == [*range(accumulate)]
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one.target_output, other.target_output)

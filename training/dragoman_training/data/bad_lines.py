@@ -106,11 +106,6 @@ class BadLines:
             self.lines.append(bad)
 
     @property
-    def messages(self) -> list[str]:
-        """One message for each of `lines`, with file and line number."""
-        return [str(line) for line in self.lines]
-
-    @property
     def counts(self) -> Counter[str]:
         """The number of lines of each kind, the most common first."""
         return self.tally.kinds

@@ -7,7 +7,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from dragoman_training import cli
+from dragoman_training import cli, progress
 from tests.support.training import SMALL, run_training, small_recipe
 
 torch.set_num_threads(1)
@@ -25,10 +25,12 @@ def call(folder: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> tuple[
 def test_a_dry_run_tells_what_a_run_would_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "data.tsv"
     file.write_text("".join(f"{n}\tone two{' two' * (n >= 99)}\n" for n in range(90, 130)))
+    monkeypatch.setattr(progress, "LINE_EVERY", 0)
     options = [f"data.train=[{file}]", "training.batch_tokens=50", "training.accumulate=2", "training.ema_decay=0.9"]
     code, output = call(tmp_path, monkeypatch, *(part for option in options for part in ("--set", option)))
     assert code == 0, output
     for line in (
+        "40 pairs read",
         r"train 20 pairs, dev 20 pairs, test 0 pairs; vocabulary \d+ / 6",
         r"batches: \d+ an epoch, of \d to \d pairs \(median [\d.]+\), [\d.]+% padding; 12 steps are [\d.]+ epochs",
         r"the largest batch: source \[\d, \d\], target \[\d, \d\]; the longest source has 4 tokens, .* 4",

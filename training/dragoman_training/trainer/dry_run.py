@@ -17,6 +17,7 @@ from dragoman_training.data.prepared import Prepared
 from dragoman_training.optimization.allocator import keep_freed_memory, memory_in_use
 from dragoman_training.optimization.freeze import count_parameters
 from dragoman_training.optimization.learner import Learner
+from dragoman_training.progress import ProgressBar
 from dragoman_training.recipe import Recipe, TrainingConfig
 from dragoman_training.run.start import Start, write_start
 from dragoman_training.trainer.time_left import evaluations_left
@@ -39,7 +40,7 @@ class Shape(NamedTuple):
 
 
 def dry_run(
-    recipe: Recipe, start: Start | None, device: torch.device, stop: Callable[[], bool], echo: Callable[[str], None]
+    recipe: Recipe, start: Start | None, device: torch.device, stop: Callable[[], bool], bar: ProgressBar
 ) -> None:
     """Shows what a run of the recipe would be.
 
@@ -48,16 +49,18 @@ def dry_run(
         start: Weights that the run starts from, None for untrained ones.
         device: Device to train on.
         stop: Whether the user wants no more of it.
-        echo: Callback that shows a line to the user.
+        bar: Where progress and results are shown.
 
     Raises:
         TrainingError: The data is bad, or training diverges in its first steps.
     """
+    echo = bar.echo
     with tempfile.TemporaryDirectory(prefix="dragoman-dry-run-") as folder:
         run = Path(folder)
         if start is not None:
             write_start(start, run)
-        data = prepare(_without_preparing(recipe), run, echo)
+        with bar.preparing() as progress:
+            data = prepare(_without_preparing(recipe), run, echo, progress)
         batches = BatchSampler(data.epochs, recipe.training.batch_tokens, recipe.seed).block(epoch=0)
         source, target = data.epochs.block(0, 0).lengths()
         shapes = sorted(_shape(number, source[b.indices], target[b.indices]) for number, b in enumerate(batches))

@@ -123,7 +123,7 @@ def rehearse(
         torch.set_num_threads(threads)
     start = load_start(recipe, init_from)
     with ProgressBar(recipe.training.steps, console or Console(stderr=True)) as bar:
-        dry_run(recipe, start, torch_device, (stop or threading.Event()).is_set, bar.echo)
+        dry_run(recipe, start, torch_device, (stop or threading.Event()).is_set, bar)
 
 
 def prepare_data(

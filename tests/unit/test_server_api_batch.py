@@ -17,7 +17,7 @@ from dragoman_server.core.errors import QueueFullError
 from dragoman_server.core.requests import Priority
 from dragoman_server.messages.api_error import ApiError, from_engine
 from dragoman_server.messages.protobuf_encoding import length_delimited
-from tests.support.fake_engines import MODEL, FakeEngines, serve_fake
+from tests.support.fake_engines import MODEL, FakeEngines, FakeServer, serve_fake
 from tests.support.held_pool import serve_pool, waiting
 from tests.support.waiting import until_async
 
@@ -107,6 +107,13 @@ async def test_more_batches_than_start_items_in_time_are_refused() -> None:
         await until_async(lambda: waiting(pool) == 0)
         with pool.open_call():
             pass
+
+
+async def test_items_are_counted_by_their_codes(server: FakeServer) -> None:
+    await server.stub.GenerateBatch(pb.GenerateBatchRequest(inputs=[SOURCE, pb.Input(text=""), SOURCE]))
+    method = "dragoman.v1.GenerationService/GenerateBatch"
+    for code, count in (("OK", 2), ("INVALID_ARGUMENT", 1), ("UNAVAILABLE", 0)):
+        assert server.metric("dragoman_items_total", method=method, code=code) == count
 
 
 async def test_batches_have_batch_priority_and_other_calls_interactive_by_default() -> None:

@@ -1,14 +1,15 @@
 """GenerateMany: every item has its own answer."""
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
 from google.rpc import code_pb2
 
 from dragoman.v1 import generation_pb2 as pb
-from dragoman_server.api.many import ID_CHARACTERS, MESSAGE_BYTES
+from dragoman_server.api.many import ID_CHARACTERS, MESSAGE_BYTES, ManyCall
+from dragoman_server.api.many_versions import KNOWN_OPTIONS
 from dragoman_server.core.errors import EngineUnavailableError
 from dragoman_server.core.requests import Priority
 from dragoman_server.messages.served_model import ServedModel
@@ -197,22 +198,69 @@ async def test_items_after_a_change_of_the_version_use_the_new_one(server: FakeS
     assert await call.read() is grpc.aio.EOF
 
 
-async def test_a_message_that_is_wrong_as_a_whole_ends_the_call_after_the_answers() -> None:
+async def test_a_version_is_kept_open_while_it_has_items_and_no_longer() -> None:
+    engines = FakeEngines(automatic=False)
+    async with serve_fake(engines) as server:
+        before = server.registry.find("")
+        call = server.stub.GenerateMany()
+        await call.write(items(item("a")))
+        await engines.until(running=1)
+        assert before.calls == 1
+        server.registry.serve(before.model)
+        engines.running[0].finish()
+        await call.read()
+        assert before.calls == 0
+        await call.write(items(item("b")))
+        await engines.until(running=1)
+        [many] = cast(set[ManyCall], server.service.streams._streams)
+        assert list(many._versions) == [server.registry.find("")]
+        call.cancel()
+
+
+async def test_only_some_options_are_remembered(server: FakeServer) -> None:
+    call = server.stub.GenerateMany()
+    count = 2 * KNOWN_OPTIONS
+    options = [pb.GenerationOptions(sample=True, seed=seed) for seed in range(count)]
+    await call.write(items(*(item(str(option.seed), options=option) for option in options)))
+    found = 0
+    while found < count:
+        found += len((await call.read()).answers)
+    [many] = cast(set[ManyCall], server.service.streams._streams)
+    [version] = many._versions.values()
+    assert 0 < len(version._known) <= KNOWN_OPTIONS
+    call.cancel()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        (b"\xff\xff", None),
+        (
+            items(defaults=pb.GenerateRequest(input=pb.Input(text="a"))),
+            ("defaults.input", "must not be set: each item has its own"),
+        ),
+        (items(*[pb.ManyItem()] * 10_001), ("items", "has 10001 elements, but a message may have at most 10000")),
+        (items(cancel=["a"] * 10_001), ("cancel", "has 10001 elements, but a message may have at most 10000")),
+    ],
+    ids=["no message", "input of all", "items", "cancellations"],
+)
+async def test_a_message_that_is_wrong_as_a_whole_ends_the_call_after_the_answers(
+    wrong: bytes | pb.GenerateManyRequest, problem: tuple[str, str] | None
+) -> None:
     engines = FakeEngines(automatic=False)
     async with serve_fake(engines) as server:
         raw: Any = server.channel.stream_stream(f"/{METHOD}")
-        for wrong in (b"\xff\xff", items(defaults=pb.GenerateRequest(input=pb.Input(text="a"))).SerializeToString()):
-            call = raw()
-            await call.write(items(item("a")).SerializeToString())
-            await engines.until(running=1)
-            await call.write(wrong)
-            await asyncio.sleep(0.05)
-            engines.running[0].finish()
-            message = pb.GenerateManyResponse.FromString(await call.read())
-            assert message.answers[0].response.hypotheses[0].text == "ba"
-            error = await refused(call)
-            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert violation(error) == ("defaults.input", "must not be set: each item has its own")
+        call = raw()
+        await call.write(items(item("a")).SerializeToString())
+        await engines.until(running=1)
+        await call.write(wrong if isinstance(wrong, bytes) else wrong.SerializeToString())
+        await asyncio.sleep(0.05)
+        engines.running[0].finish()
+        message = pb.GenerateManyResponse.FromString(await call.read())
+        assert message.answers[0].response.hypotheses[0].text == "ba"
+        error = await refused(call)
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert problem is None or violation(error) == problem
 
 
 async def test_the_items_of_an_empty_call_are_none(server: FakeServer) -> None:

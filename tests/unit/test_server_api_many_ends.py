@@ -41,6 +41,26 @@ async def test_cancelled_items_leave_the_engine_and_are_answered() -> None:
         assert server.metric("dragoman_items_total", method=METHOD, code="CANCELLED") == 2
 
 
+async def test_an_item_is_cancelled_while_its_attention_is_computed() -> None:
+    engines = FakeEngines()
+    async with serve_fake(engines) as server:
+        server.scoring.gate.clear()
+        call = server.stub.GenerateMany()
+        await call.write(items(item("a", "abc", details=pb.Details(attention=True))))
+        await until_async(server.scoring.started.is_set)
+        await call.write(items(cancel=["a"]))
+        assert (await call.read()).answers[0].error.code == code_pb2.CANCELLED
+        engines.automatic = False
+        await call.write(items(item("a", "ab")))
+        await engines.until(running=1)
+        server.scoring.gate.set()
+        await until_async(lambda: server.scoring.runs)
+        await asyncio.sleep(0.05)
+        engines.running[0].finish()
+        await call.done_writing()
+        assert [answer.response.hypotheses[0].text for answer in await answered(call)] == ["ba"]
+
+
 @pytest.mark.parametrize("ends", ["deadline", "cancel", "lost"])
 async def test_the_end_of_the_call_frees_everything_while_the_only_engine_is_in_an_endless_step(ends: str) -> None:
     async with serve_pool(1) as (server, pool, runtime):

@@ -9,6 +9,7 @@ from google.rpc import code_pb2, error_details_pb2
 
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
+from dragoman_server.api.many import UNKNOWN_WINDOW
 from dragoman_server.messages.served_model import ServedModel
 from tests.support.fake_engines import FakeEngines, serve_fake
 from tests.support.held_pool import serve_pool, waiting
@@ -30,6 +31,22 @@ async def test_no_more_items_are_taken_than_the_window_has_room_for() -> None:
             assert engines.most == WINDOW
             expected = min(100, found + WINDOW)
             await until_async(lambda expected=expected: len(engines.accepted) == expected)  # type: ignore[misc]
+
+
+async def test_items_of_unknown_models_make_no_room_for_others() -> None:
+    engines = FakeEngines(automatic=False)
+    async with serve_fake(engines) as server:
+        call = server.stub.GenerateMany()
+        count = 2 * UNKNOWN_WINDOW
+        await call.write(items(*(item(str(number), model="other") for number in range(count))))
+        found = 0
+        while found < count:
+            found += len((await call.read()).answers)
+        await call.write(items(*(item(str(number)) for number in range(2 * WINDOW))))
+        await engines.until(running=WINDOW)
+        await asyncio.sleep(0.05)
+        assert len(engines.accepted) == WINDOW
+        call.cancel()
 
 
 async def test_a_client_that_does_not_read_its_answers_is_not_read_from() -> None:

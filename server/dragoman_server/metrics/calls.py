@@ -43,11 +43,9 @@ class CallMetrics:
 
     def item(self, method: str, code: str) -> None:
         """Counts an answered item of a call."""
-        try:
-            self.items[method, code] += 1
-        except KeyError:
-            self.items = {(method, known): 0 for known in CODES} | self.items
-            self.items[method, code] = self.items.get((method, code), 0) + 1
+        if (method, code) not in self.items:
+            self.items = {(method, known): 0 for known in (*CODES, code)} | self.items
+        self.items[method, code] += 1
 
     @property
     def begun(self) -> int:

@@ -1,6 +1,7 @@
 """What changes between epochs: random segmentation and augmentation, always as a function of the seed."""
 
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from tokenizers import Tokenizer
 
 from dragoman_training.data.augmentation import Augmentation
 from dragoman_training.data.batches import EncodedPair
-from dragoman_training.data.foreign_text import foreign_text, made_up_name, random_number
+from dragoman_training.data.foreign_text import foreign_text, made_up_name, random_digits, random_number
 from dragoman_training.data.prepare import TrainingData, prepare
 from dragoman_training.data.segmentation import VARIANTS, RandomSegmentation, rare_characters
 from dragoman_training.data.tokenizers import load_tokenizer, save_tokenizer, train_tokenizer
@@ -154,6 +155,18 @@ def test_random_numbers_agree_in_all_formats() -> None:
         assert french == english.translate(str.maketrans(",.", " ,"))
 
 
+def test_runs_of_a_digit_are_drawn_more_often_on_request() -> None:
+    def share(repeated: float) -> float:
+        rng = np.random.default_rng(1)
+        drawn = [random_digits(rng, 11, repeated) for _ in range(2000)]
+        assert all(len(digits) == 11 and digits.isdigit() for digits in drawn)
+        return sum(a == b for digits in drawn for a, b in pairwise(digits)) / 20_000
+
+    assert share(0) == pytest.approx(0.1, abs=0.01)
+    assert share(1) == pytest.approx(0.55, abs=0.01)
+    assert random_digits(np.random.default_rng(1), 0, 1) == ""
+
+
 # Epochs
 
 
@@ -176,6 +189,14 @@ def test_each_epoch_is_a_function_of_the_seed(tmp_path: Path) -> None:
     for pair, plain in zip(pairs_of(one, 0), one.train, strict=True):
         assert one.source_tokenizer.decode(pair.source) == one.source_tokenizer.decode(plain.source)
         assert one.target_tokenizer.decode(pair.target) == one.target_tokenizer.decode(plain.target)
+
+
+def test_bpe_dropout_may_leave_the_targets_alone(tmp_path: Path) -> None:
+    joint = "tokenizers={joint: true, target_bpe_dropout: 0, source: {kind: bpe, vocabulary: 400, bpe_dropout: 0.3}}"
+    data = prepared(tmp_path / "run", joint)
+    drawn = pairs_of(data, 0)
+    assert [pair.target for pair in drawn] == [pair.target for pair in data.train]
+    assert [pair.source for pair in drawn] != [pair.source for pair in data.train]
 
 
 def test_pairs_that_become_too_long_stay_as_they_were(tmp_path: Path) -> None:

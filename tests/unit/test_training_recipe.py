@@ -65,6 +65,11 @@ def test_the_manual_explains_every_key() -> None:
         ("model.share_embeddings=all", "model.share_embeddings: all needs tokenizers.joint: true"),
         ("model=3", "model: expected a mapping of keys, but got 3"),
         ("tokenizers.joint=true", "tokenizers: joint: true uses one tokenizer for both sides"),
+        ("tokenizers.target_bpe_dropout=0", "tokenizers: target_bpe_dropout has no effect beside target"),
+        (
+            "tokenizers={target_bpe_dropout: 0.1, source: {kind: characters}}",
+            "tokenizers: target_bpe_dropout needs kind: bpe, not characters",
+        ),
         ("tokenizers.source.vocabulary=10", "tokenizers.source.vocabulary: expected at least 400, but got 10"),
         # `tokenizers` would allocate the memory at once and abort.
         ("tokenizers.source.vocabulary=1000000000", "tokenizers.source.vocabulary: expected at most 1000000"),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dragoman_training.data.foreign_text import foreign_text, made_up_name, random_number
+from dragoman_training.data.foreign_text import REPEATED, foreign_text, made_up_name, random_digits, random_number
 from dragoman_training.recipe import AugmentationConfig, NumberFormat
 
 _NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
@@ -87,7 +87,10 @@ def _change_numbers(texts: Texts, formats: NumberFormat, rng: np.random.Generato
             source, target = random_number(rng, formats.source, formats.target)
             new[number] = source, target
         else:
-            same = "".join(str(rng.integers(i == 0, 10)) if c.isdigit() else c for i, c in enumerate(number))
+            digits = iter(random_digits(rng, len(number), REPEATED))
+            same = "".join(next(digits) if c.isdigit() else c for c in number)
+            if same.startswith("0"):
+                same = str(rng.integers(1, 10)) + same[1:]
             new[number] = same, same
     return (
         _NUMBER.sub(lambda match: new[match[0]][0] if match[0] in new else match[0], texts[0]),

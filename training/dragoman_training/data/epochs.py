@@ -52,7 +52,7 @@ class Corpus:
 
 def changes_pairs(recipe: Recipe) -> bool:
     """Returns whether the pairs of an epoch are not just those of the corpus as the tokenizers encode them."""
-    sides = recipe.tokenizers.source, recipe.tokenizers.target or recipe.tokenizers.source
+    sides = recipe.tokenizers.source, recipe.tokenizers.for_targets
     augmented = recipe.augmentation != AugmentationConfig(number_format=recipe.augmentation.number_format)
     return augmented or any(config.bpe_dropout or config.byte_dropout for config in sides)
 
@@ -137,7 +137,7 @@ class _ChangedPairs:
         self.kind = token_type(*(tokenizer.get_vocab_size() for tokenizer in tokenizers))
         config = recipe.tokenizers
         self.source = _Side(tokenizers.source, config.source, corpus.rare[0], recipe.seed)
-        self.target = _Side(tokenizers.target, config.target or config.source, corpus.rare[1], recipe.seed)
+        self.target = _Side(tokenizers.target, config.for_targets, corpus.rare[1], recipe.seed)
 
     def draw(self, chosen: NDArray[np.uint32], rng: np.random.Generator) -> PackedPairs:
         """Draws the changes of the chosen pairs."""

@@ -32,6 +32,7 @@ _JOINER = "\u200d"  # of several pictographs into one
 _VOWELS, _CONSONANTS = "aeiouy", "bcdfghjklmnprstvwxz"
 _CAPITALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _DIGITS = "0123456789"
+REPEATED = 0.4  # share of the drawn numbers with runs of a digit
 
 
 def foreign_text(rng: np.random.Generator) -> str:
@@ -61,13 +62,13 @@ def random_number(rng: np.random.Generator, *formats: str) -> tuple[str, ...]:
     """
     kind = rng.random()
     if kind < 0.2:
-        digits = random_digits(rng, int(rng.integers(8, 21)))
+        digits = random_digits(rng, int(rng.integers(8, 21)), REPEATED)
         if rng.random() < 0.5:
             size = int(rng.integers(2, 5))
             digits = " ".join(digits[i : i + size] for i in range(0, len(digits), size))
         return tuple(digits for _ in formats)
-    whole = int(rng.integers(10 ** int(rng.integers(1, 9))))
-    decimals = random_digits(rng, int(rng.integers(1, 3))) if kind < 0.6 else ""
+    whole = int(random_digits(rng, int(rng.integers(1, 9)), REPEATED))
+    decimals = random_digits(rng, int(rng.integers(1, 3)), REPEATED) if kind < 0.6 else ""
     grouped = rng.random() < 0.7
     return tuple(_write(whole, decimals, thousands=f[1], decimal_mark=f[5], grouped=grouped) for f in formats)
 
@@ -101,7 +102,7 @@ def _code(rng: np.random.Generator) -> str:
     """Returns a code such as DE44 5001, AB-1234 or X7K29."""
     letters = "".join(_pick(rng, _CAPITALS) for _ in range(_count(rng, 3)))
     separator = ("", "-", " ", "/")[int(rng.integers(4))]
-    return letters + separator + random_digits(rng, int(rng.integers(1, 9)))
+    return letters + separator + random_digits(rng, int(rng.integers(1, 9)), REPEATED)
 
 
 def _address(rng: np.random.Generator) -> str:
@@ -117,9 +118,18 @@ def _address(rng: np.random.Generator) -> str:
     return patterns[int(rng.integers(len(patterns)))]
 
 
-def random_digits(rng: np.random.Generator, count: int) -> str:
-    """Returns `count` random digits."""
-    return "".join(_DIGITS[i] for i in rng.integers(10, size=count).tolist())
+def random_digits(rng: np.random.Generator, count: int, repeated: float = 0.0) -> str:
+    """Returns `count` random digits.
+
+    Args:
+        repeated: Probability that the digits contain runs; then every other digit repeats the one before, so that
+            1000033 and the like, which models miscount, are as usual as 1234567.
+    """
+    digits = rng.integers(10, size=count).tolist()
+    if repeated and rng.random() < repeated:
+        for i in np.flatnonzero(rng.random(max(0, count - 1)) < 0.5).tolist():
+            digits[i + 1] = digits[i]
+    return "".join(_DIGITS[i] for i in digits)
 
 
 def _pick(rng: np.random.Generator, letters: str) -> str:

@@ -67,11 +67,24 @@ class TokenizersConfig(Section):
     joint: bool = False
     source: TokenizerConfig
     target: TokenizerConfig | None = None
+    target_bpe_dropout: float | None = Field(default=None, ge=0, lt=1)
+
+    @property
+    def for_targets(self) -> TokenizerConfig:
+        """The config that targets are encoded with."""
+        config = self.target or self.source
+        if self.target_bpe_dropout is None:
+            return config
+        return config.model_copy(update={"bpe_dropout": self.target_bpe_dropout})
 
     @model_validator(mode="after")
-    def _joint_has_no_target(self) -> "TokenizersConfig":
+    def _target_is_given_once(self) -> "TokenizersConfig":
         if self.joint and self.target is not None:
             raise ValueError("joint: true uses one tokenizer for both sides; remove target")
+        if self.target_bpe_dropout is not None and self.target is not None:
+            raise ValueError("target_bpe_dropout has no effect beside target; set target.bpe_dropout")
+        if self.target_bpe_dropout and self.source.kind != "bpe":
+            raise ValueError(f"target_bpe_dropout needs kind: bpe, not {self.source.kind}")
         return self
 
 

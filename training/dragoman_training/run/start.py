@@ -29,6 +29,7 @@ FREE = {
     "model.dropout",
     "model.max_source_length",
     "model.max_target_length",
+    "tokenizers.target_bpe_dropout",
     *(f"tokenizers.{side}.{key}" for side in ("source", "target") for key in ("bpe_dropout", "byte_dropout")),
 }
 _LIMITS = {"model.max_source_length", "model.max_target_length"}

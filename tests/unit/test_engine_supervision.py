@@ -18,7 +18,7 @@ from dragoman_server.models import loading
 from dragoman_server.runtime.device import WorkerLostError
 from tests.support.counting_engines import CountingHost, CountingRuntime, Metrics, at_rest, eager, request
 from tests.support.fake_engines import letters_bundle
-from tests.support.waiting import until_async
+from tests.support.waiting import PATIENCE, until_async
 
 
 @pytest.fixture(autouse=True)
@@ -51,13 +51,24 @@ def host(runtimes: int = 1, fresh: Callable[[], CountingRuntime] = lambda: Count
     return CountingHost(*(CountingRuntime(4) for _ in range(runtimes)), fresh=fresh)
 
 
+def running_engines(pool: EnginePool) -> int:
+    assert pool._queue is not None
+    return len(pool._queue.scheduler.active)
+
+
 async def answer(pool: EnginePool, *ids: int) -> list[int]:
     return (await pool.submit(request(*ids)).result()).hypotheses[0].ids
 
 
 async def test_requests_of_a_lost_worker_fail_and_the_other_worker_serves_the_rest() -> None:
     changes: list[bool] = []
-    lost, other = host(), host()
+    may_restart = threading.Event()
+
+    def fresh() -> CountingRuntime:
+        assert may_restart.wait(PATIENCE)
+        return CountingRuntime(4)
+
+    lost, other = host(fresh=fresh), host()
     async with pool_on(lost, other, on_change=lambda: changes.append(pool.available)) as pool:
         for each in (lost, other):
             each.runtimes[0].gate.clear()
@@ -71,9 +82,10 @@ async def test_requests_of_a_lost_worker_fail_and_the_other_worker_serves_the_re
         assert sorted(type(each).__name__ for each in answers) == ["EngineUnavailableError", "GenerationResult"]
         assert [(await each.result()).hypotheses[0].ids for each in waiting] == [[20 + i] for i in range(6)]
         assert pool.available
-        await until_async(lambda: lost.loads == 2)
-        assert (other.loads, lost.broke) == (1, 0)
-        await until_async(lambda: lost.runtimes[0].encoded == [])
+        may_restart.set()
+        await until_async(lambda: running_engines(pool) == 2)
+        assert (lost.loads, other.loads, lost.broke) == (2, 1, 0)
+        assert lost.runtimes[0].encoded == []
         for each in (lost, other):  # the new engine works, too
             each.runtimes[0].gate.clear()
         more = [pool.submit(request(5 + i)) for i in range(2)]

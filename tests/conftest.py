@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.local import LocalServer
+from tests.support.process_settings import restored_settings
 from tests.support.servers import G2PServer
 from tests.support.shared_work import make_once, remember_graphs, shared_folder
 
@@ -49,18 +50,18 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture(scope="module")
-def process_settings() -> Iterator[None]:
-    """Restores what engines change in a process without a server: its logs and how its threads take turns."""
-    import logging
+@pytest.fixture(scope="module", autouse=True)
+def settings_of_module() -> Iterator[None]:
+    """Restores what fixtures of a whole module change in this process."""
+    with restored_settings():
+        yield
 
-    import structlog
 
-    interval = sys.getswitchinterval()
-    yield
-    sys.setswitchinterval(interval)
-    structlog.reset_defaults()
-    logging.basicConfig(force=True)
+@pytest.fixture(autouse=True)
+def settings_of_test(settings_of_module: None) -> Iterator[None]:
+    """Restores what a test changes in this process."""
+    with restored_settings():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -19,8 +19,6 @@ from dragoman_server.bundle.shortlist import Shortlist
 from dragoman_server.offline.backend import InProcess
 from tests.support.bundles import SHIPPED_G2P
 
-pytestmark = pytest.mark.usefixtures("process_settings")
-
 MACHINE = {"engines": 2, "max_rows": 16}
 WORDS = ["speech", "a", "transformer", "speech", "zürich", "queue"]
 

@@ -11,15 +11,13 @@ import pytest
 from dragoman.ray import Predictor
 from tests.support.bundles import SHIPPED_G2P
 
-pytestmark = pytest.mark.usefixtures("process_settings")
-
 WORDS = ["speech", None, "sp33ch", "a", ""]
 ANSWERS = ["S P IY CH", None, None, "AH", None]
 PROBLEMS = [None, "the source has no text, but null", "the source has the character '3'", None, "the source is empty"]
 
 
 @pytest.fixture(scope="module")
-def predictor(process_settings: None) -> Iterator[Predictor]:
+def predictor() -> Iterator[Predictor]:
     made = Predictor(SHIPPED_G2P, column="word", machine={"max_rows": 8, "engines": 1})
     yield made
     made.close()

@@ -4,9 +4,7 @@ import io
 import json
 import logging
 import os
-import sys
 import threading
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -15,15 +13,6 @@ import structlog
 from dragoman_server.config.options import LogFormat
 from dragoman_server.telemetry.log_lines import LineWriter
 from dragoman_server.telemetry.logs import configure_logs, line_renderer
-
-
-@pytest.fixture(autouse=True)
-def defaults() -> Iterator[None]:
-    hooks = threading.excepthook, sys.unraisablehook
-    yield
-    structlog.reset_defaults()
-    threading.excepthook, sys.unraisablehook = hooks
-    logging.basicConfig(force=True)
 
 
 @pytest.mark.parametrize("style", ["json", "console"])

@@ -35,8 +35,7 @@ OVERRIDES = [
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setattr("dragoman_training.cli.signal.signal", lambda *_: None)
+def command(tmp_path: Path) -> list[str]:
     arguments = ["tiny", "--out", str(tmp_path / "run"), "--device", "cpu", "--threads", "1"]
     return arguments + [part for change in [*SMALL, *OVERRIDES] for part in ("--set", change)]
 

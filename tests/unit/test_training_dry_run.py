@@ -15,7 +15,6 @@ torch.set_num_threads(1)
 
 def call(folder: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> tuple[int, str]:
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("dragoman_training.cli.signal.signal", lambda *_: None)
     arguments = ["tiny", "--device", "cpu", "--threads", "1", "--dry-run"]
     changes = [part for change in SMALL for part in ("--set", change)]
     done = CliRunner().invoke(cli.app, [*arguments, *changes, *options])

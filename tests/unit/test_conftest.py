@@ -1,4 +1,4 @@
-"""Which tests are tried again when they fail, and where: tests/conftest.py in a suite that has nothing but failures."""
+"""tests/conftest.py in small suites: which tests are tried again when they fail, and settings that it restores."""
 
 import os
 import re
@@ -48,6 +48,49 @@ def test_fails(number):
     raise AssertionError("always")
 """
 
+# A test changes what it likes, a fixture what the tests of its module need.
+SETTINGS = """
+import logging
+import signal
+import sys
+import threading
+import pytest
+import structlog
+from dragoman_server.offline.setup import prepare_process
+
+def settings():
+    handlers = any(type(handler) is logging.StreamHandler for handler in logging.root.handlers)
+    logs = handlers, structlog.is_configured(), threading.excepthook
+    return *logs, sys.getswitchinterval(), signal.getsignal(signal.SIGTERM)
+
+AT_FIRST = settings()
+
+def change():
+    prepare_process()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+def unchanged():
+    return [now == before for now, before in zip(settings(), AT_FIRST, strict=True)]
+
+@pytest.fixture(scope="module")
+def changed():
+    change()
+
+def test_before():
+    assert all(unchanged())
+
+def test_that_changes():
+    change()
+    assert not any(unchanged())
+
+def test_after():
+    assert all(unchanged())
+
+@pytest.mark.parametrize("number", range(2))
+def test_with_fixture(changed, number):
+    assert not any(unchanged())
+"""
+
 
 def run(folder: Path, processes: int, ci: str, **files: str) -> tuple[dict[str, int], str]:
     """Runs tests like ours in a folder of their own.
@@ -61,7 +104,13 @@ def run(folder: Path, processes: int, ci: str, **files: str) -> tuple[dict[str, 
         for name, content in files.items():
             (folder / "tests" / tier / f"test_{name}.py").write_text(content)
     (folder / "tests" / "support").mkdir()
-    for name in ("conftest.py", "support/bundles.py", "support/servers.py", "support/shared_work.py"):
+    for name in (
+        "conftest.py",
+        "support/bundles.py",
+        "support/process_settings.py",
+        "support/servers.py",
+        "support/shared_work.py",
+    ):
         shutil.copy(ROOT / "tests" / name, folder / "tests" / name)
     command = [sys.executable, "-m", "pytest", f"--numprocesses={processes}", "--dist=loadfile", "tests"]
     done = subprocess.run(
@@ -94,3 +143,8 @@ def test_nothing_gets_a_second_try_elsewhere(tmp_path: Path) -> None:
 def test_where_much_fails_not_everything_is_tried_again(tmp_path: Path) -> None:
     counts, said = run(tmp_path, 2, "true", always=ALWAYS)
     assert (counts["failed"], counts["rerun"]) == (18, 5), said
+
+
+def test_no_test_and_no_module_leaves_settings_behind(tmp_path: Path) -> None:
+    counts, said = run(tmp_path, 0, "", settings=SETTINGS)
+    assert counts == {"passed": 10}, said

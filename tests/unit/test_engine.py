@@ -1,7 +1,10 @@
 """The engine thread and its pool, over a fake runtime that computes with plain numbers."""
 
 import asyncio
+import gc
 import time
+import weakref
+from functools import partial
 
 import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
@@ -14,6 +17,7 @@ from dragoman_server.decoding.factory import make_search
 from dragoman_server.decoding.text_stream import TargetDecoder
 from dragoman_server.engine.engine import Engine
 from dragoman_server.engine.engine_options import EngineOptions, choose_engines, scheduling_for, weight_bytes
+from dragoman_server.engine.generation import Generation
 from dragoman_server.engine.job import Event, Job
 from dragoman_server.engine.scheduler import Scheduler, SchedulerOptions
 from dragoman_server.engine.shared_queue import SharedQueue
@@ -122,6 +126,33 @@ async def test_expired_running_request_fails_and_its_batch_mate_goes_on() -> Non
         with pytest.raises(DeadlineExpiredError):
             await late.result()
         assert (await mate.result()).hypotheses[0].ids == list(reversed(range(10, 40)))
+
+
+@pytest.mark.parametrize("end", ["answer", "listener", "cancel"])
+async def test_an_ended_request_leaves_nothing_to_the_garbage_collector(end: str) -> None:
+    runtime, heard = CountingRuntime(2), list[object]()
+    gc.collect()
+    gc.disable()  # it stops every thread for its time
+    try:
+        async with pool_of(runtime) as pool:
+            generation = pool.submit(request(5, 6))
+            if end == "answer":
+                await generation.result()
+            elif end == "listener":
+                generation.notify(partial(_keep, heard, generation))
+                await until_async(lambda: bool(heard))
+            else:
+                generation.cancel()
+            gone = weakref.ref(generation)
+            del generation
+            await until_async(lambda: gone() is None)
+    finally:
+        gc.enable()
+
+
+def _keep(heard: list[object], generation: Generation, event: object) -> None:
+    assert generation
+    heard.append(event)
 
 
 async def test_time_limit_returns_what_there_is() -> None:

@@ -63,7 +63,7 @@ class Generation:
         """Cancels the request: it leaves the queue at once, or its rows at the next step."""
         if self._ended:
             return
-        self._ended = True
+        self._end()
         self._unread.clear()
         self._answer.cancel()
         self._cancel(self._job)
@@ -74,9 +74,10 @@ class Generation:
         if isinstance(event, Progress | BeamProgress):
             self._merge(event)
         else:
-            self._ended = True
-            if self._listener is not None:
-                self._listener(event)
+            listener = self._listener
+            self._end()
+            if listener is not None:
+                listener(event)
             elif not self._answer.done():  # done: its waiter was cancelled, but `cancel` has not been called yet
                 if isinstance(event, GenerationResult):
                     self._answer.set_result(event)
@@ -86,6 +87,11 @@ class Generation:
                     self._answer.exception()
         if self._wake_up is not None:
             self._notify()
+
+    def _end(self) -> None:
+        """Parts with the job and the listener, whose references back only the garbage collector would find."""
+        self._ended = True
+        self._job.handle = self._listener = None
 
     def _merge(self, event: Progress | BeamProgress) -> None:
         if isinstance(event, BeamProgress):

@@ -40,7 +40,7 @@ class Job:
 
     Attributes:
         arrived: Time of arrival, time.monotonic().
-        handle: The object that receives the answer; the scheduler does not look at it.
+        handle: The object that receives the answer, None after that; the scheduler does not look at it.
         cancelled: Whether the client has left. Set by the event loop, read by engines.
         queue: The sub-queue in which the job waits, None once it has started or left.
     """

@@ -222,6 +222,6 @@ class EnginePool:
     def _dispatch(self, events: list[tuple[Job, Event]]) -> None:
         for job, event in events:
             handle = job.handle
-            assert isinstance(handle, Generation)
-            if not job.cancelled:
+            if handle is not None:  # else it was cancelled
+                assert isinstance(handle, Generation)
                 handle.deliver(event)

@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from dragoman import calls
 from dragoman.channel import DEFAULT_ADDRESS, Connector, Tls, call_metadata, has_several_servers
 from dragoman.errors import DragomanError
-from dragoman.many import ManyCall, ManyCalls, call_items
+from dragoman.many import CALL_ITEMS, CALL_ITEMS_OF_SEVERAL_SERVERS, ManyCall, ManyCalls
 from dragoman.pipeline import Job, Pipeline
 from dragoman.results import HealthStatus
 from dragoman.retry import NO_RETRY, Attempts, Metadata, RetryPolicy
@@ -202,7 +202,7 @@ class BaseClient(ABC):
         fields = calls.many_fields(**options)
         pipeline = Pipeline(lambda: self._attempts(timeout, patient=True), max_in_flight, languages=options)
         several = has_several_servers(self._connector.target)
-        streams = ManyCalls(fields, lambda: Attempts(NO_RETRY, None), call_items(several_servers=several))
+        streams = ManyCalls(fields, CALL_ITEMS_OF_SEVERAL_SERVERS if several else CALL_ITEMS)
         return Many(pipeline, streams, fields, self._sender, self._connector)
 
 

@@ -30,7 +30,8 @@ _CLOSED = re.compile("socket closed|connection reset by peer|end of tcp stream",
 _CLOSED_HINT = "something listens there, but it requires TLS or a client certificate, or has no server behind it"
 # Codes for which the server's log may say more. Other errors are complete in themselves.
 _SERVER_FAULTS = {"INTERNAL", "UNKNOWN", "DATA_LOSS", "UNAVAILABLE", "DEADLINE_EXCEEDED"}
-_TIMED_OUT = {"Deadline Exceeded", "Stream removed (Deadline Exceeded)"}
+TIMED_OUT = "the timeout passed before the answer arrived"
+_TIMEOUTS = {"Deadline Exceeded", "Stream removed (Deadline Exceeded)"}
 _LOST = re.compile(r"^Stream removed \((?!Deadline Exceeded|Channel closed)(.*)\)$")
 # The connection was never established; the reason follows the last colon.
 _NO_CONNECTION = re.compile(r"failed to connect to all addresses|connections to all backends failing|errors resolving")
@@ -205,8 +206,8 @@ def from_rpc_error(
         if proxy is not None:
             reason = f"through the proxy in {proxy}: {reason}; add the host to no_proxy to bypass the proxy"
         message, request_id = _unreachable(address, reason), None
-    elif code is grpc.StatusCode.DEADLINE_EXCEEDED and message in _TIMED_OUT:
-        message = "the timeout passed before the answer arrived"
+    elif code is grpc.StatusCode.DEADLINE_EXCEEDED and message in _TIMEOUTS:
+        message = TIMED_OUT
     if lost := _LOST.search(message):
         # The connection broke during the call; gRPC does not report that as UNAVAILABLE.
         code, message = grpc.StatusCode.UNAVAILABLE, f"the connection to {address} was lost ({lost[1]})"

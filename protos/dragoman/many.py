@@ -4,12 +4,13 @@ Pure: it sends nothing and never waits. Each client drives it, beside the Pipeli
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from dragoman.calls import result
 from dragoman.errors import (
+    TIMED_OUT,
     DeadlineExceededError,
     DragomanError,
     ResourceExhaustedError,
@@ -18,7 +19,7 @@ from dragoman.errors import (
 )
 from dragoman.pipeline import Job
 from dragoman.results import Result
-from dragoman.retry import Attempts
+from dragoman.retry import NO_RETRY, Attempts
 from dragoman.v1 import generation_pb2 as pb
 
 # Sources that one call has in flight. With more, there are several calls, which may reach different servers.
@@ -28,8 +29,7 @@ RENEW_SECONDS = 10.0
 # A source of more bytes is sent in a call of its own: a message over the server's limit would end a call of many.
 LARGE_BYTES = 64 * 1024
 MESSAGE_BYTES = 256 * 1024  # after which another message begins
-
-TIMED_OUT = "the timeout passed before the answer arrived"
+CLOSE_SECONDS = 1.0  # for the server to end a call without sources
 
 Outcome = tuple[Job, Result | DragomanError]
 
@@ -77,38 +77,27 @@ class ManyCalls:
 
     Args:
         defaults: Fields of the requests: model, options, details, priority.
-        make_attempts: Starts the attempts of a call.
         items: Maximum number of sources in one call.
         clock: Returns monotonic seconds.
-
-    Attributes:
-        supported: Whether the server has GenerateMany; older ones do not.
     """
 
     def __init__(
         self,
-        defaults: dict[str, Any],
-        make_attempts: Callable[[], Attempts],
+        defaults: Mapping[str, Any],
         items: int,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.supported = True
+        self._supported = True  # older servers do not have GenerateMany
         self._defaults = defaults
-        self._make_attempts = make_attempts
         self._items = items
         self._clock = clock
         self._calls: list[ManyCall] = []
         self._expiry = float("inf")  # before that no timeout of a source passes
 
-    @property
-    def calls(self) -> list[ManyCall]:
-        """Calls that have not ended."""
-        return self._calls.copy()
-
     def needs_own_call(self, job: Job) -> bool:
         """Returns whether a source must be sent with Generate."""
-        return not self.supported or job.alone or job.source.ByteSize() > LARGE_BYTES
+        return not self._supported or job.alone or job.source.ByteSize() > LARGE_BYTES
 
     def add(self, job: Job) -> None:
         """Adds a job that is to be sent."""
@@ -126,7 +115,8 @@ class ManyCalls:
             if call.closed:
                 continue
             messages = list(self._messages(call)) if call.unsent or call.cancelled else []
-            call.closed = now >= call.renew_at
+            # An open call can still take cancellations.
+            call.closed = now >= call.renew_at and not call.jobs
             if messages or call.closed:
                 yield call, messages
 
@@ -167,7 +157,7 @@ class ManyCalls:
         self._calls.remove(call)
         jobs = list(call.jobs.values())
         if error is not None and error.code == "UNIMPLEMENTED":
-            self.supported = False
+            self._supported = False
             return jobs, None
         if error is not None and _concerns_the_call(error):
             return jobs, error
@@ -184,7 +174,7 @@ class ManyCalls:
             fits = len(call.jobs) < self._items and call.attempts.ignore_health == ignore_health
             if fits and not call.closed and now < call.renew_at:
                 return call
-        attempts = self._make_attempts()
+        attempts = Attempts(NO_RETRY, None)
         attempts.ignore_health = ignore_health
         self._calls.append(call := ManyCall(attempts, now + RENEW_SECONDS))
         return call
@@ -211,8 +201,3 @@ def _concerns_the_call(error: DragomanError) -> bool:
     refused = isinstance(error, ResourceExhaustedError) and error.retry_after is not None
     fates = ("UNAUTHENTICATED", "PERMISSION_DENIED", "CANCELLED")
     return refused or isinstance(error, UnavailableError) or error.code in fates
-
-
-def call_items(several_servers: bool) -> int:
-    """Returns how many sources one call has in flight."""
-    return CALL_ITEMS_OF_SEVERAL_SERVERS if several_servers else CALL_ITEMS

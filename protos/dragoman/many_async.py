@@ -9,8 +9,7 @@ import grpc
 
 from dragoman.base import Many
 from dragoman.errors import ItemError, UnavailableError
-from dragoman.many import ManyCall
-from dragoman.many_blocking import CLOSE_SECONDS
+from dragoman.many import CLOSE_SECONDS, ManyCall
 from dragoman.pipeline import Job
 from dragoman.requests import Source
 from dragoman.results import Result

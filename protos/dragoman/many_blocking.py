@@ -10,13 +10,11 @@ import grpc
 
 from dragoman.base import Many
 from dragoman.errors import ItemError, UnavailableError
-from dragoman.many import ManyCall
+from dragoman.many import CLOSE_SECONDS, ManyCall
 from dragoman.pipeline import Job
 from dragoman.requests import Source
 from dragoman.results import Result
 from dragoman.v1 import generation_pb2 as pb
-
-CLOSE_SECONDS = 1.0  # for the server to end a call without sources
 
 Event: TypeAlias = tuple[Job | ManyCall, Any]
 """A source and its finished call; or a GenerateMany call with a message, or with its error or None at its end."""

@@ -181,7 +181,7 @@ class Pipeline:
         self._max_outcomes = 2 * max_in_flight
         self._first = 0  # index of the next outcome to return
         self._outcomes: deque[Result | ItemError | None] = deque()  # of sources `first`, `first` + 1, ...
-        self._new: deque[Job] = deque()  # never sent
+        self._new: deque[Job] = deque()  # due at once
         self._retries: list[tuple[float, int, Job]] = []  # a heap by the time to send them
         self._in_flight = 0
         self._sent = 0

@@ -1,12 +1,12 @@
 """The GenerateMany calls of generate_many: which source goes where, timeouts, and what the end of a call means."""
 
 from collections.abc import Iterable
-from functools import partial
 
 import pytest
 from google.rpc import code_pb2, status_pb2
 
 from dragoman.errors import (
+    TIMED_OUT,
     CallCancelledError,
     DeadlineExceededError,
     DragomanError,
@@ -14,7 +14,7 @@ from dragoman.errors import (
     ServerError,
     UnavailableError,
 )
-from dragoman.many import LARGE_BYTES, MESSAGE_BYTES, RENEW_SECONDS, TIMED_OUT, ManyCall, ManyCalls
+from dragoman.many import LARGE_BYTES, MESSAGE_BYTES, RENEW_SECONDS, ManyCall, ManyCalls
 from dragoman.pipeline import Job
 from dragoman.results import Result
 from dragoman.retry import NO_RETRY, Attempts
@@ -39,7 +39,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def streams(clock: Clock) -> ManyCalls:
-    return ManyCalls(DEFAULTS, partial(Attempts, NO_RETRY, None), ITEMS, clock=clock)
+    return ManyCalls(DEFAULTS, ITEMS, clock=clock)
 
 
 def job(number: int, clock: Clock, text: str = "a", timeout: float | None = None, health: bool = True) -> Job:
@@ -117,19 +117,31 @@ def test_after_some_time_sources_go_into_a_new_call(streams: ManyCalls, clock: C
     assert sent(streams) == []
     clock.now += 2
     added(streams, [job(2, clock)])
-    found = dict(streams.messages())
-    assert {call: [ids(message) for message in messages] for call, messages in found.items()} == {
-        old: [],
-        streams.calls[1]: [["2"]],
-    }
-    assert (old.closed, streams.calls[1].closed) == (True, False)
-    assert streams.ended(old, None) == ([old.jobs["1"]], None), "it did not answer, so the source is sent alone"
+    [(new, message)] = sent(streams)
+    assert (new is not old, ids(message)) == (True, ["2"])
+    assert not old.closed, "its source may have to be cancelled"
+    assert len(list(old.answers(pb.GenerateManyResponse(answers=[answer("1")])))) == 1
+    assert list(streams.messages()) == [(old, [])]
+    assert (old.closed, new.closed) == (True, False)
+    assert streams.ended(old, None) == ([], None)
+
+
+def test_a_source_in_an_old_call_is_cancelled_as_well(streams: ManyCalls, clock: Clock) -> None:
+    added(streams, [job(1, clock, timeout=2 * RENEW_SECONDS)])
+    [(call, _)] = sent(streams)
+    clock.now += RENEW_SECONDS + 1
+    assert sent(streams) == []
+    clock.now += RENEW_SECONDS
+    assert len(streams.expired()) == 1
+    [(_, [message])] = streams.messages()
+    assert list(message.cancel) == ["1"]
+    assert call.closed, "it has nothing left to do"
 
 
 def test_large_sources_are_sent_alone_and_messages_stay_small(streams: ManyCalls, clock: Clock) -> None:
     large, small = job(1, clock, "x" * (LARGE_BYTES + 1)), job(2, clock)
     assert [streams.needs_own_call(each) for each in (large, small)] == [True, False]
-    wide = ManyCalls(DEFAULTS, partial(Attempts, NO_RETRY, None), 100, clock=clock)
+    wide = ManyCalls(DEFAULTS, 100, clock=clock)
     added(wide, (job(number, clock, "x" * (LARGE_BYTES - 100)) for number in range(20)))
     [(_, messages)] = list(wide.messages())
     assert [number for message in messages for number in ids(message)] == [str(number) for number in range(20)]
@@ -168,7 +180,6 @@ def test_the_failure_of_a_call_is_that_of_its_sources(streams: ManyCalls, clock:
     jobs = added(streams, [job(1, clock), job(2, clock)])
     [(call, _)] = sent(streams)
     assert streams.ended(call, error) == (jobs, error)
-    assert streams.calls == []
     assert not any(map(streams.needs_own_call, jobs))
 
 

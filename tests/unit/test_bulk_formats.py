@@ -61,6 +61,8 @@ def test_columns_stay_beside_the_answer(tmp_path: Path) -> None:
     expected = b"1\thund\tHUND\n2\t\n3\tkatze\textra\tKATZE\n\xff\tmaus\t\n"
     assert answered(source, tmp_path / "out.tsv", column="2") == (expected, bad)
     assert answered(source, tmp_path / "out.txt", column="2") == (b"HUND\n\nKATZE\n\n", bad)
+    content, _ = answered(source, tmp_path / "out.jsonl", column="2")
+    assert json.loads(content.splitlines()[0]) == {"text": "hund", "answer": "HUND"}
     for column in ("0", "name", "-1", "²"):
         with pytest.raises(BulkError, match=r"--column: expected the number of a column of a .tsv file"):
             find_work(source, tmp_path / "other.tsv", column=column)
@@ -97,6 +99,20 @@ def test_objects_keep_their_fields_as_they_are(tmp_path: Path) -> None:
         answered(source, tmp_path / "other.jsonl")
     content, _ = answered(source, tmp_path / "renamed.jsonl", answer_column="loud")
     assert [json.loads(line)["loud"] for line in content.splitlines()] == ["A", "B"]
+
+
+def test_only_columns_that_stand_beside_the_answers_need_other_names(tmp_path: Path) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.parquet"
+    source.write_text('{"": 1, "answer": 2, "text": "a"}\n')
+    assert answered(source, tmp_path / "out.txt") == (b"A\n", [])
+    answered(source, out)
+    assert parquet.read_table(out).to_pylist() == [{"text": "a", "answer": "A"}]
+    for name in ("other.tsv", "other.parquet", "other.txt"):
+        answered(source, tmp_path / name)
+    (tmp_path / "in.txt").write_text("a\n")
+    for name in ("in.txt", "other.tsv", "other.parquet"):
+        with pytest.raises(BulkError, match=r'the sources of .*other\.jsonl are called "text"; name another --answer-'):
+            find_work(tmp_path / name, tmp_path / "other.jsonl", answer_column="text")
 
 
 TABLE = {"id": [*range(9)], "word": ["a", None, "b2", "", *"defgh"], "list": [[n] * n for n in range(9)]}
@@ -209,9 +225,11 @@ def test_a_folder_is_answered_file_by_file_and_shared_out(tmp_path: Path) -> Non
 
 
 def test_inputs_and_outputs_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    folder, file = tmp_path / "in", tmp_path / "a.txt"
+    folder, full, file = tmp_path / "in", tmp_path / "more", tmp_path / "a.txt"
     file.write_text("a\n")
     folder.mkdir()
+    full.mkdir()
+    (full / "b.txt").write_text("b\n")
     for source, out, options, sentence in (
         (tmp_path / "nowhere", file, {}, "nowhere: there is no such file"),
         (file, file, {}, "a.txt is the input itself; name another file to write"),
@@ -221,6 +239,7 @@ def test_inputs_and_outputs_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         (folder, folder, {}, "in is the input itself; name another folder to write"),
         (folder, tmp_path / "out", {}, "in has no files"),
         (tmp_path, tmp_path / "out", {}, "in is not a file; in a folder, only files can be read"),
+        (full, file / "out", {}, "a.txt/out: can't be made: Not a directory"),
     ):
         with pytest.raises(BulkError, match=sentence):
             find_work(source, out, **options)

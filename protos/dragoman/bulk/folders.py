@@ -8,6 +8,7 @@ from dragoman.bulk.errors import BulkError
 from dragoman.bulk.formats import Format, format_of, renamed
 from dragoman.bulk.output import BESIDE_OUTPUTS
 from dragoman.bulk.rows import Input
+from dragoman.bulk.text_lines import guarded
 from dragoman.bulk.work import FileWork
 
 
@@ -62,9 +63,11 @@ def find_work(
     """
 
     def work(path: Path, target: Path, kind: Format | None) -> FileWork:
-        written = format_of(target, kind)
-        taken = answer_column if written.kind in ("jsonl", "parquet") else ""
-        return FileWork(Input(path, format_of(path, input_format), column, taken), target, written, answer_column)
+        read, written = format_of(path, input_format), format_of(target, kind)
+        found = Input(path, read, column, answer_column if read.kind == written.kind else None)
+        if read.kind != written.kind and written.kind in ("jsonl", "parquet") and found.name == answer_column:
+            raise BulkError(f'the sources of {target} are called "{found.name}"; name another --answer-column')
+        return FileWork(found, target, written, answer_column)
 
     if not source.is_dir():
         if shard is not None:
@@ -77,7 +80,7 @@ def find_work(
     if out.exists() and out.samefile(source):
         raise BulkError(f"{out} is the input itself; name another folder to write")
     targets: dict[Path, Path] = {}  # the input of each output
-    for path in sorted(source.iterdir()):
+    for path in sorted(guarded(source, lambda: list(source.iterdir()))):
         if path.name[0] in "._" or path.name.endswith(BESIDE_OUTPUTS):
             continue
         if not path.is_file():
@@ -90,5 +93,8 @@ def find_work(
         raise BulkError(f"{source} has no files")
     chosen = list(targets.items()) if shard is None else list(targets.items())[shard.index :: shard.count]
     files = [work(path, target, output_format or format_of(path, input_format).kind) for target, path in chosen]
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BulkError(f"{out}: can't be made: {error.strerror or error}") from None
     return files

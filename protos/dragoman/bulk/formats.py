@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from dragoman.bulk.errors import BulkError
 
 Format = Literal["text", "tsv", "jsonl", "parquet"]
-FORMATS: tuple[Format, ...] = get_args(Format)
 GZIP = ".gz"
 _SUFFIXES: dict[str, Format] = {".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 _SUFFIX_OF: dict[Format, str] = {"text": ".txt", "tsv": ".tsv", "jsonl": ".jsonl", "parquet": ".parquet"}

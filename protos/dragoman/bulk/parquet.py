@@ -17,11 +17,11 @@ GROUP_ROWS, GROUP_BYTES = 2**17, 2**26  # of a row group, whichever comes first
 COMPRESSION = "zstd"
 
 
-def check_columns(path: Path, name: str, taken: str) -> None:
-    """Checks that a file has a column of texts, and none of the name that the answers get.
+def check_columns(path: Path, name: str, taken: str | None) -> None:
+    """Checks that a file has a column of texts, and none of the name that the answers get, if they get one.
 
     Raises:
-        BulkError: It has not; or pyarrow is not installed, or can't read the file.
+        BulkError: The columns do not fit; or pyarrow is not installed, or can't read the file.
     """
     pa = _pyarrow()
     with _opened(path) as file:

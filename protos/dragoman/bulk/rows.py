@@ -39,18 +39,18 @@ class Input:
     Attributes:
         column: Where the sources are: a number counted from 1 for tsv, a name for jsonl and parquet. None for the
             first, or "text".
-        taken: Name that no other column may have, since the answers get it.
+        taken: Name that no column may have, since the answers get it; None if they do not stand beside the columns.
     """
 
     path: Path
     format: FileFormat
     column: str | None = None
-    taken: str = ""
+    taken: str | None = None
 
     @property
     def name(self) -> str:
-        """The name of the column with the sources."""
-        return self.column or DEFAULT_COLUMN
+        """The name of the column with the sources; the one that it gets where columns have numbers."""
+        return DEFAULT_COLUMN if self.column is None or self.format.kind == "tsv" else self.column
 
     def check(self) -> None:
         """Checks what can be known before reading.
@@ -116,7 +116,7 @@ class Input:
             return Row(number, "", f"is not valid JSON: {' '.join(str(error).split())}", None)
         if not isinstance(value, dict):
             return Row(number, "", f"is {_kind(value)}, not a JSON object", None)
-        if self.taken in value:
+        if self.taken is not None and self.taken in value:
             raise BulkError(
                 f'{self.path}:{number} has a field "{self.taken}" already; name another --answer-column for the answers'
             )

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dragoman.bulk.formats import Format
 from dragoman.bulk.stopping import Stop
 from dragoman.cli.common import FAILED, Model, Server, reporting_errors, with_server_options
 from dragoman.cli.decoding import Decoding, with_decoding_options
@@ -58,11 +59,9 @@ def bulk(
     answer_column: Annotated[
         str, file_option(metavar="NAME", help="Column of the answers in .jsonl and .parquet.")
     ] = "answer",
-    input_format: Annotated[
-        Literal["text", "tsv", "jsonl", "parquet"] | None, file_option(help="Format of IN. Default: by its name.")
-    ] = None,
+    input_format: Annotated[Format | None, file_option(help="Format of IN. Default: by its name.")] = None,
     output_format: Annotated[
-        Literal["text", "tsv", "jsonl", "parquet"] | None,
+        Format | None,
         file_option(help="Format of OUT. Default: by its name; in a folder, that of the input."),
     ] = None,
     shard: Annotated[

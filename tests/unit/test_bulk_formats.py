@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -222,6 +223,20 @@ def test_a_folder_is_answered_file_by_file_and_shared_out(tmp_path: Path) -> Non
     for text in ("3/3", "1", "a/b", "1/0", "-1/2"):
         with pytest.raises(ValueError, match="--shard: expected I/N"):
             read_shard(text)
+
+
+def test_a_folder_may_have_more_files_than_a_process_may_open(tmp_path: Path) -> None:
+    source, out = tmp_path / "in", tmp_path / "out"
+    source.mkdir()
+    for number in range(40):
+        (source / f"{number}.txt").write_text("a\n")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len([*Path("/proc/self/fd").iterdir()]) + 20, hard))
+    try:
+        counts = BulkWork(find_work(source, out), {}).run(Shouting())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert counts.answered == len(list(out.glob("*.txt"))) == 40
 
 
 def test_inputs_and_outputs_that_do_not_fit_are_refused(tmp_path: Path) -> None:

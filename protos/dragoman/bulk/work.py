@@ -85,15 +85,20 @@ class FileWork:
         """
         self._digest = self.source.digest(should_stop)
 
-    def open(self, configuration: Mapping[str, Any], restart: bool) -> bool:
+    def look(self, configuration: Mapping[str, Any], restart: bool) -> bool:
+        """Returns whether there is something left to do. Arguments and errors are those of `open`."""
+        self.open(configuration, restart)
+        assert self._output is not None
+        finished = self._output.finished
+        self.close()
+        return not finished
+
+    def open(self, configuration: Mapping[str, Any], restart: bool) -> None:
         """Opens the output, to go on where it is.
 
         Args:
             configuration: What the output depends on beside the input and its format.
             restart: Whether to begin anew.
-
-        Returns:
-            whether there is something left to do.
 
         Raises:
             BulkError: See Output.
@@ -109,7 +114,6 @@ class FileWork:
         self._output = Output(self.out, {**configuration, **own}, restart, converter(self._format))
         if self._output.state:
             self.counts = Counts(**self._output.state)
-        return not self._output.finished
 
     def windows(self, size: int) -> Iterator[list[Row]]:
         """Yields the rows that are not done, by windows."""
@@ -148,11 +152,13 @@ class FileWork:
         if not self.counts.lines:
             self.save([], [])  # an empty file has a header in some formats
         self._output.finish()
+        self._output = None
 
     def close(self) -> None:
         """Closes the output; the work can go on later."""
         if self._output is not None:
             self._output.close()
+            self._output = None
 
 
 class BulkWork:
@@ -195,10 +201,10 @@ class BulkWork:
         total = sum(file.rows for file in self._files)
         try:
             configuration = {"the model": backend.model, **self._configuration}
-            left = [file for file in self._files if file.open(configuration, self._restart)]
+            left = [file for file in self._files if file.look(configuration, self._restart)]
             done = total - sum(file.rows - file.counts.lines for file in left)
             with Meter(total, done, lambda: self._measure(backend)):
-                for answers in backend.answers(self._sources(left)):
+                for answers in backend.answers(self._sources(left, configuration)):
                     self._finish_files()
                     file, rows = self._read.popleft()
                     assert rows is not None
@@ -214,8 +220,9 @@ class BulkWork:
             counts.add(file.counts)
         return counts
 
-    def _sources(self, files: Sequence[FileWork]) -> Iterator[list[str]]:
+    def _sources(self, files: Sequence[FileWork], configuration: Mapping[str, Any]) -> Iterator[list[str]]:
         for file in files:
+            file.open(configuration, self._restart)  # not before: a process may only open so many files
             for rows in file.windows(self._window):
                 self._read.append((file, rows))
                 sources = [row.source for row in rows if not row.problem]

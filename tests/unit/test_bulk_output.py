@@ -1,10 +1,7 @@
-"""The output file of long work: killed at any moment, it goes on without a lost or doubled line."""
+"""The output file of long work: which one is continued, and which one is refused."""
 
 import json
-import multiprocessing
-import os
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,47 +29,6 @@ def work(out: Path) -> None:
         )
     if not output.finished:
         output.finish()
-
-
-def killed_work(out: Path, moment: int) -> None:
-    """Does the work until a SIGKILL before the moment-th time that something is written, synced or renamed."""
-    passed = 0
-
-    def count(call: Callable[..., object]) -> Callable[..., object]:
-        def counted(*arguments: object) -> object:
-            nonlocal passed
-            passed += 1
-            if passed == moment:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return call(*arguments)
-
-        return counted
-
-    os.fsync, Path.replace = count(os.fsync), count(Path.replace)  # type: ignore[assignment,method-assign]
-    work(out)
-
-
-def test_a_kill_at_any_moment_loses_and_doubles_nothing(tmp_path: Path) -> None:
-    context, moment, killed = multiprocessing.get_context("fork"), 0, True
-    while killed:
-        moment += 1
-        out = tmp_path / f"out-{moment}.tsv"
-        process = context.Process(target=killed_work, args=(out, moment))
-        process.start()
-        process.join()
-        killed = process.exitcode == -signal.SIGKILL
-        assert killed or process.exitcode == 0
-        journal, partial = Path(f"{out}.journal"), Path(f"{out}.partial")
-        if killed and b"complete" not in journal.read_bytes():  # the kill may have come in the middle of a write
-            for path in (journal, partial):
-                with path.open("ab") as file:
-                    file.write(b'{"lines": 1')
-        work(out)
-        assert out.read_bytes() == b"".join(LINES[::2])
-        assert Path(f"{out}.bad_lines.txt").read_bytes() == b"".join(LINES[1::2])
-        left = sorted(path.name for path in tmp_path.glob(f"{out.name}*"))
-        assert left == [out.name, f"{out.name}.bad_lines.txt", f"{out.name}.journal"]
-    assert moment > 15
 
 
 @contextmanager

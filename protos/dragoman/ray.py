@@ -8,6 +8,7 @@
         Predictor,
         fn_constructor_kwargs={"bundle": "bundles/g2p-en", "column": "word", "beam_size": 4},
         batch_size=4096,
+        batch_format="pyarrow",
         num_cpus=2,
         compute=ray.data.ActorPoolStrategy(size=4),
     )
@@ -24,15 +25,14 @@ from dragoman.bulk.backend import Answer, Backend
 from dragoman.bulk.rows import DEFAULT_COLUMN, readable
 from dragoman.requests import GenerateOptions
 
-PROBLEM_COLUMN = "problem"
-
 
 class Predictor:
     """Answers the texts of a column. Ray makes one in each actor, and hands it batch after batch.
 
     A bundle gets the CPUs and the GPU that Ray has assigned to the actor (`num_cpus`, `num_gpus`): with `num_gpus=1`
     the model runs on that GPU, or the actor fails; without, on as many threads as it has CPUs. A batch is sorted by
-    length and answered at once, so give it a few thousand rows.
+    length and answered at once, so give it a few thousand rows. Arrow batches (`batch_format="pyarrow"`) get columns of
+    texts even where all of them are null; from others, Ray writes Parquet files that differ in their types.
 
     Args:
         bundle: Directory of a bundle, which each node must see, to run in the actor.
@@ -57,7 +57,7 @@ class Predictor:
         address: str | Sequence[str] | None = None,
         column: str = DEFAULT_COLUMN,
         answer_column: str = "answer",
-        problem_column: str = PROBLEM_COLUMN,
+        problem_column: str = "problem",
         machine: Mapping[str, Any] | None = None,
         client: Mapping[str, Any] | None = None,
         **options: Unpack[GenerateOptions],
@@ -94,15 +94,13 @@ class Predictor:
         for name in (self._answers, self._problems):
             if name in names:
                 raise ValueError(f"there is a column {name!r} already; name others for the answers and the problems")
-        column = batch[self._column]
-        rows = [_source(value) for value in (column.to_pylist() if hasattr(column, "to_pylist") else column.tolist())]
+        rows = [_source(value) for value in _values(batch[self._column])]
         sources = [source for source, problem in rows if not problem]
         [found] = self._backend.answers([sources])
         unread = iter(found)
         answers = [Answer(None, problem) if problem else next(unread) for _, problem in rows]
         return _with_columns(
             batch,
-            column,
             {
                 self._answers: [answer.text for answer in answers],
                 self._problems: [answer.complaint or None for answer in answers],
@@ -114,14 +112,26 @@ class Predictor:
         self._backend.close()
 
 
+def _values(column: Any) -> list[Any]:
+    if hasattr(column, "to_pylist"):
+        values: list[Any] = column.to_pylist()
+    elif hasattr(column, "notna"):  # pandas has several values for none
+        values = column.astype(object).where(column.notna(), None).tolist()
+    else:
+        values = column.tolist()
+    return values
+
+
 def _source(value: Any) -> tuple[str, str]:
-    if value is None or value != value:  # NaN is what pandas has for no text
-        return readable(None)
-    return readable(value) if isinstance(value, str) else ("", f"is no text, but {type(value).__name__}")
+    if isinstance(value, float) and value != value:  # NaN, which pandas leaves in NumPy arrays for none
+        value = None
+    if value is None or isinstance(value, str):
+        return readable(value)
+    return "", f"is no text, but {type(value).__name__}"
 
 
-def _with_columns(batch: Any, column: Any, columns: dict[str, list[str | None]]) -> Any:
-    """Returns a batch with more columns of texts, in the form that it has, as `column`, one of its own, shows it."""
+def _with_columns(batch: Any, columns: dict[str, list[str | None]]) -> Any:
+    """Returns a batch with more columns of texts: lists beside NumPy arrays, which Ray takes as well."""
     if hasattr(batch, "append_column"):
         import pyarrow as pa
 
@@ -130,18 +140,14 @@ def _with_columns(batch: Any, column: Any, columns: dict[str, list[str | None]])
         return batch
     if hasattr(batch, "assign"):
         return batch.assign(**columns)
-    added = {}
-    for name, values in columns.items():
-        added[name] = column.astype(object)  # NumPy without its import, which the client does not depend on
-        added[name][:] = values
-    return {**batch, **added}
+    return {**batch, **columns}
 
 
 def _assigned() -> tuple[int | None, str]:
-    """Returns the CPU cores and the device that Ray has assigned to this actor."""
+    """Returns the CPU cores and the device that Ray has assigned to this actor; all of the machine outside of one."""
     import ray
 
-    if not ray.is_initialized():
+    if not ray.is_initialized() or ray.get_runtime_context().worker.mode != ray.WORKER_MODE:  # a trial on its own
         return None, "auto"
     assigned = ray.get_runtime_context().get_assigned_resources()
     return max(1, int(assigned.get("CPU", 1))), "cuda" if assigned.get("GPU") else "cpu"

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from dragoman.bulk.in_process import open_bundle
 from tests.support.bundles import SHIPPED_G2P
 
 FILES, ROWS = 4, 50
@@ -65,7 +64,7 @@ def test_all_rows_come_once_though_an_actor_dies(tmp_path: Path, cluster: Any) -
                 os.kill(os.getpid(), signal.SIGKILL)
             return answered.append_column("process", pa.array([os.getpid()] * len(answered)))
 
-    arguments = {"bundle": str(SHIPPED_G2P), "column": "word", "machine": {"max_rows": 16}}
+    arguments: dict[str, Any] = {"bundle": str(SHIPPED_G2P), "column": "word", "machine": {"max_rows": 16}}
     # Ray joins small files to one block, which only one actor could work on.
     answered = (
         cluster.data.read_parquet(str(tmp_path / "in"))
@@ -81,10 +80,10 @@ def test_all_rows_come_once_though_an_actor_dies(tmp_path: Path, cluster: Any) -
     )
     answered.write_parquet(str(tmp_path / "out"))
     found = parquet.read_table(tmp_path / "out").sort_by("id").to_pylist()
-    backend = open_bundle(SHIPPED_G2P, {}, {"max_rows": 16, "engines": 1})
-    [expected] = backend.answers([words])
-    backend.close()
+    here = Predictor(**arguments)
+    expected = here(pa.table({"word": words}))
+    here.close()
     assert [row["id"] for row in found] == list(range(len(words)))
-    assert [row["answer"] for row in found] == [answer.text for answer in expected]
+    assert [row["answer"] for row in found] == expected["answer"].to_pylist()
     assert len({row["process"] for row in found}) >= 2
     assert died.exists()

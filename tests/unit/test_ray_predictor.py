@@ -29,8 +29,9 @@ def predictor() -> Iterator[Predictor]:
         {"id": np.arange(5), "word": np.array(WORDS, dtype=object)},
         pa.table({"id": range(5), "word": WORDS}),
         pd.DataFrame({"id": range(5), "word": WORDS}),
+        pd.DataFrame({"id": range(5), "word": pd.array(WORDS, dtype="string")}),
     ],
-    ids=["numpy", "arrow", "pandas"],
+    ids=["numpy", "arrow", "pandas", "pandas with NA"],
 )
 def test_answers_and_problems_are_columns_of_the_batch(predictor: Predictor, batch: Any) -> None:
     found = predictor(batch)
@@ -43,6 +44,11 @@ def test_answers_and_problems_are_columns_of_the_batch(predictor: Predictor, bat
     assert list(found["id"]) == [0, 1, 2, 3, 4] or found["id"].to_pylist() == [0, 1, 2, 3, 4]
 
 
+def test_columns_of_arrow_are_texts_even_if_all_are_null(predictor: Predictor) -> None:
+    found = predictor(pa.table({"word": ["a"]}))
+    assert [found.schema.field(name).type for name in ("answer", "problem")] == [pa.string()] * 2
+
+
 def test_batches_that_do_not_fit_are_refused(predictor: Predictor) -> None:
     with pytest.raises(KeyError, match="there is no column 'word' of sources, but text"):
         predictor({"text": np.array(["a"])})
@@ -50,6 +56,8 @@ def test_batches_that_do_not_fit_are_refused(predictor: Predictor) -> None:
         predictor({"word": np.array(["a"]), "answer": np.array(["b"])})
     numbers = predictor({"word": np.array([1.5, float("nan")])})
     assert list(numbers["problem"]) == ["the source is no text, but float", "the source has no text, but null"]
+    tensors = predictor({"word": np.array([[1.5, 2.5]])})
+    assert list(tensors["problem"]) == ["the source is no text, but list"]
     for arguments in ({}, {"bundle": "b", "address": "a:1"}):
         with pytest.raises(ValueError, match="expected either a bundle or an address"):
             Predictor(**arguments)  # type: ignore[arg-type]

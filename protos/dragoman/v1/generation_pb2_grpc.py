@@ -111,8 +111,8 @@ class GenerationServiceServicer:
 
     def GenerateMany(self, request_iterator, context):
         """Generates from any number of items, sent and answered over one call. Each item has an id, and options of its own if
-        it needs them; it is answered as soon as it is finished, in any order, with a response or an error. The call goes on
-        until the client has sent its last item and every item is answered, or until the call's deadline.
+        it needs them; it is answered as soon as it is finished, in any order, with a response or an error. The call goes
+        on until the client has sent its last item and every item is answered, or until the call's deadline.
 
         At most Model.many_window items of a call wait or run at the same time, and answers that the client has not read
         count as well. Further items are not read, so HTTP/2 flow control makes a fast sender wait. Cancelling the call

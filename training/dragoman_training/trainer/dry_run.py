@@ -62,7 +62,7 @@ def dry_run(
         with bar.preparing() as progress:
             data = prepare(_without_preparing(recipe), run, echo, progress)
         batches = BatchSampler(data.epochs, recipe.training.batch_tokens, recipe.seed).block(epoch=0)
-        source, target = data.epochs.block(0, 0).lengths()
+        source, target = batches[0].pairs.lengths()
         shapes = sorted(_shape(number, source[b.indices], target[b.indices]) for number, b in enumerate(batches))
         _show_batches(recipe.training, shapes, int(source.sum() + target.sum()), data.epochs.blocks(0), echo)
         learner = _build(recipe, data, start, device, run, echo)

@@ -90,10 +90,10 @@ class Predictor:
         """
         names = list(batch.column_names if hasattr(batch, "column_names") else batch)
         if self._column not in names:
-            raise KeyError(f"there is no column {self._column!r} of sources, but {', '.join(names)}")
+            raise KeyError(f"there is no column {self._column!r}, only {', '.join(names)}")
         for name in (self._answers, self._problems):
             if name in names:
-                raise ValueError(f"there is a column {name!r} already; name others for the answers and the problems")
+                raise ValueError(f"there is a column {name!r} already; choose another answer_column or problem_column")
         rows = [_source(value) for value in _values(batch[self._column])]
         sources = [source for source, problem in rows if not problem]
         [found] = self._backend.answers([sources])
@@ -127,7 +127,7 @@ def _source(value: Any) -> tuple[str, str]:
         value = None
     if value is None or isinstance(value, str):
         return readable(value)
-    return "", f"is no text, but {type(value).__name__}"
+    return "", f"is of type {type(value).__name__}, not text"
 
 
 def _with_columns(batch: Any, columns: dict[str, list[str | None]]) -> Any:

@@ -298,7 +298,7 @@ def _int32(value: Any, name: str) -> int:
 
 
 def _uint64(value: Any, name: str) -> int:
-    return _integer(value, name, _UINT64, "64 bits without a sign")
+    return _integer(value, name, _UINT64, "64 bits, unsigned")
 
 
 def _float32(value: Any, name: str) -> float:

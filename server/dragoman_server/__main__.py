@@ -29,7 +29,7 @@ def _run(program: str, module: str) -> None:
         package = (error.name or "").partition(".")[0]
         if package in ("dragoman_server", ""):
             raise
-        sentence = f"{package} is not installed; `pip install '.[server]'` in a clone of Dragoman brings it"
+        sentence = f"{package} is not installed; `pip install '.[server]'` in a clone of Dragoman installs it"
         print(f"{program}: {sentence}", file=sys.stderr)
         raise SystemExit(1) from None
 

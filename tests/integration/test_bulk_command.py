@@ -72,7 +72,7 @@ def test_kills_and_stops_change_no_byte(tmp_path: Path) -> None:
         if number == signal.SIGKILL:
             assert status == -signal.SIGKILL
         else:
-            sentence = f"dragoman: stopped; the same command goes on from what is saved beside {out}"
+            sentence = f"dragoman: stopped; run the same command to continue from what is saved beside {out}"
             assert (status, errors.splitlines()[-1]) == (75, sentence)
     for _ in range(2):  # the second time there is nothing to do
         assert end(start(source, out, *options))[0] == 0
@@ -87,7 +87,7 @@ def test_kills_and_stops_change_no_byte(tmp_path: Path) -> None:
     sentence = (
         f"dragoman: {out} was begun with --beam-size unset, not 2; repeat the first command, name another file, or "
     )
-    assert (status, errors) == (1, f"{sentence}use --restart to begin anew\n")
+    assert (status, errors) == (1, f"{sentence}use --restart to start over\n")
 
 
 def test_servers_answer_as_this_process_even_if_one_dies(tmp_path: Path, start_server: StartServer) -> None:
@@ -129,7 +129,7 @@ def test_a_signal_ends_the_wait_for_a_server(tmp_path: Path) -> None:
     assert notice.endswith("retrying\n")
     process.send_signal(signal.SIGTERM)
     status, output, errors = end(process)
-    sentence = f"dragoman: stopped; the same command goes on from what is saved beside {out}\n"
+    sentence = f"dragoman: stopped; run the same command to continue from what is saved beside {out}\n"
     assert (status, output, errors) == (75, "", sentence)
 
 

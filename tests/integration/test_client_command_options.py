@@ -221,7 +221,7 @@ def test_targets_are_scored(scripted: ScriptedServer) -> None:
         (["generate", "--length-normalization", "wu", "a"], "length"),
         (["generate", "--vocabulary", "no-such-file", "a"], "no-such-file"),
         (["generate", "--prefix-ids", "5 b", "a"], 'dragoman: --prefix-ids: expected token ids, as in "5 17", got'),
-        (["generate", "--seed", "-1", "a"], "dragoman: seed: -1 does not fit in 64 bits without a sign"),
+        (["generate", "--seed", "-1", "a"], "dragoman: seed: -1 does not fit in 64 bits, unsigned"),
         (["generate", "--temperature", "nan", "a"], "dragoman: temperature: expected a 32-bit number, got nan"),
         (["models", "--cert", "x.pem"], "--cert and --key must be set together"),
     ],

@@ -68,7 +68,7 @@ def test_killed_and_stopped_runs_end_with_the_same_bytes(tmp_path: Path) -> None
         if number == signal.SIGKILL:
             assert status == -signal.SIGKILL
         else:
-            sentence = f"stopped; the same command goes on from what is saved beside {out}"
+            sentence = f"stopped; run the same command to continue from what is saved beside {out}"
             assert (status, errors.splitlines()[-1]) == (75, f"dragoman-distill: {sentence}")
     for _ in range(2):  # the second time there is nothing to do
         status, output, errors = end(start(*teachers, sources, out, *options))

@@ -74,7 +74,7 @@ def test_kills_while_data_is_prepared_and_while_it_is_trained_on(tmp_path: Path)
     assert len(list((whole / "prepared").glob("*.tokens"))) == 25
     partial = run / ".prepared.partial"
     kill_when(start(run), lambda: len(list(partial.glob("read-*.npz"))) >= 3)
-    assert "going on with the preparation" in finish(start(run, "--prepare"))
+    assert "resuming the preparation" in finish(start(run, "--prepare"))
     kill_when(start(run), lambda: any(step >= 20 for step in checkpoint_steps(run)))
     output = finish(start(run, "--resume"))
     assert "resuming at step" in output

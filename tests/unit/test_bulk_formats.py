@@ -87,8 +87,8 @@ def test_objects_keep_their_fields_as_they_are(tmp_path: Path) -> None:
     assert all(map(json.loads, content.splitlines()))
     assert bad == [
         '3: the source has no field "text"',
-        '4: the source has a number as "text", not a text',
-        '5: the source has null as "text", not a text',
+        '4: the source has a number as "text", not a string',
+        '5: the source has null as "text", not a string',
         "6: the source is an array, not a JSON object",
         "7: the source is not valid JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
         "8: the source '\\ud800' has the lone surrogate U+D800 at position 0 and cannot be sent",
@@ -124,7 +124,7 @@ def test_parquet_columns_keep_their_types(tmp_path: Path) -> None:
     table = pa.table({**TABLE, "kind": pa.array(["x"] * 9).dictionary_encode()})
     parquet.write_table(table, source, row_group_size=4)
     _, bad = answered(source, out, window=2, column="word", answer_column="loud")
-    assert bad == ["2: the source has no text, but null", "3: the source has a digit", "4: the source is empty"]
+    assert bad == ["2: the source is null", "3: the source has a digit", "4: the source is empty"]
     found = parquet.read_table(out)
     assert found.drop_columns("loud") == table
     assert found.column("loud").to_pylist() == ["A", None, None, None, *"DEFGH"]
@@ -140,14 +140,14 @@ def test_parquet_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     parquet.write_table(pa.table(TABLE), source)
     for options, sentence in (
         ({}, 'in.parquet has no column "text", but id, word, list; see --column'),
-        ({"column": "id"}, 'the column "id" has values of type int64, not texts'),
+        ({"column": "id"}, 'the column "id" has values of type int64, not text'),
         ({"column": "word", "answer_column": "id"}, 'has a column "id" already; name another --answer-column'),
         ({"column": "word", "answer_column": "word"}, 'has a column "word" already; name another --answer-column'),
     ):
         with pytest.raises(BulkError, match=re.escape(sentence)):
             find_work(source, out, **options)  # type: ignore[arg-type]
     source.write_bytes(source.read_bytes()[:-7])
-    with pytest.raises(BulkError, match=r"in.parquet is no Parquet file that can be read: "):
+    with pytest.raises(BulkError, match=r"in.parquet can't be read as a Parquet file: "):
         find_work(source, out, column="word")
     with pytest.raises(BulkError, match=r"Parquet files have a compression of their own; leave out .gz"):
         find_work(source, tmp_path / "out.parquet.gz")
@@ -156,7 +156,7 @@ def test_parquet_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 def test_what_parquet_needs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "in.txt").write_text("a\n")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    sentence = "Parquet files need the package pyarrow; `pip install '.[parquet]'` in a clone of Dragoman brings it"
+    sentence = "Parquet files need the package pyarrow; `pip install '.[parquet]'` in a clone of Dragoman installs it"
     for source, out in (("in.txt", "out.parquet"), ("in.parquet", "out.txt")):
         (tmp_path / "in.parquet").write_bytes(b"")
         with pytest.raises(BulkError, match=re.escape(sentence)):
@@ -249,12 +249,12 @@ def test_inputs_and_outputs_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         (tmp_path / "nowhere", file, {}, "nowhere: there is no such file"),
         (file, file, {}, "a.txt is the input itself; name another file to write"),
         (file, tmp_path / "b", {"shard": Shard(0, 1)}, "--shard: .*a.txt is not a folder of files"),
-        (file, tmp_path / "b", {"column": "1"}, "--column is for tsv, jsonl and parquet; a text has a source a line"),
+        (file, tmp_path / "b", {"column": "1"}, "--column is for .*; a text file has one source per line"),
         (folder, file, {}, "in is a folder, but .*a.txt is not"),
         (folder, folder, {}, "in is the input itself; name another folder to write"),
         (folder, tmp_path / "out", {}, "in has no files"),
         (tmp_path, tmp_path / "out", {}, "in is not a file; in a folder, only files can be read"),
-        (full, file / "out", {}, "a.txt/out: can't be made: Not a directory"),
+        (full, file / "out", {}, "a.txt/out: can't be created: Not a directory"),
     ):
         with pytest.raises(BulkError, match=sentence):
             find_work(source, out, **options)

@@ -130,6 +130,6 @@ def test_what_a_bundle_needs_is_named_where_only_the_client_is_installed(package
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
         f"dragoman: a bundle needs the server's libraries, and {package} is not installed; `pip install '.[server]'` "
-        "in a clone of Dragoman brings it; or name servers with --address\n"
+        "in a clone of Dragoman installs it; or name servers with --address\n"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["words.txt"]

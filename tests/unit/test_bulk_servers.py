@@ -105,7 +105,7 @@ def test_what_is_wrong_with_a_source_or_an_answer_is_told() -> None:
     [found] = answers(client, window)
     assert found == [
         Answer(None, "is bad"),
-        Answer(None, "is too much for the server: the message is over the limit"),
+        Answer(None, "is too large for the server: the message is over the limit"),
         Answer("ONCE"),
         Answer(None, "made the server fail twice: it broke"),
         Answer("LONGER", "was cut at the model's limit of 6 tokens"),
@@ -129,7 +129,7 @@ def test_what_is_wrong_with_the_servers_stops_the_work_which_goes_on_later(
 ) -> None:
     source, out = tmp_path / "in.txt", tmp_path / "out.txt"
     source.write_text("a\nbb\nc\ndd\n")
-    with pytest.raises(BulkError, match=f"^{error}; the same command goes on from what is saved"):
+    with pytest.raises(BulkError, match=f"^{error}; run the same command to continue from what is saved"):
         BulkWork(find_work(source, out), {}, 2).run(backend(ScriptedClient(dd=[error])))
     client = ScriptedClient()
     BulkWork(find_work(source, out), {}, 2).run(backend(client))

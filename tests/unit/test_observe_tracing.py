@@ -182,5 +182,5 @@ def test_without_tracing_opentelemetry_is_neither_needed_nor_imported() -> None:
         "try: start_tracing(ServerConfig(tracing=True))\n"
         "except Exception as error: print(error)"
     )
-    message = "--tracing needs opentelemetry; `pip install '.[server,tracing]'` in a clone of Dragoman brings it"
+    message = "--tracing needs opentelemetry; `pip install '.[server,tracing]'` in a clone of Dragoman installs it"
     assert run(code) == f"None\n{message}\n"

@@ -78,7 +78,7 @@ def test_files_that_can_not_be_read_are_named(tmp_path: Path) -> None:
         read(tmp_path / "nowhere.txt")
     os.mkfifo(tmp_path / "pipe.txt")
     for path in (tmp_path, tmp_path / "pipe.txt"):
-        with pytest.raises(BulkError, match=r"is not a regular file, which can be read once more"):
+        with pytest.raises(BulkError, match=r"is not a regular file, so it can't be read again"):
             read(path)
     torn = tmp_path / "torn.txt.gz"
     torn.write_bytes(gzip.compress(bytes(range(256)) * 1000)[:-9])

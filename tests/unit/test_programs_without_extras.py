@@ -49,7 +49,7 @@ def test_the_server_names_what_it_lacks(package: str, function: str, name: str, 
     code = f"import sys; {lacking}; from dragoman_server.__main__ import {function}; {function}()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    sentence = f"{package} is not installed; `pip install '.[server]'` in a clone of Dragoman brings it"
+    sentence = f"{package} is not installed; `pip install '.[server]'` in a clone of Dragoman installs it"
     assert done.stderr == f"{name}: {sentence}\n"
 
 

@@ -13,7 +13,7 @@ from tests.support.bundles import SHIPPED_G2P
 
 WORDS = ["speech", None, "sp33ch", "a", ""]
 ANSWERS = ["S P IY CH", None, None, "AH", None]
-PROBLEMS = [None, "the source has no text, but null", "the source has the character '3'", None, "the source is empty"]
+PROBLEMS = [None, "the source is null", "the source has the character '3'", None, "the source is empty"]
 
 
 @pytest.fixture(scope="module")
@@ -50,14 +50,14 @@ def test_columns_of_arrow_are_texts_even_if_all_are_null(predictor: Predictor) -
 
 
 def test_batches_that_do_not_fit_are_refused(predictor: Predictor) -> None:
-    with pytest.raises(KeyError, match="there is no column 'word' of sources, but text"):
+    with pytest.raises(KeyError, match="there is no column 'word', only text"):
         predictor({"text": np.array(["a"])})
     with pytest.raises(ValueError, match="there is a column 'answer' already"):
         predictor({"word": np.array(["a"]), "answer": np.array(["b"])})
     numbers = predictor({"word": np.array([1.5, float("nan")])})
-    assert list(numbers["problem"]) == ["the source is no text, but float", "the source has no text, but null"]
+    assert list(numbers["problem"]) == ["the source is of type float, not text", "the source is null"]
     tensors = predictor({"word": np.array([[1.5, 2.5]])})
-    assert list(tensors["problem"]) == ["the source is no text, but list"]
+    assert list(tensors["problem"]) == ["the source is of type list, not text"]
     for arguments in ({}, {"bundle": "b", "address": "a:1"}):
         with pytest.raises(ValueError, match="expected either a bundle or an address"):
             Predictor(**arguments)  # type: ignore[arg-type]

@@ -38,7 +38,7 @@ def test_more_steps_of_a_finished_run_equal_a_longer_run(schedule: str, tmp_path
     outcome, shown = run_training(longer, run, resume=True)
     assert "model is kept as model-step-11.pt\n" in shown
     if schedule == "warmup_stable_decay":
-        line = "the learning rate now falls from step 20 on: the steps after 7, in which it was falling, are made again"
+        line = "the learning rate now falls from step 20 on: the steps after 7, in which it was falling, are repeated"
         assert line in shown
     step = 7 if schedule == "warmup_stable_decay" else 11
     assert f"training.steps changes from 11 to 24 at step {step}" in shown

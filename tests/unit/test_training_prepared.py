@@ -163,7 +163,7 @@ def test_a_checkpoint_from_before_blocks(tmp_path: Path, monkeypatch: pytest.Mon
     old.metrics_log.close()
     assert old.position == Position(0, 0, 5)
     monkeypatch.setattr(epochs, "BLOCK_PAIRS", 1000)
-    with pytest.raises(TrainingError, match="was started by an older version, which shuffled a large corpus"):
+    with pytest.raises(TrainingError, match="was started by an older version, which shuffled large corpora"):
         make_trainer(recipe, run)
 
 
@@ -225,7 +225,7 @@ def test_prepared_data_of_something_else(
     with pytest.raises(DataError) as error:
         prepared(number_recipe(tmp_path, *plain, override), tmp_path / "two")
     assert message in str(error.value)
-    assert str(error.value).startswith("data.prepared: prepared was made from something else: ")
+    assert str(error.value).startswith("data.prepared: prepared was prepared with other settings or data: ")
     assert (tmp_path / "prepared" / "prepared.json").exists()
 
 
@@ -234,7 +234,7 @@ def test_prepared_data_of_other_files(tmp_path: Path) -> None:
     prepared(recipe, tmp_path / "one")
     text = (tmp_path / "b.tsv").read_text()
     (tmp_path / "b.tsv").write_text(text.replace("Anna counts 7\t", "Anna counts 8\t"))
-    with pytest.raises(DataError, match=r"b\.tsv of data\.train has another content; choose another folder"):
+    with pytest.raises(DataError, match=r"the content of b\.tsv \(data\.train\) has changed; choose another folder"):
         prepared(recipe, tmp_path / "two")
     (tmp_path / "b.tsv").write_text(text)
     prepared(recipe, tmp_path / "two")
@@ -336,7 +336,7 @@ def test_an_interrupted_preparation_goes_on(tmp_path: Path, many_shards: None, m
     with monkeypatch.context() as patch:
         patch.setattr("dragoman_training.data.reading.PairReader._write", None)
         assert stream_digest(prepared(recipe, run, shown.append), recipe) == whole
-    assert f"going on with the preparation in {run / '.prepared.partial'}" in shown
+    assert f"resuming the preparation in {run / '.prepared.partial'}" in shown
     assert len(set(calls)) == len(calls) - 1, "shards that were complete are encoded again"
     # With other data, it starts over.
     monkeypatch.setattr(PairEncoder, "_write", encode)
@@ -391,6 +391,6 @@ def test_results_come_in_order_before_errors() -> None:
 
 
 def test_a_worker_that_dies_is_reported() -> None:
-    with pytest.raises(TrainingError, match="ended from outside, perhaps for lack of memory") as error:
+    with pytest.raises(TrainingError, match="was killed, perhaps for lack of memory") as error:
         list(ordered_map(square, [1, -1, 2], 2))
     assert not isinstance(error.value, DataError), "the preparation would be deleted"

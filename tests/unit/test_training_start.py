@@ -100,14 +100,14 @@ def test_another_model_is_refused_by_name(overrides: list[str], sentence: str, f
 def test_a_start_without_the_languages_of_the_data_is_refused(first_run: Path, tmp_path: Path) -> None:
     with pytest.raises(TrainingError) as error:
         run_training(small_recipe("data.train=[{file: a, target_language: de}]"), tmp_path / "run", init_from=first_run)
-    assert str(error.value) == f"--init-from {first_run}: it did not learn the target_language de of data"
+    assert str(error.value) == f"--init-from {first_run}: it was not trained for the target_language de of data"
 
 
 @pytest.mark.parametrize(
     ("file", "sentence"),
     [
         (None, "no run here (recipe.yaml is missing); expected a directory of dragoman-train"),
-        ("manifest.json", "this is a bundle; `dragoman-export --to-run {} RUN` makes a run of it"),
+        ("manifest.json", "this is a bundle; `dragoman-export --to-run {} RUN` turns it into a run"),
     ],
 )
 def test_what_is_not_a_run_is_refused(file: str | None, sentence: str, tmp_path: Path) -> None:

@@ -387,7 +387,7 @@ def test_a_dry_run_needs_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"WORLD_SIZE": "two"}, "WORLD_SIZE: 'two' is no number of processes"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE: expected a number of processes, got 'two'"),
         ({"WORLD_SIZE": "2", "RANK": "0"}, "WORLD_SIZE is 2, but MASTER_ADDR, MASTER_PORT is not set"),
     ],
 )

@@ -57,7 +57,7 @@ def run(
         bool,
         typer.Option(
             "--dry-run",
-            help="Show batches, parameters, memory and the time the run will take, after a few steps; leave no run.",
+            help="Show batches, parameters, memory and the time the run will take, after a few steps; create no run.",
         ),
     ] = False,
     prepare: Annotated[
@@ -72,7 +72,7 @@ def run(
         typer.Option(
             metavar="RUN",
             help="Start from the weights and tokenizers of another run, to train on with other data; "
-            "`dragoman-export --to-run` makes a run of a bundle or of a published model.",
+            "`dragoman-export --to-run` turns a bundle or a published model into a run.",
         ),
     ] = None,
     device: Annotated[Device, typer.Option(help="auto uses CUDA if available.")] = Device.auto,
@@ -179,7 +179,7 @@ def _stop_on_signals(patient: bool = False) -> threading.Event:
 
 def _abandoned(step: int | None, directory: Path, processes: "Processes") -> NoReturn:
     """Ends the process while the main thread is busy."""
-    where = "while the data was prepared" if step is None else f"at step {step}, saved in {directory}"
+    where = "while preparing the data" if step is None else f"at step {step}, saved in {directory}"
     if processes.is_first and processes.may_speak():
         print(f"stopped {where}; continue with --resume", file=sys.stderr, flush=True)
     os._exit(EXIT_STOPPED)
@@ -187,7 +187,7 @@ def _abandoned(step: int | None, directory: Path, processes: "Processes") -> NoR
 
 def _preparation_abandoned(_step: int | None) -> NoReturn:
     """Ends the process while the data is prepared."""
-    print("stopped while the data was prepared; the same command goes on", file=sys.stderr, flush=True)
+    print("stopped while preparing the data; run the same command to continue", file=sys.stderr, flush=True)
     os._exit(EXIT_STOPPED)
 
 

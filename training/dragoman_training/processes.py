@@ -81,7 +81,7 @@ class Processes:
         """
         size = os.environ.get("WORLD_SIZE") or "1"
         if not size.isdecimal():
-            raise TrainingError(f"WORLD_SIZE: {size!r} is no number of processes")
+            raise TrainingError(f"WORLD_SIZE: expected a number of processes, got {size!r}")
         if int(size) <= 1 or "RANK" not in os.environ:
             return Processes()
         missing = [name for name in VARIABLES if not os.environ.get(name)]
@@ -139,7 +139,7 @@ class Processes:
             watching.join()
 
     def _watch(self, store: Store, stop: threading.Event) -> None:
-        """Tells the others of a stop, and hears of theirs."""
+        """Passes a stop on to the other processes, and receives theirs."""
         told = False
         while not self._over.wait(POLL):
             try:

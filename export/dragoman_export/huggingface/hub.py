@@ -72,7 +72,7 @@ def _download(name: str, revision: str | None) -> tuple[Path, Origin]:
         from huggingface_hub import HfApi, constants, errors, snapshot_download
     except ModuleNotFoundError:
         sentence = f"{name}: no such directory, and huggingface_hub, which would download it, is not installed"
-        raise ExportError(f"{sentence}; `pip install '.[import]'` in a clone of Dragoman brings it") from None
+        raise ExportError(f"{sentence}; `pip install '.[import]'` in a clone of Dragoman installs it") from None
     try:
         if constants.is_offline_mode():
             cached = _cached(name, revision)

@@ -96,5 +96,5 @@ def find_work(
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BulkError(f"{out}: can't be made: {error.strerror or error}") from None
+        raise BulkError(f"{out}: can't be created: {error.strerror or error}") from None
     return files

@@ -42,7 +42,7 @@ def open_bundle(
             raise
         raise BulkError(
             f"a bundle needs the server's libraries, and {error.name} is not installed; `pip install '.[server]'` in a "
-            "clone of Dragoman brings it; or name servers with --address"
+            "clone of Dragoman installs it; or name servers with --address"
         ) from None
     backend: Backend = module.InProcess(bundle, fields, languages, machine or {}, cores, should_stop)
     return backend

@@ -27,7 +27,7 @@ class Output:
         out: The output file.
         configuration: What the output depends on, as JSON values by the names that users know. Work that was begun
             with another one is not continued.
-        restart: Whether to begin anew instead.
+        restart: Whether to start over instead.
         convert: Writes its second argument, the output, from its first, what was appended; None where they are equal.
 
     Attributes:
@@ -115,7 +115,7 @@ class Output:
         try:
             fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise BulkError(f"{self.out}: another process is writing it; wait for its end") from None
+            raise BulkError(f"{self.out}: another process is writing it; wait until it ends") from None
         records = [] if restart else self._records()
         if len(records) < 2:  # no window is saved
             if self.out.exists() and not restart:
@@ -162,7 +162,7 @@ class Output:
                 before, after = (_shown(configuration.get(name)) for configuration in (begun, now))
                 raise BulkError(
                     f"{self.out} was begun with {name} {before}, not {after}; repeat the first command, name another "
-                    "file, or use --restart to begin anew"
+                    "file, or use --restart to start over"
                 )
 
     def _records(self) -> list[dict[str, Any]]:
@@ -176,14 +176,14 @@ class Output:
         try:
             records = [json.loads(line) for line in whole.splitlines()]
         except ValueError:
-            raise BulkError(f"{self._journal_path} is damaged; use --restart to begin anew") from None
+            raise BulkError(f"{self._journal_path} is damaged; use --restart to start over") from None
         return records
 
     def _cut(self, path: Path, size: int) -> BinaryIO:
         file = path.open("ab")
         if file.tell() < size:
             file.close()
-            raise BulkError(f"{path} is shorter than its journal says; use --restart to begin anew")
+            raise BulkError(f"{path} is shorter than its journal says; use --restart to start over")
         file.truncate(size)
         return file
 

@@ -31,7 +31,7 @@ def check_columns(path: Path, name: str, taken: str | None) -> None:
     kind = schema.field(name).type
     plain = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not (pa.types.is_string(plain) or pa.types.is_large_string(plain) or pa.types.is_string_view(plain)):
-        raise BulkError(f'{path}: the column "{name}" has values of type {kind}, not texts')
+        raise BulkError(f'{path}: the column "{name}" has values of type {kind}, not text')
     if taken in schema.names:
         raise BulkError(f'{path} has a column "{taken}" already; name another --answer-column for the answers')
 
@@ -66,7 +66,7 @@ def parquet_rows(path: Path, name: str, start: int) -> Iterator[Row]:
                     if number > start:
                         yield Row(number, *readable(source), (batch, row))
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise BulkError(f"{path}: can't be read behind row {number:,}: {_first_line(error)}") from None
+            raise BulkError(f"{path}: can't be read after row {number:,}: {_first_line(error)}") from None
 
 
 def parquet_encoder(source: Input, answer_column: str) -> Encode:
@@ -144,7 +144,7 @@ def _opened(path: Path) -> Any:
     except FileNotFoundError:
         raise BulkError(f"{path}: there is no such file") from None
     except (pa.ArrowException, OSError) as error:
-        raise BulkError(f"{path} is no Parquet file that can be read: {_first_line(error)}") from None
+        raise BulkError(f"{path} can't be read as a Parquet file: {_first_line(error)}") from None
 
 
 def _pyarrow() -> Any:
@@ -153,7 +153,7 @@ def _pyarrow() -> Any:
         import pyarrow.ipc
     except ModuleNotFoundError:
         raise BulkError(
-            "Parquet files need the package pyarrow; `pip install '.[parquet]'` in a clone of Dragoman brings it"
+            "Parquet files need the package pyarrow; `pip install '.[parquet]'` in a clone of Dragoman installs it"
         ) from None
     return pyarrow
 

@@ -59,7 +59,7 @@ class Input:
             BulkError: The file, or its column, can't be read.
         """
         if self.format.kind == "text" and self.column is not None:
-            raise BulkError(f"{self.path}: --column is for tsv, jsonl and parquet; a text has a source a line")
+            raise BulkError(f"{self.path}: --column is for tsv, jsonl and parquet; a text file has one source per line")
         if self.format.kind == "tsv":
             self._number()
         if self.format.kind == "parquet":
@@ -124,7 +124,7 @@ class Input:
         if self.name not in value:
             problem = f'has no field "{self.name}"'
         elif not isinstance(source, str):
-            problem = f'has {_kind(source)} as "{self.name}", not a text'
+            problem = f'has {_kind(source)} as "{self.name}", not a string'
         return Row(number, *_readable(source or "", problem), raw)
 
     def _number(self) -> int:
@@ -148,7 +148,7 @@ def _readable(source: str, problem: str) -> tuple[str, str]:
 
 def readable(source: str | None) -> tuple[str, str]:
     """Returns the source of a column that may have none, or what is wrong with it."""
-    return ("", "has no text, but null") if source is None else _readable(source, "")
+    return ("", "is null") if source is None else _readable(source, "")
 
 
 def _kind(value: Any) -> str:
@@ -156,5 +156,5 @@ def _kind(value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
-    kinds = {dict: "an object", list: "an array", str: "a text"}
+    kinds = {dict: "an object", list: "an array", str: "a string"}
     return next((name for kind, name in kinds.items() if isinstance(value, kind)), "a number")

@@ -104,10 +104,10 @@ class Servers:
         if isinstance(error, InvalidArgumentError):
             return Answer(None, str(error).removeprefix("input.text ").removeprefix("input "))
         if isinstance(error, ResourceExhaustedError) and error.retry_after is None:
-            return Answer(None, f"is too much for the server: {error}")
+            return Answer(None, f"is too large for the server: {error}")
         if error.code in SERVER_FAULTS:
             return Answer(None, f"{BROKE_THE_SERVER}: {error}")
-        raise BulkError(f"{error}; the same command goes on from what is saved") from None
+        raise BulkError(f"{error}; run the same command to continue from what is saved") from None
 
     def _cut(self, result: Result) -> str:
         """Returns what is wrong with an answer that is not whole."""

@@ -40,7 +40,7 @@ def opened(path: Path) -> BinaryIO:
 
     def open_() -> BinaryIO:
         if path.exists() and not path.is_file():
-            raise BulkError(f"{path} is not a regular file, which can be read once more after a stop")
+            raise BulkError(f"{path} is not a regular file, so it can't be read again after a stop")
         return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
 
     return guarded(path, open_)

@@ -98,7 +98,7 @@ class FileWork:
 
         Args:
             configuration: What the output depends on beside the input and its format.
-            restart: Whether to begin anew.
+            restart: Whether to start over.
 
         Raises:
             BulkError: See Output.
@@ -168,7 +168,7 @@ class BulkWork:
         files: The files, in order.
         options: What the answers depend on beside the model and the sources, by the names that users know.
         window: Rows that are sorted by length together, and saved together.
-        restart: Whether to begin anew.
+        restart: Whether to start over.
         should_stop: Whether the work should stop.
     """
 

@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from dragoman.bulk.backend import Backend
     from dragoman.requests import GenerateOptions
 
-STOPPED = 75  # EX_TEMPFAIL: the same command goes on
+STOPPED = 75  # EX_TEMPFAIL: the same command continues
 BULK_HELP = """Answer every row of IN, and write OUT with as many rows in the same order.
 
-IN is a text with a source per line, .tsv, .jsonl or .parquet, also .gz, or a folder of such files; OUT is a file of \
-any of these formats, or a folder. An OUT in the format of IN has all of its columns and the answers beside them; \
-otherwise it has the sources and the answers, or as a text only the answers.
+IN is a text file with one source per line, .tsv, .jsonl or .parquet, also .gz, or a folder of such files; OUT is a \
+file of any of these formats, or a folder. An OUT in the format of IN has all of its columns and the answers beside \
+them; otherwise it has the sources and the answers, or, as a text file, only the answers.
 
 With --bundle, the model runs in this process; otherwise servers at --address answer.
 
 Rows that can't be answered stay in OUT with an empty answer (null in .jsonl and .parquet), and OUT.bad_lines.txt \
 lists them with the reasons.
 
-Stopped or killed at any moment, the same command goes on where it was: no row is lost or doubled, and the \
+If it is stopped or killed, the same command continues where it left off: no row is lost or doubled, and the \
 bytes of OUT are those of a run without interruption. docs/bulk.md has examples.
 """
 EPILOG = (
@@ -123,7 +123,7 @@ def bulk(
             warn(str(error))
             raise typer.Exit(FAILED) from None
         except StoppedError:
-            warn(f"stopped; the same command goes on from what is saved beside {out}")
+            warn(f"stopped; run the same command to continue from what is saved beside {out}")
             raise typer.Exit(STOPPED) from None
     warn(counts.summary(out))
     if counts.lines and not counts.answered:

@@ -10,10 +10,10 @@ from dragoman.bulk.stopping import Stop
 from dragoman_server.distill.choose import Choice
 from dragoman_server.offline.sources import Layout
 
-FAILED, WRONG_USAGE, STOPPED = 1, 2, 75  # EX_TEMPFAIL: the same command goes on
+FAILED, WRONG_USAGE, STOPPED = 1, 2, 75  # EX_TEMPFAIL: the same command continues
 EPILOG = (
-    "The same command goes on where a stopped or killed one was. Exit status: 0 finished, 1 failed, 2 wrong usage, "
-    "75 stopped by SIGTERM or Ctrl-C. docs/distillation.md has examples."
+    "The same command continues where a stopped or killed one left off. Exit status: 0 finished, 1 failed, 2 wrong "
+    "usage, 75 stopped by SIGTERM or Ctrl-C. docs/distillation.md has examples."
 )
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -78,7 +78,7 @@ def run(
     swap: Annotated[bool, _option("Files", "--swap", help="Write target<TAB>source, for back-translation.")] = False,
     tag: Annotated[str, _option("Files", help="Text to put before the first column, such as <BT>.")] = "",
     format_: Annotated[
-        Layout, _option("Files", "--format", help="Layout of SOURCES: text has a source a line.")
+        Layout, _option("Files", "--format", help="Layout of SOURCES: text has one source per line.")
     ] = "auto",
     source_column: Annotated[int, _option("Files", min=1, help="Column of the sources in .tsv files.")] = 1,
     reference_column: Annotated[int, _option("Files", min=1, help="Column of the references.")] = 2,
@@ -147,7 +147,8 @@ def run(
     except BulkError as error:
         _fail(str(error), FAILED)
     except StoppedError:
-        print(f"dragoman-distill: stopped; the same command goes on from what is saved beside {out}", file=sys.stderr)
+        hint = f"run the same command to continue from what is saved beside {out}"
+        print(f"dragoman-distill: stopped; {hint}", file=sys.stderr)
         raise typer.Exit(STOPPED) from None
     print(counts.summary(out), file=sys.stderr)
     if not counts.written:

@@ -30,7 +30,7 @@ class DistillOptions:
         source_language, target_language: Codes for teachers with several languages.
         layout, source_column, reference_column: See `find_sources`.
         window: Sources that are sorted by length together, and saved together.
-        restart: Whether to begin anew even if OUT was begun before.
+        restart: Whether to start over even if OUT was begun before.
     """
 
     teachers: Sequence[Path]

@@ -52,7 +52,7 @@ def start_tracing(config: ServerConfig) -> Tracer | None:
         from dragoman_server.telemetry.tracing import CallTracer, tracer_provider
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        sentence = f"--tracing needs {package}; `pip install '.[server,tracing]'` in a clone of Dragoman brings it"
+        sentence = f"--tracing needs {package}; `pip install '.[server,tracing]'` in a clone of Dragoman installs it"
         raise StartError(sentence) from None
     return CallTracer(tracer_provider())
 

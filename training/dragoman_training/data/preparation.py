@@ -54,7 +54,7 @@ def prepare_corpus(
         DataError: See `read_splits`; or no tokenizer can be trained.
     """
     if begin(folder, {"inputs": asdict(inputs), "tokenizers": tokenizer_digests(run)}):
-        echo(f"going on with the preparation in {folder}")
+        echo(f"resuming the preparation in {folder}")
     with (folder / BAD_LINES_FILE).open("w", encoding="utf-8") as listing:
         bad = BadLines(recipe.data.on_bad_line, listing)
         try:

@@ -133,7 +133,8 @@ def _suitable(recipe: Recipe, run: Path, folder: Path, inputs: Inputs) -> Prepar
     """Returns the prepared data of a folder if it suits the recipe; None if it has to be made.
 
     Raises:
-        DataError: The folder is one that the recipe names, and was made from something else or holds other files.
+        DataError: The folder is one that the recipe names, and was prepared with other settings or data, or holds other
+            files.
     """
     if recipe.data.prepared is not None:
         check_place(folder)
@@ -151,8 +152,8 @@ def _suitable(recipe: Recipe, run: Path, folder: Path, inputs: Inputs) -> Prepar
     if recipe.data.prepared is None:
         return None
     raise DataError(
-        f"data.prepared: {folder} was made from something else: {', '.join(differences)}; choose another folder, or "
-        "delete this one"
+        f"data.prepared: {folder} was prepared with other settings or data: {', '.join(differences)}; choose another "
+        "folder, or delete this one"
     )
 
 

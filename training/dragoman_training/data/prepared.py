@@ -73,7 +73,7 @@ class Inputs:
         return cls(FORMAT, values, files, texts)
 
     def differences(self, found: dict[str, Any]) -> list[str]:
-        """Describes how prepared data was made from something else; empty if it suits these inputs."""
+        """Describes how these inputs differ from those that the data was prepared from; empty if they do not."""
         if found.get("format") != self.format:
             return [f"its format is {found.get('format')}, expected {self.format}"]
         differences = []
@@ -85,7 +85,7 @@ class Inputs:
                 changed = [
                     new["name"] for old, new in zip(before, files, strict=True) if old["sha256"] != new["sha256"]
                 ]
-                differences += [f"{name} of {split} has another content" for name in changed]
+                differences += [f"the content of {name} ({split}) has changed" for name in changed]
         for key in sorted(self.recipe.keys() | found["recipe"].keys()):
             old, new = found["recipe"].get(key), self.recipe.get(key)
             if old != new:

@@ -256,4 +256,4 @@ def _describe_overlap(name: str, count: int, side: str, policy: Literal["drop", 
     overlap = f"{count:,} distinct {side} of data.{name} are in data.train too"
     if policy == "drop":
         return f"{overlap}; they are left out of training (data.overlap: keep would keep them)"
-    return f"warning: {overlap} and are trained on (data.overlap: keep), so the metrics on {name} are too good"
+    return f"warning: {overlap} and are trained on (data.overlap: keep), so the metrics on {name} are too optimistic"

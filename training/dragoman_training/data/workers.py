@@ -60,8 +60,8 @@ def ordered_map(function: Callable[[Task], Result], tasks: Iterable[Task], worke
         yield from _results(pool, iter(tasks), workers * AHEAD)
     except BrokenProcessPool:
         raise TrainingError(
-            "a process that prepared the data was ended from outside, perhaps for lack of memory; the same command "
-            "goes on with the preparation, with fewer processes if --threads is lower"
+            "a process that was preparing the data was killed, perhaps for lack of memory; run the same command to "
+            "continue, with a lower --threads to use fewer processes"
         ) from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

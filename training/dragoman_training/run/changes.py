@@ -97,7 +97,7 @@ def apply_changes(run: Path, changed: Changes, recipe: Recipe) -> list[str]:
             delete_checkpoints(run, stable)
             lines.append(
                 f"the learning rate now falls from step {recipe.training.decay_start} on: the steps after "
-                f"{stable[-1]}, in which it was falling, are made again"
+                f"{stable[-1]}, in which it was falling, are repeated"
             )
     return lines
 

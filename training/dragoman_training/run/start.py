@@ -97,7 +97,7 @@ def write_start(start: Start, run: Path) -> None:
 def _load(path: Path) -> Run:
     if not (path / RECIPE_FILE).exists() and (path / "manifest.json").exists():
         command = f"dragoman-export --to-run {path} RUN"
-        raise TrainingError(f"--init-from {path}: this is a bundle; `{command}` makes a run of it")
+        raise TrainingError(f"--init-from {path}: this is a bundle; `{command}` turns it into a run")
     try:
         return load_run(path)
     except TrainingError as error:
@@ -117,7 +117,7 @@ def _check(recipe: Recipe, start: Run) -> None:
         raise TrainingError(f"--init-from {start.path}: {', '.join(differences)}; expected the same")
     for code in recipe.data.target_languages:
         if start.source_tokenizer.token_to_id(language_token(code)) is None:
-            raise TrainingError(f"--init-from {start.path}: it did not learn the target_language {code} of data")
+            raise TrainingError(f"--init-from {start.path}: it was not trained for the target_language {code} of data")
 
 
 def _section(recipe: Recipe, name: str) -> dict[str, Any]:

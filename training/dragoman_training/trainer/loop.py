@@ -319,7 +319,7 @@ def _position(state: dict[str, Any], epochs: EpochPairs, run: Path) -> Position:
     """
     if "block" not in state and epochs.blocks(state["epoch"]) > 1:
         raise TrainingError(
-            f"{run}: was started by an older version, which shuffled a large corpus in another way; start a new run, "
+            f"{run}: was started by an older version, which shuffled large corpora differently; start a new run, "
             f"with --init-from {run} to keep its weights"
         )
     return Position(state["epoch"], state.get("block", 0), state["position"])

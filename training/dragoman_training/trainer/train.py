@@ -218,7 +218,7 @@ def _device(choice: Literal["auto", "cpu", "cuda"], processes: Processes) -> tor
     found = torch.cuda.device_count()
     if processes.local_rank >= found:
         raise TrainingError(
-            f"--device {choice}: this machine has {found} CUDA devices and more processes; expected one for each "
+            f"--device {choice}: this machine has {found} CUDA devices but more processes; expected one for each "
             "(torchrun --nproc-per-node)"
         )
     torch.cuda.set_device(processes.local_rank)

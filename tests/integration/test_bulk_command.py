@@ -5,54 +5,32 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from dragoman.local import free_port
 from tests.conftest import StartServer
+from tests.support import interrupted
 from tests.support.bundles import SHIPPED_G2P
+from tests.support.interrupted import end, interrupt, made_up_word, wait_for_windows
 from tests.support.scripted_server import ScriptedServer
 
-COMMAND = [sys.executable, "-m", "dragoman", "bulk"]
-LETTERS = "etaoinshrdlucmfwypvbgkjqxz"
 COUNT = 1500
-LONGEST = 120.0  # seconds of one run
 IN_PROCESS = ["--bundle", str(SHIPPED_G2P), "--engines", "2", "--max-rows", "16"]
 
 
 def words(path: Path) -> Path:
-    """Writes objects with made-up words of 3 to 12 letters, and two that can't be answered."""
-    lines = []
-    for number in range(COUNT):
-        draw, letters = number * 2654435761 % 2**32, ""
-        for _ in range(3 + number % 10):
-            draw, letter = divmod(draw * 31 + 7, len(LETTERS))
-            letters += LETTERS[letter]
-        lines.append(json.dumps({"id": number, "text": "not a word 4" if number == 700 else letters}))
+    """Writes objects with made-up words, and two that can't be answered."""
+    texts = ("not a word 4" if number == 700 else made_up_word(number) for number in range(COUNT))
+    lines = [json.dumps({"id": number, "text": text}) for number, text in enumerate(texts)]
     lines[900] = "torn {"
     path.write_text("\n".join(lines) + "\n")
     return path
 
 
 def start(*arguments: str | Path) -> subprocess.Popen[str]:
-    command = [*COMMAND, *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    output, errors = process.communicate(timeout=LONGEST)
-    return process.returncode, output, errors
-
-
-def wait_for_windows(out: Path, count: int, process: subprocess.Popen[str]) -> None:
-    """Waits until this many windows are saved."""
-    deadline, journal = time.monotonic() + LONGEST, Path(f"{out}.journal")
-    while not journal.exists() or journal.read_bytes().count(b"\n") <= count:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    return interrupted.start(sys.executable, "-m", "dragoman", "bulk", *arguments)
 
 
 def test_kills_and_stops_change_no_byte(tmp_path: Path) -> None:
@@ -63,17 +41,7 @@ def test_kills_and_stops_change_no_byte(tmp_path: Path) -> None:
     last = f"dragoman: {whole}: {COUNT - 2:,} answers to {COUNT:,} rows; 2 bad rows in {whole}.bad_lines.txt"
     assert errors.splitlines()[-1] == last
     for windows, number in ((1, signal.SIGKILL), (4, signal.SIGTERM), (9, signal.SIGKILL), (15, signal.SIGINT)):
-        process = start(source, out, *options)
-        wait_for_windows(out, windows, process)
-        process.send_signal(number)
-        status, output, errors = end(process)
-        assert not out.exists()
-        assert output == ""
-        if number == signal.SIGKILL:
-            assert status == -signal.SIGKILL
-        else:
-            sentence = f"dragoman: stopped; run the same command to continue from what is saved beside {out}"
-            assert (status, errors.splitlines()[-1]) == (75, sentence)
+        interrupt(start(source, out, *options), out, windows, number, "dragoman")
     for _ in range(2):  # the second time there is nothing to do
         assert end(start(source, out, *options))[0] == 0
         assert out.read_bytes() == whole.read_bytes()

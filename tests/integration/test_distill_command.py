@@ -3,49 +3,26 @@
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.support import interrupted
 from tests.support.bundles import SHIPPED_G2P
+from tests.support.interrupted import end, interrupt, made_up_word
 
-COMMAND = str(Path(sys.executable).with_name("dragoman-distill"))
-LETTERS = "etaoinshrdlucmfwypvbgkjqxz"
 COUNT = 1000  # words
-LONGEST = 120.0  # seconds of one run
 
 
 def words() -> str:
-    """Made-up words of 3 to 12 letters, and a line that is none."""
-    made = []
-    for number in range(COUNT):
-        draw, letters = number * 2654435761 % 2**32, ""
-        for _ in range(3 + number % 10):
-            draw, letter = divmod(draw * 31 + 7, len(LETTERS))
-            letters += LETTERS[letter]
-        made.append(letters)
+    """Made-up words, and a line that is none."""
+    made = [made_up_word(number) for number in range(COUNT)]
     made[COUNT // 2] = "not a word 4"
     return "\n".join(made) + "\n"
 
 
 def start(*arguments: str | Path) -> subprocess.Popen[str]:
-    command = [COMMAND, *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    output, errors = process.communicate(timeout=LONGEST)
-    return process.returncode, output, errors
-
-
-def wait_for_windows(journal: Path, count: int, process: subprocess.Popen[str]) -> None:
-    """Waits until the journal has this many windows."""
-    deadline = time.monotonic() + LONGEST
-    while not journal.exists() or journal.read_bytes().count(b"\n") <= count:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    return interrupted.start(Path(sys.executable).with_name("dragoman-distill"), *arguments)
 
 
 def test_killed_and_stopped_runs_end_with_the_same_bytes(tmp_path: Path) -> None:
@@ -57,19 +34,8 @@ def test_killed_and_stopped_runs_end_with_the_same_bytes(tmp_path: Path) -> None
     listed = f"without 1 bad sources (listed in {whole}.bad_lines.txt)"
     assert errors.splitlines()[-1] == f"{whole}: {COUNT - 1:,} lines from {COUNT:,}; {listed}"
 
-    journal = Path(f"{out}.journal")
     for windows, number in ((1, signal.SIGKILL), (3, signal.SIGTERM), (7, signal.SIGKILL)):
-        process = start(*teachers, sources, out, *options)
-        wait_for_windows(journal, windows, process)
-        process.send_signal(number)
-        status, output, errors = end(process)
-        assert not out.exists()
-        assert output == ""
-        if number == signal.SIGKILL:
-            assert status == -signal.SIGKILL
-        else:
-            sentence = f"stopped; run the same command to continue from what is saved beside {out}"
-            assert (status, errors.splitlines()[-1]) == (75, f"dragoman-distill: {sentence}")
+        interrupt(start(*teachers, sources, out, *options), out, windows, number, "dragoman-distill")
     for _ in range(2):  # the second time there is nothing to do
         status, output, errors = end(start(*teachers, sources, out, *options))
         assert (status, output) == (0, f"{out}\n")

@@ -10,23 +10,12 @@ from dragoman_server.metrics import ModelLoad, ModelMetrics, ServerMetrics
 from dragoman_server.process.readiness import Probes
 from dragoman_server.process.web import serve_http
 from tests.support.browser import Page, open_browser, require_chromium
+from tests.support.clock import Clock
 
 NAME = "<img src=x onerror=alert(1)>"  # no repository would give a model such a name
 
 
 EVERY_SECONDS = 0.4  # that the page asks, and a point is taken: sooner than that of a real server
-
-
-class Clock:
-    """A clock that tests advance."""
-
-    passed = 0.0
-
-    def __call__(self) -> float:
-        return self.passed
-
-    def moment(self) -> float:
-        return 1_800_000_000 + self.passed
 
 
 class Server:
@@ -49,7 +38,7 @@ class Server:
 
     def step(self, times: int = 1) -> None:
         for _ in range(times):
-            self.clock.passed += EVERY_SECONDS
+            self.clock.now += EVERY_SECONDS
             self.history.sample()
 
     def close(self) -> None:
@@ -117,7 +106,7 @@ def test_old_values_disappear_when_nothing_is_measured(page: Page, server: Serve
     page.open(server.url)
     until_text(page, "[data-tile=calls] .value", "0")
     assert page.evaluate("document.getElementById('notice').hidden")
-    server.clock.passed += 45
+    server.clock.now += 45
     until_text(page, "#notice", "The server has measured nothing for 45 s: it is too busy.")
     server.step()
     page.until("document.getElementById('notice').hidden")
@@ -145,7 +134,7 @@ def test_unmeasured_moments_are_gaps_in_the_line(page: Page, server: Server) -> 
     lines = page.evaluate("[...document.querySelectorAll('[data-card=step_rows] .line')].map((l) => l.getBBox().width)")
     assert lines[0] == pytest.approx(lines[1], abs=1)
     assert page.evaluate("document.querySelectorAll('[data-card=load] .line[data-series=running]').length") == 1
-    server.clock.passed += 20  # the machine stood still
+    server.clock.now += 20  # the machine stood still
     server.step(2)
     page.until("document.querySelectorAll('[data-card=load] .line[data-series=running]').length === 2")
 
@@ -175,7 +164,7 @@ def test_a_restarted_server_starts_a_new_history(page: Page) -> None:
     del page.console_errors[:]  # of the calls that nobody answered
     second = Server(first.http.server_port)
     try:
-        second.clock.passed = 1000.0
+        second.clock.now = 1000.0
         second.history.started = second.clock.moment()
         second.model("second")
         second.step()

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from tests.support.clock import Clock
 from tests.support.fake_engines import FakeServer, serve_fake
 
 
@@ -13,6 +14,12 @@ async def server() -> AsyncIterator[FakeServer]:
     """A gRPC server over fake engines that answer with the reversed source."""
     async with serve_fake() as server:
         yield server
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """A clock that the test advances."""
+    return Clock()
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ from dragoman_server.messages.api_error import ApiError, key_limit
 from dragoman_server.new_key import UsageError, add
 from dragoman_server.security.keys import ApiKeys, Caller, OverLimitError, digest_of, new_key, read_entries
 from dragoman_server.security.watched_files import FileError
+from tests.support.clock import Clock
 from tests.support.waiting import until_async
 
 GENERATE = "dragoman.v1.GenerationService/Generate"
@@ -26,21 +27,9 @@ STREAM = "inference.GRPCInferenceService/ModelStreamInfer"
 HASH = "sha256:" + "0" * 64
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "keys.txt"
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 def caller_of(keys: ApiKeys, key: str) -> Caller:

@@ -19,22 +19,10 @@ from dragoman.pipeline import Job
 from dragoman.results import Result
 from dragoman.retry import NO_RETRY, Attempts
 from dragoman.v1 import generation_pb2 as pb
+from tests.support.clock import Clock
 
 ITEMS = 4  # in one call
 DEFAULTS = {"model": "m", "options": pb.GenerationOptions(beam_size=3), "details": pb.Details(), "priority": 2}
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from dragoman.pipeline import Batch, Job, Pipeline, Window
 from dragoman.results import FinishReason, Hypothesis, Result
 from dragoman.retry import NO_RETRY, Attempts, RetryPolicy
 from dragoman.v1 import generation_pb2 as pb
+from tests.support.clock import Clock
 from tests.support.scripted_server import Fail
 
 POLICY = RetryPolicy(attempts=4, initial_delay=0.1, factor=2, max_delay=1, jitter=0.5)
@@ -30,19 +31,6 @@ FULL = ResourceExhaustedError("full", retry_after=0.3)
 GONE = UnavailableError("gone")
 LOST = pb.BatchItem(error=Fail(grpc.StatusCode.UNAVAILABLE, "a worker died").status())
 LATER = pb.BatchItem(error=Fail(grpc.StatusCode.UNAVAILABLE, "stopping", retry_after=0.5).status())
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 def attempts(timeout: float | None = None, *, chance: float = 0, **arguments: Any) -> Attempts:

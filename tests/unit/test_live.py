@@ -9,20 +9,9 @@ from dragoman_server.core.requests import FinishReason
 from dragoman_server.live.history import EVERY_SECONDS, KEPT, WINDOW, History, NotServedError
 from dragoman_server.live.points import quantile
 from dragoman_server.metrics import REQUEST_SECONDS, Histogram, ModelMetrics, ServerMetrics
+from tests.support.clock import Clock
 
 GENERATE = "dragoman.v1.GenerationService/Generate"
-
-
-class Clock:
-    """A clock that tests set, in monotonic seconds and seconds since 1970."""
-
-    passed = 0.0
-
-    def __call__(self) -> float:
-        return self.passed
-
-    def moment(self) -> float:
-        return 1_000_000 + self.passed
 
 
 class Watched:
@@ -34,7 +23,7 @@ class Watched:
 
     def step(self, times: int = 1) -> dict[str, Any]:
         for _ in range(times):
-            self.clock.passed += EVERY_SECONDS
+            self.clock.now += EVERY_SECONDS
             self.history.sample()
         point: dict[str, Any] = self.history.document()["points"][-1]
         return point
@@ -161,7 +150,7 @@ def test_only_new_points_are_returned_and_only_minutes_are_kept(watched: Watched
 
 def test_old_points_are_left_out_even_if_there_are_few(watched: Watched) -> None:
     watched.step(3)
-    watched.clock.passed += KEPT * EVERY_SECONDS  # the machine was suspended
+    watched.clock.now += KEPT * EVERY_SECONDS  # the machine was suspended
     call(watched.metrics, times=12)
     point = watched.step()
     assert [later["time"] for later in watched.history.document()["points"]] == [point["time"]]

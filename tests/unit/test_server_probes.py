@@ -23,24 +23,13 @@ from dragoman_server.metrics import ModelLoad, ServerMetrics
 from dragoman_server.process.health_port import MAX_WATCHES, HealthPort
 from dragoman_server.process.readiness import MIN_HANG_SECONDS, Probes, Readiness
 from dragoman_server.process.web import MAX_CONNECTIONS, serve_http
+from tests.support.clock import Clock
 from tests.support.waiting import PATIENCE, until
 
 HANG_SECONDS = 10.0
 Request = health_pb2.HealthCheckRequest
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture
@@ -100,9 +89,9 @@ def test_the_probes_from_start_to_end(port: int, probes: Probes) -> None:
 
 def test_a_hanging_event_loop_is_not_alive(port: int, probes: Probes, clock: Clock) -> None:
     probes.serving()
-    clock.now = HANG_SECONDS - 1
+    clock.now += HANG_SECONDS - 1
     assert states(port) == {"startupz": 200, "readyz": 200, "livez": 200}
-    clock.now = HANG_SECONDS + 1
+    clock.now += 2
     assert states(port) == {"startupz": 200, "readyz": 503, "livez": 503}
     assert get(port, "/livez") == (503, f"the event loop has been hanging for {HANG_SECONDS + 1:.0f} s\n")
     probes.beat()
@@ -111,7 +100,7 @@ def test_a_hanging_event_loop_is_not_alive(port: int, probes: Probes, clock: Clo
 
 def test_a_briefly_busy_event_loop_does_not_hang(clock: Clock) -> None:
     probes = Probes(0.01, clock)
-    clock.now = MIN_HANG_SECONDS
+    clock.now += MIN_HANG_SECONDS
     assert probes.livez() is None
     clock.now += 0.1
     assert probes.livez() == "the event loop has been hanging for 1 s"
@@ -262,12 +251,12 @@ def test_an_unknown_service_is_not_found(stub: Any) -> None:
 def test_nothing_is_serving_while_the_event_loop_hangs(stub: Any, health: Health, clock: Clock) -> None:
     health.set_serving(True)
     watch = stub.Watch(Request(), timeout=PATIENCE)
-    clock.now = HANG_SECONDS
+    clock.now += HANG_SECONDS
     assert (check(stub), next(watch).status) == (SERVING, SERVING), "still within the limit"
     clock.now += 1
     assert check(stub) == check(stub, SERVICE) == NOT_SERVING
     assert next(watch).status == NOT_SERVING, "though no change was announced"
-    clock.now = 0.0
+    clock.now -= HANG_SECONDS
     assert check(stub) == next(watch).status == SERVING
 
 

@@ -16,8 +16,9 @@ from dragoman_server.core.errors import QueueFullError
 from dragoman_server.core.requests import GenerationRequest, Priority
 from dragoman_server.core.search import Search
 from dragoman_server.core.search_options import SearchOptions
+from dragoman_server.engine.batch_share import BATCH_RESERVE, LEAST_ROWS
 from dragoman_server.engine.job import CallQueue, Job
-from dragoman_server.engine.scheduler import BATCH_RESERVE, Scheduler
+from dragoman_server.engine.scheduler import Scheduler
 from tests.support.counting_engines import eager
 
 INTERACTIVE, BATCH = Priority.INTERACTIVE, Priority.BATCH
@@ -38,8 +39,8 @@ def make_job(
     return Job(request, cast(Search, FakeSearch(rows)), arrived)
 
 
-def scheduler(engines: int = 1, **options: int) -> Scheduler:
-    limits = {"queue_size": 1000, "queue_tokens": 10**6, "encode_tokens": 10**6, **options}
+def scheduler(engines: int = 1, **options: float) -> Scheduler:
+    limits = {"queue_size": 1000, "queue_tokens": 10**6, "encode_tokens": 10**6, "batch_slowdown": 1000, **options}
     return Scheduler(engines, eager(**limits, gather_share=0.0))
 
 
@@ -136,6 +137,46 @@ def test_long_batch_jobs_leave_rows_for_interactive_ones() -> None:
     assert engines.rows(0) == 14, "one of eight rows stays free"
     new = engines.fill(2, INTERACTIVE, turns=1000)
     assert engines.turn() == new
+
+
+def test_batch_jobs_make_steps_only_so_much_longer_beside_interactive_ones() -> None:
+    engines = Engines(scheduler(batch_slowdown=3, turn_rows=4), max_rows=80)
+    engines.fill(500, BATCH, turns=1000)
+    engines.turn()
+    assert engines.rows(0, BATCH) == 70, "alone they get all but the reserve"
+    assert engines.queue.batch_limits() == {0: 70}
+
+    engines = Engines(scheduler(batch_slowdown=3, turn_rows=4), max_rows=80)
+    engines.fill(6, INTERACTIVE, turns=2)
+    engines.fill(500, BATCH, turns=1000)
+    engines.turn()
+    assert engines.rows(0, INTERACTIVE) == 6
+    assert engines.rows(0, BATCH) == 2 * (4 + 6), "as many as make a turn, that costs 4 + 6 rows alone, thrice as long"
+    engines.turn()
+    engines.now -= 0.5
+    engines.turn()
+    assert engines.rows(0) == engines.rows(0, BATCH) == 20, "more interactive jobs may come"
+    engines.turn()
+    assert engines.rows(0, BATCH) == 70
+
+
+def test_batch_jobs_always_get_some_rows() -> None:
+    engines = Engines(scheduler(batch_slowdown=1), max_rows=80)
+    engines.fill(1, INTERACTIVE, turns=1000)
+    engines.fill(500, BATCH, turns=1000)
+    engines.turn()
+    assert engines.rows(0, BATCH) == LEAST_ROWS
+
+
+def test_interactive_rows_count_as_the_mean_of_all_engines() -> None:
+    engines = Engines(scheduler(engines=2, batch_slowdown=2, turn_rows=4), max_rows=80, engines=2)
+    engines.fill(40, INTERACTIVE, turns=1000)
+    for engine in (0, 1, 0, 1):
+        engines.turn(engine)
+    engines.fill(500, BATCH, turns=1000)
+    engines.turn(0)
+    assert engines.rows(0, INTERACTIVE) + engines.rows(1, INTERACTIVE) == 40
+    assert engines.rows(0, BATCH) == 4 + 20
 
 
 def test_batch_jobs_earn_no_credit_for_reserved_rows() -> None:

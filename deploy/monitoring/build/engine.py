@@ -150,6 +150,10 @@ def _cache() -> list[Panel]:
             "Cache rows that --max-rows or the memory allows.",
             "short",
             Query(total("dragoman_rows", "instance, model, engine"), "{{model}} {{instance}} #{{engine}}"),
+            Query(
+                total("dragoman_batch_rows", "instance, model, engine"),
+                "{{model}} {{instance}} #{{engine}}, for batches",
+            ),
         ),
         graph(
             "Memory of the caches",

@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-SLICE_SECONDS = 0.005
+SLICE_SECONDS = 0.001
 
 
 class TimeSlice:

@@ -156,6 +156,13 @@ class RequestOptions(_Options, title="Requests"):
     queue_tokens: int = Field(
         default=262_144, ge=1, description="Maximum source tokens of the waiting single calls of each priority."
     )
+    batch_slowdown: float = Field(
+        default=3.5,
+        ge=1,
+        le=1000,
+        allow_inf_nan=False,
+        description="How many times as long steps may take beside interactive calls because of batches.",
+    )
 
 
 class ConnectionOptions(_Options, title="Connections"):

@@ -40,6 +40,9 @@ class EngineMetrics(Protocol):
     def queue(self, backlog: Callable[[], tuple[int, int]]) -> None:
         """Registers what returns the number of waiting requests and their source tokens, in any thread."""
 
+    def batch_limits(self, limits: Callable[[], dict[int, int]]) -> None:
+        """Registers what returns the rows that batch requests may have, by engine, in any thread."""
+
     def state(self, engine: int, running: int, max_rows: int) -> None:
         """Sets the rows in use of an engine, and how many it has."""
 

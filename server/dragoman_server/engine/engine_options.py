@@ -11,6 +11,7 @@ from dragoman_server.runtime.device import Device
 LARGE_WEIGHTS = 150_000_000  # bytes from which reading the weights takes so long that several threads should share it
 MAX_THREADS = 8  # of one engine
 SMALL_MODEL = 30_000_000  # a small model has fewer parameters
+GPU_TURN_ROWS = 64  # up to which a step of a GPU takes about as long as one of a single row
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,9 @@ def engine_options(config: ServerConfig) -> EngineOptions:
         cuda_graphs=config.cuda_graphs,
         max_rows=config.max_rows,
         memory_budget=config.memory_budget,
-        scheduling=SchedulerOptions(queue_size=config.queue_size, queue_tokens=config.queue_tokens),
+        scheduling=SchedulerOptions(
+            queue_size=config.queue_size, queue_tokens=config.queue_tokens, batch_slowdown=config.batch_slowdown
+        ),
         max_errors=config.max_device_errors,
         hang_seconds=config.hang_seconds,
     )
@@ -105,4 +108,5 @@ def scheduling_for(
         min_source_tokens=0 if device.kind == "cpu" else manifest.limits.max_source_tokens,
         min_rows_per_engine=rows_per_engine,
         min_single_rows_per_engine=single_rows,
+        turn_rows=scheduling.turn_rows if device.kind == "cpu" else GPU_TURN_ROWS,
     )

@@ -92,6 +92,7 @@ class EnginePool:
         scheduler = Scheduler(self.engines, scheduling)
         self._queue = SharedQueue(scheduler)
         self._metrics.queue(scheduler.backlog)
+        self._metrics.batch_limits(scheduler.batch_limits)
         if self.device.kind == "cpu":  # a GPU multiplies the whole vocabulary in less time than it gathers a part
             self._shortlist = self.bundle.shortlist
         self._supervisor.start(runtimes, self._queue, self._deliver)

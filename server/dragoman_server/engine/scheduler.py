@@ -5,13 +5,13 @@ from itertools import islice
 
 from dragoman_server.core.errors import QueueBound, QueueFullError
 from dragoman_server.core.requests import GenerationRequest, Priority
+from dragoman_server.engine.batch_share import BatchShare
 from dragoman_server.engine.job import NEVER, Admission, CallQueue, Job
 from dragoman_server.engine.priority_queue import LOOK_AHEAD, AdmissionBudget, PriorityQueue, Reservation
 
 # While jobs of both priorities wait, they start rows in this ratio.
 INTERACTIVE_WEIGHT, BATCH_WEIGHT = 4, 1
 BATCH = Priority.BATCH  # a module constant, since looking up an enum member is slow
-BATCH_RESERVE = 8  # batch jobs leave one row in this many free
 
 # Measured with a model of 5 million parameters on two cores. With up to eight batch items, one engine has 10 % more
 # throughput than two, at three quarters of the CPU time. With single calls, which cost the event loop a third of what
@@ -40,6 +40,8 @@ class SchedulerOptions:
             less than two smaller ones. With 1 all engines share the work from the start.
         min_single_rows_per_engine: The same while only interactive jobs of one row wait, whose calls the event loop
             has to handle one by one.
+        batch_slowdown: Times as long as without batch jobs that an engine's turns may take beside interactive jobs.
+        turn_rows: Rows that cost as much as a turn does without any.
         min_free_share: Share of its rows that a busy engine waits to be free before it encodes new jobs: where jobs
             never run out, encoding many of them in one run costs less than empty rows do.
     """
@@ -53,6 +55,8 @@ class SchedulerOptions:
     min_source_tokens: int = 0
     min_rows_per_engine: int = MIN_ROWS_PER_ENGINE
     min_single_rows_per_engine: int = MIN_SINGLE_ROWS_PER_ENGINE
+    batch_slowdown: float = 3.5
+    turn_rows: int = 4
     min_free_share: float = 0.0
 
 
@@ -66,8 +70,8 @@ class Scheduler:
     room from single calls.
 
     A job that needs more rows than are free is not overtaken for long, and does not hold up others: an engine reserves
-    every other row that becomes free until there are enough, and smaller jobs behind it get the rest. Batch jobs leave
-    an eighth of an engine's rows free, for interactive jobs that arrive while long batch jobs run.
+    every other row that becomes free until there are enough, and smaller jobs behind it get the rest. BatchShare bounds
+    the rows of batch jobs.
 
     Args:
         engines: Number of engines that share the queue.
@@ -83,6 +87,7 @@ class Scheduler:
         self._queues = PriorityQueue(INTERACTIVE_WEIGHT), PriorityQueue(BATCH_WEIGHT)
         self._interactive, self._batch = self._queues
         self._virtual_time = 0.0  # of the queue that was served last, before it was
+        self._batch_share = BatchShare(engines, options.batch_slowdown, options.turn_rows)
         self._running = [0] * engines  # rows in use and kept for running searches, by engine
         self._deferrals = [0] * engines  # turns in a row in which the engine took none of too few waiting jobs
         self.active = set(range(engines))
@@ -97,6 +102,10 @@ class Scheduler:
     def backlog(self) -> tuple[int, int]:
         """Returns the number of waiting jobs and their source tokens. Safe to call from any thread."""
         return self.waiting, sum(queue.tokens for both in self._queues for queue in both.queues())
+
+    def batch_limits(self) -> dict[int, int]:
+        """Returns how many rows batch jobs may have, by engine. Safe to call from any thread."""
+        return dict(self._batch_share.limits)
 
     @property
     def running(self) -> int:
@@ -131,6 +140,8 @@ class Scheduler:
         """
         request = job.request
         queue = self._batch if request.priority is BATCH else self._interactive
+        if queue is self._interactive:
+            self._batch_share.arrived(job.arrived)
         singles = queue.singles
         if singles.jobs and not (call and call.accepted):
             if len(singles.jobs) >= self._options.queue_size:
@@ -175,12 +186,13 @@ class Scheduler:
             batch_rows: Rows of the engine that are in use by, or kept for, batch jobs.
         """
         admission = self.sweep(now)
+        self._batch_share.turn(engine, self._running[engine] - batch_rows, now)
         if not self.waiting:
             self._deferrals[engine] = 0
         if not (free_rows and self.has_work_for(engine) and self._gathered(engine, free_rows, now)):
             return admission
         self._deferrals[engine] = 0
-        budget = self._budget(engine, free_rows, batch_rows)
+        budget = self._budget(engine, free_rows, batch_rows, now)
         if self._reserved:
             self._start_reserved(engine, free_rows, budget, admission.admitted)
         queues = [queue for queue in self._queues if queue.waiting]
@@ -273,7 +285,7 @@ class Scheduler:
         moment = now - options.gather_seconds
         return self._interactive.has_waited_since(moment) or self._batch.has_waited_since(moment)
 
-    def _budget(self, engine: int, free_rows: int, batch_rows: int) -> AdmissionBudget:
+    def _budget(self, engine: int, free_rows: int, batch_rows: int, now: float) -> AdmissionBudget:
         running, options = self._running[engine], self._options
         # An even share keeps the first engine that looks from taking everything while the others have nothing to do.
         # Between busy engines new jobs are not split into groups too small to be worth encoding.
@@ -282,8 +294,8 @@ class Scheduler:
         share = -(-(self.running + self._waiting_rows) // sharing) - running
         if share > 0:
             share = max(share, int(options.gather_share * running))
-        max_rows = free_rows + running
-        batch_limit = max_rows - max_rows // BATCH_RESERVE
+        waiting = self._interactive.waiting
+        batch_limit = self._batch_share.limit(engine, free_rows + running, self._running, waiting, now)
         return AdmissionBudget(free_rows, share, batch_rows, batch_limit, options.encode_tokens)
 
     def _start_reserved(self, engine: int, free_rows: int, budget: AdmissionBudget, admitted: list[Job]) -> None:

@@ -39,6 +39,7 @@ class ModelMetrics:
         self.device_errors: dict[DeviceErrorKind, int] = dict.fromkeys(get_args(DeviceErrorKind), 0)
         self._queues: list[Callable[[], tuple[int, int]]] = []
         self.engines: dict[int, tuple[int, int]] = {}  # rows in use, max_rows
+        self.batch_rows: Callable[[], dict[int, int]] = dict[int, int]  # that batch requests may have, by engine
         self.cache_bytes: dict[int, int] = {}
 
     def encoded(self, seconds: float, rows: int, source_tokens: int, padding_tokens: int) -> None:
@@ -96,6 +97,9 @@ class ModelMetrics:
 
     def queue(self, waits: Callable[[], tuple[int, int]]) -> None:
         self._queues.append(waits)
+
+    def batch_limits(self, limits: Callable[[], dict[int, int]]) -> None:
+        self.batch_rows = limits
 
     def waits(self) -> tuple[int, int]:
         """Returns the waiting requests, including targets to score, and their source tokens."""

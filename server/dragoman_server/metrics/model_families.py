@@ -176,6 +176,13 @@ MODEL_FAMILIES = [
     ),
     _numbers(
         GaugeMetricFamily,
+        "dragoman_batch_rows",
+        "Cache rows of the engine that batch requests may have at the moment",
+        ("engine",),
+        lambda m: [((str(engine),), rows) for engine, rows in m.batch_rows().items()],
+    ),
+    _numbers(
+        GaugeMetricFamily,
         "dragoman_cache_bytes",
         "Memory of all cache rows",
         ("engine",),

@@ -38,6 +38,7 @@ OPTIONS = frozenset(
         "max_batch_items",
         "queue_size",
         "queue_tokens",
+        "batch_slowdown",
     }
 )
 

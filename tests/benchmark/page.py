@@ -37,6 +37,7 @@ make bench                            # the server, its step loop and CTranslate
 python -m tests.benchmark.imports     # imported models, CTranslate2 and transformers; also in make bench
 make bench-servers                    # the server, Triton and a plain asyncio server: ten minutes
 python -m tests.benchmark.bulk        # `dragoman bulk` and CTranslate2 on whole files: five minutes
+python -m tests.benchmark.profile     # what the threads of a busy server do; needs py-spy
 python -m tests.benchmark.health      # how fast a busy server answers health checks
 python -m tests.benchmark.growth      # how time grows with rows, lengths and vocabulary
 python -m tests.benchmark.positions   # what relative positions cost in a step
@@ -78,6 +79,12 @@ least {:.1f} times CTranslate2's rate: ✓ or ✗."""
 LOOP = """One engine with one thread runs g2p-en in int8 with all rows always in use; microseconds per turn. *Rest*
 is what is not spent in ONNX Runtime: scheduler, searches, moving rows, metrics; *steady rest* is that of a turn in
 which no request starts or ends."""
+PROFILE = """The threads of a server of g2p-en in int8 with in-process engines, sampled by py-spy while its cores were
+full. *Graphs*, *Python* and *rest* are shares of the engine threads' time: in ONNX Runtime, in Python or waiting for
+the interpreter's lock, and without work. *Lock* is the share of time in which a thread of this kind holds it; at most
+one does."""
+PACKAGES_HELD = """Microseconds for which the lock is held for each item, by the package whose function is at work. gRPC
+and the event loop have no function of ours on top; a server cannot do without them."""
 HEALTH = """Milliseconds until a health check is answered, p50 / p99, with this many calls of `Generate` in flight;
 each kind is checked every 50 ms. `--health-port` and `--port` are `grpc.health.v1.Health/Check`; `/livez` and `/readyz`
 are HTTP, with a connection per check; *echo* sends a byte to an otherwise idle process and back, which shows the delay
@@ -110,6 +117,7 @@ def main(
         ("Beside other servers", "servers", _servers),
         ("Whole files", "bulk", _bulk),
         ("The loop around the graphs", "loop", _loop),
+        ("Threads and the interpreter's lock", "profile", _profile),
         ("Health checks of a busy server", "health", _health),
         ("How time grows", "growth", _growth),
         ("Relative positions", "positions", _positions),
@@ -238,6 +246,33 @@ def _loop(document: dict[str, Any], _: Measured) -> Iterator[str]:
         per_row = f"{micro[2] / turn['rows']:.1f}"
         rows.append([str(turn["rows"]), *(f"{x:,.0f}" for x in micro), f"{turn['share']:.1%}", per_row, steady])
     yield table(["rows", "decoder", "encoder", "rest", "of the turn", "rest for each row", "steady rest"], rows)
+    yield measured_on(document["machine"])
+
+
+def _profile(document: dict[str, Any], _: Measured) -> Iterator[str]:
+    loads = document["loads"]
+    yield PROFILE
+    shares = [("graphs", "engines"), ("python", "engines"), ("rest", "engines")]
+    shares += [(kind, "lock") for kind in ("engines", "event loop", "others")]
+    titles = [
+        "engines: graphs",
+        "engines: Python",
+        "engines: rest",
+        "lock: engines",
+        "lock: event loop",
+        "lock: others",
+    ]
+    rows = [
+        [title, *(f"{100 * load[part].get(name, 0.0):.0f}%" for load in loads)]
+        for title, (name, part) in zip(titles, shares, strict=True)
+    ]
+    items = ["items a second", *(f"{load['items_per_second']:,.0f}" for load in loads)]
+    yield table(["", *(load["load"] for load in loads)], [items, *rows])
+    yield PACKAGES_HELD
+    packages = dict.fromkeys(name for load in loads for name in load["microseconds"])
+    held = [[name, *(f"{load['microseconds'].get(name, 0.0):.0f}" for load in loads)] for name in packages]
+    total = ["all", *(f"{sum(load['microseconds'].values()):.0f}" for load in loads)]
+    yield table(["package", *(load["load"] for load in loads)], [*held, total])
     yield measured_on(document["machine"])
 
 

@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from dragoman_server.bundle.load import load_bundle
-from tests.benchmark import page, readme, results
+from tests.benchmark import page, profile, readme, results
 from tests.benchmark.loop import MIN_QUIET_TURNS, Loop, Turn, summarize
 from tests.benchmark.machine import busy_cores
 from tests.benchmark.marks import MARKS, Mark, Measured
@@ -240,3 +240,22 @@ def test_every_row_step_of_the_step_loop_counts() -> None:
     sample = RawLoop(bundle.path, sources, engines=2, threads=1, rows=3).measure(0.01, rows=3, steps=4)
     assert sample.sequences % 3 == 0
     assert sample.tokens == 4 * sample.sequences > 0
+
+
+def test_samples_of_a_profile_are_added_up_by_thread_and_package() -> None:
+    loop = 'thread (1): "MainThread";run (asyncio/runners.py:118)'
+    engine = 'thread (2): "engine-0";_run (dragoman_server/engine/engine.py:134)'
+    everything = f"""{engine};run (onnxruntime/capi/session.py:1) 60
+{engine};wait (dragoman_server/engine/shared_queue.py:9) 30
+{engine};advance (dragoman_server/decoding/greedy.py:7) 10
+{loop} 100
+(torn\x00"""
+    holders = f"""{engine};advance (dragoman_server/decoding/greedy.py:7);zeros (numpy/core.py:1) 40
+{loop};serve (dragoman_server/process/app.py:5) 80
+{loop};Generate (dragoman_server/api/service.py:5) 20
+thread (3): "log";write (dragoman_server/telemetry/logs.py:2) 4"""
+    found = profile.summarize([*profile.read_stacks(everything)], [*profile.read_stacks(holders)], 1, 100.0)
+    assert found["engines"] == {"graphs": 0.6, "python": 0.1, "rest": 0.3}
+    assert found["lock"] == {"event loop": 0.25, "engines": 0.1, "others": 0.01}
+    held = {profile.OTHER: 2000.0, "decoding": 1000.0, "api": 500.0, "telemetry": 100.0}
+    assert found["microseconds"] == pytest.approx(held)

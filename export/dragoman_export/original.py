@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from dragoman_server.bundle.manifest import Generation, Limits, SpecialTokens, Text
+from dragoman_server.bundle.manifest import Generation, Limits, SourcePart, SpecialTokens, Text
 from dragoman_training.data.pairs import Pair
 from dragoman_training.model import Transformer
 from dragoman_training.recipe import Metric
@@ -24,6 +24,14 @@ class Vocabulary:
 
     tokenizer: Tokenizer
     pieces: Path | None = None
+
+
+@dataclass(frozen=True)
+class TargetFrame:
+    """The ids before and after those of a target that an imported model is trained on, after its first input."""
+
+    before: Sequence[SourcePart]
+    after: Sequence[SourcePart]
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,7 @@ class Original:
         unseen_source_tokens: Source ids that the training data lacks.
         provenance: What the manifest keeps under `training`.
         text, generation, origin: Of an imported model, as in the manifest.
+        targets: What surrounds the targets of an imported model in training.
         license: License of the weights; empty if unknown.
     """
 
@@ -66,4 +75,5 @@ class Original:
     text: Text | None = None
     generation: Generation | None = None
     origin: Mapping[str, str] = field(default_factory=dict)
+    targets: TargetFrame | None = None
     license: str = ""

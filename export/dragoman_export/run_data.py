@@ -3,6 +3,7 @@
 import hashlib
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -10,19 +11,28 @@ from tokenizers import Tokenizer
 
 from dragoman_export.errors import ExportError
 from dragoman_export.original import Original, Vocabulary
-from dragoman_server.bundle.manifest import LanguageTokens, Limits, SpecialTokens, Text
+from dragoman_server.bundle.manifest import Generation, LanguageTokens, Limits, SpecialTokens, Text
 from dragoman_server.messages.blank_text import is_blank
 from dragoman_training.data.bad_lines import BadLines
 from dragoman_training.data.corpus import read_pairs
-from dragoman_training.data.encode import Tokenizers, encode_pairs
-from dragoman_training.data.languages import language_token, with_language
+from dragoman_training.data.encode import encode_pairs
+from dragoman_training.data.imported import ImportedRules
+from dragoman_training.data.languages import language_token, split_language, with_language
 from dragoman_training.data.pairs import Pair, distinct_sources, pairs_digest, read_pairs_file
 from dragoman_training.data.reading import PairReader
 from dragoman_training.data.splits import training_pairs as read_training_pairs
 from dragoman_training.data.tokenizers import BEGIN_ID, END_ID, PAD_ID, UNKNOWN_ID
 from dragoman_training.errors import DataError, TrainingError
-from dragoman_training.files import DATA_FILE, DEV_FILE, LONGEST_FILE, SOURCE_TOKENIZER, TARGET_TOKENIZER
-from dragoman_training.recipe import file_paths
+from dragoman_training.files import (
+    DATA_FILE,
+    DEV_FILE,
+    LONGEST_FILE,
+    SOURCE_PIECES,
+    SOURCE_TOKENIZER,
+    TARGET_PIECES,
+    TARGET_TOKENIZER,
+)
+from dragoman_training.recipe import file_paths, source_language, target_language
 from dragoman_training.run.load import Run, load_run
 
 TOKENS = SpecialTokens(pad=PAD_ID, unknown=UNKNOWN_ID, begin=BEGIN_ID, end=END_ID)  # of models trained here
@@ -44,7 +54,8 @@ def read_run(path: Path, say: Callable[[str], None]) -> Original:
     except TrainingError as error:
         raise ExportError(str(error)) from error
     data = evaluation_data(run, say)
-    config = run.recipe.model
+    if run.tokenizers.rules is not None:
+        return _of_imported(run, run.tokenizers.rules, data, say)
     languages = run.recipe.data.target_languages
     return Original(
         str(path),
@@ -52,7 +63,7 @@ def read_run(path: Path, say: Callable[[str], None]) -> Original:
         Vocabulary(run.source_tokenizer),
         Vocabulary(run.target_tokenizer),
         TOKENS,
-        Limits(max_source_tokens=config.max_source_length, max_target_tokens=config.max_target_length),
+        _limits(run),
         sources=[pair.source for pairs in data.values() for pair in pairs],
         data=data,
         longest=longest_training_pairs(run),
@@ -62,6 +73,54 @@ def read_run(path: Path, say: Callable[[str], None]) -> Original:
         text=_language_rules(run.source_tokenizer, languages) if languages else None,
         provenance=run.provenance | {"files": _data_files(run)},
     )
+
+
+def _of_imported(run: Run, rules: ImportedRules, data: dict[str, list[Pair]], say: Callable[[str], None]) -> Original:
+    """Returns the original of a run that continued a published model: with its languages and its settings.
+
+    The default languages are those of the first training file that names some. Quality is measured in them alone.
+    """
+    text = Text.model_validate(rules.text.model_dump())
+    first = run.recipe.data.train[0]
+    source, target = source_language(first), target_language(first)
+    default = {"source_language": source or text.source_language, "target_language": target or text.target_language}
+    kept = {name: _in_languages(pairs, rules, source, target) for name, pairs in data.items()}
+    for name, pairs in data.items():
+        if left_out := len(pairs) - len(kept[name]):
+            say(
+                f"{left_out} of {len(pairs)} pairs of {name} are in other languages than the first training file; "
+                "nothing is measured on them"
+            )
+    pieces = [path if path.exists() else None for path in (run.path / SOURCE_PIECES, run.path / TARGET_PIECES)]
+    return Original(
+        str(run.path),
+        run.model,
+        Vocabulary(run.source_tokenizer, pieces[0]),
+        Vocabulary(run.target_tokenizer, pieces[1]),
+        SpecialTokens(**asdict(rules.tokens)),
+        _limits(run),
+        sources=[pair.source for pairs in kept.values() for pair in pairs],
+        data={name: pairs for name, pairs in kept.items() if pairs},
+        longest=_in_languages(longest_training_pairs(run), rules, source, target),
+        metrics=run.recipe.evaluation.metrics,
+        text=text.model_copy(update=default),
+        generation=Generation.model_validate(rules.manifest["generation"]),
+        origin=rules.manifest["origin"],
+        license=rules.manifest["license"],
+        provenance=run.provenance | {"files": _data_files(run)},
+    )
+
+
+def _in_languages(pairs: Sequence[Pair], rules: ImportedRules, source: str | None, target: str | None) -> list[Pair]:
+    """Returns the pairs in these languages, without the start that names them."""
+    split = ((pair, *split_language(pair.source, rules.text.languages)) for pair in pairs)
+    start = with_language("", target, source)
+    return [pair._replace(source=text) for pair, found, text in split if found == start]
+
+
+def _limits(run: Run) -> Limits:
+    config = run.recipe.model
+    return Limits(max_source_tokens=config.max_source_length, max_target_tokens=config.max_target_length)
 
 
 def _language_rules(source: Tokenizer, languages: Sequence[str]) -> Text:
@@ -167,8 +226,7 @@ def _check_unchanged(run: Run, name: str, place: str, pairs: list[Pair]) -> None
 
 def _within_limits(run: Run, pairs: Sequence[Pair]) -> list[Pair]:
     """Returns the pairs that training would use."""
-    tokenizers = Tokenizers(run.source_tokenizer, run.target_tokenizer)
-    return [pair for pair, _, fault in encode_pairs(run.recipe, tokenizers, pairs) if fault is None]
+    return [pair for pair, _, fault in encode_pairs(run.recipe, run.tokenizers, pairs) if fault is None]
 
 
 def _data_files(run: Run) -> dict[str, str | None]:

@@ -194,7 +194,7 @@ def nearly_right(run: Path, copy: Path) -> Path:
     shutil.copytree(run, copy)
     known = load_run(run)
     sources = [pair.source for pair in known.dev_pairs()]
-    answers = answer(known.model, known.source_tokenizer, known.target_tokenizer, sources)
+    answers = answer(known.model, known.tokenizers, sources)
     almost = {source: text.rsplit(" ", 1)[0] for source, text in answers.items()}  # and a token below the limit
     (copy / "dev.tsv").write_text("".join(f"{source}\t{text}\n" for source, text in almost.items()))
     return copy
@@ -279,8 +279,7 @@ def test_trained_run_is_exported_with_its_quality_and_two_tokenizers(tiny_run: P
     trained = load_run(tiny_run)
     expected = measure(
         trained.model,
-        trained.source_tokenizer,
-        trained.target_tokenizer,
+        trained.tokenizers,
         trained.dev_pairs(),
         trained.recipe.evaluation.metrics,
     ).scores

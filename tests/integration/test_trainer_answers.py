@@ -33,7 +33,7 @@ def made_numbers(count: int) -> list[str]:
 )
 def test_trainer_and_server_answer_alike(search: Search, tiny_run: Path, tiny_server: LocalServer) -> None:
     run, texts = load_run(tiny_run), made_numbers(150)
-    trained = answer(run.model, run.source_tokenizer, run.target_tokenizer, texts, search)
+    trained = answer(run.model, run.tokenizers, texts, search)
     with Client(tiny_server.address) as client:
         results = (
             client.generate_batch(texts)

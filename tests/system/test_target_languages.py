@@ -29,7 +29,7 @@ def test_requests_name_the_target_language(tmp_path: Path) -> None:
     run_export(tmp_path / "run", tmp_path / "bundle")
 
     run = load_run(tmp_path / "run")
-    trained = answer(run.model, run.source_tokenizer, run.target_tokenizer, ["<2de> No 07", "<2en> No 07"])
+    trained = answer(run.model, run.tokenizers, ["<2de> No 07", "<2en> No 07"])
     assert len(set(trained.values())) == 2
     with LocalServer("--bundle", str(tmp_path / "bundle"), log=tmp_path / "log") as server:
         with Client(server.address) as client:

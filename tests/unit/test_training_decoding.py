@@ -9,7 +9,7 @@ import torch
 from dragoman_server.core.search_options import BeamOptions, SearchOptions, Stopping
 from dragoman_training.data.batches import pad
 from dragoman_training.data.tokenizers import BEGIN_ID, END_ID
-from dragoman_training.evaluation.decoding import Search, decode
+from dragoman_training.evaluation.decoding import Search, Task, decode
 from dragoman_training.model import ModelConfig, Transformer
 from dragoman_training.model import loss as loss_module
 from tests.reference.decoding import decode as decode_by_reference
@@ -83,12 +83,12 @@ def test_greedy_equals_greedy_without_caches(shape: dict[str, Any], monkeypatch:
     monkeypatch.setattr(loss_module, "CHUNK", 7 * VOCABULARY)  # logits of seven rows at a time
     model, sources = random_model(**shape), random_sources(40, 11)
     vary_answers(model)
-    answers = decode(model, sources, 40)
+    answers = decode(model, Task.of(sources), 40)
     assert answers == greedy(model, sources, 40)
-    assert answers == [decode(model, [source], 40)[0] for source in sources]
-    assert decode(model, sources, 2) == [answer[:2] for answer in answers]
+    assert answers == [decode(model, Task.of([source]), 40)[0] for source in sources]
+    assert decode(model, Task.of(sources), 2) == [answer[:2] for answer in answers]
     model.decoder.forbid([END_ID, answers[0][0]])
-    assert decode(model, sources, 40) == greedy(model, sources, 40) != answers
+    assert decode(model, Task.of(sources), 40) == greedy(model, sources, 40) != answers
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_beam_search_equals_the_reference_of_the_servers(model: tuple[int, float
     stopping = Stopping.EARLY if search.early_stopping else Stopping.EXACT
     beam = BeamOptions(search.beam_size, length_penalty=search.length_penalty, stopping=stopping)
     decided = 0
-    for source, answer in zip(sources, decode(trained, sources, MAX_TARGET, search), strict=True):
+    for source, answer in zip(sources, decode(trained, Task.of(sources), MAX_TARGET, search), strict=True):
         expected = decode_by_reference(
             reference.forward(source), SearchOptions(MAX_TARGET, beam=beam), END_ID, lambda ids: ""
         )

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dragoman_training.data.encode import Tokenizers
 from dragoman_training.data.pairs import Pair
 from dragoman_training.data.tokenizers import train_tokenizer
 from dragoman_training.evaluation.answers import answer
@@ -34,7 +35,7 @@ def test_answers_to_texts(model: Transformer, monkeypatch: pytest.MonkeyPatch) -
     done: list[tuple[int, int]] = []
     texts = ["ab", "abc", "ab", "hgf", "abcdefgh"]
     monkeypatch.setattr("dragoman_training.evaluation.answers.BATCH_TOKENS", 9)
-    answers = answer(model, tokenizer, tokenizer, texts, answered=lambda *counts: done.append(counts))
+    answers = answer(model, Tokenizers(tokenizer, tokenizer), texts, answered=lambda *counts: done.append(counts))
     assert answers.keys() == {"ab", "abc", "hgf", "abcdefgh"}
     assert done == [(1, 4), (3, 4), (4, 4)], "the longest alone, two of four tokens, the rest"
     assert all(answers[text] == tokenizer.decode(greedy(model, [tokenizer.encode(text).ids], 8)[0]) for text in texts)
@@ -48,7 +49,9 @@ def test_answers_and_references_are_compared_in_canonical_form(
     tokenizer = train_tokenizer(TokenizerConfig(kind="characters", lowercase=True), ["abcdef h"])
     pairs = [Pair(source, f" \u200b{text.upper()} ".replace(" ", "  "), Path(), 1) for source, text in answers.items()]
     other = Pair("A\u00adB", "h", Path(), 2)  # another reference, to a source in another spelling
-    scores = measure(model, tokenizer, tokenizer, [*pairs, other], ["exact_match", "word_error_rate"]).scores
+    scores = measure(
+        model, Tokenizers(tokenizer, tokenizer), [*pairs, other], ["exact_match", "word_error_rate"]
+    ).scores
     assert {name: score.value for name, score in scores.items()} == {"exact_match": 100, "word_error_rate": 0}
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from dragoman_training.data.bad_lines import BadLines
 from dragoman_training.data.corpus import read_pairs
-from dragoman_training.data.languages import split_language, with_language
+from dragoman_training.data.languages import named_languages, split_language, with_language
 from dragoman_training.data.prepare import TrainingData, prepare
 from dragoman_training.errors import DataError, RecipeError
 from dragoman_training.recipe import DataFile, PairsFile, ParallelFiles, Recipe, load_recipe
@@ -63,7 +63,7 @@ def test_changed_pairs_keep_their_language(tmp_path: Path) -> None:
     for pair, plain in zip(changed, data.train, strict=True):
         assert pair.source[0] == plain.source[0]
         assert not tokens & {*pair.source[1:], *pair.target}
-    with pytest.raises(RecipeError, match=r"augmentation\.concatenated would mix the target languages of data"):
+    with pytest.raises(RecipeError, match=r"augmentation\.concatenated would mix the languages of data"):
         multilingual(tmp_path, SUBWORDS, "augmentation.concatenated=0.1")
 
 
@@ -95,3 +95,18 @@ def test_only_languages_of_the_data_are_split_off() -> None:
     assert split_language("<2fr> eins", ["de"]) == ("", "<2fr> eins")
     assert split_language("<2de> eins", []) == ("", "<2de> eins")
     assert with_language("eins", None) == "eins"
+    both = with_language("eins", "de", "en")
+    assert split_language(both, ["de", "en"]) == ("<1en> <2de> ", "eins")
+    assert named_languages("<1en> <2de> ") == ("en", "de")
+    assert split_language(both, ["de"]) == ("", both)
+    assert split_language(with_language("eins", None, "en"), ["en"]) == ("<1en> ", "eins")
+    assert named_languages("<1en> ") == ("en", None)
+
+
+def test_only_imported_models_have_source_languages() -> None:
+    with pytest.raises(RecipeError) as error:
+        load_recipe(TINY, ["data.train=[{file: x.tsv, source_language: en}]", "data.test=null"])
+    assert "source_language is only for imported models; tokenizers.source.kind is not imported" in str(error.value)
+    with pytest.raises(RecipeError) as error:
+        load_recipe(TINY, ["data.train=[{file: x.tsv, source_language: en}, y.tsv]"])
+    assert "train: y.tsv has no source_language; all files need one if one of train has" in str(error.value)

@@ -70,7 +70,7 @@ def decode_greedily(
 def longest_answer(manifest: Manifest) -> int:
     """Returns at how many tokens answers are cut in checks and measurements."""
     limit = manifest.limits.max_target_tokens
-    return limit if manifest.text is None or "recipe" in manifest.training else min(limit, IMPORTED_ANSWER)
+    return limit if manifest.generation is None else min(limit, IMPORTED_ANSWER)
 
 
 def forced_first(manifest: Manifest) -> int | None:
@@ -103,6 +103,13 @@ def encode_sources(bundle: Bundle, texts: Sequence[str]) -> list[list[int]]:
     named = "<2{target_language}>" in rules.prefix
     complete = [text if named and _names_language(rules, text) else prefix + text for text in texts]
     return [[*before, *ids, *after] for ids in segmenter.ids(complete)]
+
+
+def encode_targets(bundle: Bundle, texts: Sequence[str]) -> list[list[int]]:
+    """Returns the target ids of texts; those of an imported model without any around them."""
+    if bundle.manifest.text is None:
+        return [encoding.ids for encoding in bundle.target_tokenizer.encode_batch(list(texts))]
+    return Segmenter(bundle.target_tokenizer, bundle.target_pieces, bundle.manifest.tokens.unknown).ids(texts)
 
 
 def _names_language(rules: Text, text: str) -> bool:

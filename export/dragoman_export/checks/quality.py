@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dragoman_export.checks.affordable import reserved_rows
-from dragoman_export.checks.offline_decoding import decode_greedily, within_limit
+from dragoman_export.checks.offline_decoding import decode_greedily, encode_targets, within_limit
 from dragoman_export.run_data import spread
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.bundle.shortlist import Shortlist
@@ -100,8 +100,8 @@ class PairSet:
         limits, tokens = bundle.manifest.limits, bundle.manifest.tokens
         targets = {pair.source: pair.target for pair in self.pairs}
         kept = list(within_limit(bundle, spread(list(targets), EXAMPLES)))
-        encoded = bundle.target_tokenizer.encode_batch([targets[source] for source, _ in kept])
-        ids = [[i for i in encoding.ids if i not in (tokens.begin, tokens.end)] for encoding in encoded]
+        encoded = encode_targets(bundle, [targets[source] for source, _ in kept])
+        ids = [[i for i in row if i not in (tokens.begin, tokens.end)] for row in encoded]
         return [
             (source, target)
             for (_, source), target in zip(kept, ids, strict=True)

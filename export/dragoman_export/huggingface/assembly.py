@@ -7,7 +7,7 @@ from typing import Any
 from dragoman_export.errors import ExportError
 from dragoman_export.huggingface.hub import Origin
 from dragoman_export.huggingface.text import ImportedText
-from dragoman_export.original import Original
+from dragoman_export.original import Original, TargetFrame
 from dragoman_server.bundle.manifest import Generation, LanguageTokens, Limits, SpecialTokens, Text
 from dragoman_training.model import Transformer
 
@@ -39,6 +39,7 @@ def assemble(
         limits_of(model),
         sources=(),
         text=_manifest_text(text),
+        targets=TargetFrame(text.target_before, text.target_after),
         provenance=provenance,
         generation=generation,
         origin={key: value for key, value in asdict(origin).items() if value},

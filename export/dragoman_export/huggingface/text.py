@@ -45,6 +45,8 @@ class ImportedText:
     Attributes:
         source, target: Converters of each side; the same object if the vocabulary is joint.
         before, after: Ids around those of a source.
+        target_before, target_after: Ids around those of a target that the model is trained on, without the decoder's
+            first input.
         text_prefix: Text put before a source text, with the placeholder {target_language}.
         languages: Languages by code; empty for a model without any.
         forces_language: Whether the first target token is that of the target language.
@@ -59,6 +61,8 @@ class ImportedText:
     before: tuple[Part, ...] = ()
     after: tuple[Part, ...] = ()
     text_prefix: str = ""
+    target_before: tuple[Part, ...] = ()
+    target_after: tuple[Part, ...] = ()
     languages: Mapping[str, Language] = field(default_factory=dict)
     forces_language: bool = False
     source_language: str = ""
@@ -89,8 +93,11 @@ def read_text(folder: Path) -> ImportedText:
     source, target = (
         _code(text.languages, getattr(tokenizer, attribute, None)) for attribute in ("src_lang", "tgt_lang")
     )
+    target_before, target_after = _target_frame(tokenizer, text.languages)
     return replace(
         text,
+        target_before=target_before,
+        target_after=target_after,
         source_language=source,
         target_language=target,
         unknown=tokenizer.unk_token_id,
@@ -135,23 +142,42 @@ def _fast(tokenizer: Any) -> ImportedText:
         if not languages:
             raise ExportError(f"{tokenizer.name_or_path}: the vocabulary has none of the language codes of its class")
         first, last = (_with_language(around, source) for around in (before, after))
-        return ImportedText(vocabulary, vocabulary, first, last, "", languages, forces_language=True)
+        return ImportedText(vocabulary, vocabulary, first, last, languages=languages, forces_language=True)
     codes = {match[1]: id_ for token, id_ in ids.items() if (match := MADLAD_CODE.fullmatch(token))}
     if codes:
         languages = {code: Language(source=codes[code]) for code in sorted(codes)}
-        return ImportedText(vocabulary, vocabulary, before, after, "<2{target_language}> ", languages)
+        return ImportedText(vocabulary, vocabulary, before, after, "<2{target_language}> ", languages=languages)
     return ImportedText(vocabulary, vocabulary, before, after)
 
 
-def _with_language(ids: Sequence[int], language: int) -> tuple[Part, ...]:
-    parts: list[Part] = ["source_language" if id_ == language else id_ for id_ in ids]
+def _with_language(
+    ids: Sequence[int], language: int, part: Literal["source_language", "target_language"] = "source_language"
+) -> tuple[Part, ...]:
+    parts: list[Part] = [part if id_ == language else id_ for id_ in ids]
     return tuple(parts)
 
 
 def _frame(copy: Tokenizer, tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the ids that the class puts before and after those of a text."""
-    bare = copy.encode("a", add_special_tokens=False).ids
-    framed = tokenizer("a").input_ids
+    return _around(tokenizer, copy.encode("a", add_special_tokens=False).ids, tokenizer("a").input_ids)
+
+
+def _target_frame(tokenizer: Any, languages: Mapping[str, Language]) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+    """Returns the ids that the class puts before and after those of a target."""
+    language = None
+    if any(one.target is not None for one in languages.values()):
+        if not tokenizer.tgt_lang:
+            tokenizer.tgt_lang = next(code for code, one in languages.items() if one.target is not None)
+        language = languages[_code(languages, tokenizer.tgt_lang)].target
+    bare = tokenizer(text_target="a", add_special_tokens=False).input_ids
+    before, after = _around(tokenizer, bare, tokenizer(text_target="a").input_ids)
+    if language is None:
+        return before, after
+    return _with_language(before, language, "target_language"), _with_language(after, language, "target_language")
+
+
+def _around(tokenizer: Any, bare: list[int], framed: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the ids before and after those of a text without any around it."""
     for start in range(len(framed) - len(bare) + 1):
         if framed[start : start + len(bare)] == bare:
             return tuple(framed[:start]), tuple(framed[start + len(bare) :])
@@ -176,7 +202,7 @@ def _marian(tokenizer: Any) -> ImportedText:
     codes = {match[1]: id_ for token, id_ in tokenizer.encoder.items() if (match := MARIAN_CODE.fullmatch(token))}
     languages = {code: Language(source=id_) for code, id_ in sorted(codes.items())}
     before: tuple[Part, ...] = ("target_language",) if languages else ()
-    return ImportedText(source, target, before, (tokenizer.eos_token_id,), "", languages)
+    return ImportedText(source, target, before, (tokenizer.eos_token_id,), languages=languages)
 
 
 def _m2m_100(tokenizer: Any) -> ImportedText:
@@ -185,7 +211,8 @@ def _m2m_100(tokenizer: Any) -> ImportedText:
     vocabulary = _pieces(tokenizer, ids, tokenizer.spm_file, tokenizer.sp_model, tokenizer.lang_token_to_id)
     languages = {code: Language(id_, id_) for code, id_ in tokenizer.lang_code_to_id.items()}
     after = (tokenizer.eos_token_id,)
-    return ImportedText(vocabulary, vocabulary, ("source_language",), after, "", languages, forces_language=True)
+    before: tuple[Part, ...] = ("source_language",)
+    return ImportedText(vocabulary, vocabulary, before, after, languages=languages, forces_language=True)
 
 
 def _plbart(tokenizer: Any) -> ImportedText:
@@ -198,7 +225,7 @@ def _plbart(tokenizer: Any) -> ImportedText:
         match = FAIRSEQ_CODE.fullmatch(token)
         languages[match[1] if match else token] = Language(id_, id_)
     after: tuple[Part, ...] = (tokenizer.eos_token_id, "source_language")
-    return ImportedText(vocabulary, vocabulary, (), after, "", languages, forces_language=True)
+    return ImportedText(vocabulary, vocabulary, (), after, languages=languages, forces_language=True)
 
 
 def _pieces(

@@ -6,10 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from dragoman_export.checks.offline_decoding import encode_sources
+from dragoman_export.checks.offline_decoding import encode_sources, encode_targets
 from dragoman_export.shortlist.alignment import Translations, affordable_pairs, translations
 from dragoman_server.bundle.load import Bundle
-from dragoman_server.bundle.segmenter import Segmenter
 from dragoman_server.bundle.shortlist import Shortlist
 from dragoman_training.data.batches import EncodedPair
 from dragoman_training.data.pairs import Pair
@@ -42,19 +41,14 @@ class Statistics:
 
 def encode(bundle: Bundle, pairs: Sequence[Pair]) -> list[EncodedPair]:
     """Returns the token ids of pairs, without special tokens."""
-    tokens, rules = bundle.manifest.tokens, bundle.manifest.text
+    tokens = bundle.manifest.tokens
     special = {tokens.pad, tokens.unknown, tokens.begin, tokens.end}
-    segmenter = None if rules is None else Segmenter(bundle.target_tokenizer, bundle.target_pieces, tokens.unknown)
     encoded: list[EncodedPair] = []
     for start in range(0, len(pairs), CHUNK):
         chunk = pairs[start : start + CHUNK]
         sources = encode_sources(bundle, [pair.source for pair in chunk])
         texts = [pair.target for pair in chunk]
-        targets = (
-            [encoding.ids for encoding in bundle.target_tokenizer.encode_batch(texts)]
-            if segmenter is None
-            else segmenter.ids(texts)
-        )
+        targets = encode_targets(bundle, texts)
         encoded += [
             EncodedPair(*([token for token in side if token not in special] for side in pair))
             for pair in zip(sources, targets, strict=True)

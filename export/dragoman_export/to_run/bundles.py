@@ -66,6 +66,11 @@ def _recipe(bundle: Bundle) -> Recipe:
     manifest, place = bundle.manifest, bundle.path / MANIFEST_FILE
     if "recipe" not in manifest.training:
         raise ExportError(f"{place}: this model was not trained by dragoman-train; expected a bundle of a run")
+    if manifest.generation is not None:
+        raise ExportError(
+            f"{place}: this model continues a published one, whose rules of training are not in a bundle; start from "
+            "its run instead, or from the published model (--to-run --from-transformers)"
+        )
     if manifest.precision not in READABLE:
         raise ExportError(
             f"{place}: weights in {manifest.precision} can't be read back; expected a bundle in {' or '.join(READABLE)}"

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dragoman_training.data.batches import Batch, BatchSampler, PairList, Position
+from dragoman_training.data.encode import Tokenizers
 from dragoman_training.data.prepare import TrainingData
 from dragoman_training.data.tokenizers import BEGIN_ID, END_ID, PAD_ID
 from dragoman_training.model.loss import IGNORED
@@ -81,7 +82,7 @@ class Ours(Contender):
     def __init__(self, work: Work, threads: int) -> None:
         super().__init__(work, threads)
         source, target = (symbol_tokenizer(size) for size in work.vocabularies)
-        data = TrainingData(source, target, work.pairs, PairList(work.pairs), [], [], [])
+        data = TrainingData(Tokenizers(source, target), work.pairs, PairList(work.pairs), [], [], [])
         with tempfile.TemporaryDirectory() as run:
             recipe = work.recipe()
             self.trainer = Trainer(recipe, Path(run), data, CPU, threading.Event(), silent_bar(recipe))

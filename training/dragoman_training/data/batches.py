@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dragoman_training.data.tokenizers import BEGIN_ID, PAD_ID
+from dragoman_training.data.tokenizers import OWN_IDS, SpecialIds
 from dragoman_training.model.loss import IGNORED
 
 
@@ -60,11 +60,11 @@ def pad(rows: Sequence[Sequence[int]], filler: int) -> Tensor:
     return torch.from_numpy(out)
 
 
-def collate(pairs: Sequence[EncodedPair], number: int = 0) -> Batch:
+def collate(pairs: Sequence[EncodedPair], number: int = 0, special: SpecialIds = OWN_IDS) -> Batch:
     """Makes a padded batch of pairs, with its number in a step."""
     return Batch(
-        source=pad([p.source for p in pairs], PAD_ID),
-        target_input=pad([[BEGIN_ID, *p.target[:-1]] for p in pairs], PAD_ID),
+        source=pad([p.source for p in pairs], special.pad),
+        target_input=pad([[special.begin, *p.target[:-1]] for p in pairs], special.pad),
         target_output=pad([p.target for p in pairs], IGNORED),
         target_tokens=sum(len(p.target) for p in pairs),
         number=number,
@@ -147,6 +147,7 @@ class PlannedBatch(NamedTuple):
         indices: Its own among them [rows].
         tokens: Number of source and target tokens with padding: what it costs.
         target_tokens: Number of target tokens without padding.
+        special: Special tokens of the model.
     """
 
     position: Position
@@ -154,10 +155,11 @@ class PlannedBatch(NamedTuple):
     indices: NDArray[np.int64]
     tokens: int
     target_tokens: int
+    special: SpecialIds = OWN_IDS
 
     def read(self, number: int = 0) -> Batch:
         """Reads the batch, with its number in a step."""
-        return collate([self.pairs[i] for i in self.indices.tolist()], number)
+        return collate([self.pairs[i] for i in self.indices.tolist()], number, self.special)
 
 
 class BatchSampler:
@@ -170,12 +172,14 @@ class BatchSampler:
         pairs: Training pairs of each epoch.
         batch_tokens: Token budget of a batch.
         seed: Seed of ties and of the order.
+        special: Special tokens of the model.
     """
 
-    def __init__(self, pairs: EpochPairs, batch_tokens: int, seed: int) -> None:
+    def __init__(self, pairs: EpochPairs, batch_tokens: int, seed: int, special: SpecialIds = OWN_IDS) -> None:
         self.pairs = pairs
         self.batch_tokens = batch_tokens
         self.seed = seed
+        self.special = special
 
     def block(self, epoch: int, block: int = 0) -> list[PlannedBatch]:
         """Returns the batches of a block."""
@@ -191,7 +195,8 @@ class BatchSampler:
             indices = parts[part]
             sources, targets = source[indices], target[indices]
             tokens = len(indices) * int(sources.max() + targets.max())
-            planned.append(PlannedBatch(Position(epoch, block, position), pairs, indices, tokens, int(targets.sum())))
+            place = Position(epoch, block, position)
+            planned.append(PlannedBatch(place, pairs, indices, tokens, int(targets.sum()), self.special))
         return planned
 
     def plan(self, start: Position = Position()) -> Iterator[PlannedBatch]:  # noqa: B008, it is immutable

@@ -10,11 +10,19 @@ from pathlib import Path
 
 from dragoman_training.data.bad_lines import BadLines
 from dragoman_training.data.characters import find_bad_character, invisible_content
-from dragoman_training.data.languages import language_token, with_language
+from dragoman_training.data.languages import language_token, source_token, with_language
 from dragoman_training.data.pairs import Pair
 from dragoman_training.data.tokenizers import SPECIAL_TOKENS
 from dragoman_training.errors import DataError
-from dragoman_training.recipe import Columns, DataFile, PairsFile, ParallelFiles, file_paths, target_language
+from dragoman_training.recipe import (
+    Columns,
+    DataFile,
+    PairsFile,
+    ParallelFiles,
+    file_paths,
+    source_language,
+    target_language,
+)
 
 HEAD = 4096  # bytes at the start of a file that its encoding is detected from
 CHUNK_LINES = 2**16
@@ -50,7 +58,7 @@ class Chunk:
 def read_pairs(files: Sequence[DataFile], bad: BadLines, columns: Columns | None = None) -> list[Pair]:
     """Reads tab-separated or parallel files; bad lines go to `bad`.
 
-    Sources of files with a target language start with its token, see `with_language`.
+    Sources of files that name languages start with them, see `with_language`.
 
     Args:
         columns: Columns of tab-separated files that name none of their own; None for source<TAB>target.
@@ -73,7 +81,8 @@ def read_pairs(files: Sequence[DataFile], bad: BadLines, columns: Columns | None
 def reserved_tokens(files: Sequence[DataFile]) -> list[str]:
     """Returns the tokens that no text of the files may contain."""
     codes = dict.fromkeys(code for code in map(target_language, files) if code is not None)
-    return [*SPECIAL_TOKENS, *map(language_token, codes)]
+    sources = dict.fromkeys(code for code in map(source_language, files) if code is not None)
+    return [*SPECIAL_TOKENS, *map(language_token, codes), *map(source_token, sources)]
 
 
 def chunks(entry: DataFile, columns: Columns | None = None) -> Iterator[Chunk]:
@@ -98,11 +107,11 @@ def chunks(entry: DataFile, columns: Columns | None = None) -> Iterator[Chunk]:
 
 def valid_pairs(chunk: Chunk, reserved: Sequence[str], bad: BadLines) -> Iterator[Pair]:
     """Yields the pairs of a chunk; bad lines go to `bad`."""
-    language = target_language(chunk.entry)
+    languages = target_language(chunk.entry), source_language(chunk.entry)
     read = _tab_separated(chunk, bad) if chunk.others is None else _side_by_side(chunk, chunk.others, bad)
     for pair in read:
         if _is_valid(pair, reserved, bad):
-            yield pair if language is None else pair._replace(source=with_language(pair.source, language))
+            yield pair._replace(source=with_language(pair.source, *languages))
 
 
 def _parts(lines: Iterator[tuple[bytes, bytes | None]]) -> Iterator[list[tuple[bytes, bytes | None]]]:

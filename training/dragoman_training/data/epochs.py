@@ -1,6 +1,6 @@
 """The training pairs of each epoch: the same ones, or changed and segmented anew, block by block."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -106,8 +106,15 @@ class Epochs:
 class _Side:
     """Encodes sources, or targets, as the tokenizer's config says."""
 
-    def __init__(self, tokenizer: Tokenizer, config: TokenizerConfig, rare: str, seed: int) -> None:
-        self.tokenizer = tokenizer
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        encode: Callable[[Sequence[str]], list[list[int]]],
+        config: TokenizerConfig,
+        rare: str,
+        seed: int,
+    ) -> None:
+        self.encode = encode
         self.random: RandomSegmentation | None = None
         if config.bpe_dropout or config.byte_dropout:
             self.random = RandomSegmentation(tokenizer, config.bpe_dropout, config.byte_dropout, rare, seed)
@@ -118,7 +125,7 @@ class _Side:
 
     def _encode(self, texts: Sequence[str], rng: np.random.Generator) -> list[list[int]]:
         if self.random is None:
-            return [encoding.ids for encoding in self.tokenizer.encode_batch(texts)]
+            return self.encode(texts)
         self.random.forget(KNOWN_WORDS)
         words = [self.random.words(text) for text in texts]
         variants = iter(rng.integers(VARIANTS, size=sum(map(len, words))).tolist())
@@ -131,13 +138,15 @@ class _ChangedPairs:
     def __init__(self, recipe: Recipe, tokenizers: Tokenizers, corpus: Corpus) -> None:
         assert corpus.texts is not None, "prepared without texts"
         self.tokens, self.texts = corpus.tokens, corpus.texts
-        self.languages = recipe.data.target_languages
+        self.languages = recipe.data.languages
+        self.tokenizers = tokenizers
         self.limits = recipe.model.max_source_length, recipe.model.max_target_length + 1  # both with the end token
         self.augmentation = Augmentation(recipe.augmentation)
-        self.kind = token_type(*(tokenizer.get_vocab_size() for tokenizer in tokenizers))
-        config = recipe.tokenizers
-        self.source = _Side(tokenizers.source, config.source, corpus.rare[0], recipe.seed)
-        self.target = _Side(tokenizers.target, config.for_targets, corpus.rare[1], recipe.seed)
+        self.kind = token_type(*tokenizers.vocabularies)
+        config, rare, seed = recipe.tokenizers, corpus.rare, recipe.seed
+        source, target = config.source, config.for_targets
+        self.source = _Side(tokenizers.source, tokenizers.encode_sources, source, rare[0], seed)
+        self.target = _Side(tokenizers.target, tokenizers.encode_targets, target, rare[1], seed)
 
     def draw(self, chosen: NDArray[np.uint32], rng: np.random.Generator) -> PackedPairs:
         """Draws the changes of the chosen pairs."""
@@ -149,7 +158,7 @@ class _ChangedPairs:
         split = _SplitTexts(self.texts, chosen, self.languages)
         changes = self.augmentation.changes(split, rng)
         sources = (split.language(i) + source for i, (source, _) in changes.items())
-        targets = (target for _, target in changes.values())
+        targets = (self.tokenizers.target_of(split.language(i), target) for i, (_, target) in changes.items())
         changed = self.source.encode_all(sources, rng), self.target.encode_all(targets, rng)
 
         plain = self.tokens.pair_lengths(chosen)
@@ -178,7 +187,7 @@ class _ChangedPairs:
 
 
 class _SplitTexts(Sequence[tuple[str, str]]):
-    """The texts of the chosen pairs; sources without the token of their target language."""
+    """The texts of the chosen pairs; sources without the start that names their languages."""
 
     def __init__(self, texts: MappedRows, chosen: NDArray[np.uint32], languages: Sequence[str]) -> None:
         self.texts, self.chosen, self.languages = texts, chosen, languages
@@ -191,5 +200,5 @@ class _SplitTexts(Sequence[tuple[str, str]]):
         return split_language(text(self.texts[2 * pair]), self.languages)[1], text(self.texts[2 * pair + 1])
 
     def language(self, index: int) -> str:
-        """Returns the start of a source that names its target language; empty without one."""
+        """Returns the start of a source that names its languages; empty without one."""
         return split_language(text(self.texts[2 * int(self.chosen[index])]), self.languages)[0]

@@ -58,10 +58,17 @@ def normalized(tokenizer: Tokenizer, text: str) -> str:
 
 def canonical_of_normal(tokenizer: Tokenizer, text: str) -> str:
     """Returns the canonical form of a text that is `normalized`."""
-    if tokenizer.decoder is not None:
+    if tokenizer.decoder is not None and not _writes_bytes(tokenizer):
         decoded: str = tokenizer.decoder.decode([text])
         return decoded
+    if tokenizer.decoder is not None:
+        return text
     return " ".join(piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text))
+
+
+def _writes_bytes(tokenizer: Tokenizer) -> bool:
+    """Returns whether letters of tokens are bytes, as in imported byte-level tokenizers; a text is not made of such."""
+    return bool(tokenizer.decoder.decode(["ö"]) != "ö")
 
 
 def _remove(pattern: str) -> normalizers.Normalizer:

@@ -24,7 +24,7 @@ from dragoman_training.data.shards import (
     token_files,
 )
 from dragoman_training.data.splits import Splits, describe_left_out, no_pair_left, read_splits
-from dragoman_training.data.tokenizers import load_tokenizer, save_tokenizer
+from dragoman_training.data.tokenizers import save_tokenizer
 from dragoman_training.data.vocabulary import train_tokenizers
 from dragoman_training.data.workers import Work
 from dragoman_training.errors import DataError
@@ -82,12 +82,14 @@ class _Preparation:
         reader = PairReader(recipe, self.given if recipe.tokenizers.source.kind == "imported" else None)
         splits = read_splits(reader, folder, self.bad, self.work)
         files, encoded = self._encode(splits)
-        tokenizers = Tokenizers(load_tokenizer(files[0]), load_tokenizer(files[1]))
+        tokenizers = Tokenizers.load(*files)
         dev, test = (
             self._fitting(tokenizers, name, pairs) for name, pairs in (("dev", splits.dev), ("test", splits.test))
         )
         for file, name in zip(files, (SOURCE_TOKENIZER, TARGET_TOKENIZER), strict=True):
             shutil.copyfile(file, folder / name)
+        if tokenizers.rules is not None:
+            tokenizers.rules.save(folder)
         write_pairs(folder / DEV_FILE, dev)
         write_pairs(folder / TEST_FILE, test)
         longest = sorted((one for shard in encoded for one in shard.longest), key=lambda one: one[0], reverse=True)
@@ -102,7 +104,7 @@ class _Preparation:
             },
         }
         sizes = ", ".join(f"{name} {count['pairs']:,} pairs" for name, count in counts.items())
-        vocabularies = [tokenizer.get_vocab_size() for tokenizer in tokenizers]
+        vocabularies = tokenizers.vocabularies
         files_of_train = [0] * len(recipe.data.train)
         for shard, tokens in zip(splits.shards, encoded, strict=True):
             files_of_train[shard.entry] += len(tokens)
@@ -178,7 +180,7 @@ class _Preparation:
         if not all(file.exists() for file in files):
             self.work.progress("training tokenizers", 0, None)
             trained = train_tokenizers(self.recipe, splits.shards, masks)
-            for tokenizer, file in zip(trained, files, strict=True):
+            for tokenizer, file in zip((trained.source, trained.target), files, strict=True):
                 save_tokenizer(tokenizer, file)
         return files
 

@@ -17,7 +17,7 @@ from dragoman_training.data.packed import PackedPairs
 from dragoman_training.data.pairs import Pair, read_pairs_file
 from dragoman_training.data.preparation import TEST_FILE, describe_skipped, prepare_corpus
 from dragoman_training.data.prepared import Inputs, Prepared, check_place, tokenizer_digests, unfinished_folder
-from dragoman_training.data.tokenizers import SPECIAL_TOKENS, load_tokenizer
+from dragoman_training.data.tokenizers import SPECIAL_TOKENS
 from dragoman_training.data.workers import Work
 from dragoman_training.errors import DataError
 from dragoman_training.files import (
@@ -48,13 +48,20 @@ class TrainingData:
         epochs: The training pairs of each epoch, with the recipe's mixture and changes.
     """
 
-    source_tokenizer: Tokenizer
-    target_tokenizer: Tokenizer
+    tokenizers: Tokenizers
     train: Sequence[EncodedPair]
     epochs: EpochPairs
     dev: list[EncodedPair]
     dev_pairs: list[Pair]
     test_pairs: list[Pair]
+
+    @property
+    def source_tokenizer(self) -> Tokenizer:
+        return self.tokenizers.source
+
+    @property
+    def target_tokenizer(self) -> Tokenizer:
+        return self.tokenizers.target
 
 
 def prepare(
@@ -86,7 +93,7 @@ def prepare(
     for name in (SOURCE_TOKENIZER, TARGET_TOKENIZER):
         if not (run / name).exists():
             write_text(run / name, (folder / name).read_text(encoding="utf-8"))
-    tokenizers = Tokenizers(load_tokenizer(run / SOURCE_TOKENIZER), load_tokenizer(run / TARGET_TOKENIZER))
+    tokenizers = Tokenizers.load(run / SOURCE_TOKENIZER, run / TARGET_TOKENIZER)
     corpus = found.corpus(folder)
     epochs = Epochs(recipe, tokenizers, corpus)
     train = PackedPairs(corpus.tokens)
@@ -96,13 +103,13 @@ def prepare(
         echo(line)
     for name in (DEV_FILE, LONGEST_FILE):
         shutil.copyfile(folder / name, run / name)
-    unseen = _unseen_source_tokens(recipe, run, tokenizers.source, found.seen, epochs)
+    unseen = _unseen_source_tokens(recipe, run, tokenizers, found.seen, epochs)
     write_text(run / DATA_FILE, json.dumps(found.record | {"unseen_source_tokens": unseen}, indent=2) + "\n")
     if found.skipped:
         shutil.copyfile(folder / BAD_LINES_FILE, run / BAD_LINES_FILE)
         for line in describe_skipped(found.skipped, run / BAD_LINES_FILE):
             echo(line)
-    return TrainingData(*tokenizers, train, epochs, dev, dev_pairs, test_pairs)
+    return TrainingData(tokenizers, train, epochs, dev, dev_pairs, test_pairs)
 
 
 def _open_or_make(recipe: Recipe, run: Path, folder: Path, echo: Callable[[str], None], progress: Progress) -> Prepared:
@@ -164,7 +171,7 @@ def _size(recipe: Recipe) -> int:
 
 
 def _unseen_source_tokens(
-    recipe: Recipe, run: Path, tokenizer: Tokenizer, seen: Iterable[int], epochs: Epochs
+    recipe: Recipe, run: Path, tokenizers: Tokenizers, seen: Iterable[int], epochs: Epochs
 ) -> list[int]:
     """Returns the ids that occur in no training source, without special tokens: bytes, and parts of longer pieces.
 
@@ -173,7 +180,7 @@ def _unseen_source_tokens(
     recorded = read_json(run / DATA_FILE)
     if recorded is not None and "unseen_source_tokens" in recorded:
         return list(recorded["unseen_source_tokens"])
-    unseen = set(range(len(SPECIAL_TOKENS), tokenizer.get_vocab_size())).difference(seen)
+    unseen = set(range(len(SPECIAL_TOKENS), tokenizers.vocabularies[0])).difference(seen)
     if changes_pairs(recipe):
         for pair in epochs.block(0, 0):
             unseen.difference_update(pair.source)

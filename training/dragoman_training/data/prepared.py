@@ -18,8 +18,8 @@ from dragoman_training.data.epochs import Corpus
 from dragoman_training.data.packed import BYTES, MappedRows
 from dragoman_training.data.shards import text_files, token_files
 from dragoman_training.errors import DataError
-from dragoman_training.files import SOURCE_TOKENIZER, TARGET_TOKENIZER, read_json, write_text
-from dragoman_training.recipe import PairsFile, Recipe, file_paths, flatten, target_language
+from dragoman_training.files import IMPORTED_FILE, SOURCE_TOKENIZER, TARGET_TOKENIZER, read_json, write_text
+from dragoman_training.recipe import PairsFile, Recipe, file_paths, flatten, source_language, target_language
 
 MANIFEST = "prepared.json"  # written last: a folder that has it is complete
 INPUTS = "inputs.json"  # of a preparation that is not complete yet
@@ -68,6 +68,9 @@ class Inputs:
                 for entry in entries
             ]
             values[f"data.{split}.target_language"] = [target_language(entry) for entry in entries]
+            sources = [source_language(entry) for entry in entries]
+            if any(sources):  # data of older versions does not record that there are none
+                values[f"data.{split}.source_language"] = sources
             paths = [path for entry in entries for path in file_paths(entry)]
             files[f"data.{split}"] = [{"name": path.name, "sha256": _sha256(path)} for path in paths]
         return cls(FORMAT, values, files, texts)
@@ -173,9 +176,12 @@ def check_place(folder: Path) -> None:
 
 
 def tokenizer_digests(folder: Path) -> list[str] | None:
-    """Returns the sha256 of the tokenizers in a folder; None if one is missing."""
+    """Returns the sha256 of the tokenizers in a folder, with the rules of an imported model; None if one is missing."""
     files = [folder / name for name in (SOURCE_TOKENIZER, TARGET_TOKENIZER)]
-    return [_sha256(file) for file in files] if all(file.exists() for file in files) else None
+    if not all(file.exists() for file in files):
+        return None
+    rules = folder / IMPORTED_FILE
+    return [_sha256(file) for file in ([*files, rules] if rules.exists() else files)]
 
 
 @contextmanager

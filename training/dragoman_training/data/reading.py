@@ -133,7 +133,7 @@ class PairReader:
         compared = data.overlap_by == "either" or data.duplicates == "drop"
         source_tokenizer, target_tokenizer = self._tokenizers
         for pair in pairs:
-            language, rest = split_language(pair.source, data.target_languages)
+            language, rest = split_language(pair.source, data.languages)
             source, target = normalized(source_tokenizer, rest), normalized(target_tokenizer, pair.target)
             problem = self._bounds.problem(language, source, target)
             if problem is not None:

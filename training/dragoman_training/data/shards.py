@@ -17,7 +17,6 @@ from dragoman_training.data.encode import Tokenizers, encode_pairs
 from dragoman_training.data.normalization import normalized
 from dragoman_training.data.packed import BYTES, Values, join, pack, token_type, write_rows
 from dragoman_training.data.reading import Mask, TextShard
-from dragoman_training.data.tokenizers import load_tokenizer
 from dragoman_training.data.workers import Work, ordered_map
 from dragoman_training.files import read_json, write_text
 from dragoman_training.recipe import Recipe
@@ -85,7 +84,7 @@ class PairEncoder:
 
     @cached_property
     def _tokenizers(self) -> Tokenizers:
-        return Tokenizers(load_tokenizer(self.source), load_tokenizer(self.target))
+        return Tokenizers.load(self.source, self.target)
 
     def __call__(self, task: EncodeTask) -> Path:
         """Writes the encoded shard, unless it exists with the same content; returns its path."""
@@ -98,7 +97,8 @@ class PairEncoder:
         return task.path
 
     def _write(self, task: EncodeTask, made_from: str) -> None:
-        kind = token_type(*(tokenizer.get_vocab_size() for tokenizer in self._tokenizers))
+        vocabularies = self._tokenizers.vocabularies
+        kind = token_type(*vocabularies)
         numbered = zip(
             np.flatnonzero(task.train).tolist(), task.shard.pairs(self.recipe.data.train, task.train), strict=True
         )
@@ -107,7 +107,7 @@ class PairEncoder:
         fits = np.zeros(len(task.shard), np.bool_)
         too_long: list[tuple[int, str]] = []
         longest: list[tuple[int, str, str]] = []
-        seen = np.zeros(self._tokenizers.source.get_vocab_size(), np.bool_)
+        seen = np.zeros(vocabularies[0], np.bool_)
         characters: tuple[Counter[str], Counter[str]] = Counter(), Counter()
         while piece := [*islice(numbered, PIECE)]:
             ids: list[list[int]] = []
@@ -127,9 +127,9 @@ class PairEncoder:
             longest = sorted(longest, key=lambda one: one[0], reverse=True)[:KEPT_LONGEST]
             if self.texts:
                 kept_texts.append(pack([text.encode() for text in kept], BYTES))
-                for side in (0, 1):
+                for side, tokenizer in enumerate((self._tokenizers.source, self._tokenizers.target)):
                     for text in kept[side::2]:
-                        characters[side].update(normalized(self._tokenizers[side], text))
+                        characters[side].update(normalized(tokenizer, text))
         count = int(fits.sum())
         write_rows(*join(tokens), *token_files(task.path, count)[:2])
         if self.texts:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,6 +26,22 @@ MAX_PIECE_LENGTH = 16  # characters of a bpe or unigram piece
 # unigram trainer overflows the stack on words of 100,000 characters.
 MAX_WORD_LENGTH = 256
 TEXTS_AT_ONCE = 1000
+
+
+@dataclass(frozen=True)
+class SpecialIds:
+    """Ids of the special tokens: in sources and targets, and what the decoder's first input is.
+
+    Those of an imported model may be the same, as where its decoder begins with the end token.
+    """
+
+    pad: int = PAD_ID
+    unknown: int = UNKNOWN_ID
+    begin: int = BEGIN_ID
+    end: int = END_ID
+
+
+OWN_IDS = SpecialIds()  # of models that are not imported
 
 
 class Texts(Protocol):

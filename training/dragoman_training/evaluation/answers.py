@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Iterable
 
-from tokenizers import Tokenizer
-
-from dragoman_training.evaluation.decoding import GREEDY, Search, decode
+from dragoman_training.data.encode import Tokenizers
+from dragoman_training.evaluation.decoding import GREEDY, Search, Task, decode
 from dragoman_training.model import Transformer
 from dragoman_training.processes import ALONE, Processes
 
@@ -13,8 +12,7 @@ BATCH_TOKENS = 4096  # rows x longest source of a batch: with greedy search 250 
 
 def answer(
     model: Transformer,
-    source_tokenizer: Tokenizer,
-    target_tokenizer: Tokenizer,
+    tokenizers: Tokenizers,
     texts: Iterable[str],
     search: Search = GREEDY,
     *,
@@ -34,8 +32,9 @@ def answer(
         The answer to each text.
     """
     distinct = list(dict.fromkeys(texts))
-    encoded = {text: e.ids for text, e in zip(distinct, source_tokenizer.encode_batch(distinct), strict=True)}
+    encoded = dict(zip(distinct, tokenizers.encode_sources(distinct), strict=True))
     distinct.sort(key=lambda text: len(encoded[text]), reverse=True)
+    special = tokenizers.special
     batches: list[list[str]] = []
     begin = 0
     while begin < len(distinct):
@@ -46,9 +45,9 @@ def answer(
     def share() -> dict[str, str]:
         answers: dict[str, str] = {}
         for batch in batches[processes.rank :: processes.count]:
-            sources = [encoded[text] for text in batch]
-            ids = decode(model, sources, model.config.max_target_length, search, before_step=before_step)
-            answers.update(zip(batch, target_tokenizer.decode_batch(ids), strict=True))
+            task = Task([encoded[text] for text in batch], [tokenizers.target_start(text) for text in batch], special)
+            ids = decode(model, task, model.config.max_target_length, search, before_step=before_step)
+            answers.update(zip(batch, tokenizers.target.decode_batch(ids), strict=True))
             # The others are about as far.
             answered(min(len(answers) * processes.count, len(distinct)), len(distinct))
         return answers

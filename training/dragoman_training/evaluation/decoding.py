@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dragoman_training.data.batches import pad
-from dragoman_training.data.tokenizers import BEGIN_ID, END_ID
+from dragoman_training.data.tokenizers import OWN_IDS, SpecialIds
 from dragoman_training.model import Transformer
 from dragoman_training.model.cache import DecoderState
 from dragoman_training.model.linear import fast_products
@@ -55,10 +55,30 @@ class Search:
 GREEDY = Search()
 
 
+@dataclass(frozen=True)
+class Task:
+    """Sources to decode together.
+
+    Attributes:
+        sources: Token ids of each, complete.
+        starts: What the target of each starts with, as many ids for all; they are part of the answers.
+        special: Special tokens of the model.
+    """
+
+    sources: Sequence[Sequence[int]]
+    starts: Sequence[Sequence[int]]
+    special: SpecialIds = OWN_IDS
+
+    @staticmethod
+    def of(sources: Sequence[Sequence[int]]) -> "Task":
+        """Returns the task of a model that is not imported."""
+        return Task(sources, [[]] * len(sources))
+
+
 @fast_products()
 def decode(
     model: Transformer,
-    sources: Sequence[Sequence[int]],
+    task: Task,
     max_tokens: int,
     search: Search = GREEDY,
     *,
@@ -68,7 +88,7 @@ def decode(
 
     Args:
         model: Model in eval mode.
-        sources: Token ids of each row, with the end token.
+        task: The sources.
         max_tokens: Limit at which an answer is cut.
         before_step: Callback that runs before each step; an exception it raises ends the work.
 
@@ -77,27 +97,35 @@ def decode(
     """
     device = model.decoder.projection.weight.device
     memory, mask = model.encode(
-        pad(sources, model.pad).to(device)
+        pad(task.sources, model.pad).to(device)
     )  # [sources, source, d_model], [sources, 1, 1, source]
     state = model.decoder.begin(memory, None if mask.all() else mask, search.beam_size)
+    first = torch.tensor([[task.special.begin, *start] for start in task.starts], device=device)  # [sources, given]
+    first = first.repeat_interleave(search.beam_size, 0)  # [rows, given]
+    for given in first[:, :-1].unbind(1):
+        before_step()
+        model.decoder.step(given, state)
+    most = max_tokens - first.size(1) + 1
     if search.beam_size == 1:
-        return _greedy(model, state, len(sources), max_tokens, before_step)
-    return _beam(model, state, len(sources), max_tokens, search, before_step)
+        found = _greedy(model, state, first[:, -1], task.special.end, most, before_step)
+    else:
+        found = _beam(model, state, first[:, -1], task.special.end, most, search, before_step)
+    return [[*start, *answer] for start, answer in zip(task.starts, found, strict=True)]
 
 
 def _greedy(
-    model: Transformer, state: DecoderState, sources: int, max_tokens: int, before_step: Callable[[], object]
+    model: Transformer, state: DecoderState, token: Tensor, end: int, max_tokens: int, before_step: Callable[[], object]
 ) -> list[list[int]]:
-    token = torch.full((sources,), BEGIN_ID, device=model.decoder.projection.weight.device)  # [rows]
-    source = torch.arange(sources, device=token.device)  # [rows], those that have not been dropped
-    chosen = token.new_full((sources, max_tokens), END_ID)  # [sources, max_tokens]
+    """Searches from the first tokens [rows] on."""
+    source = torch.arange(len(token), device=token.device)  # [rows], those that have not been dropped
+    chosen = token.new_full((len(token), max_tokens), end)  # [sources, max_tokens]
     ended = torch.zeros_like(token, dtype=torch.bool)  # [rows]
     for position in range(max_tokens):
         before_step()
         token = _best(model, model.decoder.step(token, state), 1)[1].squeeze(1)  # [rows]
-        token = token.masked_fill(ended, END_ID)
+        token = token.masked_fill(ended, end)
         chosen[source, position] = token
-        ended |= token == END_ID
+        ended |= token == end
         count = int(ended.sum())
         if count == len(ended):
             break
@@ -105,32 +133,34 @@ def _greedy(
             kept = (~ended).nonzero().squeeze(1)  # [rows that go on]
             state.select(kept, kept)
             token, source, ended = token[kept], source[kept], ended[kept]
-    return [row[: row.index(END_ID)] if END_ID in row else row for row in chosen.tolist()]
+    return [row[: row.index(end)] if end in row else row for row in chosen.tolist()]
 
 
 def _beam(
     model: Transformer,
     state: DecoderState,
-    sources: int,
+    token: Tensor,
+    end: int,
     max_tokens: int,
     search: Search,
     before_step: Callable[[], object],
 ) -> list[list[int]]:
-    beam, width = _Beam.of(sources, search.beam_size, model.decoder.projection.weight.device), search.beam_size
+    """Searches from the first tokens [rows] on."""
+    width, sources = search.beam_size, len(token) // search.beam_size
+    beam = _Beam.of(sources, width, token.device)
     answers: list[list[int]] = [[] for _ in range(sources)]
-    token = torch.full((sources * width,), BEGIN_ID, device=beam.totals.device)  # [rows]
     for position in range(max_tokens):
         before_step()
         found = _best(model, model.decoder.step(token, state), 2 * width)
         values, parents, tokens = beam.continuations(*found)  # [sources, 2 * width] each
         possible = values > -torch.inf
-        ends = (tokens == END_ID) | (position == max_tokens - 1)
+        ends = (tokens == end) | (position == max_tokens - 1)
         first = torch.arange(values.size(1), device=values.device) < width
         finishing = possible & ends & first
         for index, rank in beam.finish(values.masked_fill(~finishing, -torch.inf), search.divisor(position + 1)):
             hypothesis = beam.history[index, parents[index, rank]].tolist()
             last = int(tokens[index, rank])
-            answers[int(beam.source[index])] = hypothesis if last == END_ID else [*hypothesis, last]
+            answers[int(beam.source[index])] = hypothesis if last == end else [*hypothesis, last]
 
         running = possible & ~ends
         ranks = running.byte().sort(dim=-1, descending=True, stable=True).indices[:, :width]  # [sources, width]

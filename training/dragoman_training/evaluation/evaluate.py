@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from tokenizers import Tokenizer
-
 from dragoman_training.data.batches import BatchSampler, EncodedPair, PairList
+from dragoman_training.data.encode import Tokenizers
 from dragoman_training.data.normalization import canonical
 from dragoman_training.data.pairs import Pair, references
+from dragoman_training.data.tokenizers import OWN_IDS, SpecialIds
 from dragoman_training.evaluation.answers import answer
 from dragoman_training.evaluation.decoding import GREEDY, Search
 from dragoman_training.evaluation.metrics import METRICS, Score
@@ -26,6 +26,7 @@ def negative_log_likelihood(
     *,
     before_step: Callable[[], object],
     processes: Processes = ALONE,
+    special: SpecialIds = OWN_IDS,
 ) -> float:
     """Computes the mean of -log p(token | source, tokens before) in nats, without label smoothing.
 
@@ -33,12 +34,13 @@ def negative_log_likelihood(
         model: Model in eval mode.
         before_step: Callback that runs before each batch; an exception it raises ends the evaluation.
         processes: Processes that share the batches.
+        special: Special tokens of the model.
 
     Returns:
         The mean over all target tokens.
     """
     device = model.decoder.projection.weight.device
-    batches = BatchSampler(PairList(pairs), batch_tokens, seed=0).block(epoch=0)
+    batches = BatchSampler(PairList(pairs), batch_tokens, 0, special).block(epoch=0)
 
     def losses() -> list[float]:
         found = []
@@ -86,8 +88,7 @@ class Evaluation:
 
 def measure(
     model: Transformer,
-    source_tokenizer: Tokenizer,
-    target_tokenizer: Tokenizer,
+    tokenizers: Tokenizers,
     pairs: Iterable[Pair],
     metrics: Sequence[Metric],
     search: Search = GREEDY,
@@ -106,18 +107,17 @@ def measure(
         answered: Callback that is told how many sources are answered, see `answer`.
         processes: Processes that share the sources. Process 0 computes the metrics; the others get their values alone.
     """
-    expected = references(pairs, source_tokenizer, target_tokenizer)
+    expected = references(pairs, tokenizers.source, tokenizers.target)
     decoded = answer(
         model,
-        source_tokenizer,
-        target_tokenizer,
+        tokenizers,
         expected,
         search,
         before_step=before_step,
         answered=answered,
         processes=processes,
     )
-    answers = {source: canonical(target_tokenizer, text) for source, text in decoded.items()}
+    answers = {source: canonical(tokenizers.target, text) for source, text in decoded.items()}
     scores: dict[Metric, Score] = {}
 
     def compute() -> dict[Metric, float]:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from dragoman_training.data.batches import Batch
-from dragoman_training.data.tokenizers import PAD_ID
 from dragoman_training.errors import TrainingError
 from dragoman_training.model import Transformer
 from dragoman_training.optimization.divergence import check_divergence, untrained_loss
@@ -43,6 +42,7 @@ class Learner:
     Args:
         recipe: Recipe of the run; its seed determines the first weights.
         vocabularies: Vocabulary sizes of source and target.
+        pad: Id of the padding token.
         device: Device to train on.
         run: Run directory, for the remedy in errors.
         processes: The processes that train the model.
@@ -62,6 +62,7 @@ class Learner:
         self,
         recipe: Recipe,
         vocabularies: tuple[int, int],
+        pad: int,
         device: torch.device,
         run: Path,
         processes: Processes = ALONE,
@@ -73,7 +74,7 @@ class Learner:
         self.seed = recipe.seed
         self.sharded = self.config.sharding == "full" and processes.count > 1
         torch.manual_seed(recipe.seed)
-        self.model = Transformer(recipe.model, *vocabularies, PAD_ID)
+        self.model = Transformer(recipe.model, *vocabularies, pad)
         self._vocabularies = vocabularies
         freeze(self.model, self.config.freeze)
         if not any(parameter.requires_grad for parameter in self.model.parameters()):
@@ -139,7 +140,7 @@ class Learner:
             self._measured.load_state_dict(shared)
 
     def _whole_model(self, weights: State) -> Transformer:
-        model = Transformer(self.model.config, *self._vocabularies, PAD_ID)
+        model = Transformer(self.model.config, *self._vocabularies, self.model.pad)
         model.load_state_dict(weights)
         return model.to(self.device).requires_grad_(False)
 

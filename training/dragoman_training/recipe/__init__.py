@@ -7,6 +7,7 @@ from dragoman_training.recipe.data import (
     PairsFile,
     ParallelFiles,
     file_paths,
+    source_language,
     target_language,
     weight,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "flatten",
     "load_recipe",
     "save_recipe",
+    "source_language",
     "target_language",
     "weight",
 ]

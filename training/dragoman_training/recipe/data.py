@@ -45,6 +45,7 @@ class PairsFile(Section):
 
     file: Path
     columns: Columns | None = None
+    source_language: Language | None = None
     target_language: Language | None = None
     weight: Weight = 1.0
 
@@ -54,6 +55,7 @@ class ParallelFiles(Section):
 
     source: Path
     target: Path
+    source_language: Language | None = None
     target_language: Language | None = None
     weight: Weight = 1.0
 
@@ -74,6 +76,11 @@ DataFile = Annotated[
 def target_language(entry: Path | PairsFile | ParallelFiles) -> str | None:
     """Returns the language of a data file's targets, if the recipe names it."""
     return None if isinstance(entry, Path) else entry.target_language
+
+
+def source_language(entry: Path | PairsFile | ParallelFiles) -> str | None:
+    """Returns the language of a data file's sources, if the recipe names it, as some imported models need."""
+    return None if isinstance(entry, Path) else entry.source_language
 
 
 def weight(entry: Path | PairsFile | ParallelFiles) -> float:
@@ -112,14 +119,15 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _languages_agree(self) -> "DataConfig":
-        trained = self.target_languages
-        for name in ("train", "dev", "test"):
-            for entry in getattr(self, name) or []:
-                code, file = target_language(entry), file_paths(entry)[0]
-                if trained and code is None:
-                    raise ValueError(f"{name}: {file} has no target_language; all files need one if one of train has")
-                if code is not None and code not in trained:
-                    raise ValueError(f"{name}: the target_language of {file} is {code}, which no file of train has")
+        for key, language in (("source_language", source_language), ("target_language", target_language)):
+            trained = {code for code in map(language, self.train) if code is not None}
+            for name in ("train", "dev", "test"):
+                for entry in getattr(self, name) or []:
+                    code, file = language(entry), file_paths(entry)[0]
+                    if trained and code is None:
+                        raise ValueError(f"{name}: {file} has no {key}; all files need one if one of train has")
+                    if code is not None and code not in trained:
+                        raise ValueError(f"{name}: the {key} of {file} is {code}, which no file of train has")
         return self
 
     @model_validator(mode="after")
@@ -134,3 +142,9 @@ class DataConfig(Section):
     def target_languages(self) -> list[str]:
         """The languages of the training targets, sorted; empty for a corpus that names none."""
         return sorted({code for code in map(target_language, self.train) if code is not None})
+
+    @property
+    def languages(self) -> list[str]:
+        """The languages that training files name, of sources and targets, sorted."""
+        sources = {code for code in map(source_language, self.train) if code is not None}
+        return sorted(sources.union(self.target_languages))

@@ -185,8 +185,12 @@ class Recipe(Section):
         shared = self.model.share_embeddings
         if shared in ("inputs", "all") and not self.tokenizers.joint:
             raise ValueError(f"model.share_embeddings: {shared} needs tokenizers.joint: true")
-        if self.data.target_languages and self.augmentation.concatenated:
-            raise ValueError("augmentation.concatenated would mix the target languages of data; set it to 0")
+        if self.data.languages and self.augmentation.concatenated:
+            raise ValueError("augmentation.concatenated would mix the languages of data; set it to 0")
+        if self.tokenizers.source.kind != "imported" and self.data.languages != self.data.target_languages:
+            raise ValueError(
+                "data: source_language is only for imported models; tokenizers.source.kind is not imported"
+            )
         if not (self.data.dev or self.data.dev_held_out_sources):
             for key in ("patience", "average_best"):
                 if getattr(self.training, key):

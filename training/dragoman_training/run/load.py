@@ -7,8 +7,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from dragoman_training.data.encode import Tokenizers
 from dragoman_training.data.pairs import Pair, read_pairs_file
-from dragoman_training.data.tokenizers import NEVER_GENERATED, PAD_ID, load_tokenizer
+from dragoman_training.data.tokenizers import NEVER_GENERATED
 from dragoman_training.errors import TrainingError
 from dragoman_training.files import (
     DATA_FILE,
@@ -40,11 +41,18 @@ class Run:
 
     path: Path
     recipe: Recipe
-    source_tokenizer: Tokenizer
-    target_tokenizer: Tokenizer
+    tokenizers: Tokenizers
     model: Transformer
     unseen_source_tokens: list[int]
     provenance: dict[str, Any]
+
+    @property
+    def source_tokenizer(self) -> Tokenizer:
+        return self.tokenizers.source
+
+    @property
+    def target_tokenizer(self) -> Tokenizer:
+        return self.tokenizers.target
 
     def dev_pairs(self) -> list[Pair]:
         """Returns the pairs that were the dev set during training; empty if the recipe has no dev set.
@@ -59,7 +67,7 @@ def load_run(path: Path) -> Run:
     """Loads a run with its averaged weights; of an unfinished run, the average of its last checkpoints.
 
     The loaded model generates no special tokens except the end token. Label smoothing gives the others a little
-    probability, but they occur in no target and have no text.
+    probability, but they occur in no target and have no text. What an imported model generates is up to its settings.
 
     Raises:
         TrainingError: The directory holds no run or no checkpoint, or one of its files is damaged.
@@ -67,7 +75,7 @@ def load_run(path: Path) -> Run:
     if not (path / RECIPE_FILE).exists():
         raise TrainingError(f"{path}: no run here ({RECIPE_FILE} is missing); expected a directory of dragoman-train")
     recipe = load_recipe(path / RECIPE_FILE)
-    source, target = load_tokenizer(path / SOURCE_TOKENIZER), load_tokenizer(path / TARGET_TOKENIZER)
+    tokenizers = Tokenizers.load(path / SOURCE_TOKENIZER, path / TARGET_TOKENIZER)
     finished = (path / MODEL_FILE).exists()
     if finished:
         state = load_state(path / MODEL_FILE)
@@ -77,17 +85,20 @@ def load_run(path: Path) -> Run:
         if not steps:
             raise TrainingError(f"{path}: neither {MODEL_FILE} nor a checkpoint exists, so there is nothing to load")
         weights, steps = average_checkpoints(path, steps)
-    model = Transformer(recipe.model, source.get_vocab_size(), target.get_vocab_size(), PAD_ID)
+    model = Transformer(recipe.model, *tokenizers.vocabularies, tokenizers.special.pad)
     try:
         model.load_state_dict(weights)
     except RuntimeError:  # its message lists every tensor
         raise TrainingError(
             f"{path}: the shapes of the weights do not match {RECIPE_FILE} and the tokenizers"
         ) from None
-    model.decoder.forbid(NEVER_GENERATED)
+    if tokenizers.rules is None:
+        model.decoder.forbid(NEVER_GENERATED)
+    elif recipe.model.output_bias:
+        model.decoder.forbid(())
     provenance = _provenance(path, recipe, finished, steps)
     unseen = provenance.get("data", {}).pop("unseen_source_tokens", [])
-    return Run(path, recipe, source, target, model.eval(), unseen, provenance)
+    return Run(path, recipe, tokenizers, model.eval(), unseen, provenance)
 
 
 def _provenance(path: Path, recipe: Recipe, finished: bool, steps: list[int]) -> dict[str, Any]:

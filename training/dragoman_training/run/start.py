@@ -8,18 +8,22 @@ from typing import Any
 
 from torch import Tensor
 
+from dragoman_training.data.imported import ImportedRules
 from dragoman_training.data.languages import language_token
 from dragoman_training.errors import TrainingError
 from dragoman_training.files import (
+    IMPORTED_FILE,
     MODEL_FILE,
     RECIPE_FILE,
+    SOURCE_PIECES,
     SOURCE_TOKENIZER,
     START_FILE,
+    TARGET_PIECES,
     TARGET_TOKENIZER,
     read_json,
     write_text,
 )
-from dragoman_training.recipe import Recipe, flatten
+from dragoman_training.recipe import Recipe, file_paths, flatten, source_language, target_language
 from dragoman_training.run.checkpoint import checkpoint_steps
 from dragoman_training.run.load import Run, load_run
 
@@ -90,8 +94,9 @@ def write_start(start: Start, run: Path) -> None:
         "unseen_source_tokens": start.unseen_source_tokens,
     }
     write_text(run / START_FILE, json.dumps(document, indent=2, default=str) + "\n")
-    for name in (SOURCE_TOKENIZER, TARGET_TOKENIZER):
-        shutil.copyfile(start.run / name, run / name)
+    for name in (SOURCE_TOKENIZER, TARGET_TOKENIZER, SOURCE_PIECES, TARGET_PIECES, IMPORTED_FILE):
+        if (start.run / name).exists():
+            shutil.copyfile(start.run / name, run / name)
 
 
 def _load(path: Path) -> Run:
@@ -115,9 +120,21 @@ def _check(recipe: Recipe, start: Run) -> None:
     ]
     if differences:
         raise TrainingError(f"--init-from {start.path}: {', '.join(differences)}; expected the same")
+    if start.tokenizers.rules is not None:
+        _check_languages(recipe, start.tokenizers.rules)
+        return
     for code in recipe.data.target_languages:
         if start.source_tokenizer.token_to_id(language_token(code)) is None:
             raise TrainingError(f"--init-from {start.path}: it was not trained for the target_language {code} of data")
+
+
+def _check_languages(recipe: Recipe, rules: ImportedRules) -> None:
+    """Checks that each data file names languages of the imported model."""
+    for name in ("train", "dev", "test"):
+        for entry in getattr(recipe.data, name) or []:
+            problems = rules.problem("source", source_language(entry)), rules.problem("target", target_language(entry))
+            for problem in filter(None, problems):
+                raise TrainingError(f"data.{name}: {file_paths(entry)[0]} {problem}")
 
 
 def _section(recipe: Recipe, name: str) -> dict[str, Any]:

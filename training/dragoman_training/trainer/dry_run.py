@@ -61,7 +61,8 @@ def dry_run(
             write_start(start, run)
         with bar.preparing() as progress:
             data = prepare(_without_preparing(recipe), run, echo, progress)
-        batches = BatchSampler(data.epochs, recipe.training.batch_tokens, recipe.seed).block(epoch=0)
+        sampler = BatchSampler(data.epochs, recipe.training.batch_tokens, recipe.seed, data.tokenizers.special)
+        batches = sampler.block(epoch=0)
         source, target = batches[0].pairs.lengths()
         shapes = sorted(_shape(number, source[b.indices], target[b.indices]) for number, b in enumerate(batches))
         _show_batches(recipe.training, shapes, int(source.sum() + target.sum()), data.epochs.blocks(0), echo)
@@ -141,8 +142,7 @@ def _build(
     echo: Callable[[str], None],
 ) -> Learner:
     """Builds what learns and shows its size."""
-    sizes = data.source_tokenizer.get_vocab_size(), data.target_tokenizer.get_vocab_size()
-    learner = Learner(recipe, sizes, device, run)
+    learner = Learner(recipe, data.tokenizers.vocabularies, data.tokenizers.special.pad, device, run)
     if start is not None:
         learner.start_from(start.weights)
     if line := learner.precision.line:

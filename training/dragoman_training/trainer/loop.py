@@ -66,9 +66,9 @@ class Trainer:
         self.stop = stop
         self.processes = processes
         self.bar, self.echo = bar, bar.echo
-        sizes = data.source_tokenizer.get_vocab_size(), data.target_tokenizer.get_vocab_size()
-        self.learner = Learner(recipe, sizes, device, run, processes)
-        self.sampler = BatchSampler(data.epochs, self.config.batch_tokens, recipe.seed)
+        special = data.tokenizers.special
+        self.learner = Learner(recipe, data.tokenizers.vocabularies, special.pad, device, run, processes)
+        self.sampler = BatchSampler(data.epochs, self.config.batch_tokens, recipe.seed, special)
         self.position = Position()
         self._begin = -1, Position()  # the step before the current one, and the position in the data at its end
         self.former_precision: str | None = None  # of the steps before a resume
@@ -280,6 +280,7 @@ class Trainer:
                     self.config.batch_tokens,
                     before_step=self.raise_if_stopped,
                     processes=self.processes,
+                    special=self.data.tokenizers.special,
                 )
             return loss, self._measure(model, "dev", self.data.dev_pairs)
 
@@ -293,12 +294,11 @@ class Trainer:
             return self._measure(model, name, pairs)
 
     def _measure(self, model: Transformer, name: str, pairs: list[Pair]) -> Evaluation:
-        tokenizers = self.data.source_tokenizer, self.data.target_tokenizer
         config = self.recipe.evaluation
         with self._autocast(), self.bar.answering(name) as answered:
             return measure(
                 model,
-                *tokenizers,
+                self.data.tokenizers,
                 pairs,
                 config.metrics,
                 Search.of(config),

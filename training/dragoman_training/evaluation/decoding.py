@@ -285,6 +285,8 @@ def _best(model: Transformer, hidden: Tensor, count: int) -> tuple[Tensor, Tenso
     for part in torch.split(hidden, rows_at_a_time(vocabulary)):
         logits = model.decoder.logits(part).float()  # [part, vocabulary]
         values, ids = logits.topk(min(count, vocabulary))
-        found.append((values - logits.logsumexp(-1, keepdim=True), ids))
+        values = values - values[:, :1]
+        total = logits.sub_(logits.gather(1, ids[:, :1])).exp_().sum(-1, keepdim=True)
+        found.append((values - total.log(), ids))
     values, ids = (torch.cat(parts) for parts in zip(*found, strict=True))
     return values, ids

@@ -104,28 +104,38 @@ class DecoderLayer(nn.Module):
         return self.residuals[2](x, self.feed_forward), weights
 
     def step(
-        self, x: Tensor, cache: LayerCache, position: int, memory_mask: Tensor | None, bias: Tensor | None
+        self,
+        x: Tensor,
+        cache: LayerCache,
+        filled: int,
+        masks: tuple[Tensor | None, Tensor | None],
+        bias: Tensor | None,
     ) -> Tensor:
         """Runs the layer for one position of each row.
 
         Args:
             x: Output of the layer below [rows, 1, d_model].
             cache: Keys and values of the positions before, and of the memory.
-            position: Position of the rows.
-            memory_mask: Bool [sources, 1, 1, source], False at source padding.
-            bias: Addend of the self-attention scores [heads, 1, position + 1].
+            filled: Keys of each source in the cache.
+            masks: Which keys in the cache the rows of a source attend to [sources, 1, width, filled + width], and which
+                of the memory [sources, 1, 1, source]; None for all.
+            bias: Addend of the self-attention scores [heads, 1, filled + width], or one for each source.
 
         Returns:
             The layer's output [rows, 1, d_model].
         """
 
+        past, memory_mask = masks
+
+        # The rows of a source are its queries.
         def attend_back(y: Tensor) -> Tensor:
-            keys, values = cache.append(*self.self_attention.project_memory(y), position)
-            return self.self_attention.attend(y, keys, values, bias=bias)
+            keys, values = cache.append(*self.self_attention.project_memory(y), filled)
+            queries = y.view(len(keys), -1, y.size(-1))
+            return self.self_attention.attend(queries, keys, values, past, bias=bias).view_as(y)
 
         def attend_source(y: Tensor) -> Tensor:
             keys, values = cache.memory
-            queries = y.view(len(keys), -1, y.size(-1))  # the rows of a source are its queries
+            queries = y.view(len(keys), -1, y.size(-1))
             return self.cross_attention.attend(queries, keys, values, memory_mask).view_as(y)
 
         x = self.residuals[0](x, attend_back)

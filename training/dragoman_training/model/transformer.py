@@ -129,10 +129,9 @@ class Decoder(nn.Module):
         Returns:
             The state before the first step.
         """
-        rows = len(memory) * rows_per_source
         layers = cast(Iterable[DecoderLayer], self.layers)
         projected = (layer.cross_attention.project_memory(memory) for layer in layers)
-        return DecoderState((LayerCache(pair, rows) for pair in projected), memory_mask)
+        return DecoderState((LayerCache(pair, rows_per_source) for pair in projected), memory_mask)
 
     def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
         """Computes the input of the output layer for the next position of each row, as `hidden` does for all of them.
@@ -148,9 +147,12 @@ class Decoder(nn.Module):
         positions = tokens.new_tensor([[position]])  # [1, 1], the same for all rows
         x = self.embedding(tokens[:, None], positions)  # [rows, 1, d_model]
         biases = self.relative.last_query(len(self.layers), position + 1)
+        past, places = state.past()
+        if places is not None:
+            biases = [None if bias is None else bias[..., places].permute(2, 0, 1, 3) for bias in biases]
         for layer, cache, bias in zip(self.layers, state.layers, biases, strict=True):
-            x = cast(DecoderLayer, layer).step(x, cache, position, state.memory_mask, bias)
-        state.position += 1
+            x = cast(DecoderLayer, layer).step(x, cache, state.filled, (past, state.memory_mask), bias)
+        state.advance(past, places)
         return self._scaled(self.norm(x)).squeeze(1)
 
     def logits(self, hidden: Tensor) -> Tensor:

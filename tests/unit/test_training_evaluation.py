@@ -148,3 +148,12 @@ def test_better() -> None:
     assert not better("bleu", 20, 20)
     assert better("word_error_rate", 20, 30)
     assert better("loss", 1.0, 1.1)
+
+
+def test_the_interval_of_chrf_when_hardly_an_answer_has_a_match() -> None:
+    """Some samples have no match at all."""
+    references = {str(i): ["abcdefgh"] for i in range(4)}
+    answers = {source: "abc" if source == "0" else "xyz" for source in references}
+    score = METRICS["chrf"](answers, references).with_interval(4)
+    assert score.interval is not None
+    assert score.interval[0] < score.value < score.interval[1]

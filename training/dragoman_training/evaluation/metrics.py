@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from sacrebleu.metrics.bleu import BLEU
-from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.metrics.chrf import CHRF, CHRFScore
 from sacrebleu.metrics.ter import TER
 
 from dragoman_training.recipe import Metric
@@ -83,9 +83,21 @@ def bleu(answers: Answers, references: References) -> Score:
     return _sacrebleu(BLEU, answers, references)
 
 
+class _Chrf(CHRF):
+    """sacrebleu's chrF, with Python's floats.
+
+    It scores samples without a match as 0.0 and others in NumPy's float32, whose mean it cannot take together.
+    """
+
+    def _compute_score_from_stats(self, stats: list[int]) -> CHRFScore:
+        found: CHRFScore = super()._compute_score_from_stats(stats)
+        found.score = float(found.score)
+        return found
+
+
 def chrf(answers: Answers, references: References) -> Score:
     """Computes corpus chrF (Popović 2015) with sacrebleu."""
-    return _sacrebleu(CHRF, answers, references)
+    return _sacrebleu(_Chrf, answers, references)
 
 
 def ter(answers: Answers, references: References) -> Score:

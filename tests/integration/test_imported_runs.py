@@ -152,6 +152,15 @@ def test_changed_pairs_keep_their_languages(tmp_path: Path) -> None:
     assert all(set(pair.target[1:]).isdisjoint({english, german}) for pair in changed)
 
 
+def test_a_fine_tuned_model_is_quantized_on_its_data(tmp_path: Path) -> None:
+    """With a SentencePiece model, which splits the targets that integers are calibrated on."""
+    run_export("--to-run", "--from-transformers", write_model(tmp_path, "m2m_100", 1), tmp_path / "made")
+    tuned = fine_tuned(tmp_path / "made", tmp_path / "tuned", LAYOUTS["m2m_100"], steps=3, warmup_steps=0)
+    run_export(tuned, tmp_path / "bundle", "--precision", "int8", "--max-quality-loss", "100")
+    message = refusal("--to-run", tmp_path / "bundle", tmp_path / "again")
+    assert "this model continues a published one, whose rules of training are not in a bundle" in message
+
+
 @pytest.mark.parametrize(
     ("layout", "entry", "message"),
     [

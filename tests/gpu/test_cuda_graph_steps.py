@@ -14,8 +14,9 @@ from dragoman_server.bundle.load import Bundle, load_bundle
 from dragoman_server.core.search import LogitEdits, StepRequest
 from dragoman_server.runtime.cuda_graphs import MAX_CANDIDATES, NO_CAPTURE, step_sizes
 from dragoman_server.runtime.device import CPU
-from dragoman_server.runtime.runtime import Runtime
+from dragoman_server.runtime.runtime import WARM_UP_ENCODED, Runtime
 from dragoman_server.runtime.sessions import Sessions
+from dragoman_server.runtime.step_results import TopKResult
 from tests.gpu.host_stream import HostStream, run_on
 
 MAX_ROWS = 13
@@ -161,6 +162,34 @@ def test_each_size_has_a_graph(padded: Runtime) -> None:
     graph_ids.clear()
     padded.step([StepRequest(1, attention=True)])
     assert graph_ids == [NO_CAPTURE]
+
+
+@pytest.mark.parametrize(
+    ("max_rows", "expected"), [(1, [1]), (2, [1, 2]), (64, [1, 4, 16, 64]), (200, [1, 4, 16, 64, 200])]
+)
+def test_warm_up_steps_few_and_all_rows(
+    bundle: Bundle, stream: HostStream, max_rows: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stepped: list[int] = []
+    encoded: list[tuple[int, int]] = []
+    top, encode = Runtime.top, Runtime.encode
+
+    def recording_top(runtime: Runtime, rows: int, candidates: int) -> TopKResult:
+        stepped.append(rows)
+        return top(runtime, rows, candidates)
+
+    def recording_encode(runtime: Runtime, sources: list[list[int]], row: int) -> int:
+        encoded.append((row, len(sources)))
+        assert len(sources) == 1 or len(sources) * runtime.source_capacity <= WARM_UP_ENCODED, "padded to the capacity"
+        return encode(runtime, sources, row)
+
+    monkeypatch.setattr(Runtime, "top", recording_top)
+    monkeypatch.setattr(Runtime, "encode", recording_encode)
+    sessions = Sessions(bundle, CPU, 1)
+    run_on(stream, sessions)
+    Runtime(sessions, max_rows).warm_up()
+    assert stepped == [1, *expected]  # the first with the longest source, at the last position
+    assert max(row + count for row, count in encoded) == max_rows
 
 
 def test_no_more_graphs_than_the_maximum(bundle: Bundle, stream: HostStream) -> None:

@@ -13,8 +13,10 @@ from dragoman_export.export import ExportOptions, export_run
 from dragoman_server.bundle.load import Bundle, load_bundle
 from dragoman_server.bundle.manifest import Attention
 from dragoman_server.core.search import LogitEdits, StepRequest
+from dragoman_server.models.repository import SHIPPED_MODELS
+from dragoman_server.runtime.buffers import unwritten_bytes
 from dragoman_server.runtime.device import CPU
-from dragoman_server.runtime.runtime import BLOCKWISE, WARM_UP_ENCODED, Runtime, lone_rows_differ
+from dragoman_server.runtime.runtime import BLOCKWISE, Runtime, lone_rows_differ
 from dragoman_server.runtime.sessions import Sessions
 from dragoman_server.runtime.step_results import TopKResult
 from tests.support.bundles import SHIPPED_FP32, SHIPPED_G2P
@@ -150,30 +152,31 @@ def test_integer_products_of_the_shipped_model_fit_into_16_bits() -> None:
     assert products > 40
 
 
-@pytest.mark.parametrize(
-    ("max_rows", "expected"), [(1, [1]), (2, [1, 2]), (64, [1, 4, 16, 64]), (200, [1, 4, 16, 64, 200])]
-)
-def test_warm_up_steps_few_and_all_rows(
-    bundle: Bundle, max_rows: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stepped: list[int] = []
-    encoded: list[tuple[int, int]] = []
-    top, encode = Runtime.top, Runtime.encode
+def test_warm_up_runs_the_limits_and_leaves_other_rows_alone(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = Runtime(Sessions(bundle, CPU, 1), 3)
+    stepped: list[tuple[int, int, int]] = []
+    top = Runtime.top
 
     def recording_top(runtime: Runtime, rows: int, candidates: int) -> TopKResult:
-        stepped.append(rows)
+        stepped.append((rows, int(runtime.source_lengths[0]), int(runtime.positions[0])))
         return top(runtime, rows, candidates)
 
-    def recording_encode(runtime: Runtime, sources: list[list[int]], row: int) -> int:
-        encoded.append((row, len(sources)))
-        assert len(sources) == 1 or sum(map(len, sources)) <= WARM_UP_ENCODED
-        return encode(runtime, sources, row)
-
     monkeypatch.setattr(Runtime, "top", recording_top)
-    monkeypatch.setattr(Runtime, "encode", recording_encode)
-    Runtime(Sessions(bundle, CPU, 1), max_rows).warm_up()
-    assert stepped == [1, *expected]  # the first with the longest source, at the last position
-    assert max(row + count for row, count in encoded) == max_rows
+    runtime.warm_up()
+    assert stepped == [(1, runtime.source_capacity, runtime.target_capacity - 1)]
+    used, *unused = (runtime.pool.cross_cache.read(0, row).any() for row in range(3))
+    assert used
+    assert not any(unused)
+
+
+def test_steps_of_many_sizes_reserve_no_more_memory() -> None:
+    runtime = Runtime(Sessions(load_bundle(SHIPPED_MODELS / "de-en" / "1"), CPU, 1), ROWS)
+    runtime.top(1, 1)
+    assert runtime._lists.weights is not None, "the graph keeps the weights of listed tokens"
+    before = unwritten_bytes()
+    for rows in range(2, ROWS + 1):
+        runtime.top(rows, 1)
+    assert 0 < unwritten_bytes() <= before
 
 
 class RandomRequests:

@@ -15,6 +15,7 @@ from dragoman_server.engine.engine_options import EngineOptions
 from dragoman_server.engine.pool import EnginePool
 from dragoman_server.engine.scheduler import SchedulerOptions
 from dragoman_server.runtime.device import Device, WorkerLostError
+from dragoman_server.runtime.device_memory import DeviceMemory
 from dragoman_server.runtime.step_results import TopKResult
 from tests.support.fake_engines import letters_bundle
 
@@ -125,8 +126,8 @@ class CountingHost:
             self.runtimes = [self.fresh() for _ in self.runtimes]
         return self
 
-    def memory(self) -> tuple[int, str, int]:
-        return 2**40, "machine", 0
+    def memory(self) -> DeviceMemory:
+        return DeviceMemory(2**40, "machine", 0)
 
     def runtime(self, index: int, rows: int) -> CountingRuntime:
         return self.runtimes[index]

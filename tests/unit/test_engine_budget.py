@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman_server.engine.memory_budget import DEFAULT_ROWS, Memory, plan_rows
+from dragoman_server.engine.engine_options import EngineOptions
+from dragoman_server.engine.memory_budget import DEFAULT_ROWS, Memory, plan_rows, rows_for
 from dragoman_server.runtime.device import DeviceError
-from dragoman_server.runtime.device_memory import row_bytes, working_bytes
+from dragoman_server.runtime.device_memory import DeviceMemory, row_bytes, working_bytes
+from tests.support.counting_engines import CountingHost, CountingRuntime
 from tests.support.fake_engines import letters_bundle
 
 MIB = 2**20
@@ -79,6 +81,22 @@ def test_a_plan_never_exceeds_the_memory(
     assert rows == asked if asked else 1 <= rows <= DEFAULT_ROWS
     assert working + rows * row * engines <= free
     assert budget is None or used + working + rows * row * engines <= budget
+
+
+def test_caches_of_other_models_are_in_use_before_they_are_written() -> None:
+    bundle, host = letters_bundle(), CountingHost(CountingRuntime(1))
+    row = row_bytes(bundle.manifest, 4)
+    options = EngineOptions(device="cpu", cores=1)
+    working = working_bytes(bundle.manifest, 8192, DEFAULT_ROWS, 4)
+
+    def rows(free: int, reserved: int, budget: int | None = None) -> int:
+        host.memory = lambda: DeviceMemory(free, "machine", 1000, reserved)  # type: ignore[method-assign]
+        return rows_for(bundle, replace(options, memory_budget=budget), [host])
+
+    room = (working + 30 * row) * 10 // 9 + 10  # a tenth stays free
+    assert rows(room, 0) == rows(room + 50 * row, 50 * row) == 30
+    budget = 1000 + working + 30 * row
+    assert rows(2**40, 0, budget) == rows(2**40, 50 * row, budget + 50 * row) == 30
 
 
 def test_a_row_holds_keys_and_values_of_source_and_target() -> None:

@@ -1,5 +1,6 @@
 """Devices, cache buffers and telemetry of ONNX Runtime, without a model."""
 
+import mmap
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from onnx import TensorProto, helper
 
 from dragoman_server.bundle.manifest import Precision
 from dragoman_server.runtime import device
-from dragoman_server.runtime.buffers import HostMemory, ort_element_type
+from dragoman_server.runtime.buffers import HostMemory, ort_element_type, unwritten_bytes
 from dragoman_server.runtime.device import CPU, DeviceError, choose_device, precision_warning
 from tests.support.bundles import SHIPPED_G2P
 
@@ -111,6 +112,18 @@ def test_write_fills_the_start_of_rows(shape: tuple[int, ...]) -> None:
     expected[3, 1:3, ..., :1, :] = 1
     np.testing.assert_array_equal(memory.array, expected)
     np.testing.assert_array_equal(memory.read(3, 1), expected[3, 1])
+
+
+def test_rows_that_nobody_has_used_take_no_memory() -> None:
+    before = unwritten_bytes()
+    memory = HostMemory((4, 64, 2, 128, 64), np.dtype(np.float32))
+    row = memory.nbytes // (4 * 64)
+    assert unwritten_bytes() == before + memory.nbytes
+    memory.write(2, 0, np.ones((1, 2, 128, 64), np.float32))
+    written = before + memory.nbytes - unwritten_bytes()
+    assert row <= written <= row + mmap.PAGESIZE
+    del memory
+    assert unwritten_bytes() == before
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from dragoman_server.engine.engine import StepRuntime
 from dragoman_server.engine.engine_options import EngineOptions, choose_engines, weight_bytes
 from dragoman_server.engine.scorer import ScorerRuntime
 from dragoman_server.runtime.device import Device, DeviceError, choose_device, first_line, is_out_of_memory
-from dragoman_server.runtime.device_memory import device_memory
+from dragoman_server.runtime.device_memory import DeviceMemory, device_memory
 from dragoman_server.runtime.runtime import Runtime
 from dragoman_server.runtime.scorer_session import ScorerSession
 from dragoman_server.runtime.sessions import Sessions
@@ -30,8 +30,8 @@ class LoadedModel(Protocol):
     threads: int
     itemsize: int
 
-    def memory(self) -> tuple[int, str, int]:
-        """Returns the memory of the device, see device_memory."""
+    def memory(self) -> DeviceMemory:
+        """Returns the memory of the device now."""
 
     def runtime(self, index: int, rows: int) -> StepRuntime:
         """Returns a runtime for an engine, after a first run.
@@ -107,7 +107,7 @@ class LocalModel:
         self._sessions = [Sessions(bundle, self.device, self.threads, max_cuda_graphs=graphs) for _ in range(count)]
         self.itemsize = self._sessions[0].compute_dtype.itemsize
 
-    def memory(self) -> tuple[int, str, int]:
+    def memory(self) -> DeviceMemory:
         return device_memory(self.device)
 
     def runtime(self, index: int, rows: int) -> Runtime:

@@ -103,9 +103,13 @@ def _rows_on_device(bundle: Bundle, options: EngineOptions, models: Sequence[Loa
     tokens = int(options.scheduling.encode_tokens / (1 - PADDING_SHARE))
     working = engines * working_bytes(manifest, tokens, options.max_rows or DEFAULT_ROWS, itemsize)
     memories = [model.memory() for model in models]
-    free, place, last_used = memories[-1]
-    used = sum(bytes_ for *_, bytes_ in memories) + used if device.kind == "cpu" else last_used
-    memory = Memory(free, place, used, options.memory_budget)
+    last = memories[-1]
+    if device.kind == "cpu":
+        reserved = sum(memory.reserved for memory in memories)
+        used += sum(memory.used for memory in memories) + reserved
+        memory = Memory(max(last.free - reserved, 0), last.place, used, options.memory_budget)
+    else:
+        memory = Memory(last.free, last.place, last.used, options.memory_budget)
     plan = plan_rows(memory, working, row_bytes(manifest, itemsize), engines, options.max_rows)
     log.info("memory", model=manifest.name, device=str(device), sum=plan.explanation)
     return plan.rows

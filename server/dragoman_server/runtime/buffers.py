@@ -1,6 +1,10 @@
 """Buffers that a graph reads and writes in place, on the host or on a GPU."""
 
+import ctypes
+import mmap
+import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from math import prod
 from typing import Any, Literal, Protocol
 
@@ -17,6 +21,7 @@ CACHE_DTYPES: dict[str, np.dtype[Any]] = {
 }
 LISTED_DTYPES = CACHE_DTYPES | {"tensor(uint8)": np.dtype(np.uint8)}
 _BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
+_mapped: "weakref.WeakSet[mmap.mmap]" = weakref.WeakSet()  # by `zeroed`
 
 
 def ort_element_type(dtype: np.dtype[Any]) -> type[np.generic] | int:
@@ -88,17 +93,14 @@ class Stream(Protocol):
 
 
 class HostMemory:
-    """CPU memory: a NumPy array.
+    """CPU memory: a NumPy array, of which pages are in use only once they are written.
 
     NOTE: NumPy releases the GIL to copy more than 500 elements. With several engines, reacquiring it takes ten times as
     long as copying a row of a small model. So copies use elements that span the whole last dimension.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        try:
-            self.array: Array = np.zeros(shape, dtype)
-        except (ValueError, OverflowError) as error:  # larger than the address space
-            raise MemoryError(str(error)) from None
+        self.array = zeroed(shape, dtype)
         self.shape, self.dtype, self.nbytes = shape, dtype, self.array.nbytes
         self._base = self.array.ctypes.data
         self._vectors: Array = self.array.view(np.dtype((np.void, shape[-1] * dtype.itemsize)))[..., 0]
@@ -205,3 +207,37 @@ def allocate(shape: tuple[int, ...], dtype: np.dtype[Any], stream: Stream | None
         MemoryError: The device is out of memory.
     """
     return HostMemory(shape, dtype) if stream is None else StreamMemory(shape, dtype, stream)
+
+
+def zeroed(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Returns a zeroed array, of which pages are in use only once they are written.
+
+    NumPy asks for huge pages, so that the first row of each plane of a cache would take as much memory, and as much
+    time to zero it, as many rows. For smaller arrays it may use memory that was freed, and must zero it at once.
+
+    Raises:
+        MemoryError: The address space, or what the process may use of it, is too small.
+    """
+    try:
+        pages = mmap.mmap(-1, prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(str(error)) from None
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # Linux
+        with suppress(OSError):  # a kernel without huge pages
+            pages.madvise(mmap.MADV_NOHUGEPAGE)
+    _mapped.add(pages)
+    array: Array = np.frombuffer(pages, dtype).reshape(shape)
+    return array
+
+
+def unwritten_bytes() -> int:
+    """Returns the bytes of all arrays from `zeroed` that are not in use yet."""
+    resident = getattr(ctypes.CDLL(None), "mincore", None)
+    return sum(_unwritten(pages, resident) for pages in list(_mapped)) if resident else 0
+
+
+def _unwritten(pages: mmap.mmap, mincore: Any) -> int:
+    flags = np.ones(-(-len(pages) // mmap.PAGESIZE), np.uint8)  # bit 0: resident
+    start = np.frombuffer(pages, np.uint8).ctypes.data
+    mincore(ctypes.c_void_p(start), ctypes.c_size_t(len(pages)), ctypes.c_void_p(flags.ctypes.data))
+    return mmap.PAGESIZE * int(np.count_nonzero(flags & 1 == 0))

@@ -1,9 +1,28 @@
 """Device memory: what a model needs and what is free."""
 
+from typing import NamedTuple
+
 from dragoman_server.bundle.manifest import Manifest
 from dragoman_server.machine import free_memory, resident_memory
 from dragoman_server.runtime import cuda
+from dragoman_server.runtime.buffers import unwritten_bytes
 from dragoman_server.runtime.device import Device
+
+
+class DeviceMemory(NamedTuple):
+    """Memory of a device.
+
+    Attributes:
+        free: Bytes that can still be allocated.
+        place: Whose they are: "machine", "container" or "GPU".
+        used: Bytes in use: by this process on a CPU, by all processes on a GPU, which does not tell them apart.
+        reserved: Bytes of this process's caches that are not in use yet: `free` still contains them, `used` does not.
+    """
+
+    free: int
+    place: str
+    used: int
+    reserved: int = 0
 
 
 def row_bytes(manifest: Manifest, itemsize: int) -> int:
@@ -39,13 +58,9 @@ def working_bytes(manifest: Manifest, source_tokens: int, rows: int, itemsize: i
     return 2 * max(encoder + attention, step) * itemsize
 
 
-def device_memory(device: Device) -> tuple[int, str, int]:
-    """Returns the free bytes of a device, whose they are ("machine", "container" or "GPU"), and the used bytes.
-
-    Used bytes are those of this process on a CPU, but of all processes on a GPU, which does not tell them apart.
-    """
+def device_memory(device: Device) -> DeviceMemory:
+    """Returns the memory of a device now."""
     if device.kind == "cpu":
-        free, place = free_memory()
-        return free, place, resident_memory()
+        return DeviceMemory(*free_memory(), resident_memory(), unwritten_bytes())
     free, total = cuda.free_memory(device.index)
-    return free, "GPU", total - free
+    return DeviceMemory(free, "GPU", total - free)

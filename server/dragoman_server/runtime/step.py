@@ -7,7 +7,7 @@ import numpy as np
 import onnxruntime as ort
 
 from dragoman_server.core.search import StepRequest
-from dragoman_server.runtime.buffers import Array, ort_element_type
+from dragoman_server.runtime.buffers import Array, ort_element_type, zeroed
 from dragoman_server.runtime.cache_pool import CachePool
 from dragoman_server.runtime.cuda_graphs import NO_CAPTURE, run_options
 from dragoman_server.runtime.head_inputs import HeadRows
@@ -29,9 +29,10 @@ class Step:
     Args:
         rows: Rows in use.
         min_rows: Smaller steps are padded to this many rows, see `Runtime`.
+        no_lists: See `no_lists`; shared by all steps of a runtime.
     """
 
-    def __init__(self, sessions: Sessions, pool: CachePool, rows: int, min_rows: int) -> None:
+    def __init__(self, sessions: Sessions, pool: CachePool, rows: int, min_rows: int, no_lists: ListedRows) -> None:
         self._decoder: ort.InferenceSession = sessions.decoder
         self._pool = pool
         self._rows, self._size, self._min_rows = rows, max(rows, min_rows), min_rows
@@ -46,12 +47,8 @@ class Step:
         pool.bind_decoder(self._binding, self._size)
         # Some CUDA kernels fail on empty inputs, unlike the CPU's. There, an unused part of the graph gets one row,
         # whose output is ignored.
-        self._min_head_rows = 0
-        no_lists = Shortlists(self._vocabulary, sessions.threads)
-        self._no_lists = ListedRows(no_lists, 1, listed_weights(sessions, no_lists))
-        if sessions.stream is not None:
-            self._min_head_rows = 1
-            self._no_lists.use([(manifest.tokens.end,)], 1)
+        self._min_head_rows = 0 if sessions.stream is None else 1
+        self._no_lists = no_lists
 
     def top(self, candidates: int) -> TopKResult:
         """Returns the most probable tokens of every row."""
@@ -187,12 +184,22 @@ class Step:
         self._binding.bind_output(name, "cpu", 0, dtype.type, shape, array.ctypes.data)
 
 
-def listed_weights(sessions: Sessions, shortlists: Shortlists) -> Array | None:
-    """Returns memory for the weights of all listed tokens, of which pages are in use only once they are written.
+def make_lists(sessions: Sessions, capacity: int) -> ListedRows:
+    """Returns the shortlists of a runtime's steps.
 
-    Returns:
-        zeros [most, d_model], or None if the graph keeps no weights.
+    Args:
+        capacity: Most head rows expected.
     """
-    if sessions.listed_dtype is None:
-        return None
-    return np.zeros((shortlists.most, sessions.bundle.manifest.shape.d_model), sessions.listed_dtype)
+    manifest, weights = sessions.bundle.manifest, None
+    shortlists = Shortlists(manifest.shape.target_vocabulary, sessions.threads)
+    if sessions.listed_dtype is not None:
+        weights = zeroed((shortlists.most, manifest.shape.d_model), sessions.listed_dtype)
+    return ListedRows(shortlists, capacity, weights)
+
+
+def no_lists(sessions: Sessions) -> ListedRows:
+    """Returns what the graph gets instead of shortlists while no row has one."""
+    lists = make_lists(sessions, 1)
+    if sessions.stream is not None:  # see `Step`: some CUDA kernels fail on empty inputs
+        lists.use([(sessions.bundle.manifest.tokens.end,)], 1)
+    return lists

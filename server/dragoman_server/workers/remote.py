@@ -10,6 +10,7 @@ from dragoman_server.bundle.load import Bundle
 from dragoman_server.core.search import StepRequest, StepResult
 from dragoman_server.engine.engine_options import EngineOptions
 from dragoman_server.runtime.device import Device
+from dragoman_server.runtime.device_memory import DeviceMemory
 from dragoman_server.runtime.head_inputs import common_top_k
 from dragoman_server.runtime.scorer_session import TargetScores
 from dragoman_server.runtime.step_results import TopKResult
@@ -33,9 +34,9 @@ class RemoteModel:
         self._runtime_channels: list[Channel] = []
         self._key, self.device, self.engines, self.threads, self.itemsize = self._channel.call("load", bundle, options)
 
-    def memory(self) -> tuple[int, str, int]:
-        free, place, used = self._channel.call("memory")
-        return free, place, used
+    def memory(self) -> DeviceMemory:
+        memory: DeviceMemory = self._channel.call("memory")
+        return memory
 
     def runtime(self, index: int, rows: int) -> "RemoteRuntime":
         channel = self._process.channel()

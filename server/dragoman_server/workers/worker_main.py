@@ -26,6 +26,7 @@ from dragoman_server.engine.engine_options import EngineOptions
 from dragoman_server.engine.host import LocalModel
 from dragoman_server.machine import trim_memory
 from dragoman_server.runtime.device import Device, DeviceError, first_line, is_out_of_memory
+from dragoman_server.runtime.device_memory import DeviceMemory
 from dragoman_server.runtime.runtime import Runtime
 from dragoman_server.runtime.scorer_session import ScorerSession, TargetScores
 from dragoman_server.runtime.step_results import TopKResult
@@ -57,7 +58,7 @@ class RequestHandler:
         self._models[self._key] = model
         return self._key, model.device, model.engines, model.threads, model.itemsize
 
-    def memory(self) -> tuple[int, str, int]:
+    def memory(self) -> DeviceMemory:
         assert self._key is not None
         return self._models[self._key].memory()
 

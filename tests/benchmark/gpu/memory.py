@@ -57,5 +57,5 @@ def memory_over_requests(bundle: Bundle, device: Device, requests: int) -> list[
             running.pop()
             answered += 1
             if answered * SAMPLES // requests > (answered - 1) * SAMPLES // requests:
-                found.append((answered, device_memory(device)[2]))
+                found.append((answered, device_memory(device).used))
     return found

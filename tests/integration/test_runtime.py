@@ -16,7 +16,7 @@ from dragoman_server.core.search import LogitEdits, StepRequest
 from dragoman_server.models.repository import SHIPPED_MODELS
 from dragoman_server.runtime.buffers import unwritten_bytes
 from dragoman_server.runtime.device import CPU
-from dragoman_server.runtime.runtime import BLOCKWISE, Runtime, lone_rows_differ
+from dragoman_server.runtime.runtime import BLOCKWISE, ENCODED_TOKENS, Runtime, lone_rows_differ
 from dragoman_server.runtime.sessions import Sessions
 from dragoman_server.runtime.step_results import TopKResult
 from tests.support.bundles import SHIPPED_FP32, SHIPPED_G2P
@@ -167,6 +167,40 @@ def test_warm_up_runs_the_limits_and_leaves_other_rows_alone(bundle: Bundle, mon
     used, *unused = (runtime.pool.cross_cache.read(0, row).any() for row in range(3))
     assert used
     assert not any(unused)
+
+
+@pytest.mark.parametrize("longest", [40, 1])
+def test_many_sources_are_encoded_in_several_runs(
+    bundle: Bundle, longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 2 * ENCODED_TOKENS // 4 + 1 if longest == 1 else 30
+    rng = np.random.default_rng(5)
+    sources = [rng.integers(4, 20, rng.integers(1, longest + 1)).tolist() for _ in range(count - 1)] + [[5] * longest]
+    runs: list[int] = []
+
+    def caches(limit: int) -> list[NDArray[Any]]:
+        runtime = Runtime(Sessions(bundle, CPU, 1), count)
+        run: Any = runtime._encoder.run
+
+        def recording_run(names: list[str], feed: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
+            runs.append(feed["source_ids"].size)
+            outputs: list[NDArray[Any]] = run(names, feed)
+            return outputs
+
+        monkeypatch.setattr(runtime._encoder, "run", recording_run)
+        monkeypatch.setattr("dragoman_server.runtime.runtime.ENCODED_TOKENS", limit)
+        padding = runtime.encode(sources, 0)
+        assert padding == sum(runs) - sum(map(len, sources))
+        return [runtime.pool.cross_cache.read(plane, row) for plane in range(2) for row in range(count)]
+
+    together = caches(10**6)
+    assert len(runs) == 1
+    runs.clear()
+    several = caches(ENCODED_TOKENS)
+    assert len(runs) == 3
+    assert max(runs) <= ENCODED_TOKENS
+    for one, other, source in zip(together, several, 2 * sources, strict=True):
+        np.testing.assert_array_equal(one[:, : len(source)], other[:, : len(source)])
 
 
 def test_steps_of_many_sizes_reserve_no_more_memory() -> None:

@@ -10,6 +10,7 @@ from dragoman_server.engine.engine_options import EngineOptions
 from dragoman_server.engine.memory_budget import DEFAULT_ROWS, Memory, plan_rows, rows_for
 from dragoman_server.runtime.device import DeviceError
 from dragoman_server.runtime.device_memory import DeviceMemory, row_bytes, working_bytes
+from dragoman_server.runtime.runtime import ENCODED_TOKENS
 from tests.support.counting_engines import CountingHost, CountingRuntime
 from tests.support.fake_engines import letters_bundle
 
@@ -87,7 +88,7 @@ def test_caches_of_other_models_are_in_use_before_they_are_written() -> None:
     bundle, host = letters_bundle(), CountingHost(CountingRuntime(1))
     row = row_bytes(bundle.manifest, 4)
     options = EngineOptions(device="cpu", cores=1)
-    working = working_bytes(bundle.manifest, 8192, DEFAULT_ROWS, 4)
+    working = working_bytes(bundle.manifest, ENCODED_TOKENS, DEFAULT_ROWS, 4)
 
     def rows(free: int, reserved: int, budget: int | None = None) -> int:
         host.memory = lambda: DeviceMemory(free, "machine", 1000, reserved)  # type: ignore[method-assign]

@@ -12,6 +12,7 @@ from dragoman_server.engine.host import LoadedModel
 from dragoman_server.machine import format_bytes
 from dragoman_server.runtime.device import Device, DeviceError
 from dragoman_server.runtime.device_memory import row_bytes, working_bytes
+from dragoman_server.runtime.runtime import ENCODED_TOKENS
 
 log = structlog.get_logger()
 
@@ -100,7 +101,7 @@ def plan_rows(memory: Memory, working: int, row: int, engines: int, requested: i
 def _rows_on_device(bundle: Bundle, options: EngineOptions, models: Sequence[LoadedModel], used: int) -> int:
     manifest, device, itemsize = bundle.manifest, models[0].device, models[0].itemsize
     engines = sum(model.engines for model in models)
-    tokens = int(options.scheduling.encode_tokens / (1 - PADDING_SHARE))
+    tokens = int(options.scheduling.encode_tokens / (1 - PADDING_SHARE)) if device.kind == "cuda" else ENCODED_TOKENS
     working = engines * working_bytes(manifest, tokens, options.max_rows or DEFAULT_ROWS, itemsize)
     memories = [model.memory() for model in models]
     last = memories[-1]

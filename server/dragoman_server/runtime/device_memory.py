@@ -42,7 +42,8 @@ def row_bytes(manifest: Manifest, itemsize: int) -> int:
 def working_bytes(manifest: Manifest, source_tokens: int, rows: int, itemsize: int) -> int:
     """Estimates the memory of an engine's largest runs: twice what is live at once, as ONNX Runtime's arena uses.
 
-    (Measured with the shipped model on a CPU: 96 MiB used, 52 MiB live, 104 estimated.)
+    (Measured on a CPU, encoding 512 tokens: 12 MiB used and 13 estimated with the shipped model, 46 and 42 with the
+    base shape.)
 
     Args:
         source_tokens: Tokens of the largest encoder run, padding included.

@@ -21,6 +21,11 @@ WARM_UP_ENCODED = 1024  # tokens per warm-up batch, padding included: never more
 # padding, a row's sums would depend on the length of the sources beside it.
 SOURCE_MULTIPLE = 4
 PROBED_TOKENS = 8
+
+# Tokens of an encoder run on a CPU, padding included; one source always runs. Larger runs are no faster: the base shape
+# takes as long in runs of 1024 tokens, and with d 384 sources of 60 tokens take a twelfth longer in runs of 1920. But
+# they need memory in proportion: 84 MB instead of 46 for 1024 tokens of the base shape.
+ENCODED_TOKENS = 512
 BLOCKWISE: tuple[Precision, ...] = ("int8-weights", "int4")  # precisions that MatMulNBits computes
 
 
@@ -100,6 +105,13 @@ class Runtime:
         Returns:
             the number of padding tokens in the encoder's input.
         """
+        if self._encodes_in_place:
+            return self._encode(sources, row)
+        size = max(1, ENCODED_TOKENS // _padded_length(max(map(len, sources))))
+        return sum(self._encode(sources[i : i + size], row + i) for i in range(0, len(sources), size))
+
+    def _encode(self, sources: Sequence[Sequence[int]], row: int) -> int:
+        """Encodes sources in one run, see `encode`."""
         count = len(sources)
         lengths = [len(source) for source in sources]
         longest = self.source_capacity if self._encodes_in_place else _padded_length(max(lengths))

@@ -70,6 +70,12 @@ def format_bytes(size: int) -> str:
     return f"{amount:.1f} {UNITS[unit]}" if unit and amount < 100 else f"{amount:.0f} {UNITS[unit]}"
 
 
+def start_collecting() -> None:
+    """Starts garbage collection, which exempts all objects that exist now."""
+    gc.freeze()
+    gc.enable()
+
+
 def freeze_objects() -> None:
     """Exempts all live objects from garbage collection, which takes tens of milliseconds to scan them."""
     gc.collect()

@@ -1,4 +1,4 @@
-"""Addresses to listen on, the limit of open files, and the server as the first process of a container."""
+"""Addresses to listen on, the limit of open files, garbage collection, and the first process of a container."""
 
 import os
 import resource
@@ -146,3 +146,24 @@ def test_the_first_process_of_a_container_can_be_stopped_before_it_serves() -> N
         pytest.skip(f"needs a namespace for processes, which this machine does not allow: {allowed.stderr}")
     done = subprocess.run([*NAMESPACE, sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+SERVED = """
+import gc, sys
+from dragoman_server import __main__
+from dragoman_server.process import app
+
+async def run(config, lines):
+    print(gc.isenabled(), gc.get_freeze_count() > 10_000)
+    return 0
+
+app.run = run
+sys.argv = ["dragoman-serve"]
+gc.enable()
+__main__.main()
+"""
+
+
+def test_garbage_is_collected_once_the_server_runs_but_imports_are_exempt() -> None:
+    served = subprocess.run([sys.executable, "-c", SERVED], capture_output=True, text=True, check=True, timeout=60)
+    assert served.stdout == "True True\n"

@@ -18,6 +18,7 @@ from dragoman_server.config.options import PANELS
 from dragoman_server.config.show import chosen, lines
 from dragoman_server.config.sources import FILE_VARIABLE, PREFIX, ConfigError, Configuration, configure, flag
 from dragoman_server.core.errors import StartError
+from dragoman_server.machine import start_collecting
 from dragoman_server.process.connections import allow_connections
 from dragoman_server.telemetry.log_lines import DRAIN_SECONDS, LineWriter
 from dragoman_server.telemetry.logs import configure_logs
@@ -64,14 +65,17 @@ def _run(configuration: Configuration) -> NoReturn:
     configure_logs(config.log_format, config.log_level, config.log_text, lines)
     # NOTE: the libraries read these at first use. The tokenizer's threads would take the engines' cores. gRPC's core
     # would log its own errors about ports, which StartError reports. Without gRPC's threads for connections, which pass
-    # every message on once more, a small model answers up to a twelfth more calls.
+    # every message on once more, a small model answers up to a twelfth more calls. NumPy multiplies no matrices here;
+    # its library would start a thread for every core, which spins for a while.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_listener")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     import uvloop
 
     from dragoman_server.process.app import run
 
+    start_collecting()
     log.info("configured", options=chosen(configuration))
     if config.log_text:
         log.warning("EVERYTHING THAT CLIENTS SEND IS LOGGED, because of --log-text")

@@ -84,7 +84,9 @@ full. *Graphs*, *Python* and *rest* are shares of the engine threads' time: in O
 the interpreter's lock, and without work. *Lock* is the share of time in which a thread of this kind holds it; at most
 one does."""
 PACKAGES_HELD = """Microseconds for which the lock is held for each item, by the package whose function is at work. gRPC
-and the event loop have no function of ours on top; a server cannot do without them."""
+and the event loop have no function of ours on top; a server cannot do without them. Free-threaded Python waits for
+grpcio, which in November 2026 alone among the dependencies has no wheel for 3.14t; protobuf's compiled part is not
+built for it either."""
 HEALTH = """Milliseconds until a health check is answered, p50 / p99, with this many calls of `Generate` in flight;
 each kind is checked every 50 ms. `--health-port` and `--port` are `grpc.health.v1.Health/Check`; `/livez` and `/readyz`
 are HTTP, with a connection per check; *echo* sends a byte to an otherwise idle process and back, which shows the delay

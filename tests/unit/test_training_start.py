@@ -9,6 +9,7 @@ import torch
 from dragoman_training.data.batches import collate
 from dragoman_training.errors import TrainingError
 from dragoman_training.optimization.freeze import count_parameters
+from dragoman_training.recipe import flatten
 from dragoman_training.run.checkpoint import average_checkpoints, checkpoint_path, checkpoint_steps, load_state
 from dragoman_training.run.load import load_run
 from dragoman_training.trainer import train
@@ -47,6 +48,10 @@ def test_a_run_starts_from_another_with_other_data(first_run: Path, other_data: 
     loaded = load_run(run)
     assert loaded.provenance["start"]["run"] == "run"
     assert loaded.provenance["start"]["steps_averaged"] == [12]
+    before_recipe, after_recipe = (flatten(load_run(each).recipe.model_dump(mode="json")) for each in (first_run, run))
+    changed = {key for key, value in before_recipe.items() if after_recipe[key] != value}
+    assert set(loaded.provenance["start"]["recipe"]) == changed
+    assert changed
     assert not set(loaded.unseen_source_tokens) - set(load_run(first_run).unseen_source_tokens)
 
 

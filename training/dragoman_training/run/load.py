@@ -23,7 +23,7 @@ from dragoman_training.files import (
     read_json,
 )
 from dragoman_training.model import Transformer
-from dragoman_training.recipe import DataFile, Recipe, file_paths, load_recipe
+from dragoman_training.recipe import DataFile, Recipe, file_paths, flatten, load_recipe
 from dragoman_training.run.checkpoint import average_checkpoints, checkpoint_steps, load_state
 
 
@@ -36,7 +36,8 @@ class Run:
         unseen_source_tokens: Ids that occur in no training source; empty for runs that did not record them.
         provenance: `finished` (whether training reached its end), `steps_averaged`, `recipe` (with file names instead
             of paths), `torch` (its version), `data` (counts), for finished runs `report` (dev and test metrics), and
-            `start` (the same of the run whose weights it started from, if any).
+            `start` (the same of the run whose weights it started from, if any; its `recipe` has the keys whose values
+            differ from those of the later run).
     """
 
     path: Path
@@ -109,13 +110,26 @@ def _provenance(path: Path, recipe: Recipe, finished: bool, steps: list[int]) ->
     records = {"data": read_json(path / DATA_FILE), "report": read_json(path / REPORT_FILE)}
     start = read_json(path / START_FILE)
     return {
-        **({} if start is None else {"start": {"run": Path(start["run"]).name, **start["provenance"]}}),
+        **({} if start is None else {"start": _earlier(start["run"], start["provenance"], document)}),
         "finished": finished,
         "steps_averaged": steps,
         "recipe": document,
         "torch": version("torch"),
         **{name: record for name, record in records.items() if record is not None},
     }
+
+
+def _earlier(run: str, provenance: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
+    """Returns the provenance of a run that another started from, with what differs from the other's recipe."""
+    found, recipe = {"run": Path(run).name, **provenance}, provenance.get("recipe")
+    if recipe is not None:
+        known = flatten(later)
+        found["recipe"] = {
+            key: value for key, value in flatten(recipe).items() if key not in known or known[key] != value
+        }
+        if "start" in found:
+            found["start"] = _earlier(found["start"]["run"], found["start"], recipe)
+    return found
 
 
 def _file_names(entry: DataFile) -> str | list[str]:

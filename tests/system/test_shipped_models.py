@@ -16,7 +16,7 @@ SENTENCES = {
     "Wenn es morgen regnet, bleiben wir zu Hause und lesen ein Buch.": (
         "If it rains tomorrow, we'll stay at home and read a book."
     ),
-    "Der Zug fährt um 14:30 Uhr von Gleis 7 ab.": "The train leaves at 14:30 from platform 7.",
+    "Der Zug nach Berlin fährt in zehn Minuten ab.": "The train to Berlin leaves in ten minutes.",
     "Wir haben gestern Tennis gespielt.": "We played tennis yesterday.",
     "Tom wohnt in Boston.": "Tom lives in Boston.",
     "Ich verstehe dich nicht.": "I don't understand you.",
@@ -58,9 +58,9 @@ def test_any_text_is_answered(client: Client) -> None:
 
 
 def test_numbers_are_kept(client: Client) -> None:
-    """The measured share is 98.6 %."""
+    """The measured share is 99.7 %."""
     outcome = check_numbers(lambda texts: translate(client, texts), 100)
-    assert outcome.right >= 95
+    assert outcome.right >= 98
 
 
 def test_the_attribution_stands_beside_the_translator() -> None:

@@ -1,6 +1,7 @@
 """Measures the server, its raw step loop and CTranslate2 in turn, on the same inputs."""
 
 import threading
+import time
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from dragoman.local import LOOPBACK, LocalServer
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.bundle.load import Bundle
+from dragoman_server.engine.batch_share import PRESENT_SECONDS
 from dragoman_server.machine import usable_cpus
 from tests.benchmark.actor import Actor
 from tests.benchmark.raw_loop import RawLoop
@@ -147,6 +149,12 @@ def _closed(generator: Actor, calls: int, seconds: float) -> Sample:
     return sample
 
 
+def _closed_alone(generator: Actor, calls: int, seconds: float) -> Sample:
+    """The same once the server has stopped expecting interactive calls, for which it bounds the rows of batches."""
+    time.sleep(PRESENT_SECONDS)
+    return _closed(generator, calls, seconds)
+
+
 def served_contenders(stack: ExitStack, server: LocalServer, workload: Workload) -> list[Contender]:
     unary = _generator(stack, server, "Generate", workload.unary())
     singles = [Contender("unary", n, "single calls", partial(_closed, unary, n)) for n in LOADS]
@@ -158,13 +166,13 @@ def many_contender(stack: ExitStack, server: LocalServer, workload: Workload) ->
     address, count = (LOOPBACK, server.port), max(LOADS)
     items = workload.defaults(), workload.texts
     generator = stack.enter_context(closing(Actor(ManyGenerator, address, server.process.pid, *items)))
-    return Contender("many", count, f"1 call, {count} items in flight", partial(_closed, generator, count))
+    return Contender("many", count, f"1 call, {count} items in flight", partial(_closed_alone, generator, count))
 
 
 def batch_contender(stack: ExitStack, server: LocalServer, workload: Workload, size: int, beam: int = 1) -> Contender:
     """Runs one GenerateBatch call of `size` inputs at a time."""
     generator = _generator(stack, server, "GenerateBatch", workload.batches(size, beam))
-    return Contender("batch", size, f"1 call of {size}", partial(_closed, generator, 1))
+    return Contender("batch", size, f"1 call of {size}", partial(_closed_alone, generator, 1))
 
 
 def _arrivals(stack: ExitStack, server: LocalServer, workload: Workload, rate: float) -> Arrivals:
@@ -177,7 +185,7 @@ def _beside_bulk(stack: ExitStack, server: LocalServer, workload: Workload, alon
     """Runs single calls beside batches of all inputs; counts the batches' tokens during the calls."""
     batches = _generator(stack, server, "GenerateBatch", workload.batches(len(workload.texts)))
     calls = _generator(stack, server, "Generate", workload.unary())
-    undisturbed = _closed(batches, BULK_CALLS, 1.0)
+    undisturbed = _closed_alone(batches, BULK_CALLS, 1.0)
     beside: list[Sample] = []
     thread = threading.Thread(target=lambda: beside.append(_closed(batches, BULK_CALLS, 3.0)))
     thread.start()

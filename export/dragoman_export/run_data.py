@@ -60,8 +60,8 @@ def read_run(path: Path, say: Callable[[str], None]) -> Original:
     return Original(
         str(path),
         run.model,
-        Vocabulary(run.source_tokenizer),
-        Vocabulary(run.target_tokenizer),
+        Vocabulary(run.tokenizers.source),
+        Vocabulary(run.tokenizers.target),
         TOKENS,
         _limits(run),
         sources=[pair.source for pairs in data.values() for pair in pairs],
@@ -70,7 +70,7 @@ def read_run(path: Path, say: Callable[[str], None]) -> Original:
         metrics=run.recipe.evaluation.metrics,
         training_pairs=partial(training_pairs, run),
         unseen_source_tokens=run.unseen_source_tokens,
-        text=_language_rules(run.source_tokenizer, languages) if languages else None,
+        text=_language_rules(run.tokenizers.source, languages) if languages else None,
         provenance=run.provenance | {"files": _data_files(run)},
     )
 
@@ -95,8 +95,8 @@ def _of_imported(run: Run, rules: ImportedRules, data: dict[str, list[Pair]], sa
     return Original(
         str(run.path),
         run.model,
-        Vocabulary(run.source_tokenizer, pieces[0]),
-        Vocabulary(run.target_tokenizer, pieces[1]),
+        Vocabulary(run.tokenizers.source, pieces[0]),
+        Vocabulary(run.tokenizers.target, pieces[1]),
         SpecialTokens(**asdict(rules.tokens)),
         _limits(run),
         sources=[pair.source for pairs in kept.values() for pair in pairs],
@@ -212,7 +212,7 @@ def _check_unchanged(run: Run, name: str, place: str, pairs: list[Pair]) -> None
     recorded = run.provenance.get("data", {})
     counts = recorded.get("counts", {}).get(name, {})
     remedy = "results on other data would not compare; restore the file"
-    for unit, count in (("pairs", len(pairs)), ("sources", len(distinct_sources(pairs, run.source_tokenizer)))):
+    for unit, count in (("pairs", len(pairs)), ("sources", len(distinct_sources(pairs, run.tokenizers.source)))):
         if count != counts.get(unit, count):
             raise ExportError(
                 f"{place}: holds {count} usable {unit}, but the run measured {name} on {counts[unit]} "

@@ -62,7 +62,7 @@ def measure(recipe: Recipe, run: Path, steps: int) -> None:
         loss, evaluation = trainer.evaluate()
         wall, processor = time.perf_counter() - start, time.process_time() - processor
         peak = memory("VmHWM")
-    tokens = sum(len(data.target_tokenizer.encode(answer).ids) for answer in evaluation.answers.values())
+    tokens = sum(len(data.tokenizers.target.encode(answer).ids) for answer in evaluation.answers.values())
     count = len(evaluation.answers)
     scores = ", ".join(f"{name} {score.value:.2f}" for name, score in evaluation.scores.items())
     print(

@@ -144,7 +144,7 @@ def test_changed_pairs_keep_their_languages(tmp_path: Path) -> None:
     block = data.epochs.block(0, 0)
     changed = [block[i] for i in range(len(block))]
     assert sum(new != old for new, old in zip(changed, data.train, strict=True)) > len(changed) / 2
-    english, german = map(data.source_tokenizer.token_to_id, ("eng_Latn", "deu_Latn"))
+    english, german = map(data.tokenizers.source.token_to_id, ("eng_Latn", "deu_Latn"))
     end = data.tokenizers.special.end
     assert {(pair.source[0], pair.source[-1], pair.target[0], pair.target[-1]) for pair in changed} == {
         (english, end, german, end)

@@ -53,5 +53,5 @@ def test_trainer_and_server_answer_alike(search: Search, tiny_run: Path, tiny_se
     subject = Subject(tiny_run)
     for text, answered in trained.items():
         if served[text] != answered:
-            margin = subject.decode(run.source_tokenizer.encode(text).ids, options).margin
+            margin = subject.decode(run.tokenizers.source.encode(text).ids, options).margin
             assert margin < 1e-4, f"{text}: the server says {served[text]}, the trainer {answered}"

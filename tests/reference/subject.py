@@ -83,8 +83,8 @@ class Subject:
         self._path = run
         config = self._run.recipe.model
         self.max_source, self.max_target = config.max_source_length, config.max_target_length
-        self.source_vocabulary = self._run.source_tokenizer.get_vocab_size()
-        self.target_vocabulary = self._run.target_tokenizer.get_vocab_size()
+        self.source_vocabulary = self._run.tokenizers.source.get_vocab_size()
+        self.target_vocabulary = self._run.tokenizers.target.get_vocab_size()
         self._greedy: dict[tuple[int, ...], list[int]] = {}
 
     @cached_property
@@ -96,7 +96,7 @@ class Subject:
         return ReferenceModel(self._run.model, BEGIN_ID)
 
     def text(self, ids: list[int]) -> str:
-        text: str = self._run.target_tokenizer.decode(ids)
+        text: str = self._run.tokenizers.target.decode(ids)
         return text
 
     def forward(self, source: Sequence[int]) -> Forward:

@@ -158,7 +158,7 @@ def test_an_untrained_model_has_not_diverged(tmp_path: Path) -> None:
     _, shown = run_training(small_recipe(*OVERRIDES, *changes), tmp_path / "run")
     assert "step 1/1" in shown
     loss = read_metrics_log(tmp_path / "run")[0]["loss"]
-    vocabulary = load_run(tmp_path / "run").target_tokenizer.get_vocab_size()
+    vocabulary = load_run(tmp_path / "run").tokenizers.target.get_vocab_size()
     assert 2 * math.log(vocabulary) < loss < untrained_loss(vocabulary, 512)
 
 

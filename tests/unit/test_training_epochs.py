@@ -187,8 +187,8 @@ def test_each_epoch_is_a_function_of_the_seed(tmp_path: Path) -> None:
     assert pairs_of(one, 3) == pairs_of(two, 3)
     assert pairs_of(one, 3) != pairs_of(one, 4)
     for pair, plain in zip(pairs_of(one, 0), one.train, strict=True):
-        assert one.source_tokenizer.decode(pair.source) == one.source_tokenizer.decode(plain.source)
-        assert one.target_tokenizer.decode(pair.target) == one.target_tokenizer.decode(plain.target)
+        assert one.tokenizers.source.decode(pair.source) == one.tokenizers.source.decode(plain.source)
+        assert one.tokenizers.target.decode(pair.target) == one.tokenizers.target.decode(plain.target)
 
 
 def test_bpe_dropout_may_leave_the_targets_alone(tmp_path: Path) -> None:

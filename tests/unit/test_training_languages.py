@@ -43,7 +43,7 @@ def prepared(recipe: Recipe, run: Path) -> TrainingData:
 )
 def test_a_source_starts_with_the_token_of_its_language(tokenizers: str, tmp_path: Path) -> None:
     data = prepared(multilingual(tmp_path, tokenizers), tmp_path / "run")
-    tokenizer = data.source_tokenizer
+    tokenizer = data.tokenizers.source
     assert {pair.source.partition(" ")[0] for pair in data.dev_pairs} == {"<2de>", "<2en>"}
     for code in ("de", "en"):
         token = tokenizer.token_to_id(f"<2{code}>")
@@ -59,7 +59,7 @@ def test_changed_pairs_keep_their_language(tmp_path: Path) -> None:
     block = data.epochs.block(0, 0)
     changed = [block[i] for i in range(len(block))]
     assert sum(pair != plain for pair, plain in zip(changed, data.train, strict=True)) > 200
-    tokens = {data.source_tokenizer.token_to_id(f"<2{code}>") for code in ("de", "en")}
+    tokens = {data.tokenizers.source.token_to_id(f"<2{code}>") for code in ("de", "en")}
     for pair, plain in zip(changed, data.train, strict=True):
         assert pair.source[0] == plain.source[0]
         assert not tokens & {*pair.source[1:], *pair.target}

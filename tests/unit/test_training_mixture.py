@@ -95,7 +95,7 @@ def test_the_mixture_of_a_run(tmp_path: Path) -> None:
     run.mkdir()
     data = prepare(recipe, run, shown.append)
     pairs = data.epochs.block(0, 0)
-    texts = Counter(data.source_tokenizer.decode(pairs[i].source)[0] for i in range(len(pairs)))
+    texts = Counter(data.tokenizers.source.decode(pairs[i].source)[0] for i in range(len(pairs)))
     assert texts == {"a": 150, "b": 50}
     assert shown[-1] == "an epoch has 200 pairs; how often it has each pair, by file: a.tsv 3, b.tsv 1"
 

@@ -209,8 +209,8 @@ def prepare_with_and_without(bad: list[str], folder: Path, *overrides: str, kind
 
 def assert_same_data(one: TrainingData, two: TrainingData) -> None:
     assert [pair[:2] for pair in one.dev_pairs] == [pair[:2] for pair in two.dev_pairs]
-    assert one.source_tokenizer.get_vocab().keys() == two.source_tokenizer.get_vocab().keys()
-    assert one.target_tokenizer.get_vocab().keys() == two.target_tokenizer.get_vocab().keys()
+    assert one.tokenizers.source.get_vocab().keys() == two.tokenizers.source.get_vocab().keys()
+    assert one.tokenizers.target.get_vocab().keys() == two.tokenizers.target.get_vocab().keys()
     assert len(one.train) == len(two.train)
 
 

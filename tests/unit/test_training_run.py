@@ -229,10 +229,10 @@ def test_joint_vocabulary(tmp_path: Path) -> None:
     )
     assert run_training(recipe, tmp_path / "run")[0].finished
     run = load_run(tmp_path / "run")
-    assert run.source_tokenizer.to_str() == run.target_tokenizer.to_str()
+    assert run.tokenizers.source.to_str() == run.tokenizers.target.to_str()
     assert run.model.encoder.embedding.tokens.weight is run.model.decoder.projection.weight
     # Sources are digits: no other byte occurs in training, and no piece of a target.
-    unseen = {run.source_tokenizer.id_to_token(token) for token in run.unseen_source_tokens}
+    unseen = {run.tokenizers.source.id_to_token(token) for token in run.unseen_source_tokens}
     assert {"<0xF0>", "▁thousand"} <= unseen
     assert not {"7", "▁", *SPECIAL_TOKENS} & unseen
     assert "unseen_source_tokens" not in run.provenance["data"]

@@ -58,12 +58,12 @@ def normalized(tokenizer: Tokenizer, text: str) -> str:
 
 def canonical_of_normal(tokenizer: Tokenizer, text: str) -> str:
     """Returns the canonical form of a text that is `normalized`."""
-    if tokenizer.decoder is not None and not _writes_bytes(tokenizer):
-        decoded: str = tokenizer.decoder.decode([text])
-        return decoded
-    if tokenizer.decoder is not None:
+    if tokenizer.decoder is None:
+        return " ".join(piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text))
+    if _writes_bytes(tokenizer):
         return text
-    return " ".join(piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text))
+    decoded: str = tokenizer.decoder.decode([text])
+    return decoded
 
 
 def _writes_bytes(tokenizer: Tokenizer) -> bool:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
 
 from dragoman_training.data.batches import EncodedPair, EpochPairs
 from dragoman_training.data.encode import Tokenizers, encode_pairs
@@ -54,14 +53,6 @@ class TrainingData:
     dev: list[EncodedPair]
     dev_pairs: list[Pair]
     test_pairs: list[Pair]
-
-    @property
-    def source_tokenizer(self) -> Tokenizer:
-        return self.tokenizers.source
-
-    @property
-    def target_tokenizer(self) -> Tokenizer:
-        return self.tokenizers.target
 
 
 def prepare(

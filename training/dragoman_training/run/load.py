@@ -5,8 +5,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from dragoman_training.data.encode import Tokenizers
 from dragoman_training.data.pairs import Pair, read_pairs_file
 from dragoman_training.data.tokenizers import NEVER_GENERATED
@@ -46,14 +44,6 @@ class Run:
     model: Transformer
     unseen_source_tokens: list[int]
     provenance: dict[str, Any]
-
-    @property
-    def source_tokenizer(self) -> Tokenizer:
-        return self.tokenizers.source
-
-    @property
-    def target_tokenizer(self) -> Tokenizer:
-        return self.tokenizers.target
 
     def dev_pairs(self) -> list[Pair]:
         """Returns the pairs that were the dev set during training; empty if the recipe has no dev set.

@@ -124,7 +124,7 @@ def _check(recipe: Recipe, start: Run) -> None:
         _check_languages(recipe, start.tokenizers.rules)
         return
     for code in recipe.data.target_languages:
-        if start.source_tokenizer.token_to_id(language_token(code)) is None:
+        if start.tokenizers.source.token_to_id(language_token(code)) is None:
             raise TrainingError(f"--init-from {start.path}: it was not trained for the target_language {code} of data")
 
 

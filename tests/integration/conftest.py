@@ -1,14 +1,15 @@
-"""Fixtures: a scripted server for the clients, and the shipped model in fp32 for comparisons with other libraries."""
+"""Fixtures: a scripted server and clients of it, and the shipped model in fp32 for comparisons with other libraries."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dragoman import Client
 from dragoman.local import LocalServer
+from tests.support.blocking_client import QUICK, BlockingAsyncClient
 from tests.support.bundles import SHIPPED_FP32
 from tests.support.scripted_server import ScriptedServer
 
@@ -24,6 +25,26 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedServer]:
     with ScriptedServer() as server:
         monkeypatch.setenv("DRAGOMAN_ADDRESS", server.address)
         yield server
+
+
+@pytest.fixture(params=[Client, BlockingAsyncClient], ids=["sync", "async"])
+def connect(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
+    """Makes clients of an address, of each kind in turn, and closes them after the test."""
+    clients: list[Any] = []
+
+    def make(address: str, **arguments: Any) -> Any:
+        clients.append(request.param(address, **{"retry": QUICK, "timeout": 20.0} | arguments))
+        return clients[-1]
+
+    yield make
+    for each in clients:
+        each.close()
+
+
+@pytest.fixture
+def client(connect: Callable[..., Any], scripted: ScriptedServer) -> Any:
+    """A client of the scripted server, of each kind in turn."""
+    return connect(scripted.address)
 
 
 @pytest.fixture(scope="session")

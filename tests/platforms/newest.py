@@ -24,6 +24,7 @@ TESTS = (
     "tests/unit/test_api_tls.py",
     "tests/integration/test_client_calls.py",
     "tests/integration/test_client_command.py",
+    "tests/integration/test_client_many.py",
     "tests/integration/test_proxies.py",
     "tests/integration/test_server_connections.py",
     "tests/integration/test_server_drain.py",

@@ -4,11 +4,13 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dragoman import AsyncClient
+from dragoman import AsyncClient, RetryPolicy
+
+QUICK = RetryPolicy(attempts=4, initial_delay=0.01, max_delay=0.02)
 
 
 class BlockingStream:
-    """Wraps an AsyncGenerationStream for blocking tests."""
+    """An AsyncGenerationStream with blocking methods."""
 
     def __init__(self, stream: Any, wait: Callable[[Any], Any]) -> None:
         self._stream = stream
@@ -31,7 +33,7 @@ class BlockingStream:
 
 
 class BlockingAsyncClient:
-    """Wraps an AsyncClient with an event loop, so that result test covers both clients."""
+    """An AsyncClient with an event loop of its own."""
 
     def __init__(self, address: str, **arguments: Any) -> None:
         self._loop = asyncio.new_event_loop()

@@ -10,6 +10,7 @@ import grpc
 from dragoman.base import Many
 from dragoman.errors import ItemError, UnavailableError
 from dragoman.many import CLOSE_SECONDS, ManyCall
+from dragoman.many_wire import Wire
 from dragoman.pipeline import Job
 from dragoman.requests import Source
 from dragoman.results import Result
@@ -22,8 +23,13 @@ Event: TypeAlias = tuple[Job | ManyCall | None, Any]
 async def outcomes(sources: Iterable[Source] | AsyncIterable[Source], many: Many) -> AsyncIterator[Result | ItemError]:
     """Sends the sources and yields their outcomes in order. Raises as Client.generate_many."""
     events: asyncio.Queue[Event] = asyncio.Queue()
-    alone: dict[int, Any] = {}  # calls of single sources, by index
-    streams: dict[ManyCall, Stream] = {}
+
+    def send_alone(job: Job) -> Any:
+        call = many.source_sender(job).start()
+        call.add_done_callback(lambda done: events.put_nowait((job, done)))
+        return call
+
+    wire = Wire(many, send_alone, lambda call: _Stream(call, many, events))
     pipeline, exhausted = many.pipeline, False
     unread = aiter(sources if isinstance(sources, AsyncIterable) else _asynchronous(sources))
     reading: asyncio.Future[Source] | None = None
@@ -32,16 +38,7 @@ async def outcomes(sources: Iterable[Source] | AsyncIterable[Source], many: Many
             if not exhausted and reading is None and pipeline.has_room():
                 reading = asyncio.ensure_future(anext(unread))
                 reading.add_done_callback(lambda done: events.put_nowait((None, done)))
-            for job in pipeline.due():
-                if many.streams.needs_own_call(job):
-                    alone[job.index] = many.source_sender(job).start()
-                    alone[job.index].add_done_callback(lambda done, job=job: events.put_nowait((job, done)))
-                else:
-                    many.streams.add(job)
-            for call, messages in many.streams.messages():
-                if call not in streams:
-                    streams[call] = Stream(call, many, events)
-                streams[call].send(messages)
+            wire.send_due()
             while (outcome := pipeline.pop()) is not None:
                 yield outcome
             if pipeline.empty and exhausted:
@@ -56,26 +53,28 @@ async def outcomes(sources: Iterable[Source] | AsyncIterable[Source], many: Many
                     except StopAsyncIteration:
                         exhausted = True
                     continue
-                if isinstance(of, Job):
-                    del alone[of.index]
                 try:
-                    await _report(many, streams, of, event)
+                    wire.take(of, await _response(event) if isinstance(of, Job) else event)
                 except UnavailableError as failure:
                     raise await asyncio.to_thread(many.diagnose, failure) from failure.__cause__
             many.expire()
-        await _close(streams, events)
+        wire.end()
+        deadline = time.monotonic() + CLOSE_SECONDS
+        while wire.has_streams and (left := deadline - time.monotonic()) > 0:
+            for of, event in await _next(events, left):
+                if of is not None:
+                    wire.take(of, event)
     finally:
         if reading is not None:
             reading.cancel()
-        for each in (*alone.values(), *streams.values()):
-            each.cancel()
+        wire.cancel()
 
 
-class Stream:
-    """A GenerateMany call on the wire.
+class _Stream:
+    """See many_wire.Stream.
 
     Args:
-        events: Receives its messages, and its end.
+        events: Receives its responses, and its end.
     """
 
     def __init__(self, call: ManyCall, many: Many, events: asyncio.Queue[Event]) -> None:
@@ -84,19 +83,10 @@ class Stream:
         self._responses = many.call_sender(call, self._requests()).start()
         self._reading = asyncio.create_task(self._read())
 
-    def send(self, messages: Iterable[pb.GenerateManyRequest]) -> None:
-        """Sends messages, and the end of the requests if the call is closed."""
-        for message in messages:
-            self._unsent.put_nowait(message)
-        if self._call.closed:
-            self.close()
-
-    def close(self) -> None:
-        """Ends the requests."""
-        self._unsent.put_nowait(None)
+    def send(self, message: pb.GenerateManyRequest | None) -> None:
+        self._unsent.put_nowait(message)
 
     def cancel(self) -> None:
-        """Ends the call; the server stops generating."""
         self._responses.cancel()
         self._reading.cancel()
 
@@ -125,30 +115,12 @@ async def _next(events: asyncio.Queue[Event], seconds: float | None) -> list[Eve
     return found
 
 
-async def _report(many: Many, streams: dict[ManyCall, Stream], of: Job | ManyCall, event: Any) -> None:
-    if isinstance(of, Job):
-        try:
-            response = await event
-        except grpc.RpcError as error:
-            many.failed_alone(of, error)
-        else:
-            many.sent_alone(of, response)
-    elif isinstance(event, pb.GenerateManyResponse):
-        many.answered(of, event)
-    else:
-        streams.pop(of).close()
-        many.ended(of, event)
-
-
-async def _close(streams: dict[ManyCall, Stream], events: asyncio.Queue[Event]) -> None:
-    """Ends calls that have nothing left to do in a way that the server does not take for a lost client."""
-    for stream in streams.values():
-        stream.close()
-    deadline = time.monotonic() + CLOSE_SECONDS
-    while streams and (left := deadline - time.monotonic()) > 0:
-        for of, event in await _next(events, left):
-            if isinstance(of, ManyCall) and not isinstance(event, pb.GenerateManyResponse):
-                streams.pop(of, None)
+async def _response(call: Any) -> Any:
+    """Returns the response of a finished call, or its error."""
+    try:
+        return await call
+    except grpc.RpcError as error:
+        return error
 
 
 async def _asynchronous(sources: Iterable[Source]) -> AsyncIterator[Source]:

@@ -4,7 +4,10 @@
 SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
+# Stamps of what is installed: the server; all but Ray and pyarrow; everything. Each includes the ones before it.
+SERVES := $(VENV)/.serves
 INSTALLED := $(VENV)/.installed
+TESTS := $(VENV)/.tests
 ARGS ?=
 
 # The first Python on the path that is recent enough; override with `make PYTHON=/some/python3.12 setup`.
@@ -12,27 +15,40 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test demo bench bench-servers soak platforms lint types format protos chart dashboards clean
+.PHONY: help setup setup-tests test demo bench bench-servers soak platforms lint types format protos chart dashboards clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(INSTALLED) ## create .venv with all dependencies
+setup: $(INSTALLED) ## create .venv with all dependencies but Ray and pyarrow, which only some tests need
 
+setup-tests: $(TESTS) ## create .venv with all dependencies
+
+# $(call install,EXTRAS,STAMPS,MESSAGE)
 # Python compiles what a program imports. To compile all of PyTorch beforehand takes as long as to install it.
-$(INSTALLED): pyproject.toml constraints.txt
+define install
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 		echo 'Dragoman needs Python 3.11 or newer. Specify one: make PYTHON=/path/to/python3.12 setup' >&2; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
-	@echo 'Installing into $(VENV); the first time, this downloads PyTorch and takes a few minutes.'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[dev]'
-	@touch $@
+	@echo 'Installing into $(VENV); the first time, this $(3).'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[$(1)]'
+	@touch $(2)
+endef
+
+$(SERVES): pyproject.toml constraints.txt
+	$(call install,server,$(SERVES),takes a minute)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(call install,dev,$(SERVES) $(INSTALLED),downloads PyTorch and takes a few minutes)
+
+$(TESTS): pyproject.toml constraints.txt
+	$(call install,test,$(SERVES) $(INSTALLED) $(TESTS),downloads PyTorch and takes a few minutes)
 
 # Two processes, each with whole files in the order of tests/conftest.py: most tests wait more than they compute.
-test: setup ## run all tests
+test: setup-tests ## run all tests
 	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-demo: setup ## serve the shipped model, send requests, show answers and metrics
+demo: $(SERVES) ## serve the shipped model, send requests, show answers and metrics
 	@$(BIN)/python -m dragoman.demo $(ARGS)
 
 bench: setup ## compare the server with its bare step loop, CTranslate2 and transformers: a quarter of an hour

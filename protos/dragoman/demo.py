@@ -123,7 +123,8 @@ def show_metrics(server: LocalServer, console: Console) -> None:
 NEXT = """\
 [bold].venv/bin/dragoman-serve[/]          serve; --help lists the options
 [bold].venv/bin/dragoman generate TEXT[/]  send a request; --help lists the other commands
-[bold].venv/bin/dragoman-train tiny[/]     train a small model in seconds
+[bold]make setup[/]                        install what training and export need: PyTorch, and more
+[bold].venv/bin/dragoman-train tiny[/]     then train a small model, in seconds
 [bold]docs/quickstart.md[/]                the same step by step, with real data and from Python"""
 
 

@@ -20,7 +20,7 @@ def generate(output: Path) -> None:
     """Writes the stubs of every .proto file under `output`.
 
     Raises:
-        RuntimeError: the compiler failed; it has printed why on standard error.
+        RuntimeError: The compiler failed; it has printed why on standard error.
     """
     well_known = Path(protoc.__file__).parent / "_proto"  # google/protobuf/*.proto
     common = importlib.util.find_spec("google.rpc")  # google/rpc/*.proto, of googleapis-common-protos

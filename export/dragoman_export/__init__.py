@@ -2,8 +2,8 @@
 
 From the command down: `export` exports or checks, `build` builds a bundle, `precision` quantizes it, `checks` compares
 it with the model and measures its quality, `bundle` writes its files, `graphs` holds the modules that are exported.
-`run_data` reads runs and `imports` published models (`huggingface`), both as an `Original`. `ctranslate2` reads
-models of CTranslate2; no command uses it yet.
+`run_data` reads runs and `imports` published models, in the formats of `huggingface`, `ctranslate2` and `marian`, both
+as an `Original`. `to_run` is the way back, from a bundle or a published model to a run.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The calls of one generate_many on the wire: what both clients share beside their ways of waiting."""
+"""The calls of one generate_many on the wire. Both clients share this; they differ in how they wait."""
 
 from collections.abc import Callable
 from typing import Any, Protocol

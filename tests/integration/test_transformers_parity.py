@@ -125,7 +125,7 @@ EDITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("ours", "theirs"), EDITS.values(), ids=EDITS)
-def test_forbidden_tokens_are_renormalised_there_only_on_request(
+def test_forbidden_tokens_are_renormalized_there_only_on_request(
     shipped: Shipped, shipped_client: Client, ours: dict[str, Any], theirs: dict[str, Any]
 ) -> None:
     assert compare(shipped, shipped_client, ours, theirs | {"renormalize_logits": True}) == []

@@ -206,7 +206,7 @@ class BeamReference:
         worst = sorted((h.score for h in finished), reverse=True)[count - 1]
         lengths = range(generated + 1, self.options.max_new_tokens + 1)
         bounds = [
-            max(normalised(h.total, length, self.beam) for length in lengths)
+            max(normalized(h.total, length, self.beam) for length in lengths)
             + (self._coverage(h) if self.beam.coverage_penalty < 0 else 0)  # otherwise it may rise to 0
             for h in running
         ]
@@ -221,7 +221,7 @@ class BeamReference:
         worst = sorted((h.score for h in group.finished), reverse=True)[self.size - 1]
         longest = self.beam.stopping is Stopping.MAX_LENGTH and self.beam.length_penalty > 0
         best = max(h.total for h in group.running)
-        assumed = normalised(best, self.options.max_new_tokens if longest else generated, self.beam)
+        assumed = normalized(best, self.options.max_new_tokens if longest else generated, self.beam)
         _compare(self.margins, worst, assumed)
         return assumed <= worst
 
@@ -255,14 +255,14 @@ class BeamReference:
             ids=h.ids,
             log_probabilities=h.log_probabilities,
             reason=reason,
-            score=normalised(h.total, len(h.log_probabilities), self.beam) + self._coverage(h),
+            score=normalized(h.total, len(h.log_probabilities), self.beam) + self._coverage(h),
             prefix=len(forced(self.constraints)),
             alternatives=h.alternatives if self.options.top_tokens else [],
             characters=characters,
         )
 
 
-def normalised(total: float, length: int, beam: BeamOptions) -> float:
+def normalized(total: float, length: int, beam: BeamOptions) -> float:
     """Returns the score of a sum of log-probabilities of `length` generated tokens, without coverage."""
     if beam.length_normalization is LengthNormalization.NONE or length == 0:
         return total

@@ -15,7 +15,7 @@ class Candidates(NamedTuple):
     probabilities: Vector
 
     def keep(self, ranks: list[int]) -> "Candidates":
-        """Returns the tokens of these ranks, renormalised."""
+        """Returns the tokens of these ranks, renormalized."""
         kept = sorted(ranks)
         rest = self.probabilities[kept]
         return Candidates([self.ids[i] for i in kept], rest / rest.sum())

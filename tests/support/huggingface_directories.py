@@ -70,7 +70,7 @@ MODEL_TYPES = {
 
 @cache
 def lines() -> tuple[str, ...]:
-    """Sentences of an invented language in three scripts, always the same."""
+    """Returns sentences of an invented language in three scripts, always the same."""
     draw = random.Random(5)
     syllables = ["".join(pair) for pair in itertools.product("bdfgklmnprstvz", "aeiouäöü")] + ["sch", "ß", "th", "qu"]
     letters = syllables * 8 + list("日本語漢字文書大小山川") * 20 + [a + b for a in "бдклмнрст" for b in "аеиоу"] * 4
@@ -85,7 +85,7 @@ def lines() -> tuple[str, ...]:
 
 @cache
 def train(kind: str, size: int = SIZE, **options: Any) -> bytes:
-    """A SentencePiece model, serialized."""
+    """Trains a SentencePiece model, and returns it serialized."""
     written = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines()),
@@ -101,7 +101,7 @@ def train(kind: str, size: int = SIZE, **options: Any) -> bytes:
 
 
 def pieces(model: bytes) -> list[str]:
-    """Of a SentencePiece model, but for special tokens, by id."""
+    """Returns the pieces of a SentencePiece model by id, without special tokens."""
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     return [
         piece
@@ -201,7 +201,7 @@ ALPHABETS = (
 
 
 def fuzzed_texts(count: int, seed: int) -> list[str]:
-    """A third plain lines, a third random characters, a third lines with some of these in them."""
+    """Returns texts: a third plain lines, a third random characters, a third lines with some of these in them."""
     draw = random.Random(seed)
     texts = []
     for index in range(count):

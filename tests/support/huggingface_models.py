@@ -72,7 +72,7 @@ def write_model(
     filled: bool = True,
     varied: int | None = None,
 ) -> Path:
-    """Writes a random model and its tokenizer to folder / layout, with hardly a generation setting but token ids.
+    """Writes a random model and its tokenizer to folder / layout, with hardly any generation settings except token ids.
 
     Parameters are spread wide enough that mistakes show.
 

@@ -13,7 +13,7 @@ from tests.support.huggingface_directories import SIZE, pieces, train
 
 Arrays = dict[str, NDArray[Any]]
 
-# As Marian writes them into a model, but for those of training.
+# Options as Marian writes them into a model, without those of training.
 OPTIONS: dict[str, Any] = {
     "type": "transformer",
     "dim-emb": 32,
@@ -69,7 +69,7 @@ def write_vocabularies(folder: Path, *, split: bool = False) -> tuple[int, int]:
 
 
 def random_arrays(options: dict[str, Any], vocabularies: tuple[int, int]) -> Arrays:
-    """The arrays of a random model, with values spread wide enough that mistakes show."""
+    """Returns the arrays of a random model, with values spread wide enough that mistakes show."""
     draw = np.random.default_rng(1)
     width, inner = options["dim-emb"], options["transformer-dim-ffn"]
     arrays: Arrays = {}
@@ -126,9 +126,9 @@ def write_npz(path: Path, options: dict[str, Any], arrays: Arrays) -> Path:
 
 @torch.no_grad()
 def by_transformers_rules(options: dict[str, Any], arrays: Arrays) -> MarianMTModel:
-    """The model that transformers' convert_marian_to_pytorch makes: the same layout, a zero row for the start token.
+    """Returns the model of transformers' convert_marian_to_pytorch: the same layout, a zero row for the start token.
 
-    What it gets wrong is put right: sinusoids and the epsilon of layer norms are Marian's.
+    Its errors are corrected: sinusoids and the epsilon of layer norms are Marian's.
     """
     width, tied = options["dim-emb"], options["tied-embeddings-all"] or options["tied-embeddings-src"]
     tables = [arrays["Wemb"]] * 2 if tied else [arrays["encoder_Wemb"], arrays["decoder_Wemb"]]

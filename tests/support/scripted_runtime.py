@@ -21,7 +21,7 @@ class ScriptedRuntime:
         scripts: The models.
         vocabulary: Their vocabulary size.
         rows: Cache rows.
-        longest: Most tokens of a target.
+        longest: Maximum number of tokens of a target.
     """
 
     def __init__(self, scripts: Sequence[Script], vocabulary: int, rows: int, longest: int) -> None:

@@ -73,8 +73,8 @@ def log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
         return logits
     shifted: NDArray[np.float64] = logits - best
     with np.errstate(divide="ignore"):
-        normalised: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
-    return normalised
+        normalized: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
+    return normalized
 
 
 def edited_logits(probabilities: ArrayLike, request: StepRequest) -> NDArray[np.float64]:

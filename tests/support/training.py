@@ -31,7 +31,7 @@ SMALL = [
 
 
 def small_recipe(*overrides: str) -> Recipe:
-    """A recipe of twelve steps, which take about a second."""
+    """Returns a recipe of twelve steps, which take about a second."""
     return load_recipe(TINY, [*SMALL, *overrides])
 
 
@@ -51,18 +51,18 @@ def run_training(
 
 
 def same_weights(one: Path, two: Path) -> bool:
-    """Whether two files of `save_state` hold the same model, bit for bit."""
+    """Returns whether two files of `save_state` hold the same model, bit for bit."""
     first, second = load_state(one)["model"], load_state(two)["model"]
     return bool(first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first))
 
 
 def silent_bar(recipe: Recipe) -> ProgressBar:
-    """A progress bar that nobody sees."""
+    """Returns a progress bar that nobody sees."""
     return ProgressBar(recipe.training.steps, Console(quiet=True))
 
 
 def make_trainer(recipe: Recipe, run: Path) -> Trainer:
-    """A trainer at step 0; close its `metrics_log` when done."""
+    """Returns a trainer at step 0; close its `metrics_log` when done."""
     run.mkdir(exist_ok=True)
     data = prepare(recipe, run, lambda line: None)
     return Trainer(recipe, run, data, torch.device("cpu"), threading.Event(), silent_bar(recipe))

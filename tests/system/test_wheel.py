@@ -35,7 +35,7 @@ def run_installed(installed: Path, code: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, cwd=installed).stdout.strip()
 
 
-def test_wheel_contains_packages_data_and_licences(wheel: Path) -> None:
+def test_wheel_contains_packages_data_and_licenses(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     packages = ("dragoman_training", "dragoman_export", "dragoman_server", "dragoman")
     expected = {f"{package}/{name}" for package in packages for name in ("__init__.py", "py.typed")}

@@ -166,7 +166,7 @@ def test_an_item_of_a_batch_is_refused_alone() -> None:
 
 
 def test_tokenizing_needs_no_language_that_is_not_in_the_source() -> None:
-    """Of NLLB the target language is in the target alone. Fields of TokenizeRequest have no input before them."""
+    """With NLLB, only the target has the target language. Field names of TokenizeRequest lack "input."."""
     found = asyncio.run(encoder(NLLB).tokenize("ab", pb.Input(text="ab", source_language="de")))
     assert found == [DE, A, B, END]
     with pytest.raises(ApiError, match=r"^target_language is missing"):

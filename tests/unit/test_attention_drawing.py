@@ -116,7 +116,7 @@ def test_labels_stand_out_from_the_background(theme: Theme, palette: Palette) ->
 
 @pytest.mark.parametrize("palette", [LIGHT, DARK])
 def test_shades_are_steps_of_equal_lightness(palette: Palette) -> None:
-    def lightness(colour: str) -> float:  # of CIELAB, 0 to 100
+    def lightness(colour: str) -> float:  # CIELAB's L*, 0 to 100
         y = luminance(rgb(colour))
         return 116 * y ** (1 / 3) - 16 if y > 0.008856 else 903.3 * y
 

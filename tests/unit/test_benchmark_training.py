@@ -14,7 +14,7 @@ from tests.benchmark.training.work import base_work, drawn_lengths, pairs_of, sm
 
 @pytest.fixture(scope="module")
 def trainers() -> Iterator[list[Contender]]:
-    """Of the small work, made so small that a step takes milliseconds; without dropout."""
+    """The trainers on the small work, made so small that a step takes milliseconds, without dropout."""
     threads = torch.get_num_threads()
     shape = {"d_model": 16, "heads": 2, "d_ff": 32, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
     work = small_work("fp32")

@@ -57,7 +57,7 @@ def test_a_manifest_has_each_plain_list_on_one_line(exact: Bundle, tmp_path: Pat
     assert json.loads(document) == manifest.model_dump(mode="json")
 
 
-def test_references_are_normalised_as_answers_are(tmp_path: Path) -> None:
+def test_references_are_normalized_as_answers_are(tmp_path: Path) -> None:
     bundle = load_bundle(SHIPPED_G2P)
     targets = {"hello": "HH AH L OW", "cat": "K AE T", "dog": "D AO G"}
     spaced = [Pair(word.upper(), f"{phones.replace(' ', '  ')} ", tmp_path, 1) for word, phones in targets.items()]

@@ -56,7 +56,7 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @torch.no_grad()
 def converted(family: str, folder: Path, quantization: str | None = None) -> Path:
-    """A random model of a family as CTranslate2 has it."""
+    """A random model of a family as CTranslate2's converter writes it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tokenizer = AutoTokenizer.from_pretrained(write_directory(folder, family))
@@ -93,7 +93,7 @@ def tokens_of(directory: Path) -> list[str]:
 
 @torch.no_grad()
 def greedy(model: Transformer, source: list[int], begin: list[int], end: int) -> tuple[list[int], float]:
-    """The most probable token every time, and the sum of log-probabilities."""
+    """Returns the most probable token of every step, and the sum of their log-probabilities."""
     ids, score = begin, 0.0
     for _ in range(LENGTH):
         logits = model(torch.tensor([source]), torch.tensor([ids]))[0, -1]

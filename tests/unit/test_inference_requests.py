@@ -54,7 +54,7 @@ def test_messages_are_defined_as_in_tritonclient() -> None:
     assert theirs.keys() <= ours.keys()
     for name, message in theirs.items():
         assert shape(ours[name]) == shape(message), name
-    # Of the configuration we define a part.
+    # We define only a part of the configuration.
     configuration = with_nested(model_config_pb2.DESCRIPTOR)
     own = ours.keys() - theirs.keys()
     assert {"inference.ModelConfig", "inference.ModelInput", "inference.ModelOutput"} <= own

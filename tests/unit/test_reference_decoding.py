@@ -17,7 +17,7 @@ from dragoman_server.core.search_options import (
     SearchOptions,
     Stopping,
 )
-from tests.reference.beam import normalised
+from tests.reference.beam import normalized
 from tests.reference.decoding import Decoded, decode
 from tests.reference.model import Forward, Matrix
 from tests.reference.sampling import RandomStream, draw, truncated
@@ -65,9 +65,9 @@ def run(model: Forward, max_new_tokens: int, **more: Any) -> Decoded:
 
 
 def test_length_normalization() -> None:
-    assert normalised(-6.0, 4, BeamOptions(1, LengthNormalization.LENGTH, 2.0)) == -6 / 16
-    assert normalised(-6.0, 7, BeamOptions(1, LengthNormalization.GNMT, 2.0)) == -6 / 4
-    assert normalised(-6.0, 7, BeamOptions(1, LengthNormalization.NONE, 2.0)) == -6
+    assert normalized(-6.0, 4, BeamOptions(1, LengthNormalization.LENGTH, 2.0)) == -6 / 16
+    assert normalized(-6.0, 7, BeamOptions(1, LengthNormalization.GNMT, 2.0)) == -6 / 4
+    assert normalized(-6.0, 7, BeamOptions(1, LengthNormalization.NONE, 2.0)) == -6
 
 
 SHORT_FIRST = script(
@@ -117,7 +117,7 @@ def test_length_limits_are_exact() -> None:
             assert len(h.log_probabilities) == len(h.ids) - 2 + (h.reason is FinishReason.EOS)
 
 
-def test_constraints_change_the_distribution_before_it_is_normalised() -> None:
+def test_constraints_change_the_distribution_before_it_is_normalized() -> None:
     logits = np.array([0.5, 1.0, -2.0, 0.25])
 
     def probabilities(ids: list[int], **constraints: Any) -> Any:

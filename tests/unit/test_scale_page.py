@@ -147,7 +147,7 @@ def test_numbers_of_training_are_those_of_its_plan() -> None:
 
 
 def test_requests_of_the_benchmark_are_those_that_are_simulated() -> None:
-    """In its source: to import it takes all that it measures."""
+    """Read from its source: importing it would import everything that it measures."""
     source = (ROOT / "tests" / "benchmark" / "cli.py").read_text(encoding="utf-8")
     (sizes,) = re.findall(r"BASE_SOURCE_TOKENS, BASE_TARGET_TOKENS = \d+, (\d+), (\d+)$", source, re.MULTILINE)
     assert [tuple(map(int, sizes))] == FIXED

@@ -209,7 +209,7 @@ OPTIONS = {
         ("2 * beam_size candidates, no stop", BOTH_STOP, "ab- cb-", [0.175 ** (1 / 27)] * 2, 3, [1, 2, 2], (1, 2, 0)),
         ("groups", table(THREE_TOKENS, otherwise={END: 1.0}), "a- b-", [0.5, 0.3], 2, [1, 2], (1, 2, 0)),
         ("a group that is over", GROUP_ENDS, "a- bb-", [0.6, 0.12], 3, [1, 2, 1], (1, 2, 0)),
-        # Nothing runs on, so nothing is penalised.
+        # Nothing runs on, so nothing is penalized.
         ("groups at the limit", table(THREE_TOKENS), "a", [0.5], 1, [1], (0, 0, 3)),
         (
             "no continuation",
@@ -227,7 +227,7 @@ def test_beam_search(
     rows: list[int],
     first_event: tuple[int, int, int],
 ) -> None:
-    """The mark behind a hypothesis is its reason: - end token, ! stop sequence, ? dead end, none for the limit."""
+    """The mark after a hypothesis is why it ended: - end token, ! stop sequence, ? dead end, none for the limit."""
     played = decode(script, OPTIONS[name])
     marks = {EOS: "-", STOP: "!", DEAD_END: "?", CUT: ""}
     texts = ["".join(" -abc"[token] for token in ids) + marks[reason] for ids, reason in played.endings()]

@@ -14,7 +14,7 @@ from dragoman_server.core.search_options import BeamOptions, Constraints, Length
 from dragoman_server.decoding.beam import BeamSearch
 from dragoman_server.decoding.beam_plan import BeamPlan
 from dragoman_server.decoding.token_rules import TokenRules
-from tests.reference.beam import BeamReference, normalised
+from tests.reference.beam import BeamReference, normalized
 from tests.reference.step import Margins, Vector, distribution, ranked
 from tests.support.scripted_search import Run, run
 
@@ -84,7 +84,7 @@ def everything(
         if token != END and len(grown) < options.max_new_tokens:
             yield from everything(model, options, grown, longer, covered)
             continue
-        score = normalised(sum(longer), len(longer), beam)
+        score = normalized(sum(longer), len(longer), beam)
         score += beam.coverage_penalty * float(np.log(np.minimum(covered, 1.0)).sum())
         reason = FinishReason.EOS if token == END else FinishReason.LENGTH
         yield HypothesisResult(list(grown), list(longer), reason, score)

@@ -22,7 +22,7 @@ def forbidden(edits: LogitEdits | None) -> set[int]:
     return {token for token, offset in zip(edits.ids, edits.offsets, strict=True) if offset == -math.inf}
 
 
-def penalised(edits: LogitEdits | None) -> dict[int, float]:
+def penalized(edits: LogitEdits | None) -> dict[int, float]:
     if edits is None:
         return {}
     return {token: penalty for token, penalty in zip(edits.ids, edits.penalties, strict=True) if penalty != 1.0}
@@ -76,7 +76,7 @@ def test_n_grams_of_the_source_do_not_occur(size: int, ids: list[int], expected:
 def test_rules_on_repetition_see_the_history() -> None:
     rules = TokenRules(Constraints(no_repeat_ngram_size=2, repetition_penalty=1.5), END, Conventions(history=(9,)))
     assert forbidden(rules.edits([4, 5, 9])) == {4}
-    assert penalised(rules.edits([4])) == {9: 1.5, 4: 1.5}
+    assert penalized(rules.edits([4])) == {9: 1.5, 4: 1.5}
 
 
 def test_tokens_that_cannot_come_first_follow_the_forced_one() -> None:
@@ -131,7 +131,7 @@ def test_suppressed_sequences_are_never_completed(ids: list[int], sequences: lis
 @given(ids=IDS)
 def test_the_repetition_penalty_applies_once_to_each_token_of_the_hypothesis(ids: list[int]) -> None:
     rules = TokenRules(Constraints(repetition_penalty=1.5), END)
-    assert penalised(rules.edits(ids)) == dict.fromkeys(ids, 1.5)
+    assert penalized(rules.edits(ids)) == dict.fromkeys(ids, 1.5)
 
 
 @settings(deadline=None)
@@ -146,7 +146,7 @@ def test_constraints_combine(ids: list[int], data: st.DataObject) -> None:
     alone = [TokenRules(Constraints(**{kind: value}), END).edits(ids) for kind, value in kinds.items()]  # type: ignore[arg-type]
     together = TokenRules(Constraints(**kinds, repetition_penalty=1.5), END).edits(ids)  # type: ignore[arg-type]
     assert forbidden(together) == set().union(*map(forbidden, alone))
-    assert set(penalised(together)) == set(ids) - forbidden(together)
+    assert set(penalized(together)) == set(ids) - forbidden(together)
     assert together is None or len(set(together.ids)) == len(together.ids)
 
 

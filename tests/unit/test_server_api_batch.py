@@ -173,7 +173,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 async def turns_of_others(work: Any) -> tuple[Any, float, float]:
-    """The work's result, its processor seconds in all, and the most of them between two turns of another task."""
+    """Returns the work's result, its processor seconds in all, and the most between two turns of another task."""
     turns = [0.0]
 
     async def take_turns() -> None:

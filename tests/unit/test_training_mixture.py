@@ -14,7 +14,7 @@ from tests.support.training import SMALL, TINY, run_training, small_recipe
 
 
 def mixture(*entries: str, counts: list[int], temperature: float = 1) -> Mixture:
-    """A mixture of files written as weight, or as language:weight."""
+    """Returns a mixture of files written as weight, or as language:weight."""
     files = []
     for i, entry in enumerate(entries):
         language, _, weight = entry.rpartition(":")

@@ -40,7 +40,7 @@ def build(**changes: Any) -> Transformer:
 
 
 def assert_learns(model: Transformer) -> None:
-    """Every parameter gets a gradient, and the loss of copying one batch falls."""
+    """Asserts that every parameter gets a gradient, and that the loss of copying one batch falls."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     source = torch.randint(4, VOCABULARY, (6, 5))
     target = torch.cat([torch.full((6, 1), 2), source[:, :-1]], 1)

@@ -41,7 +41,7 @@ lengths = st.integers(1, 30)
 def batches_of(
     pairs: Sequence[EncodedPair], budget: int, seed: int = 1, epoch: int = 0, block: int = 0
 ) -> list[NDArray[np.int64]]:
-    """The batches of a block, as indices into its pairs."""
+    """Returns the batches of a block, as indices into its pairs."""
     return [planned.indices for planned in BatchSampler(PairList(pairs), budget, seed).block(epoch, block)]
 
 
@@ -216,7 +216,7 @@ def test_warmup_is_linear_to_the_peak(schedule: str) -> None:
 
 def test_schedules_follow_their_formulas() -> None:
     cosine = rates("cosine")
-    assert cosine[54] == pytest.approx(0.25)  # half-way from step 10 to 100
+    assert cosine[54] == pytest.approx(0.25)  # halfway from step 10 to 100
     assert cosine[99] == pytest.approx(0, abs=1e-12)
     assert rates("inverse_square_root")[39] == pytest.approx(0.25)  # four times the warm-up, half the rate
     assert rates("inverse_square_root", warmup_steps=0)[3] == pytest.approx(0.25)

@@ -1,4 +1,4 @@
-"""The archive of Tatoeba's sentences: its forms, its split, and the made sentences with numbers."""
+"""The archive of Tatoeba's sentences: its forms, its split, and the generated sentences with numbers."""
 
 import gzip
 import re

@@ -200,7 +200,7 @@ odd_text = st.text(
 
 @pytest.mark.parametrize("lowercase", [False, True])
 @pytest.mark.parametrize("invisible", ["drop", "keep"])
-def test_normalisation_is_idempotent(lowercase: bool, invisible: str) -> None:
+def test_normalization_is_idempotent(lowercase: bool, invisible: str) -> None:
     """Targets are normalized twice: before the model learns them and when answers are compared with them."""
     normalizer = build_normalizer(config("characters", lowercase=lowercase, invisible=invisible))
 

@@ -19,7 +19,7 @@ def made_before(bundle: Path, imported: ImportOptions, precision: Precision, *, 
         overwrite: Whether another bundle in its place may be replaced.
 
     Raises:
-        ExportError: There is another bundle in its place, or something that is none.
+        ExportError: There is another bundle in its place, or something that is not a bundle.
     """
     if not bundle.exists():
         return False

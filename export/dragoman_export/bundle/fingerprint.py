@@ -32,7 +32,7 @@ def fingerprint(imported: ImportOptions) -> str:
 
 
 def _files(path: Path) -> Iterator[Path]:
-    """Yields a file, or the files of a directory that are not hidden and no notes, in order of their names."""
+    """Yields a file, or the files of a directory that are neither hidden nor notes, in order of their names."""
     if not path.is_dir():
         yield path
         return

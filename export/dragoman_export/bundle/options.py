@@ -65,7 +65,7 @@ class ImportOptions:
         tokenizer: Directory or files of the tokenizer, if the model has none.
         revision: Branch, tag or commit of a model on the hub.
         ignore: Generation settings to ignore although they would change tokens.
-        sources: File of texts to compare answers on, one a line; None for the ones in this package.
+        sources: File of texts to compare answers on, one per line; None for the ones in this package.
     """
 
     program: Program

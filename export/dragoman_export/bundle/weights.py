@@ -30,7 +30,7 @@ Array = NDArray[np.float32]
 INTEGERS, ROW_SCALES = ".int8", ".scale.column"  # suffixes of the names of a quantized table's parts
 
 
-# Values of the architecture that the folding of exports is undone for.
+# Architectures whose folding can be undone: the supported values of these keys.
 _READABLE: dict[str, tuple[Any, ...]] = {
     "bias": (True,),
     "scaled_attention": (True,),

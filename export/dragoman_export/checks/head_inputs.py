@@ -62,7 +62,7 @@ def check_head_inputs(runtime: Runtime, expected: ExpectedHead) -> dict[str, flo
     """Runs a few steps of rows that differ in edits, temperature, shortlist and attention.
 
     Returns:
-        the largest differences, as in `ExpectedHead.rounding`.
+        The largest differences, as in `ExpectedHead.rounding`.
     """
     sources, targets, logits, attention = expected.sources, expected.targets, expected.logits, expected.attention
     rng = np.random.default_rng(5)

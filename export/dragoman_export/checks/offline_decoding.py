@@ -106,7 +106,7 @@ def encode_sources(bundle: Bundle, texts: Sequence[str]) -> list[list[int]]:
 
 
 def encode_targets(bundle: Bundle, texts: Sequence[str]) -> list[list[int]]:
-    """Returns the target ids of texts; those of an imported model without any around them."""
+    """Returns the target ids of texts; for an imported model, without the ids that frame a target."""
     if bundle.manifest.text is None:
         return [encoding.ids for encoding in bundle.target_tokenizer.encode_batch(list(texts))]
     return Segmenter(bundle.target_tokenizer, bundle.target_pieces, bundle.manifest.tokens.unknown).ids(texts)

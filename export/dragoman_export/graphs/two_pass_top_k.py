@@ -56,7 +56,7 @@ def block_width(vocabulary: int) -> int | None:
 
 
 def padded_vocabulary(vocabulary: int) -> int:
-    """Returns the vocabulary with as many tokens more as it takes to divide into blocks."""
+    """Returns the vocabulary size, increased until it divides into blocks."""
     if vocabulary < SMALLEST or block_width(vocabulary):
         return vocabulary
     width = 1 << round(math.log2(vocabulary) / 2)

@@ -76,7 +76,7 @@ def check_end(place: str, text: ImportedText, end: int) -> None:
     """Refuses a tokenizer whose end token is not that of the model.
 
     Raises:
-        ExportError: It is another one.
+        ExportError: The end tokens differ.
     """
     if text.end not in (None, end):
         raise ExportError(

@@ -34,7 +34,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """Reads a JSON file.
 
     Raises:
-        ExportError: The file cannot be read, or is no JSON object.
+        ExportError: The file cannot be read, or is not a JSON object.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))

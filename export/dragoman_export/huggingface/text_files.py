@@ -19,7 +19,7 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
     """Reads tokenizer_config.json, which may be missing.
 
     Raises:
-        ExportError: It is no JSON object, or names no class.
+        ExportError: It is not a JSON object, or names no class.
     """
     path = folder / CONFIG
     document = read_object(path) if path.exists() else {}

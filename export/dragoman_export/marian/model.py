@@ -71,7 +71,7 @@ def read_marian(path: Path) -> MarianModel:
     """Reads a model, in 32-bit floats.
 
     Raises:
-        ExportError: The file is missing, damaged or no .npz, or the architecture is not supported.
+        ExportError: The file is missing, damaged or not a .npz, or the architecture is not supported.
     """
     weights = _Weights(path)
     options = weights.options()

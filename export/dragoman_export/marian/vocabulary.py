@@ -62,7 +62,7 @@ def enumerate_pieces(path: Path) -> list[tuple[str, int]]:
 
 
 def _read_yaml(path: Path) -> dict[str, int]:
-    """Reads a map of tokens to ids, one a line.
+    """Reads a map of tokens to ids, one per line.
 
     A parser of all of YAML would give some tokens a meaning: "<<", "no", line separators within a line.
     """

@@ -1,2 +1,2 @@
-"""Makes runs of models that exist, for `dragoman-train --init-from`: of bundles, the way back of an export, and of
+"""Makes runs from existing models, for `dragoman-train --init-from`: from bundles, which undoes an export, and from
 published models."""

@@ -1,4 +1,4 @@
-"""Makes a training run of a bundle, to train on from its weights: the way back of an export."""
+"""Makes a training run from a bundle, to continue training from its weights: undoes an export."""
 
 import shutil
 from collections.abc import Callable
@@ -18,12 +18,12 @@ from dragoman_training.files import SOURCE_TOKENIZER, TARGET_TOKENIZER
 from dragoman_training.recipe import Recipe
 
 READABLE = ("fp32", "int8")  # precisions whose weights can be read back
-# Sections of the recipe that describe the model; the rest is what a new run has of its own.
+# Sections of the recipe that describe the model; a new run has its own values for the rest.
 _KEPT = ("seed", "tokenizers", "model", "training")
 
 
 def run_of_bundle(bundle: Path, run: Path, say: Callable[[str], None]) -> None:
-    """Writes a finished run with model, tokenizers and recipe of a bundle that was exported from a run.
+    """Writes a finished run with the model, tokenizers and recipe of a bundle that was exported from a run.
 
     Weights of an int8 bundle are those that it computes with. The data of the run is not in a bundle.
 
@@ -33,7 +33,7 @@ def run_of_bundle(bundle: Path, run: Path, say: Callable[[str], None]) -> None:
         say: Prints a line for the user.
 
     Raises:
-        ExportError: The bundle cannot be read, is not made from a run, or has weights that cannot be read back; or
+        ExportError: The bundle cannot be read, was not exported from a run, or has weights that cannot be read back; or
             the directory exists.
     """
     check_place(run)
@@ -78,7 +78,7 @@ def _recipe(bundle: Bundle) -> Recipe:
     document: dict[str, Any] = manifest.training["recipe"]
     files = [{"source": f[0], "target": f[1]} if isinstance(f, list) else f for f in document["data"]["train"]]
     kept = {key: document[key] for key in _KEPT if key in document}
-    # Neither was there a dev set for the run to come, nor do its averages matter.
+    # A run without dev must not ask for what is measured on it; averages mean nothing here.
     kept["training"] = {**kept["training"], "patience": None, "average_best": 0, "average_last": 1}
     try:
         return Recipe.model_validate({**kept, "data": {"train": files}})

@@ -1,4 +1,4 @@
-"""Makes a training run of a published model: with its own vocabulary, special tokens, languages and settings."""
+"""Makes a training run from a published model: with its own vocabulary, special tokens, languages and settings."""
 
 import shutil
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def run_of_import(options: ImportOptions, run: Path, say: Callable[[str], None])
     shared = config.share_embeddings in ("inputs", "all")
     recipe = Recipe.model_validate(
         {
-            "data": {"train": ["imported"]},  # only to be valid: there is no such data
+            "data": {"train": ["imported"]},  # only to make the recipe valid: there is no such data
             "tokenizers": {"joint": shared, "source": {"kind": "imported"}},
             "model": config.model_dump(),
             "training": {"steps": 1, "batch_tokens": 1, "learning_rate": 1e-4},

@@ -37,7 +37,7 @@ class Backend(Protocol):
         """Yields the answers to the sources of each window, in order. Reads windows ahead to keep busy.
 
         Raises:
-            BulkError: The work can't go on.
+            BulkError: The work can't continue.
             StoppedError: The work should stop.
             DragomanError: No server answers, or the servers refuse all sources.
         """
@@ -63,11 +63,11 @@ def dead_end(tokens: int) -> str:
 
 
 def longest_first(lengths: Sequence[int]) -> list[int]:
-    """Returns the indices of lengths, that of the longest first."""
+    """Returns the indices of the lengths, longest first."""
     return sorted(range(len(lengths)), key=lambda index: -lengths[index])
 
 
 def in_order(items: Sequence[Item], order: Sequence[int]) -> list[Item]:
-    """Returns items in their places, of which `order` has the index of each."""
+    """Returns the items in their original order; `order` has the original index of each."""
     placed = dict(zip(order, items, strict=True))
     return [placed[index] for index in range(len(items))]

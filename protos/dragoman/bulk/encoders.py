@@ -19,8 +19,8 @@ Line = Callable[[Row, str | None, bool], bytes]
 def encoder(source: Input, output: FileFormat, answer_column: str) -> Encode:
     """Returns a function that writes the answers to rows, each row as one row.
 
-    An output in the format of its input has all that the input has, and the answers beside it. One in another format
-    has the sources and the answers; a text has only the answers. Rows without an answer have an empty one, or null.
+    An output in the format of its input keeps all that the input has, and adds the answers. One in another format
+    has the sources and the answers; a text has only the answers. Rows without an answer get an empty one, or null.
 
     Args:
         source: The input.
@@ -48,7 +48,7 @@ def encoder(source: Input, output: FileFormat, answer_column: str) -> Encode:
 
     if not output.gzipped:
         return encode
-    # Members one after the other are a gzip file. Without times in them, the same answers give the same bytes.
+    # Concatenated members are a gzip file. Without times in them, the same answers give the same bytes.
     return lambda rows, answers: gzip.compress(encode(rows, answers), GZIP_LEVEL, mtime=0)
 
 

@@ -2,7 +2,7 @@
 
 
 class BulkError(Exception):
-    """The work can't be done, or can't go on."""
+    """The work can't be done, or can't continue."""
 
 
 class StoppedError(Exception):

@@ -29,7 +29,7 @@ def read_shard(text: str) -> Shard:
     """Reads "I/N".
 
     Raises:
-        ValueError: It is no shard.
+        ValueError: It does not have this form.
     """
     match = re.fullmatch(r"(\d+)/(\d+)", text, re.ASCII)
     shard = Shard(int(match[1]), int(match[2])) if match else Shard(0, 0)
@@ -51,7 +51,7 @@ def find_work(
     """Returns the work that IN and OUT name, in the order of the files' names.
 
     Args:
-        source: A file, or a folder of files. What stands beside outputs does not count, nor do names that start with a
+        source: A file, or a folder of files. Files that belong to outputs do not count, nor do names that start with a
             dot or an underscore.
         out: File to write, or folder to write the answers to each file to, which is made.
         column, answer_column: See Input and FileWork.

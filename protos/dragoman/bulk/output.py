@@ -2,7 +2,7 @@
 
 Beside OUT stand OUT.journal and, until the end, OUT.partial and OUT.bad_lines.partial. The journal has a line of JSON
 for the configuration and one for each window that is saved, with the sizes of both files after it. What a kill leaves
-beyond those sizes is cut off when the work goes on. A format that can't grow is converted from OUT.partial at the end.
+beyond those sizes is cut off when the work continues. Formats that can't grow are made from OUT.partial at the end.
 """
 
 import fcntl
@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from dragoman.bulk.errors import BulkError
 
 JOURNAL_FORMAT = 1
-BAD_LINES = ".bad_lines.txt"  # behind the name of an output: its list of bad lines
+BAD_LINES = ".bad_lines.txt"  # suffix of an output's name: its list of bad lines
 JOURNAL, PARTIAL, BAD_PARTIAL, CONVERTED = ".journal", ".partial", ".bad_lines.partial", ".converted"
 BESIDE_OUTPUTS = (JOURNAL, PARTIAL, BAD_PARTIAL, CONVERTED, BAD_LINES)
 
@@ -36,7 +36,7 @@ class Output:
         state: The state of the last `commit`, empty at the start.
 
     Raises:
-        BulkError: Another process writes the output; or it was begun with another configuration, or is no output of
+        BulkError: Another process writes the output; or it was begun with another configuration, or is not an output of
             this program; or its files can't be written or were changed.
     """
 
@@ -73,7 +73,7 @@ class Output:
         Args:
             lines: Input lines that are done in all.
             output, bad: What to append to the output and to the list of bad lines.
-            state: JSON values to go on with.
+            state: JSON values to continue from.
 
         Raises:
             BulkError: The disk is full, or can't be written for another reason.
@@ -102,7 +102,7 @@ class Output:
         self.close()
 
     def close(self) -> None:
-        """Closes the files; the work can go on later. If nothing is saved yet, none of them stays."""
+        """Closes the files; the work can continue later. If nothing is saved yet, none of them stays."""
         if self._begun and not self.lines and not self.finished:
             for path in (self._journal_path, self._partial, self._bad_partial):
                 path.unlink(missing_ok=True)

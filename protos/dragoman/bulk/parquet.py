@@ -18,7 +18,7 @@ COMPRESSION = "zstd"
 
 
 def check_columns(path: Path, name: str, taken: str | None) -> None:
-    """Checks that a file has a column of texts, and none of the name that the answers get, if they get one.
+    """Checks that a file has a column of texts, and none with the name that the answers get, if they get one.
 
     Raises:
         BulkError: The columns do not fit; or pyarrow is not installed, or can't read the file.
@@ -48,7 +48,7 @@ def number_of_rows(path: Path) -> int:
 
 
 def parquet_rows(path: Path, name: str, start: int) -> Iterator[Row]:
-    """Yields the rows behind the first `start`.
+    """Yields the rows after the first `start`.
 
     Raises:
         BulkError: The file can't be read.
@@ -109,7 +109,7 @@ def _slices(rows: Sequence[Row]) -> "list[pa.RecordBatch]":
 
 
 def convert(streams: Path, output: Path) -> None:
-    """Writes Arrow streams that stand one after the other in a file as a Parquet file.
+    """Converts a file of concatenated Arrow streams to a Parquet file.
 
     Raises:
         OSError: A file can't be read or written.

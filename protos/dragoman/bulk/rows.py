@@ -82,7 +82,7 @@ class Input:
         return FileDigest(self.path, digest.sha256, number_of_rows(self.path))
 
     def rows(self, start: int = 0) -> Iterator[Row]:
-        """Yields every row behind the first `start`, bad ones too.
+        """Yields every row after the first `start`, bad ones too.
 
         Raises:
             BulkError: The file can't be read.

@@ -10,14 +10,14 @@ from dragoman.bulk.errors import StoppedError
 
 
 class Stop:
-    """Whether the work should stop. Calling it tells."""
+    """Whether the work should stop; call it to ask."""
 
     def __init__(self) -> None:
         self._wanted = self._raises = False
 
     @classmethod
     def on_signals(cls) -> Self:
-        """Returns one that the first SIGTERM or Ctrl-C sets; a second one ends the process as usual."""
+        """Returns a stop that the first SIGTERM or Ctrl-C requests; a second one ends the process as usual."""
         stop = cls()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop._handle)
@@ -27,14 +27,14 @@ class Stop:
         return self._wanted
 
     def want(self) -> None:
-        """Stops the work at its next look, or what `interrupting` lets end at once."""
+        """Requests the stop: work ends when it next asks, or at once inside `interrupting`."""
         self._wanted = True
         if self._raises:
             raise StoppedError
 
     @contextmanager
     def interrupting(self) -> Iterator[None]:
-        """Lets a signal end what the main thread waits for, and calls of libraries that swallow no exceptions.
+        """Lets a signal interrupt waits of the main thread, and calls into libraries that swallow no exceptions.
 
         Raises:
             StoppedError: The work should stop.

@@ -11,7 +11,7 @@ from typing import BinaryIO, TypeVar
 from dragoman.bulk.errors import BulkError, StoppedError
 
 BOM = b"\xef\xbb\xbf"
-MAX_LINE = 2**20  # bytes; more is no line of text, and could fill the memory
+MAX_LINE = 2**20  # bytes; more is not a line of text, and could fill the memory
 BLOCK = 2**20
 
 Value = TypeVar("Value")
@@ -27,7 +27,7 @@ class FileDigest:
 
 
 def never() -> bool:
-    """Returns that the work should not stop."""
+    """Says that the work should not stop, ever."""
     return False
 
 
@@ -35,7 +35,7 @@ def opened(path: Path) -> BinaryIO:
     """Opens a file to read its decompressed bytes.
 
     Raises:
-        BulkError: The file can't be read, or not twice.
+        BulkError: The file can't be read, or can be read only once.
     """
 
     def open_() -> BinaryIO:
@@ -47,7 +47,7 @@ def opened(path: Path) -> BinaryIO:
 
 
 def guarded(path: Path, read: Callable[[], Value]) -> Value:
-    """Returns what a function reads of a file.
+    """Returns what a function reads from a file.
 
     Raises:
         BulkError: It can't be read.

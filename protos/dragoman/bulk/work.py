@@ -94,7 +94,7 @@ class FileWork:
         return not finished
 
     def open(self, configuration: Mapping[str, Any], restart: bool) -> None:
-        """Opens the output, to go on where it is.
+        """Opens the output, to continue where it ends.
 
         Args:
             configuration: What the output depends on beside the input and its format.
@@ -155,7 +155,7 @@ class FileWork:
         self._output = None
 
     def close(self) -> None:
-        """Closes the output; the work can go on later."""
+        """Closes the output; the work can continue later."""
         if self._output is not None:
             self._output.close()
             self._output = None
@@ -190,10 +190,10 @@ class BulkWork:
         """Does what an earlier, stopped or killed call has not done.
 
         Returns:
-            what became of all rows, those of earlier calls included.
+            What became of all rows, those of earlier calls included.
 
         Raises:
-            BulkError: A file can't be read or written, or the backend can't go on.
+            BulkError: A file can't be read or written, or the backend can't continue.
             StoppedError: The work should stop; what is saved stays.
         """
         for file in self._files:

@@ -158,7 +158,7 @@ class Decoding:
         """Returns the options that are set.
 
         Raises:
-            ValueError: Options contradict each other, or have ids that are none.
+            ValueError: Options contradict each other, or an id is not an integer.
         """
         if self.prefix is not None and self.prefix_ids is not None:
             raise ValueError("--prefix and --prefix-ids are mutually exclusive")

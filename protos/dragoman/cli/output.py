@@ -34,7 +34,7 @@ _ATTENTION_DECIMALS = 6
 NOTICE_SECONDS = 1.5  # shortest retry delay that is worth a message: that after the fifth failure
 REPEAT_SECONDS = 30.0  # pause after which the same failure is reported again
 
-MAX_LANGUAGES = 12  # shown of a model
+MAX_LANGUAGES = 12  # shown per model
 
 
 def write(text: str) -> None:

@@ -29,7 +29,7 @@ def run(texts: Sequence[str] | None, *, server: Server, stream: bool, as_json: b
         DragomanError: A failure that concerns all texts, such as no server.
         ValueError: The address or an option cannot be used.
     """
-    waiting = texts is not None or os.isatty(STDIN)  # somebody is
+    waiting = texts is not None or os.isatty(STDIN)  # somebody waits for the answers
     if options.get("priority") is None and waiting and not stream:
         options = {**options, "priority": "interactive"}
     if texts is None:

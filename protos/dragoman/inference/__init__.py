@@ -1,1 +1,1 @@
-"""The generated messages and stubs of dragoman/inference/open_inference.proto (`make protos` renews them)."""
+"""The generated messages and stubs of dragoman/inference/open_inference.proto (`make protos` regenerates them)."""

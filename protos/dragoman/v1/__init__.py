@@ -1,1 +1,1 @@
-"""The generated messages and stubs of dragoman/v1/generation.proto (`make protos` renews them)."""
+"""The generated messages and stubs of the .proto files in dragoman/v1 (`make protos` regenerates them)."""

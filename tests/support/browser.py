@@ -1,6 +1,5 @@
 """A headless Chromium, controlled over its DevTools protocol: https://chromedevtools.github.io/devtools-protocol/."""
 
-import base64
 import json
 import os
 import shutil
@@ -91,11 +90,6 @@ class Page:
             assert time.monotonic() < deadline, f"never came true: {expression}"
             time.sleep(0.05)
         return value
-
-    def screenshot(self, path: Path) -> None:
-        """Writes a picture of the full page."""
-        answer = self.call("Page.captureScreenshot", format=path.suffix[1:], captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(answer["data"]))
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         self._calls += 1

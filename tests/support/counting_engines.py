@@ -152,7 +152,6 @@ class Metrics:
         self.drops: list[tuple[str, str]] = []
         self.errors: list[str] = []
         self.reasons: list[FinishReason] = []
-        self.first_tokens = 0
         self.waits: Callable[[], tuple[int, int]] = lambda: (0, 0)  # requests, source tokens
 
     def dropped(self, reason: Any, phase: Any) -> None:
@@ -161,9 +160,7 @@ class Metrics:
     def finished(self, reason: FinishReason, source_tokens: int, target_tokens: int, seconds: float) -> None:
         self.reasons.append(reason)
 
-    def first_token(self, seconds: float) -> None:
-        self.first_tokens += 1
-
+    def first_token(self, seconds: float) -> None: ...
     def encoded(self, seconds: float, rows: int, source_tokens: int, padding_tokens: int) -> None: ...
     def stepped(self, seconds: float, rows: int, gap_seconds: float | None) -> None: ...
     def branched(self, seconds: float, rows: int) -> None: ...

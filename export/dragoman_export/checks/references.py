@@ -29,11 +29,9 @@ class Reference(Protocol):
 
     Attributes:
         name: Name for the report.
-        all_tokens: Whether it returns the log-probabilities of all tokens, or only those of the given targets.
     """
 
     name: str
-    all_tokens: bool
 
     def log_probabilities(self, sources: Sequence[Sequence[int]], targets: NDArray[np.int64]) -> Floats:
         """Runs one uncached pass.
@@ -43,8 +41,8 @@ class Reference(Protocol):
             targets: Token ids [rows, steps], without begin and end token.
 
         Returns:
-            [rows, steps, vocabulary] with `all_tokens`, else [rows, steps, 1]: for each position of `targets` given the
-            tokens before it.
+            The log-probabilities of all tokens [rows, steps, vocabulary], or only those of `targets` [rows, steps, 1]:
+            for each position, given the tokens before it.
         """
 
     def rounding(self, sources: Sequence[Sequence[int]], targets: NDArray[np.int64], exact: Floats) -> float:
@@ -61,7 +59,6 @@ class TorchReference:
     """
 
     name = "PyTorch, uncached"
-    all_tokens = True
 
     def __init__(self, model: Transformer, tokens: SpecialTokens) -> None:
         self._model = model
@@ -159,7 +156,6 @@ class ScorerGraph:
     """
 
     name = "scorer.onnx"
-    all_tokens = False
 
     def __init__(self, bundle: Bundle, device: Device, threads: int) -> None:
         self.tokens = bundle.manifest.tokens

@@ -5,7 +5,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -217,67 +218,86 @@ def export(
         raise typer.BadParameter("pass RUN and BUNDLE to make a bundle, or --check BUNDLE to check one")
     if max_quality_loss is None:
         max_quality_loss = MOST_LOST if imported is None else MOST_LOST_BY_IMPORTS
-    if not 0 <= max_quality_loss < math.inf:
-        raise typer.BadParameter(f"--max-quality-loss is {max_quality_loss:g}; expected 0 or more points")
-    if check is not None and (precision, cache) != ("fp32", "auto"):
-        raise typer.BadParameter("--precision and --cache apply only when making a bundle, not to --check")
-    if cache == "int8" and (precision != "int8" or attention != "ort"):
-        raise typer.BadParameter("--cache int8 needs --precision int8 and --attention ort")
+    options = ExportOptions(
+        name=name or (bundle.resolve().name if bundle is not None else ""),
+        version=version,
+        description=description,
+        license=license_,
+        attention=attention,
+        precision=precision,
+        max_quality_loss=max_quality_loss,
+        cache=cache,
+        notices=notice or [],
+        examples=example or [],
+        overwrite=overwrite,
+        device=device,
+        check_samples=check_samples,
+        shortlist=shortlist,
+        shortlist_from=shortlist_from,
+    )
+    _refuse_contradictions(options, checks=check is not None)
     if against is not None and check is None:
         raise typer.BadParameter("--run needs --check")
-    if shortlist_from is not None and (not shortlist or check is not None):
-        raise typer.BadParameter("--shortlist-from excludes --no-shortlist and --check")
-    if shortlist_from is not None and precision in ("fp16", "bf16"):
-        raise typer.BadParameter(f"--shortlist-from needs a precision for CPUs, and --precision is {precision}")
     if if_needed and (imported is None or check is not None):
         raise typer.BadParameter("--if-needed needs an import, such as --from-transformers, and no --check")
-    if if_needed and imported is not None and bundle is not None:
-        try:
+    if check is not None:
+        _check_again(check, imported or against, options)
+        return
+    assert run is not None
+    assert bundle is not None
+    if if_needed and imported is not None:
+        with _reporting_errors("import"):
             if made_before(bundle, imported, precision, overwrite=overwrite):
                 print(f"{bundle} is already there")
                 return
-        except ExportError as error:
-            print(f"error: {error}", file=sys.stderr)
-            raise typer.Exit(1) from None
-    try:  # imported here because PyTorch takes seconds, and `--help` should not
-        from dragoman_export.checks.report import CheckFailedError, print_loss, print_report, print_shortlist
-        from dragoman_export.export import check as check_again
-        from dragoman_export.export import export_import, export_run
-    except ModuleNotFoundError as error:
-        print(f"error: {missing_extra(error, 'export')}", file=sys.stderr)
-        raise typer.Exit(1) from None
+    _make_bundle(imported or run, bundle, options)
+
+
+def _refuse_contradictions(options: ExportOptions, *, checks: bool) -> None:
+    """Refuses options that exclude each other, or do not apply to a check."""
+    precision = options.precision
+    if not 0 <= options.max_quality_loss < math.inf:
+        raise typer.BadParameter(f"--max-quality-loss is {options.max_quality_loss:g}; expected 0 or more points")
+    if checks and (precision, options.cache) != ("fp32", "auto"):
+        raise typer.BadParameter("--precision and --cache apply only when making a bundle, not to --check")
+    if options.cache == "int8" and (precision != "int8" or options.attention != "ort"):
+        raise typer.BadParameter("--cache int8 needs --precision int8 and --attention ort")
+    if options.shortlist_from is not None and (not options.shortlist or checks):
+        raise typer.BadParameter("--shortlist-from excludes --no-shortlist and --check")
+    if options.shortlist_from is not None and precision in ("fp16", "bf16"):
+        raise typer.BadParameter(f"--shortlist-from needs a precision for CPUs, and --precision is {precision}")
+
+
+def _check_again(bundle: Path, origin: Path | ImportOptions | None, options: ExportOptions) -> None:
+    """Checks a bundle, with the run or the model that it was made from if that is given, and prints the report."""
+    with _reporting_errors("export"):  # imported here because PyTorch takes seconds, and `--help` should not
+        from dragoman_export.checks.report import print_report
+        from dragoman_export.export import check
     console = Console(highlight=False)
-    say = _until_terminated(console, timed=imported is not None)
-    try:
-        if check is not None:
-            report = check_again(check, imported or against, device, say, samples=check_samples)
-            print_report(report, console)
-            if report.failures:
-                raise ExportError(f"{check} failed the check: {report.failures[0]}")
-            return
-        assert run is not None
-        assert bundle is not None
-        options = ExportOptions(
-            name=name or bundle.resolve().name,
-            version=version,
-            description=description,
-            license=license_,
-            attention=attention,
-            precision=precision,
-            max_quality_loss=max_quality_loss,
-            cache=cache,
-            notices=notice or [],
-            examples=example or [],
-            overwrite=overwrite,
-            device=device,
-            check_samples=check_samples,
-            shortlist=shortlist,
-            shortlist_from=shortlist_from,
-        )
-        if imported is None:
-            manifest, report = export_run(run, bundle, options, say)
-        else:
-            manifest, report = export_import(imported, bundle, options, say)
+    say = _until_terminated(console, timed=isinstance(origin, ImportOptions))
+    with _reporting_errors("import"):
+        report = check(bundle, origin, options.device, say, samples=options.check_samples)
+        print_report(report, console)
+        if report.failures:
+            raise ExportError(f"{bundle} failed the check: {report.failures[0]}")
+
+
+def _make_bundle(source: Path | ImportOptions, bundle: Path, options: ExportOptions) -> None:
+    """Exports a run or a model of another program, and prints what was found."""
+    with _reporting_errors("export"):
+        from dragoman_export.checks.report import CheckFailedError, print_loss, print_report, print_shortlist
+        from dragoman_export.export import export_import, export_run
+    console = Console(highlight=False)
+    say = _until_terminated(console, timed=isinstance(source, ImportOptions))
+    with _reporting_errors("import"):
+        try:
+            if isinstance(source, Path):
+                manifest, report = export_run(source, bundle, options, say)
+            else:
+                manifest, report = export_import(source, bundle, options, say)
+        except CheckFailedError as error:
+            print_report(error.report, console)
+            raise
         print_report(report, console)
         print_loss(manifest.loss, console)
         print_shortlist(manifest.shortlist, console)
@@ -285,36 +305,37 @@ def export(
             console.print(f"{metric}: {value:g}")
         size = sum(file.bytes for file in manifest.files.values())
         console.print(f"{bundle}: {len(manifest.files)} files, {size / 1e6:.1f} MB")
-    except ModuleNotFoundError as error:  # imported where it is first needed
-        print(f"error: {missing_extra(error, 'import')}", file=sys.stderr)
-        raise typer.Exit(1) from None
-    except ExportError as error:
-        if isinstance(error, CheckFailedError):
-            print_report(error.report, console)
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
 
 
 def _make_run(model: Path | ImportOptions, run: Path) -> None:
-    try:  # imported here for the reason below
+    """Makes a run from a bundle or a published model."""
+    with _reporting_errors("export"):
         from dragoman_export.to_run.bundles import run_of_bundle
         from dragoman_export.to_run.imports import run_of_import
-    except ModuleNotFoundError as error:
-        print(f"error: {missing_extra(error, 'export')}", file=sys.stderr)
-        raise typer.Exit(1) from None
     say = _until_terminated(Console(highlight=False), timed=False)
-    try:
+    with _reporting_errors("import"):
         if isinstance(model, Path):
             run_of_bundle(model, run, say)
         else:
             run_of_import(model, run, say)
-    except ModuleNotFoundError as error:  # imported where it is first needed
-        print(f"error: {missing_extra(error, 'import')}", file=sys.stderr)
+    print(run)
+
+
+@contextmanager
+def _reporting_errors(extra: str) -> Iterator[None]:
+    """Turns a failure into one sentence on standard error and exit status 1.
+
+    Args:
+        extra: The extra with the packages that the block imports.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        print(f"error: {missing_extra(error, extra)}", file=sys.stderr)
         raise typer.Exit(1) from None
     except ExportError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
-    print(run)
 
 
 def _import_options(models: Mapping[Program, str | None], options: ImportOptions) -> ImportOptions | None:

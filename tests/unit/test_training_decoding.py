@@ -9,9 +9,9 @@ import torch
 from dragoman_server.core.search_options import BeamOptions, SearchOptions, Stopping
 from dragoman_training.data.batches import pad
 from dragoman_training.data.tokenizers import BEGIN_ID, END_ID
+from dragoman_training.evaluation import decoding as decoding_module
 from dragoman_training.evaluation.decoding import Search, Task, decode
 from dragoman_training.model import ModelConfig, Transformer
-from dragoman_training.model import loss as loss_module
 from tests.reference.decoding import decode as decode_by_reference
 from tests.reference.greedy import greedy
 from tests.reference.model import ReferenceModel
@@ -80,7 +80,7 @@ def test_steps_equal_a_pass_over_the_whole_target(shape: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_greedy_equals_greedy_without_caches(shape: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loss_module, "CHUNK", 7 * VOCABULARY)  # logits of seven rows at a time
+    monkeypatch.setattr(decoding_module, "rows_at_a_time", lambda *_: 7)
     model, sources = random_model(**shape), random_sources(40, 11)
     vary_answers(model)
     answers = decode(model, Task.of(sources), 40)

@@ -282,7 +282,7 @@ def _best(model: Transformer, hidden: Tensor, count: int) -> tuple[Tensor, Tenso
     """
     found: list[tuple[Tensor, Tensor]] = []
     vocabulary = model.decoder.projection.out_features
-    for part in torch.split(hidden, rows_at_a_time(vocabulary)):
+    for part in torch.split(hidden, rows_at_a_time(vocabulary, hidden.device)):
         logits = model.decoder.logits(part).float()  # [part, vocabulary]
         values, ids = logits.topk(min(count, vocabulary))
         values = values - values[:, :1]

@@ -8,12 +8,14 @@ from torch import Tensor
 from dragoman_training.model.linear import autocast_dtype, matmul
 
 IGNORED = -100  # target id of padding, the default ignore_index of F.cross_entropy
-CHUNK = 2**24  # logits at a time: 64 MiB
+_LOGITS = 2**24  # at a time: 64 MiB
+_LOGITS_CPU = 2**22  # more of them leave the caches, and their memory is mapped anew for every chunk
+_LEAST_ROWS = 256  # fewer of them cost more for the gradient of a large output layer, which each chunk adds to
 
 
-def rows_at_a_time(vocabulary: int) -> int:
-    """Returns how many rows of logits are CHUNK logits."""
-    return max(1, CHUNK // vocabulary)
+def rows_at_a_time(vocabulary: int, device: torch.device) -> int:
+    """Returns for how many rows logits are computed at a time."""
+    return max(_LEAST_ROWS, (_LOGITS_CPU if device.type == "cpu" else _LOGITS) // vocabulary)
 
 
 def smoothed_cross_entropy(hidden: Tensor, weight: Tensor, target: Tensor, smoothing: float) -> Tensor:
@@ -70,7 +72,7 @@ def _cross_entropy(
     dtype = autocast_dtype(rows)
     vocabulary, weight_gradient = weight.size(0), None
     matrix, total = weight.to(dtype), rows.new_zeros((), dtype=torch.float32)  # [vocabulary, d_model], []
-    chunk = rows_at_a_time(vocabulary)
+    chunk = rows_at_a_time(vocabulary, rows.device)
     with torch.autocast(rows.device.type, enabled=False):
         for start in range(0, len(rows), chunk):
             part = rows[start : start + chunk].to(dtype)  # [chunk, d_model]

@@ -28,28 +28,30 @@ if TYPE_CHECKING:
         UnauthenticatedError,
         UnavailableError,
     )
+    from dragoman.models import (
+        HealthStatus,
+        Language,
+        Limits,
+        ModelInfo,
+        ModelState,
+        RepositoryStatus,
+        VersionStatus,
+    )
     from dragoman.requests import GenerateOptions, InLanguage, Source, Target
     from dragoman.results import (
         Attention,
         BeamProgress,
         FinishReason,
-        HealthStatus,
         Hypothesis,
-        Language,
-        Limits,
-        ModelInfo,
-        ModelState,
         Piece,
-        RepositoryStatus,
         Result,
         ScoreResult,
         TargetScore,
         Token,
-        VersionStatus,
     )
     from dragoman.retry import RetryPolicy
 
-_MODULES = ("aio", "channel", "client", "errors", "requests", "results", "retry")
+_MODULES = ("aio", "channel", "client", "errors", "models", "requests", "results", "retry")
 
 __all__ = [
     "AsyncClient",

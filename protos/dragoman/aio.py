@@ -19,9 +19,10 @@ from dragoman.errors import (
     ServerError,
 )
 from dragoman.many_async import outcomes
+from dragoman.models import HealthStatus, ModelInfo, RepositoryStatus, VersionStatus
 from dragoman.pipeline import DEFAULT_IN_FLIGHT, Batch
 from dragoman.requests import GenerateOptions, Side, Source, Target
-from dragoman.results import HealthStatus, ModelInfo, Piece, RepositoryStatus, Result, ScoreResult, Token, VersionStatus
+from dragoman.results import Piece, Result, ScoreResult, Token
 
 Answer = TypeVar("Answer")
 

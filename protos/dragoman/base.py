@@ -13,8 +13,8 @@ from dragoman import calls
 from dragoman.channel import DEFAULT_ADDRESS, Connector, Tls, call_metadata, has_several_servers
 from dragoman.errors import DragomanError
 from dragoman.many import CALL_ITEMS, CALL_ITEMS_OF_SEVERAL_SERVERS, ManyCall, ManyCalls
+from dragoman.models import HealthStatus
 from dragoman.pipeline import Job, Pipeline
-from dragoman.results import HealthStatus
 from dragoman.retry import NO_RETRY, Attempts, Metadata, RetryPolicy
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1.admin_pb2_grpc import AdminServiceStub

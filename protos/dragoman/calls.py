@@ -9,23 +9,25 @@ from google.protobuf import json_format
 
 from dragoman import requests
 from dragoman.errors import ItemError, ServerError, from_status
+from dragoman.models import (
+    Language,
+    Limits,
+    ModelInfo,
+    ModelState,
+    RepositoryStatus,
+    VersionStatus,
+)
 from dragoman.requests import Side, Source, Target
 from dragoman.results import (
     Attention,
     BeamProgress,
     FinishReason,
     Hypothesis,
-    Language,
-    Limits,
-    ModelInfo,
-    ModelState,
     Piece,
-    RepositoryStatus,
     Result,
     ScoreResult,
     TargetScore,
     Token,
-    VersionStatus,
 )
 from dragoman.v1 import admin_pb2
 from dragoman.v1 import generation_pb2 as pb

@@ -12,9 +12,10 @@ from dragoman.base import BaseClient, Sender, health_status
 from dragoman.calls import Call
 from dragoman.errors import DragomanError, ItemError, NotFoundError, ServerError
 from dragoman.many_blocking import outcomes
+from dragoman.models import HealthStatus, ModelInfo, RepositoryStatus, VersionStatus
 from dragoman.pipeline import DEFAULT_IN_FLIGHT, Batch
 from dragoman.requests import GenerateOptions, Side, Source, Target
-from dragoman.results import HealthStatus, ModelInfo, Piece, RepositoryStatus, Result, ScoreResult, Token, VersionStatus
+from dragoman.results import Piece, Result, ScoreResult, Token
 
 Answer = TypeVar("Answer")
 

@@ -19,6 +19,7 @@ TESTS = (
     "tests/unit/test_client_requests.py",
     "tests/unit/test_api_calls.py",
     "tests/unit/test_api_health.py",
+    "tests/unit/test_api_response_size.py",
     "tests/unit/test_api_responses.py",
     "tests/unit/test_server_api_disconnects.py",
     "tests/unit/test_api_tls.py",

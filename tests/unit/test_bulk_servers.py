@@ -25,8 +25,9 @@ from dragoman.errors import (
     ServerError,
     UnavailableError,
 )
+from dragoman.models import ModelInfo
 from dragoman.requests import GenerateOptions
-from dragoman.results import FinishReason, Hypothesis, ModelInfo, Result
+from dragoman.results import FinishReason, Hypothesis, Result
 from dragoman.v1 import generation_pb2 as pb
 
 INFO = model_call("").parse(pb.GetModelResponse(model=pb.Model(name="capitals", version="3")))

@@ -11,9 +11,10 @@ from google.protobuf import duration_pb2
 import dragoman
 from dragoman import calls
 from dragoman.errors import NotFoundError, ServerError, concerns_one_input, from_status
+from dragoman.models import Limits
 from dragoman.pipeline import Batch
 from dragoman.requests import GenerateOptions, InLanguage
-from dragoman.results import Attention, FinishReason, Limits, Token
+from dragoman.results import Attention, FinishReason, Token
 from dragoman.v1 import generation_pb2 as pb
 from tests.conftest import ROOT
 from tests.support.scripted_server import Fail

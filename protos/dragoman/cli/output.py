@@ -12,21 +12,23 @@ from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any, Self
 
 from dragoman.errors import DragomanError, UnavailableError
+from dragoman.models import (
+    Limits,
+    ModelInfo,
+    ModelState,
+    RepositoryStatus,
+    VersionStatus,
+)
 from dragoman.one_line import one_line
 from dragoman.requests import GenerateOptions
 from dragoman.results import (
     Attention,
     Hypothesis,
-    Limits,
-    ModelInfo,
-    ModelState,
     Piece,
-    RepositoryStatus,
     Result,
     ScoreResult,
     TargetScore,
     Token,
-    VersionStatus,
 )
 
 _ATTENTION_DECIMALS = 6

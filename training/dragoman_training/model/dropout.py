@@ -23,7 +23,7 @@ class Dropout(nn.Module):
         """Maps any shape to the same shape; the identity outside training. On a CPU the result is float32."""
         if not self.training or self.dropped == 0:
             return x
-        if x.device.type != "cpu":
+        if x.device.type != "cpu" or torch.compiler.is_compiling():
             return F.dropout(x, self.probability)
         seed = int(torch.randint(2**62, ()).item())
         draw = np.random.SFC64(seed).random_raw(-(-x.numel() // 8)).view(np.uint8)[: x.numel()]  # [elements of x]

@@ -46,8 +46,12 @@ class Linear(nn.Linear):
 
 
 def is_cpu_training(module: nn.Module, x: Tensor) -> bool:
-    """Returns whether this is a training step on a CPU, the case that the functions here are made for."""
-    return module.training and torch.is_grad_enabled() and x.device.type == "cpu"
+    """Returns whether this is a training step on a CPU, the case that the functions here are made for.
+
+    Compiled layers go without them: a compiler sees more in PyTorch's own operators.
+    """
+    training = module.training and torch.is_grad_enabled() and x.device.type == "cpu"
+    return training and not torch.compiler.is_compiling()
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

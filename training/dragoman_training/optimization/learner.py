@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dragoman_training.data.batches import Batch
 from dragoman_training.errors import TrainingError
 from dragoman_training.model import Transformer
+from dragoman_training.optimization.compilation import compile_layers, finding_compilers
 from dragoman_training.optimization.divergence import check_divergence, untrained_loss
 from dragoman_training.optimization.freeze import freeze
 from dragoman_training.optimization.moving_average import MovingAverage
@@ -83,6 +84,8 @@ class Learner:
             self.model.to(device)
         self.average = None if self.config.ema_decay is None else MovingAverage(self.model, self.config.ema_decay)
         self.objective = self._distributed(Objective(self.model, self.config.label_smoothing))
+        if self.config.compile:
+            compile_layers(self.model)
         self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimizer = build_optimizer(self.model, self.config)
         self.precision = processes.share(resolve_precision(self.config.precision, device))
@@ -122,7 +125,8 @@ class Learner:
             model = self._measured
         model.eval()
         try:
-            yield model
+            with torch.compiler.set_stance("force_eager"):  # few evaluations do not repay more compiling
+                yield model
         finally:
             self.model.train()
 
@@ -242,7 +246,7 @@ class Learner:
         total = 0.0
         for i, batch in enumerate(batches):
             self._seed(batch.number)
-            with accumulating(self.objective, last=i == len(batches) - 1), finding_losses():
+            with accumulating(self.objective, last=i == len(batches) - 1), finding_losses(), finding_compilers():
                 loss = self._loss(batch.to(self.device)) / tokens
                 # The mean over the processes becomes a sum.
                 (loss * self.processes.count).backward()  # type: ignore[no-untyped-call]

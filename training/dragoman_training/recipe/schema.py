@@ -106,6 +106,7 @@ class TrainingConfig(Section):
     ema_decay: float | None = Field(default=None, gt=0, lt=1)
     clip_norm: float | None = Field(default=1.0, gt=0)
     precision: Literal["auto", "fp32", "bf16"] = "auto"
+    compile: bool = False
     log_every: int = Field(default=50, ge=1)
     checkpoint_every: int = Field(default=1000, ge=1)
     evaluate_every: int = Field(default=1000, ge=1)

@@ -21,6 +21,7 @@ CHANGEABLE = {
         "decay_steps",
         "clip_norm",
         "precision",
+        "compile",
         "sharding",
         "log_every",
         "checkpoint_every",

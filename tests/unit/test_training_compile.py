@@ -1,0 +1,59 @@
+"""training.compile: compiled layers learn what the others do, and a missing compiler is an error of the recipe."""
+
+import copy
+
+import pytest
+import torch
+from torch._inductor.exc import InvalidCxxCompiler
+
+from dragoman_training.data.batches import EncodedPair, collate
+from dragoman_training.errors import TrainingError
+from dragoman_training.model import ModelConfig, Transformer
+from dragoman_training.optimization.compilation import compile_layers, finding_compilers
+from dragoman_training.optimization.parallel import Objective
+from tests.support.random_model import random_model
+
+VOCABULARY = 40
+BATCHES = [
+    collate([EncodedPair([7, 8, 9, 3], [9, 3]), EncodedPair([7, 3], [9, 10, 11, 3])]),
+    collate([EncodedPair([9, 3], [5, 6, 3])] * 3),  # no padding: no mask
+    collate([EncodedPair([9, 11, 12, 8, 3], [5, 3]), EncodedPair([4, 3], [3]), EncodedPair([5, 5, 3], [6, 3])]),
+]
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "relative"])
+def test_compiled_layers_have_the_same_gradients(positions: str) -> None:
+    config = ModelConfig.model_validate(
+        {
+            "d_model": 16,
+            "heads": 2,
+            "d_ff": 32,
+            "encoder_layers": 1,
+            "decoder_layers": 1,
+            "positions": positions,
+            "dropout": 0.0,
+            "max_source_length": 16,
+            "max_target_length": 16,
+        }
+    )
+    expected = random_model(config, VOCABULARY, seed=1).train()
+    compiled = copy.deepcopy(expected)
+    compile_layers(compiled, backend="aot_eager")  # traces as the default does, and needs no C++ compiler
+    for batch in BATCHES:
+        losses, gradients = zip(*(_gradients(model, batch) for model in (expected, compiled)), strict=True)
+        torch.testing.assert_close(losses[1], losses[0])
+        torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-3, atol=1e-3)
+    assert compiled.state_dict().keys() == expected.state_dict().keys()
+
+
+def _gradients(model: Transformer, batch: object) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    loss: torch.Tensor = Objective(model, 0.1)(batch)
+    return loss, list(torch.autograd.grad(loss, list(model.parameters())))
+
+
+def test_a_missing_compiler_is_named() -> None:
+    with (
+        pytest.raises(TrainingError, match=r"^training\.compile: compiling failed \(.*g\+\+.*\); set it to false$"),
+        finding_compilers(),
+    ):
+        raise InvalidCxxCompiler

@@ -140,9 +140,6 @@ class ScriptedResult:
     def best_rows(self, rows: slice | NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         raise AssertionError("a search reads its rows one by one")
 
-    def top_rows(self, rows: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        raise AssertionError("a search reads its rows one by one")
-
     def top(self, row: int) -> tuple[list[int], list[float]]:
         step = self._rows[row]
         assert step.request.candidates, "no candidates were requested"

@@ -21,7 +21,6 @@ from dragoman_server.core.search_options import (
 )
 from dragoman_server.decoding.beam import BeamSearch
 from dragoman_server.decoding.factory import make_search
-from dragoman_server.engine import searches
 from dragoman_server.engine.engine import Engine
 from dragoman_server.engine.job import Event, Job
 from dragoman_server.engine.scheduler import Scheduler
@@ -81,13 +80,12 @@ class Player:
 @pytest.fixture
 def together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets no search that fits arrays advance by itself in an engine, however few there are."""
-    monkeypatch.setattr(searches, "MIN_BEAMS_TOGETHER", 1)
     submitted = Player.submit
 
     def submit(player: Player, *args: Any, **more: Any) -> Job:
         job = submitted(player, *args, **more)
         search = job.search
-        if isinstance(search, BeamSearch) and search.plan.fits_arrays and not search.rules.prefix:
+        if isinstance(search, BeamSearch) and search.plan.plain and not search.rules.prefix:
             monkeypatch.setattr(search, "advance", None)
         return job
 
@@ -192,35 +190,3 @@ def test_a_beam_that_is_cancelled_leaves_the_others_alone(turns: int) -> None:
     assert jobs[0] not in player.answers
     for number, job in ((1, jobs[1]), (2, jobs[2]), (3, late)):
         assert player.hypotheses(job) == alone(scripts[number], options)
-
-
-@pytest.mark.usefixtures("together")
-def test_long_beams_keep_only_the_steps_that_they_need() -> None:
-    """Searches that overlap without a pause do not add up."""
-    options = SearchOptions(LONGEST, 1, BeamOptions(2))
-    scripts = [random_script(seed, VOCABULARY, False, 0.0) for seed in range(60)]
-    player = Player(scripts, 8)
-    for number in range(60):
-        player.submit(number, options)
-        player.turn()
-        [arrays] = player._engine._searches._beams._arrays.values()
-        assert len(arrays._history._steps) <= 2 * LONGEST + 2
-    player.play()
-
-
-@pytest.mark.parametrize(("count", "together"), [(15, 0), (16, 16), (20, 20)])
-def test_only_many_beams_of_one_size_advance_together(count: int, together: int) -> None:
-    """Those that come later join them, and few of another size do not."""
-    options, other = SearchOptions(LONGEST, 1, BeamOptions(3)), SearchOptions(LONGEST, 1, BeamOptions(2))
-    scripts = [random_script(seed, VOCABULARY, False, 0.0) for seed in range(count + 2)]
-    player = Player(scripts, 80)
-    jobs = [player.submit(number, options) for number in range(count)] + [player.submit(count, other)]
-    player.turn()
-    beams = player._engine._searches._beams
-    assert sum(job.search in beams for job in jobs) == together
-    late = player.submit(count + 1, options)
-    player.turn()
-    assert (late.search in beams) == (together > 0)
-    player.play()
-    for number, job in enumerate([*jobs, late]):
-        assert player.hypotheses(job) == alone(scripts[number], job.request.search)

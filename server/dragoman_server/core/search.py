@@ -13,7 +13,7 @@ An engine calls a search in this order, once per decode step:
         search.hypotheses()                     # the answer
 
 `stop` may come between two steps; `hypotheses` follows it. The engine decodes jobs whose search is a GreedySearch, or a
-BeamSearch that fits arrays, without these calls, all rows at once: see decoding/greedy.py and decoding/beam_rows.py.
+plain BeamSearch, without these calls, all rows at once: see decoding/greedy.py and decoding/beam_rows.py.
 """
 
 from collections.abc import Sequence
@@ -82,12 +82,6 @@ class StepResult(Protocol):
 
         Entries with -inf are no candidates, whatever their id. There are at least `StepRequest.candidates` entries, or
         one for every token; more where another row of the step asked for more.
-        """
-
-    def top_rows(self, rows: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Returns the best `most` entries of `top` of many rows as two arrays [rows, n], where n is at most `most`.
-
-        All rows must have asked for candidates. One that has fewer entries than others is filled with -inf.
         """
 
     def untempered(self, row: int) -> list[float]:

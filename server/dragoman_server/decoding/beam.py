@@ -151,9 +151,9 @@ class BeamSearch:
         return self._answer
 
     @property
-    def fits_arrays(self) -> bool:
+    def is_plain(self) -> bool:
         """Whether BeamRows can advance it from now on: it has its whole prefix, and nothing more."""
-        return self.plan.fits_arrays and self._forced is None and self._generated == 0
+        return self.plan.plain and self._forced is None and self._generated == 0
 
     def request_at(self, generated: int) -> StepRequest:
         """Returns the step request of hypotheses with that many tokens after the prefix, for BeamRows."""

@@ -71,7 +71,7 @@ class BeamPlan:
         heuristic: Whether the search ends by the score at an assumed length.
         request, first_request, prefix_requests: Step requests without edits: of a hypothesis, in the first step after
             the prefix, and within it.
-        fits_arrays: Whether BeamRows can advance the searches: all that a step has to know of a hypothesis then is
+        plain: Whether BeamRows can advance the searches: all that a step has to know of a hypothesis then is
             its length, its sum and the tokens that may follow.
     """
 
@@ -114,7 +114,7 @@ class BeamPlan:
         )
         edits_late = self.edits_late and (constraints.suppressed or constraints.min_new_tokens)
         others = self.uses_coverage or options.top_tokens or options.alternatives or beam.groups > 1
-        self.fits_arrays = not (depends_on_ids or edits_late or others)
+        self.plain = not (depends_on_ids or edits_late or others)
 
     @property
     def kept(self) -> int:

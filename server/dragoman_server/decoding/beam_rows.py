@@ -1,71 +1,89 @@
-"""The beam searches of an engine that advance together, with the rows that they have."""
+"""The plain beam searches of an engine, which advance together. The answers are those of beam.py."""
 
-from collections.abc import Callable
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from dragoman_server.core.requests import FinishReason
-from dragoman_server.core.search import StepResult
+from dragoman_server.core.search import StepRequest, StepResult
 from dragoman_server.decoding.beam import BeamSearch
-from dragoman_server.decoding.beam_arrays import BeamArrays, BeamMoves
+from dragoman_server.decoding.running_beam import RunningBeam
+
+
+class BeamMoves(NamedTuple):
+    """What an engine does after a step.
+
+    Attributes:
+        over: A row of each search that is over.
+        moves: Whole rows to copy: from row, to row.
+        copies: Target positions to copy: from row, to row, leading positions that they have in common.
+        rows, tokens: Rows, and the tokens with which they go on.
+        requests: Rows with another step request from now on, and that request.
+    """
+
+    over: list[int]
+    moves: list[tuple[int, int]]
+    copies: list[tuple[int, int, int]]
+    rows: list[int]
+    tokens: list[int]
+    requests: list[tuple[int, StepRequest]]
 
 
 class BeamRows:
-    """Beam searches in arrays, one set of arrays for each beam size."""
+    """Plain beam searches, each of which has one row until its first step and one for each hypothesis from then on."""
 
     def __init__(self) -> None:
-        self._arrays: dict[int, BeamArrays] = {}  # by beam size
-        self._running: dict[BeamSearch, BeamArrays] = {}
+        self._running: dict[BeamSearch, RunningBeam] = {}
 
     def __contains__(self, search: object) -> bool:
         return search in self._running
 
-    def count(self, width: int) -> int:
-        """Returns the number of searches of a beam size."""
-        arrays = self._arrays.get(width)
-        return 0 if arrays is None else len(arrays)
-
     def add(self, row: int, search: BeamSearch) -> None:
-        """Adds a search that fits arrays, with its only row."""
-        width = search.plan.beam.beam_size
-        arrays = self._arrays.get(width)
-        if arrays is None:
-            arrays = self._arrays[width] = BeamArrays(width, search.plan.end)
-        arrays.add(row, search)
-        self._running[search] = arrays
+        """Adds a search with its only row."""
+        self._running[search] = RunningBeam.of(search, row)
 
     def remove(self, search: BeamSearch) -> None:
         """Removes a search; one that is over is removed already."""
-        arrays = self._running.pop(search, None)
-        if arrays is not None:
-            arrays.remove(search)
-            self._drop(arrays)
+        self._running.pop(search, None)
 
-    def move(self, places: NDArray[np.int64]) -> None:
-        """Follows moves of the cache: `places` is the new row of each row."""
-        for arrays in self._arrays.values():
-            arrays.move(places)
+    def move(self, moves: Mapping[int, int]) -> None:
+        """Follows moves of the cache, from row to row."""
+        for beam in self._running.values():
+            beam.rows = [moves.get(row, row) for row in beam.rows]
 
-    def advance(self, result: StepResult, grow: Callable[[int], int]) -> list[BeamMoves]:
-        """Chooses the next tokens of every search. Those that are over get their answers, and are removed.
+    def stop(self, search: BeamSearch, reason: FinishReason) -> None:
+        """Gives a search the answer that it has now: what has finished, then what runs. It is not removed."""
+        beam = self._running[search]
+        search.set_answer(beam.answer(len(beam.steps), reason))
+
+    def advance(self, result: StepResult, grow: Callable[[int], int]) -> BeamMoves | None:
+        """Chooses the next tokens of all searches. Those that are over get their answers, and are removed.
 
         Args:
             result: Result of the step.
             grow: Gives the search that owns a row another row, and returns that.
+
+        Returns:
+            None if there are no searches.
         """
-        moves: list[BeamMoves] = []
-        for arrays in list(self._arrays.values()):
-            moves.append(arrays.advance(result, grow))
-            for _, search in moves[-1].over:
-                del self._running[search]
-            self._drop(arrays)
-        return moves
-
-    def stop(self, search: BeamSearch, reason: FinishReason) -> None:
-        """Gives a search the answer that it has now."""
-        self._running[search].stop(search, reason)
-
-    def _drop(self, arrays: BeamArrays) -> None:
-        if not len(arrays):
-            del self._arrays[arrays.width]
+        if not self._running:
+            return None
+        found = BeamMoves([], [], [], [], [], [])
+        over: list[BeamSearch] = []
+        for search, beam in self._running.items():
+            if beam.advance(result):
+                found.over.append(beam.rows[0])
+                over.append(search)
+                continue
+            if len(beam.steps) == 1:
+                row = beam.rows[0]
+                beam.rows[1:] = [grow(row) for _ in beam.rows[1:]]
+                found.moves.extend((row, target) for target in beam.rows[1:])
+            else:
+                found.copies.extend(beam.assign_rows())
+            if (request := beam.new_request()) is not None:
+                found.requests.extend((row, request) for row in beam.rows)
+            found.rows.extend(beam.rows)
+            found.tokens.extend(beam.next_tokens())
+        for search in over:
+            del self._running[search]
+        return found

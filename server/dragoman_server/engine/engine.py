@@ -181,7 +181,6 @@ class Engine:
         """Encodes new jobs into the next free rows, one each."""
         row = self._table.used
         runs = encoder_runs(jobs)
-        self._searches.expect(jobs)
         for run in runs:
             for job in run:  # before the first run, so that a failure ends all of them
                 self._metrics.admitted(now - job.arrived)
@@ -298,12 +297,13 @@ class Engine:
                         copied += 1
                 runtime.tokens[row, 0] = token
             surplus += before[len(continuations) :]
-        for moves in advance.beams:
+        if (moves := advance.beams) is not None:
             for source, target in moves.moves:
                 runtime.move_row(source, target)
             for source, target, shared in moves.copies:
                 runtime.copy_target(source, target, shared)
-            runtime.tokens[moves.rows, 0] = moves.tokens
+            for row, token in zip(moves.rows, moves.tokens, strict=True):
+                runtime.tokens[row, 0] = token
             copied += len(moves.moves) + len(moves.copies)
         self._metrics.branched(time.perf_counter() - started, copied)
         return surplus

@@ -1,6 +1,5 @@
-"""The running searches of an engine: those that advance together, in arrays, and those that advance by themselves."""
+"""The running searches of an engine: those that advance together, and those that advance by themselves."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -10,15 +9,10 @@ from numpy.typing import NDArray
 from dragoman_server.core.requests import BeamProgress, FinishReason, Progress
 from dragoman_server.core.search import BEST_TOKEN, Continuation, StepRequest, StepResult
 from dragoman_server.decoding.beam import BeamSearch
-from dragoman_server.decoding.beam_arrays import BeamMoves
-from dragoman_server.decoding.beam_rows import BeamRows
+from dragoman_server.decoding.beam_rows import BeamMoves, BeamRows
 from dragoman_server.decoding.greedy import GreedyRows, GreedySearch
 from dragoman_server.engine.job import Job
 from dragoman_server.engine.rows import RowTable
-
-# NumPy's calls have a cost of their own in each step. Measured with beams of 4: in a loop of nothing else, arrays win
-# from four searches on; between the runs of a graph, which empty the caches, from sixteen on.
-MIN_BEAMS_TOGETHER = 16
 
 
 @dataclass(slots=True)
@@ -35,7 +29,7 @@ class Advance:
     done: list[Job] = field(default_factory=list)
     progress: list[tuple[Job, Progress | BeamProgress]] = field(default_factory=list)
     branching: list[tuple[Job, Sequence[Continuation]]] = field(default_factory=list)
-    beams: list[BeamMoves] = field(default_factory=list)
+    beams: BeamMoves | None = None
 
 
 class RunningSearches:
@@ -49,18 +43,9 @@ class RunningSearches:
         self._table = table
         self._greedy = GreedyRows(table.max_rows)
         self._beams = BeamRows()
-        self._expected: Counter[int] = Counter()  # beam searches of the last jobs that came together, by beam size
         self._stepwise: dict[Job, list[int]] = {}  # rows of jobs whose searches advance by themselves
         # The step request of each row; a stepwise search has new ones in every step.
         self._requests: list[StepRequest] = [BEST_TOKEN] * table.max_rows
-
-    def expect(self, jobs: Sequence[Job]) -> None:
-        """Prepares for jobs that are added together: whether there will be enough beams to advance in arrays."""
-        self._expected = Counter(
-            job.search.plan.beam.beam_size
-            for job in jobs
-            if isinstance(job.search, BeamSearch) and job.search.plan.fits_arrays and not job.request.streaming
-        )
 
     def add(self, job: Job, row: int) -> None:
         """Adds a job with its only row."""
@@ -94,9 +79,9 @@ class RunningSearches:
         table, found = self._table, Advance()
         found.done = [table.owners[row] for row in self._greedy.advance(result, positions, tokens)]
         found.beams = self._beams.advance(result, lambda row: table.grow(table.owners[row]))
-        for moves in found.beams:
-            found.done += [table.owners[row] for row, _ in moves.over]
-            for row, request in moves.requests:
+        if found.beams:
+            found.done += [table.owners[row] for row in found.beams.over]
+            for row, request in found.beams.requests:
                 self._requests[row] = request
         prefixed: list[Job] = []  # beam searches that have their whole prefix now
         for job, owned in self._stepwise.items():
@@ -142,20 +127,16 @@ class RunningSearches:
 
     def move(self, moves: Sequence[tuple[int, int]]) -> None:
         """Follows moves (from row, to row) of the cache."""
-        requests, places = self._requests, np.arange(len(self._requests))
+        requests = self._requests
         for source, target in moves:
             requests[source], requests[target] = BEST_TOKEN, requests[source]
-            places[source] = target
         self._greedy.move(moves)
-        self._beams.move(places)
+        self._beams.move(dict(moves))
 
     def _add_beam(self, job: Job, row: int) -> bool:
         """Adds a job to the beam searches that advance together, if its search can."""
         search = job.search
-        if job.request.streaming or not (isinstance(search, BeamSearch) and search.fits_arrays):
-            return False
-        width = search.plan.beam.beam_size
-        if not self._beams.count(width) and self._expected[width] < MIN_BEAMS_TOGETHER:
+        if job.request.streaming or not (isinstance(search, BeamSearch) and search.is_plain):
             return False
         self._beams.add(row, search)
         self._requests[row] = search.request_at(0)

@@ -30,12 +30,6 @@ class TopKResult:
         ids, log_probabilities = self._lists
         return ids[row], log_probabilities[row]
 
-    def top_rows(self, rows: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        ids, log_probabilities = self.ids, self.log_probabilities
-        if ids.shape[1] > most:
-            return ids[rows, :most], log_probabilities[rows, :most]
-        return ids.take(rows, 0), log_probabilities.take(rows, 0)
-
     def untempered(self, row: int) -> list[float]:
         return self._lists[1][row]
 
@@ -109,19 +103,6 @@ class MixedResult:
             places = [found[row][1] for row in rows_of_head]
             ids[rows_of_head] = chosen.ids[places, 0]
             log_probabilities[rows_of_head] = chosen.log_probabilities[places, 0]
-        return ids, log_probabilities
-
-    def top_rows(self, rows: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        found = [self._head(row) for row in rows.tolist()]
-        heads = list({id(head): head for head, _ in found}.values())
-        width = min(most, max((head.ids.shape[1] for head in heads), default=0))
-        ids = np.zeros((len(found), width), np.int64)
-        log_probabilities = np.full(ids.shape, -math.inf, np.float32)
-        for chosen in heads:
-            of_head = [row for row, (head, _) in enumerate(found) if head is chosen]
-            places, columns = [found[row][1] for row in of_head], min(width, chosen.ids.shape[1])
-            ids[of_head, :columns] = chosen.ids[places, :columns]
-            log_probabilities[of_head, :columns] = chosen.log_probabilities[places, :columns]
         return ids, log_probabilities
 
     def top(self, row: int) -> tuple[list[int], list[float]]:

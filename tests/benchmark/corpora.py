@@ -44,7 +44,7 @@ ONSETS, VOWELS, CODAS = "b d f g k l m n p r s t v w st sch z h".split(), "a e i
 
 
 class Usage(NamedTuple):
-    """Of a process: wall and processor seconds, and the most memory of one process in MB."""
+    """What processes took: wall and processor seconds, and the peak memory of the largest in MB."""
 
     wall: float
     processor: float

@@ -42,6 +42,7 @@ python -m tests.benchmark.health      # how fast a busy server answers health ch
 python -m tests.benchmark.growth      # how time grows with rows, lengths and vocabulary
 python -m tests.benchmark.positions   # what relative positions cost in a step
 python -m tests.benchmark.training    # training, compared with nn.Transformer and Marian
+python -m tests.benchmark.training.scaling    # training in one process and in one per core
 python -m tests.benchmark.gpu         # steps on a GPU
 ```
 
@@ -101,6 +102,9 @@ TRAINING = f"""A step is making a batch, forward, backward, clipping and AdamW. 
 shapes, optimizer, label smoothing, dropout and threads; for nn.Transformer and Marian, the faster of PyTorch's two ways
 to compute attention counts. The goal is at least {TRAINING_MARK} times the better of the two. Memory is what a process
 took beyond its imports and data."""
+SCALING = """The small model in fp32, {} batches a step, one thread a process, started by `torchrun`; gradients travel
+over Gloo. Efficiency is the gain over one process, divided by the number of processes.
+[On paper](../../docs/scale.md#training-on-8-gpus-and-on-8-nodes): what to expect of 8 GPUs and of 8 nodes."""
 GPU = """{}, {}, random weights; milliseconds per step. The floor is the time to read weights and valid cache at the
 bandwidth of a copy ({:,.0f} GB/s); launch gaps are the share of a step in which the device waits for the host;
 CTranslate2's time is that of its whole translation, divided by the number of steps."""
@@ -124,6 +128,7 @@ def main(
         ("How time grows", "growth", _growth),
         ("Relative positions", "positions", _positions),
         ("Training", "training", _training),
+        ("Training in several processes", "scaling", _scaling),
         ("On a GPU", "gpu", gpu_section),
     ):
         document = read(name, results)
@@ -332,6 +337,17 @@ def _training(document: dict[str, Any], _: Measured) -> Iterator[str]:
         ["", "tokens/s", *(f"over {other}'s" for other in others), "", f"MB: ours / {' / '.join(others)}"], rows
     )
     yield "\n".join(_machines(document))
+
+
+def _scaling(document: dict[str, Any], _: Measured) -> Iterator[str]:
+    yield SCALING.format(document["batches"])
+    (alone, *_), rows = document["series"], []
+    for each in document["series"]:
+        gain = median(a / b for a, b in zip(each["rates"], alone["rates"], strict=True))
+        count = each["processes"]
+        rows.append([str(count), f"{median(each['rates']):,.0f}", f"{gain:.2f}×", f"{gain / count:.0%}"])
+    yield table(["processes", "target tokens/s", "over one's", "efficiency"], rows)
+    yield measured_on(document["machine"])
 
 
 def gpu_section(document: dict[str, Any], _: Measured | None = None) -> Iterator[str]:

@@ -101,7 +101,7 @@ def random_text(bundle: Bundle, symbols: int, draw: random.Random) -> str:
 
 
 def encoded(bundle: Bundle, title: str, texts: list[str], max_new_tokens: int) -> Workload:
-    """Of those texts that have no unknown token."""
+    """Returns those texts that have no unknown token."""
     encodings = bundle.source_tokenizer.encode_batch(texts)
     known = [e for e in encodings if bundle.manifest.tokens.unknown not in e.ids]
     kept = [t for t, e in zip(texts, encodings, strict=True) if bundle.manifest.tokens.unknown not in e.ids]

@@ -28,8 +28,8 @@ class Work:
     """One comparison.
 
     Attributes:
-        vocabularies: tokens of source and target.
-        steps: of one sample.
+        vocabularies: Vocabulary sizes of source and target.
+        steps: Steps of one sample.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Work:
     steps: int
 
     def parameters(self) -> int:
-        """Of the model."""
+        """Returns the number of parameters of the model."""
         with torch.device("meta"):
             return sum(p.numel() for p in Transformer(self.model, *self.vocabularies, PAD_ID).parameters())
 

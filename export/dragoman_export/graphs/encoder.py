@@ -33,9 +33,9 @@ class SourceEncoder(nn.Module):
         """
         memory, packing = self.encoder(source_ids, source_lengths)  # [tokens, d_model]
         projected = self.memory(memory)  # [tokens, planes * d_model]
-        heads = packing.pad(projected).unflatten(-1, (self.planes * self.heads, -1)).transpose(1, 2)
-        planes = heads.chunk(self.planes, 1)  # [rows, heads, source, d_head] each
+        # [rows, heads, source, d_head] each
+        planes: list[Tensor] = packing.pad_heads(projected, self.planes, self.heads)
         if not self.last:
-            return list(planes)
+            return planes
         last = packing.last(projected).chunk(self.planes, -1)  # [rows, 1, d_model] each
         return [plane for i in range(0, self.planes, 2) for plane in (*planes[i : i + 2], *last[i : i + 2])]

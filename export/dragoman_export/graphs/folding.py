@@ -44,7 +44,7 @@ class FusedSelfAttention(nn.Module):
             A tensor of the shape of x, and no attention weights.
         """
         # Only attention needs rows: its input is padded, and its output packed again.
-        query, key, value = mask.pad(self.query_key_value(x)).chunk(3, -1)
+        query, key, value = mask.pad_parts(self.query_key_value(x), 3)
         attended, _ = attention(query, key, value, self.heads, mask.lengths, bias=bias, causal=causal)
         return self.output(mask.pack(attended)), None
 

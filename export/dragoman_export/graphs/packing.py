@@ -26,6 +26,7 @@ class Packing:
         self.packed_index = (ends[:, None] - own) + nearest
         self.positions = self.pack(nearest)  # [tokens], the position of each token in its row
         self.last_index = ends[:, None] - 1  # [rows, 1]
+        self._part_indices: dict[int, list[Tensor]] = {}  # [rows, longest] each, the same ones for all layers
 
     def pack(self, x: Tensor) -> Tensor:
         """[rows, longest] -> [tokens], or [rows, longest, width] -> [tokens, width]."""
@@ -35,9 +36,20 @@ class Packing:
             else gather_rows(x.flatten(0, 1), self.padded_index)
         )
 
-    def pad(self, x: Tensor) -> Tensor:
-        """[tokens, width] -> [rows, longest, width]."""
-        return gather_rows(x, self.packed_index)
+    def pad_parts(self, x: Tensor, parts: int) -> list[Tensor]:
+        """[tokens, parts * width] -> parts times [rows, longest, width]; to pad and split at once copies only once."""
+        if parts not in self._part_indices:
+            first = self.packed_index * parts
+            self._part_indices[parts] = [first + part for part in range(parts)]
+        matrix = _rows_of_parts(x, parts)
+        return [gather_rows(matrix, index) for index in self._part_indices[parts]]
+
+    def pad_heads(self, x: Tensor, planes: int, heads: int) -> list[Tensor]:
+        """[tokens, planes * heads * d_head] -> planes times [rows, heads, longest, d_head]."""
+        first = (self.packed_index * (planes * heads))[:, None]  # [rows, 1, longest]
+        matrix = _rows_of_parts(x, planes * heads)
+        parts = torch.arange(heads)[None, :, None]  # [1, heads, 1]
+        return [gather_rows(matrix, first + (plane * heads + parts)) for plane in range(planes)]
 
     def last(self, x: Tensor) -> Tensor:
         """Returns each row's last token: [tokens, width] -> [rows, 1, width]."""
@@ -61,6 +73,15 @@ class Unpacked:
     def pad(self, x: Tensor) -> Tensor:
         """[rows * longest, width] -> [rows, longest, width]."""
         return x.unflatten(0, (self.lengths.shape[0], -1))  # type: ignore[no-any-return,no-untyped-call]
+
+    def pad_parts(self, x: Tensor, parts: int) -> list[Tensor]:
+        """[rows * longest, parts * width] -> parts times [rows, longest, width]."""
+        return list(self.pad(x).chunk(parts, -1))
+
+
+def _rows_of_parts(x: Tensor, parts: int) -> Tensor:
+    """[tokens, parts * width] -> [tokens * parts, width]."""
+    return x.unflatten(1, (parts, -1)).flatten(0, 1)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:

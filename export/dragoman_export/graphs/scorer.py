@@ -44,7 +44,7 @@ class Scorer(nn.Module):
             Cross-attention weights float32 [rows, layers, heads, target, source].
         """
         memory, sources = self.encoder(source_ids, source_lengths)
-        planes = sources.pad(self.memory(memory)).chunk(2 * len(self.layers), -1)  # [rows, source, d_model] each
+        planes = sources.pad_parts(self.memory(memory), 2 * len(self.layers))  # [rows, source, d_model] each
         targets, places = Unpacked(target_lengths.long()), torch.arange(target_ids.shape[1])
         x = targets.pack(self.decoder.embedding(target_ids, places))  # [rows * target, d_model]
         biases = [relative(places[None], places) for relative in self.decoder.relative]  # [1, heads, target, target]

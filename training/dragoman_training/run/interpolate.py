@@ -1,0 +1,102 @@
+"""Averages the weights of a fine-tuned run with those that it started from.
+
+    python -m dragoman_training.run.interpolate runs/tuned runs/before runs/between --share 0.6
+
+Fine-tuning gains what its data teach and loses some of what others taught. The weights in between often have most of
+both ("Robust fine-tuning of zero-shot models", Wortsman et al. 2022). `dragoman-export` takes the result like any run.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from dragoman_training.errors import TrainingError
+from dragoman_training.files import (
+    DATA_FILE,
+    DEV_FILE,
+    IMPORTED_FILE,
+    MODEL_FILE,
+    RECIPE_FILE,
+    REPORT_FILE,
+    SOURCE_PIECES,
+    SOURCE_TOKENIZER,
+    START_FILE,
+    TARGET_PIECES,
+    TARGET_TOKENIZER,
+    write_text,
+)
+from dragoman_training.recipe import save_recipe
+from dragoman_training.run.checkpoint import save_state
+from dragoman_training.run.load import Run, load_run
+
+_TEXT_FILES = SOURCE_TOKENIZER, TARGET_TOKENIZER, IMPORTED_FILE, SOURCE_PIECES, TARGET_PIECES
+_KEPT = DATA_FILE, DEV_FILE, START_FILE, *_TEXT_FILES
+
+
+def interpolate(tuned: Path, before: Path, out: Path, share: float) -> None:
+    """Writes a finished run whose weights are share * tuned + (1 - share) * before.
+
+    Recipe, tokenizers and dev set are those of `tuned`; report.json names the two runs and the share.
+
+    Raises:
+        TrainingError: The share is not between 0 and 1, `out` exists, a run cannot be loaded, or the two differ in
+            shape or tokenizers.
+    """
+    if not 0 <= share <= 1:
+        raise TrainingError(f"--share: expected a number from 0 to 1, got {share:g}")
+    if out.exists():
+        raise TrainingError(f"{out} already exists; choose another place for the run")
+    one, other = load_run(tuned), load_run(before)
+    _check(one, other)
+    weights = {
+        name: (share * value.double() + (1 - share) * other.model.state_dict()[name].double()).to(value.dtype)
+        for name, value in one.model.state_dict().items()
+    }
+    report = {"interpolated": {"tuned": tuned.name, "before": before.name, "share": share}}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
+        folder = Path(scratch) / "run"
+        folder.mkdir()
+        for name in _KEPT:
+            if (tuned / name).exists():
+                shutil.copyfile(tuned / name, folder / name)
+        save_recipe(one.recipe, folder / RECIPE_FILE)
+        write_text(folder / REPORT_FILE, json.dumps(report, indent=2) + "\n")
+        save_state(folder / MODEL_FILE, {"model": weights, "steps": one.provenance["steps_averaged"]})
+        folder.rename(out)
+
+
+def _check(one: Run, other: Run) -> None:
+    if one.recipe.model != other.recipe.model:
+        raise TrainingError(f"{one.path} and {other.path} differ in the section `model` of their recipes")
+    for name in _TEXT_FILES:
+        contents = [path.read_bytes() if path.exists() else None for path in (one.path / name, other.path / name)]
+        if contents[0] != contents[1]:
+            raise TrainingError(f"{one.path} and {other.path} differ in {name}, so their weights do not fit together")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command and returns its exit status."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(
+        prog="python -m dragoman_training.run.interpolate", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("tuned", type=Path, help="run that was fine-tuned")
+    parser.add_argument("before", type=Path, help="run that it started from")
+    parser.add_argument("out", type=Path, help="run to write")
+    parser.add_argument("--share", type=float, default=0.5, help="weight of the fine-tuned run, 0 to 1 (default: 0.5)")
+    options = parser.parse_args(arguments)
+    try:
+        interpolate(options.tuned, options.before, options.out, options.share)
+    except (TrainingError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(options.out)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -13,9 +13,11 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from numpy.typing import NDArray
@@ -133,7 +135,20 @@ class RequestHandler:
         return runtime
 
 
+# An answer that takes no memory to make, when there is none for the real one.
+_NO_MEMORY = bytes(ForkingPickler.dumps((False, MemoryError("no memory is left for the answer of the worker"))))
+
+
 def _serve_channel(channel: Connection) -> None:
+    """Answers the calls of a channel until the server closes it."""
+    try:
+        _answer_calls(channel)
+    except BaseException:  # the server would wait for an answer until it takes the worker for hung
+        traceback.print_exc()
+        os._exit(1)
+
+
+def _answer_calls(channel: Connection) -> None:
     handler = RequestHandler()
     while True:
         try:
@@ -147,9 +162,13 @@ def _serve_channel(channel: Connection) -> None:
         del arguments
         try:
             channel.send(answer)
+        except MemoryError:
+            del answer
+            channel.send_bytes(_NO_MEMORY)
         except OSError:
             break
-        del answer
+        else:
+            del answer
     handler.close()
 
 

@@ -8,6 +8,7 @@ another socket, for a Channel. When the control socket closes the server has end
 
 import ctypes
 import itertools
+import mmap
 import os
 import signal
 import socket
@@ -15,7 +16,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -135,6 +136,7 @@ class RequestHandler:
         return runtime
 
 
+RESERVE = 2**22  # bytes of address space; no page is touched
 # An answer that takes no memory to make, when there is none for the real one.
 _NO_MEMORY = bytes(ForkingPickler.dumps((False, MemoryError("no memory is left for the answer of the worker"))))
 
@@ -155,10 +157,11 @@ def _answer_calls(channel: Connection) -> None:
             method, arguments = channel.recv()
         except (EOFError, OSError):
             break
-        try:
-            answer: tuple[bool, Any] = True, getattr(handler, method)(*arguments)
-        except Exception as error:
-            answer = False, _portable(error)
+        with _reserve():
+            try:
+                answer: tuple[bool, Any] = True, getattr(handler, method)(*arguments)
+            except Exception as error:
+                answer = False, _portable(error)
         del arguments
         try:
             channel.send(answer)
@@ -170,6 +173,14 @@ def _answer_calls(channel: Connection) -> None:
         else:
             del answer
     handler.close()
+
+
+def _reserve() -> AbstractContextManager[Any]:
+    """Keeps memory for the messages before and after a call, which may take all the rest."""
+    try:
+        return mmap.mmap(-1, RESERVE)
+    except OSError:  # there is none
+        return nullcontext()
 
 
 def _portable(error: Exception) -> Exception:

@@ -79,7 +79,7 @@ class Player:
 
 @pytest.fixture
 def together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets no search that fits arrays advance by itself in an engine, however few there are."""
+    """Makes plain searches fail if they advance by themselves in an engine."""
     submitted = Player.submit
 
     def submit(player: Player, *args: Any, **more: Any) -> Job:

@@ -1,17 +1,21 @@
 """training.compile: compiled layers learn what the others do, and a missing compiler is an error of the recipe."""
 
 import copy
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
-from torch._inductor.exc import InvalidCxxCompiler
+from torch._inductor import config as inductor
 
 from dragoman_training.data.batches import EncodedPair, collate
 from dragoman_training.errors import TrainingError
 from dragoman_training.model import ModelConfig, Transformer
-from dragoman_training.optimization.compilation import compile_layers, finding_compilers
+from dragoman_training.optimization.compilation import CPU_WARNING, compile_layers
 from dragoman_training.optimization.parallel import Objective
+from dragoman_training.trainer import Trainer
 from tests.support.random_model import random_model
+from tests.support.training import make_trainer, small_recipe
 
 VOCABULARY = 40
 BATCHES = [
@@ -51,9 +55,22 @@ def _gradients(model: Transformer, batch: object) -> tuple[torch.Tensor, list[to
     return loss, list(torch.autograd.grad(loss, list(model.parameters())))
 
 
-def test_a_missing_compiler_is_named() -> None:
-    with (
-        pytest.raises(TrainingError, match=r"^training\.compile: compiling failed \(.*g\+\+.*\); set it to false$"),
-        finding_compilers(),
-    ):
-        raise InvalidCxxCompiler
+@pytest.fixture
+def trainer(tmp_path: Path) -> Iterator[Trainer]:
+    """A trainer that compiles, where there is no compiler."""
+    trainer = make_trainer(small_recipe("training.compile=true"), tmp_path / "run")
+    with inductor.patch({"cpp.cxx": (None, "no-such-compiler"), "force_disable_caches": True}):
+        yield trainer
+    trainer.metrics_log.close()
+
+
+def test_a_missing_compiler_is_named(trainer: Trainer) -> None:
+    assert trainer.learner.notices == [CPU_WARNING]
+    batch = collate([EncodedPair([7, 8, 3], [9, 3])])
+    with pytest.raises(TrainingError, match=r"^training\.compile: compiling failed \(.*no-such-compiler.*\); set it"):
+        trainer.learner.update([batch], batch.target_tokens)
+
+
+def test_evaluations_do_not_compile(trainer: Trainer) -> None:
+    with trainer.learner.evaluated() as model:
+        assert model(torch.tensor([[7, 8, 3]]), torch.tensor([[2, 9]])).isfinite().all()

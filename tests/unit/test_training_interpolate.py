@@ -34,13 +34,19 @@ def test_weights_are_averaged(runs: tuple[Path, Path], share: float, tmp_path: P
     }
 
 
+def test_dropout_and_limits_may_differ(tmp_path: Path) -> None:
+    tuned, before = small_run(tmp_path / "tuned", dropout=0.3, max_source_length=30), small_run(tmp_path / "before")
+    assert main([str(tuned), str(before), str(tmp_path / "out")]) == 0
+    assert load_run(tmp_path / "out").recipe.model.max_source_length == 30
+
+
 def test_what_does_not_fit_is_refused(
     runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tuned, before = runs
     wide = small_run(tmp_path / "wide", d_ff=48)
     for arguments, message in (
-        ([wide, tmp_path / "out"], "section `model`"),
+        ([wide, tmp_path / "out"], "do not fit together: model.d_ff is"),
         ([tmp_path / "none", tmp_path / "out"], "no run here"),
         ([before, before], "already exists"),
         ([before, tmp_path / "out", "--share", "1.5"], "--share: expected a number from 0 to 1, got 1.5"),

@@ -15,6 +15,7 @@ RECIPE_FILE = "recipe.yaml"
 SOURCE_TOKENIZER, TARGET_TOKENIZER = "source_tokenizer.json", "target_tokenizer.json"
 IMPORTED_FILE = "imported.json"  # the rules of an imported model, see `data.imported`
 SOURCE_PIECES, TARGET_PIECES = "source.spm", "target.spm"  # SentencePiece models of an imported model
+TOKENIZER_FILES = SOURCE_TOKENIZER, TARGET_TOKENIZER, IMPORTED_FILE, SOURCE_PIECES, TARGET_PIECES  # any may be missing
 START_FILE = "start.json"  # the run that a run started from
 DATA_FILE = "data.json"  # counts and fingerprints
 DEV_FILE = "dev.tsv"  # the dev pairs

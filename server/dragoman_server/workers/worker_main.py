@@ -157,11 +157,11 @@ def _answer_calls(channel: Connection) -> None:
             method, arguments = channel.recv()
         except (EOFError, OSError):
             break
-        with _reserve():
-            try:
+        try:
+            with _reserve():
                 answer: tuple[bool, Any] = True, getattr(handler, method)(*arguments)
-            except Exception as error:
-                answer = False, _portable(error)
+        except Exception as error:
+            answer = False, _portable(error)
         del arguments
         try:
             channel.send(answer)
@@ -178,7 +178,7 @@ def _answer_calls(channel: Connection) -> None:
 def _reserve() -> AbstractContextManager[Any]:
     """Keeps memory for the messages before and after a call, which may take all the rest."""
     try:
-        return mmap.mmap(-1, RESERVE)
+        return mmap.mmap(-1, RESERVE, mmap.MAP_PRIVATE)  # limits of data do not count shared memory
     except OSError:  # there is none
         return nullcontext()
 

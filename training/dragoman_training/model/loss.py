@@ -9,7 +9,7 @@ from dragoman_training.model.linear import autocast_dtype, matmul
 
 IGNORED = -100  # target id of padding, the default ignore_index of F.cross_entropy
 _LOGITS = 2**24  # at a time: 64 MiB
-_LOGITS_CPU = 2**22  # more of them leave the caches, and their memory is mapped anew for every chunk
+_LOGITS_CPU = 2**22  # more of them leave the caches
 _LEAST_ROWS = 256  # fewer of them cost more for the gradient of a large output layer, which each chunk adds to
 
 

@@ -3,7 +3,7 @@
 import math
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,12 @@ from torch import Tensor, nn
 from dragoman_training.data.batches import Batch
 from dragoman_training.errors import TrainingError
 from dragoman_training.model import Transformer
-from dragoman_training.optimization.compilation import compile_layers, finding_compilers
+from dragoman_training.optimization.compilation import (
+    CPU_WARNING,
+    compile_layers,
+    finding_compilers,
+    without_compiling,
+)
 from dragoman_training.optimization.divergence import check_divergence, untrained_loss
 from dragoman_training.optimization.freeze import freeze
 from dragoman_training.optimization.moving_average import MovingAverage
@@ -107,6 +112,14 @@ class Learner:
         return objective
 
     @property
+    def notices(self) -> list[str]:
+        """What the user should know about how this machine trains."""
+        lines = [self.precision.line]
+        if self.config.compile and self.device.type == "cpu":
+            lines.append(CPU_WARNING)
+        return [line for line in lines if line]
+
+    @property
     def _measured(self) -> Transformer:
         """The model whose quality counts: the moving average of the weights if the recipe has one."""
         return self.model if self.average is None else self.average.model
@@ -125,7 +138,7 @@ class Learner:
             model = self._measured
         model.eval()
         try:
-            with torch.compiler.set_stance("force_eager"):  # few evaluations do not repay more compiling
+            with without_compiling() if self.config.compile else nullcontext():
                 yield model
         finally:
             self.model.train()
@@ -246,7 +259,8 @@ class Learner:
         total = 0.0
         for i, batch in enumerate(batches):
             self._seed(batch.number)
-            with accumulating(self.objective, last=i == len(batches) - 1), finding_losses(), finding_compilers():
+            compilers = finding_compilers() if self.config.compile else nullcontext()
+            with accumulating(self.objective, last=i == len(batches) - 1), finding_losses(), compilers:
                 loss = self._loss(batch.to(self.device)) / tokens
                 # The mean over the processes becomes a sum.
                 (loss * self.processes.count).backward()  # type: ignore[no-untyped-call]

@@ -17,23 +17,19 @@ from dragoman_training.errors import TrainingError
 from dragoman_training.files import (
     DATA_FILE,
     DEV_FILE,
-    IMPORTED_FILE,
     MODEL_FILE,
     RECIPE_FILE,
     REPORT_FILE,
-    SOURCE_PIECES,
-    SOURCE_TOKENIZER,
     START_FILE,
-    TARGET_PIECES,
-    TARGET_TOKENIZER,
+    TOKENIZER_FILES,
     write_text,
 )
 from dragoman_training.recipe import save_recipe
 from dragoman_training.run.checkpoint import save_state
 from dragoman_training.run.load import Run, load_run
+from dragoman_training.run.start import weight_differences
 
-_TEXT_FILES = SOURCE_TOKENIZER, TARGET_TOKENIZER, IMPORTED_FILE, SOURCE_PIECES, TARGET_PIECES
-_KEPT = DATA_FILE, DEV_FILE, START_FILE, *_TEXT_FILES
+_KEPT = DATA_FILE, DEV_FILE, START_FILE, *TOKENIZER_FILES
 
 
 def interpolate(tuned: Path, before: Path, out: Path, share: float) -> None:
@@ -51,8 +47,9 @@ def interpolate(tuned: Path, before: Path, out: Path, share: float) -> None:
         raise TrainingError(f"{out} already exists; choose another place for the run")
     one, other = load_run(tuned), load_run(before)
     _check(one, other)
+    theirs = other.model.state_dict()
     weights = {
-        name: (share * value.double() + (1 - share) * other.model.state_dict()[name].double()).to(value.dtype)
+        name: (share * value.double() + (1 - share) * theirs[name].double()).to(value.dtype)
         for name, value in one.model.state_dict().items()
     }
     report = {"interpolated": {"tuned": tuned.name, "before": before.name, "share": share}}
@@ -70,9 +67,10 @@ def interpolate(tuned: Path, before: Path, out: Path, share: float) -> None:
 
 
 def _check(one: Run, other: Run) -> None:
-    if one.recipe.model != other.recipe.model:
-        raise TrainingError(f"{one.path} and {other.path} differ in the section `model` of their recipes")
-    for name in _TEXT_FILES:
+    if differences := weight_differences(one.recipe, other.recipe):
+        described = (f"{key} is {json.dumps(a)} and {json.dumps(b)}" for key, a, b in differences)
+        raise TrainingError(f"{one.path} and {other.path} do not fit together: {', '.join(described)}")
+    for name in TOKENIZER_FILES:
         contents = [path.read_bytes() if path.exists() else None for path in (one.path / name, other.path / name)]
         if contents[0] != contents[1]:
             raise TrainingError(f"{one.path} and {other.path} differ in {name}, so their weights do not fit together")

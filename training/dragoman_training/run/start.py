@@ -11,18 +11,7 @@ from torch import Tensor
 from dragoman_training.data.imported import ImportedRules
 from dragoman_training.data.languages import language_token
 from dragoman_training.errors import TrainingError
-from dragoman_training.files import (
-    IMPORTED_FILE,
-    MODEL_FILE,
-    RECIPE_FILE,
-    SOURCE_PIECES,
-    SOURCE_TOKENIZER,
-    START_FILE,
-    TARGET_PIECES,
-    TARGET_TOKENIZER,
-    read_json,
-    write_text,
-)
+from dragoman_training.files import MODEL_FILE, RECIPE_FILE, START_FILE, TOKENIZER_FILES, read_json, write_text
 from dragoman_training.recipe import Recipe, file_paths, flatten, source_language, target_language
 from dragoman_training.run.checkpoint import checkpoint_steps
 from dragoman_training.run.load import Run, load_run
@@ -94,9 +83,17 @@ def write_start(start: Start, run: Path) -> None:
         "unseen_source_tokens": start.unseen_source_tokens,
     }
     write_text(run / START_FILE, json.dumps(document, indent=2, default=str) + "\n")
-    for name in (SOURCE_TOKENIZER, TARGET_TOKENIZER, SOURCE_PIECES, TARGET_PIECES, IMPORTED_FILE):
+    for name in TOKENIZER_FILES:
         if (start.run / name).exists():
             shutil.copyfile(start.run / name, run / name)
+
+
+def weight_differences(one: Recipe, other: Recipe) -> list[tuple[str, Any, Any]]:
+    """Returns the keys that affect weights or vocabularies and differ between recipes, with the values of both."""
+    first, second = ({**_section(recipe, "model"), **_section(recipe, "tokenizers")} for recipe in (one, other))
+    free = FREE - _LIMITS if other.model.positions == "learned" else FREE
+    keys = sorted((first.keys() | second.keys()) - free)
+    return [(key, first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key)]
 
 
 def _load(path: Path) -> Run:
@@ -111,15 +108,9 @@ def _load(path: Path) -> Run:
 
 def _check(recipe: Recipe, start: Run) -> None:
     """Checks that the weights fit the recipe's model and tokenizers."""
-    theirs, ours = ({**_section(r, "model"), **_section(r, "tokenizers")} for r in (start.recipe, recipe))
-    free = FREE - _LIMITS if recipe.model.positions == "learned" else FREE
-    differences = [
-        f"{key} is {json.dumps(theirs.get(key))} there and {json.dumps(ours.get(key))} in the recipe"
-        for key in sorted(theirs.keys() | ours.keys())
-        if theirs.get(key) != ours.get(key) and key not in free
-    ]
-    if differences:
-        raise TrainingError(f"--init-from {start.path}: {', '.join(differences)}; expected the same")
+    if differences := weight_differences(start.recipe, recipe):
+        described = (f"{key} is {json.dumps(a)} there and {json.dumps(b)} in the recipe" for key, a, b in differences)
+        raise TrainingError(f"--init-from {start.path}: {', '.join(described)}; expected the same")
     if start.tokenizers.rules is not None:
         _check_languages(recipe, start.tokenizers.rules)
         return

@@ -145,7 +145,7 @@ def _build(
     learner = Learner(recipe, data.tokenizers.vocabularies, data.tokenizers.special.pad, device, run)
     if start is not None:
         learner.start_from(start.weights)
-    if line := learner.precision.line:
+    for line in learner.notices:
         echo(line)
     counts = count_parameters(learner.model)
     total, trained = sum(counts.values()), sum(parameter.numel() for parameter in learner.trained)

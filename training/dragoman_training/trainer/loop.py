@@ -19,7 +19,6 @@ from dragoman_training.evaluation.evaluate import Evaluation, measure, negative_
 from dragoman_training.files import CURVES_FILE
 from dragoman_training.model import Transformer
 from dragoman_training.optimization.allocator import keep_freed_memory, memory_in_use, release_memory
-from dragoman_training.optimization.compilation import CPU_WARNING
 from dragoman_training.optimization.learner import Learner
 from dragoman_training.optimization.optimizer import learning_rate
 from dragoman_training.processes import ALONE, Processes
@@ -73,10 +72,8 @@ class Trainer:
         self.position = Position()
         self._begin = -1, Position()  # the step before the current one, and the position in the data at its end
         self.former_precision: str | None = None  # of the steps before a resume
-        if line := self.learner.precision.line:
+        for line in self.learner.notices:
             self.echo(line)
-        if self.config.compile and device.type == "cpu":
-            self.echo(CPU_WARNING)
         self._restore()
         self.metrics_log = MetricsLog(run, self.step, processes)
         if device.type == "cpu":

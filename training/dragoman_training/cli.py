@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from dragoman_training.errors import TrainingError, missing_extra
+from dragoman_training.startup import configure_process
 
 if TYPE_CHECKING:
     from dragoman_training.processes import Processes
@@ -193,10 +194,7 @@ def _preparation_abandoned(_step: int | None) -> NoReturn:
 
 def main() -> None:
     """Entry point of `dragoman-train`."""
-    # NOTE: PyTorch reads this when it is first imported. By default its threads spin while they wait for each other;
-    # with other load on the same cores, that makes the steps of a small model a hundred times slower. The results are
-    # the same.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    configure_process()
     try:
         app()
     except SystemExit as end:

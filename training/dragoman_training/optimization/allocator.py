@@ -22,10 +22,11 @@ def _glibc() -> ctypes.CDLL | None:
 def keep_freed_memory() -> None:
     """Makes this process keep freed memory, so that the next step does not request it from the system again.
 
-    Requesting it took a tenth of a step. The kept memory grows over hundreds of steps, since every batch has another
-    shape and leaves holes that others do not fit into: call `release_memory` from time to time. oneDNN by default
-    caches 1,024 kernels, one per shape, which take hundreds of megabytes for shapes that rarely occur again; the
-    smaller cache takes effect only if oneDNN has not been used yet.
+    Older versions of glibc need more for that, see `startup.configure_process`. Requesting it took a tenth of a step.
+    The kept memory grows over hundreds of steps, since every batch has another shape and leaves holes that others do
+    not fit into: call `release_memory` from time to time. oneDNN by default caches 1,024 kernels, one per shape, which
+    take hundreds of megabytes for shapes that rarely occur again; the smaller cache takes effect only if oneDNN has not
+    been used yet.
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(ONEDNN_KERNELS))
     if (library := _glibc()) is not None:

@@ -143,11 +143,15 @@ def outputs() -> tuple[Tensor, Tensor, Tensor]:
     return hidden.requires_grad_(), weight.requires_grad_(), target
 
 
-@pytest.mark.parametrize("rows", [1, 4, 100])
+@pytest.mark.parametrize(("rows", "kept"), [(1, 1), (1, 3), (4, 1), (4, 2), (4, 100), (100, 1)])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("bf16", [False, True])
-def test_loss_equals_pytorch(rows: int, smoothing: float, bf16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loss_equals_pytorch(
+    rows: int, kept: int, smoothing: float, bf16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logits of `rows` tokens are computed at a time, and `kept` times as many of their gradients are kept."""
     monkeypatch.setattr(loss_module, "rows_at_a_time", lambda *_: rows)
+    monkeypatch.setattr(loss_module, "_GRADIENTS", kept * rows * VOCABULARY)
     hidden, weight, target = outputs()
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         loss = smoothed_cross_entropy(hidden, weight, target, smoothing) / 7

@@ -10,7 +10,8 @@ from dragoman_training.model.linear import autocast_dtype, matmul
 IGNORED = -100  # target id of padding, the default ignore_index of F.cross_entropy
 _LOGITS = 2**24  # at a time: 64 MiB
 _LOGITS_CPU = 2**22  # more of them leave the caches
-_LEAST_ROWS = 256  # fewer of them cost more for the gradient of a large output layer, which each chunk adds to
+_LEAST_ROWS = 256  # fewer of them make the products of a large output layer slower
+_GRADIENTS = 2**25  # of logits, kept to add to the gradient of the output layer at once: 64 MiB in bfloat16
 
 
 def rows_at_a_time(vocabulary: int, device: torch.device) -> int:
@@ -73,19 +74,22 @@ def _cross_entropy(
     vocabulary, weight_gradient = weight.size(0), None
     matrix, total = weight.to(dtype), rows.new_zeros((), dtype=torch.float32)  # [vocabulary, d_model], []
     chunk = rows_at_a_time(vocabulary, rows.device)
+    group = chunk * max(1, _GRADIENTS // (chunk * vocabulary))
     with torch.autocast(rows.device.type, enabled=False):
-        for start in range(0, len(rows), chunk):
-            part = rows[start : start + chunk].to(dtype)  # [chunk, d_model]
-            ids = target[start : start + chunk, None]  # [chunk, 1]
-            logp = matmul(part, matrix).float().log_softmax(-1)  # [chunk, vocabulary]
-            total -= (1 - smoothing) * logp.gather(1, ids).sum() + smoothing * logp.mean(-1).sum()
-            if rows_gradient is None:
+        for first in range(0, len(rows), group):
+            block, ids = rows[first : first + group].to(dtype), target[first : first + group, None]
+            gradient = None if rows_gradient is None else block.new_empty(len(block), vocabulary)
+            for start in range(0, len(block), chunk):
+                part = slice(start, start + chunk)
+                logp = matmul(block[part], matrix).float().log_softmax(-1)  # [chunk, vocabulary]
+                total -= (1 - smoothing) * logp.gather(1, ids[part]).sum() + smoothing * logp.mean(-1).sum()
+                if gradient is not None:  # the probabilities minus the smoothed targets
+                    logp.exp_().sub_(smoothing / vocabulary)
+                    logp.scatter_add_(1, ids[part], logp.new_full(ids[part].shape, smoothing - 1))
+                    gradient[part] = logp
+            if rows_gradient is None or gradient is None:
                 continue
-            # The gradient of the logits is the probabilities minus the smoothed targets.
-            gradient = logp.exp_().sub_(smoothing / vocabulary)  # [chunk, vocabulary]
-            gradient.scatter_add_(1, ids, gradient.new_full(ids.shape, smoothing - 1))
-            gradient = gradient.to(dtype)
-            rows_gradient[start : start + chunk] = matmul(gradient, matrix.t())
-            update = matmul(gradient.t(), part.t())  # [vocabulary, d_model]
+            rows_gradient[first : first + group] = matmul(gradient, matrix.t())
+            update = matmul(gradient.t(), block.t())  # [vocabulary, d_model]
             weight_gradient = update.to(weight.dtype) if weight_gradient is None else weight_gradient.add_(update)
     return total, weight_gradient

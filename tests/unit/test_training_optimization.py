@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from torch.nn import functional as F
 
 from dragoman_training.data.batches import BatchSampler, EncodedPair, PairList, collate
 from dragoman_training.data.shares import share_out
+from dragoman_training.model import linear as linear_module
 from dragoman_training.model import loss as loss_module
 from dragoman_training.model.linear import Linear
 from dragoman_training.model.loss import IGNORED, smoothed_cross_entropy
@@ -175,7 +177,11 @@ def test_loss_of_padding_alone_and_of_infinite_states() -> None:
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("bf16", [False, True])
-def test_linear_in_training_equals_pytorch(bias: bool, bf16: bool) -> None:
+@pytest.mark.parametrize("onednn", [False, True])
+def test_linear_in_training_equals_pytorch(
+    bias: bool, bf16: bool, onednn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear_module, "ONEDNN", onednn)
     torch.manual_seed(1)
     linear, expected = Linear(24, 40, bias=bias), nn.Linear(24, 40, bias=bias)
     expected.load_state_dict(linear.state_dict())
@@ -190,6 +196,14 @@ def test_linear_in_training_equals_pytorch(bias: bool, bf16: bool) -> None:
         assert all(gradient is not None and gradient.dtype == torch.float32 for gradient in gradients)
         results.append([y, leaf.grad, *gradients])
     torch.testing.assert_close(*results, rtol=2e-2 if bf16 else 1e-4, atol=0.2 if bf16 else 1e-4)
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="only Linux names its processor there")
+@pytest.mark.parametrize(("processor", "onednn"), [("GenuineIntel", False), ("AuthenticAMD", True)])
+def test_onednn_computes_except_on_intel(processor: str, onednn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    monkeypatch.setattr(Path, "read_text", lambda path: f"vendor_id\t: {processor}\n")
+    assert linear_module._prefers_onednn() == onednn
 
 
 def test_linear_in_evaluation_is_pytorchs() -> None:

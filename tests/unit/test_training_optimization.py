@@ -19,14 +19,17 @@ from torch.nn import functional as F
 
 from dragoman_training.data.batches import BatchSampler, EncodedPair, PairList, collate
 from dragoman_training.data.shares import share_out
+from dragoman_training.model import ModelConfig
 from dragoman_training.model import linear as linear_module
 from dragoman_training.model import loss as loss_module
 from dragoman_training.model.linear import Linear
 from dragoman_training.model.loss import IGNORED, smoothed_cross_entropy
 from dragoman_training.optimization.allocator import _glibc
 from dragoman_training.optimization.optimizer import build_optimizer, learning_rate
+from dragoman_training.optimization.parallel import Objective
 from dragoman_training.optimization.precision import resolve_precision
 from dragoman_training.recipe import TrainingConfig
+from tests.support.random_model import random_model
 
 torch.set_num_threads(1)
 
@@ -167,6 +170,39 @@ def test_loss_equals_pytorch(
     torch.testing.assert_close(*gradients, rtol=2e-2 if bf16 else 1e-4, atol=2e-2 if bf16 else 1e-5)
 
 
+@pytest.mark.parametrize("rows", [1, 3, 4, 100])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_r_drop_adds_the_divergence_of_two_passes(rows: int, smoothing: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_module, "rows_at_a_time", lambda *_: rows)
+    monkeypatch.setattr(loss_module, "_GRADIENTS", 2 * rows * VOCABULARY)
+    _, weight, target = outputs()
+    hidden = torch.randn(2 * len(target), 5, WIDTH, requires_grad=True)
+    loss = smoothed_cross_entropy(hidden, weight, target, smoothing, r_drop=5.0) / 7
+    logits = F.linear(hidden, weight).flatten(0, 1)
+    options = {"label_smoothing": smoothing, "ignore_index": IGNORED}
+    entropy = F.cross_entropy(logits, target.flatten().repeat(2), reduction="sum", **options)  # type: ignore[arg-type]
+    first, second = logits.log_softmax(-1)[(target.flatten() != IGNORED).repeat(2)].chunk(2)
+    divergences = (F.kl_div(p, q, reduction="sum", log_target=True) for p, q in ((first, second), (second, first)))
+    expected = (entropy + 5.0 / 2 * sum(divergences)) / 7
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
+    with torch.no_grad():
+        assert torch.equal(smoothed_cross_entropy(hidden, weight, target, smoothing, r_drop=5.0) / 7, loss)
+    gradients = [torch.autograd.grad(value, (hidden, weight)) for value in (loss, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+
+
+def test_r_drop_measures_what_dropout_changes() -> None:
+    layers, lengths = {"encoder_layers": 1, "decoder_layers": 1}, {"max_source_length": 8, "max_target_length": 8}
+    config = {"d_model": 16, "heads": 2, "d_ff": 32, "dropout": 0.3, **layers, **lengths}
+    model = random_model(ModelConfig.model_validate(config), VOCABULARY, seed=1)
+    batch = collate([EncodedPair([7, 8, 3], [9, 3]), EncodedPair([7, 3], [9, 10, 11, 3])])
+    plain, r_drop = Objective(model, 0.1, 0.0), Objective(model, 0.1, 5.0)
+    torch.testing.assert_close(r_drop.eval()(batch), plain.eval()(batch))  # the passes are equal
+    torch.manual_seed(1)
+    mean_loss = sum(plain.train()(batch).item() for _ in range(500)) / 500
+    assert sum(r_drop.train()(batch).item() for _ in range(250)) / 250 > 1.05 * mean_loss
+
+
 def test_loss_of_padding_alone_and_of_infinite_states() -> None:
     hidden, weight, target = outputs()
     loss = smoothed_cross_entropy(hidden, weight, torch.full_like(target, IGNORED), 0.1)
@@ -292,6 +328,7 @@ def test_auto_on_gpus(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 FREE = """
 from pathlib import Path
+
 from dragoman_training.optimization.allocator import keep_freed_memory, release_memory
 
 def resident():

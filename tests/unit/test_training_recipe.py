@@ -136,6 +136,11 @@ def test_patience_needs_a_dev_set() -> None:
         load_recipe(TINY, ["data.dev_held_out_sources=0", "training.patience=2"])
 
 
+def test_r_drop_needs_dropout() -> None:
+    with pytest.raises(RecipeError, match=r"training\.r_drop has no effect without dropout; set model\.dropout"):
+        load_recipe(TINY, ["model.dropout=0", "training.r_drop=5"])
+
+
 def test_overrides_in_order_and_yaml_numbers() -> None:
     recipe = load_recipe(
         TINY, ["training.steps=100", "training.steps=200", "training.learning_rate=1e-3", "evaluation.metrics=[bleu]"]

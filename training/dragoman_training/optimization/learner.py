@@ -88,7 +88,7 @@ class Learner:
         if not self.sharded:
             self.model.to(device)
         self.average = None if self.config.ema_decay is None else MovingAverage(self.model, self.config.ema_decay)
-        self.objective = self._distributed(Objective(self.model, self.config.label_smoothing))
+        self.objective = self._distributed(Objective(self.model, self.config.label_smoothing, self.config.r_drop))
         if self.config.compile:
             compile_layers(self.model)
         self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
@@ -218,7 +218,7 @@ class Learner:
             tokens: Number of target tokens in the batches of all processes.
 
         Returns:
-            The label-smoothed cross entropy, the mean over the target tokens of all processes in nats.
+            The loss, see `Objective`: its mean over the target tokens of all processes in nats.
 
         Raises:
             TrainingError: Training has diverged; the weights are unchanged.
@@ -272,7 +272,7 @@ class Learner:
         torch.manual_seed(int(np.random.SeedSequence((self.seed, self.step, number)).generate_state(1, np.uint64)[0]))
 
     def _loss(self, batch: Batch) -> Tensor:
-        """Computes the label-smoothed cross entropy of a batch on this device, its sum over the targets []."""
+        """Computes the loss of a batch on this device, its sum over the targets []; see `Objective`."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision.name == "bf16"):
             loss: Tensor = self.objective(batch)
         return loss

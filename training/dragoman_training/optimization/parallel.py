@@ -23,16 +23,23 @@ Place = Callable[[tuple[str | int, ...], Tensor], Tensor]
 class Objective(nn.Module):
     """The loss of a model: the module whose forward pass is that of a training step."""
 
-    def __init__(self, model: Transformer, label_smoothing: float) -> None:
+    def __init__(self, model: Transformer, label_smoothing: float, r_drop: float) -> None:
         super().__init__()
         self.model = model
-        self.label_smoothing = label_smoothing
+        self.label_smoothing, self.r_drop = label_smoothing, r_drop
 
     def forward(self, batch: Batch) -> Tensor:
-        """Computes the label-smoothed cross entropy of a batch, its sum over the target tokens []."""
-        hidden = self.model.hidden(batch.source, batch.target_input)  # [batch, target, d_model]
+        """Computes the label-smoothed cross entropy of a batch, its sum over the target tokens [].
+
+        With R-Drop (Liang et al. 2021) it is the mean of two passes, which dropout makes differ, plus alpha / 2 times
+        the mean of the two Kullback-Leibler divergences between them: half of the paper's loss.
+        """
+        passes = 2 if self.r_drop else 1
+        source, target = (ids.repeat(passes, 1) for ids in (batch.source, batch.target_input))
+        hidden = self.model.hidden(source, target)  # [passes * batch, target, d_model]
         hidden, output_layer = self.model.decoder.output_layer(hidden)
-        return smoothed_cross_entropy(hidden, output_layer, batch.target_output, self.label_smoothing)
+        loss = smoothed_cross_entropy(hidden, output_layer, batch.target_output, self.label_smoothing, self.r_drop)
+        return loss / passes
 
 
 def copied(objective: Objective, device: torch.device) -> nn.Module:

@@ -102,6 +102,7 @@ class TrainingConfig(Section):
     betas: tuple[float, float] = (0.9, 0.98)
     weight_decay: float = Field(default=0.0, ge=0)
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
+    r_drop: float = Field(default=0.0, ge=0)
     freeze: list[Part] = Field(default=[], max_length=3)
     ema_decay: float | None = Field(default=None, gt=0, lt=1)
     clip_norm: float | None = Field(default=1.0, gt=0)
@@ -192,6 +193,8 @@ class Recipe(Section):
             raise ValueError(
                 "data: source_language is only for imported models; tokenizers.source.kind is not imported"
             )
+        if self.training.r_drop and not self.model.dropout:
+            raise ValueError("training.r_drop has no effect without dropout; set model.dropout")
         if not (self.data.dev or self.data.dev_held_out_sources):
             for key in ("patience", "average_best"):
                 if getattr(self.training, key):

@@ -148,15 +148,19 @@ def outputs() -> tuple[Tensor, Tensor, Tensor]:
     return hidden.requires_grad_(), weight.requires_grad_(), target
 
 
-@pytest.mark.parametrize(("rows", "kept"), [(1, 1), (1, 3), (4, 1), (4, 2), (4, 100), (100, 1)])
+def compute_at_a_time(monkeypatch: pytest.MonkeyPatch, rows: int, softmax_rows: int) -> None:
+    monkeypatch.setattr(loss_module, "_LEAST_ROWS", 1)
+    monkeypatch.setattr(loss_module, "_LOGITS", rows * VOCABULARY)
+    monkeypatch.setattr(loss_module, "_SOFTMAX_CPU", softmax_rows * VOCABULARY)
+
+
+@pytest.mark.parametrize(("rows", "softmax_rows"), [(1, 1), (4, 2), (4, 4), (6, 4), (8, 100), (100, 3), (100, 100)])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("bf16", [False, True])
 def test_loss_equals_pytorch(
-    rows: int, kept: int, smoothing: float, bf16: bool, monkeypatch: pytest.MonkeyPatch
+    rows: int, softmax_rows: int, smoothing: float, bf16: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Logits of `rows` tokens are computed at a time, and `kept` times as many of their gradients are kept."""
-    monkeypatch.setattr(loss_module, "rows_at_a_time", lambda *_: rows)
-    monkeypatch.setattr(loss_module, "_GRADIENTS", kept * rows * VOCABULARY)
+    compute_at_a_time(monkeypatch, rows, softmax_rows)
     hidden, weight, target = outputs()
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         loss = smoothed_cross_entropy(hidden, weight, target, smoothing) / 7
@@ -170,11 +174,12 @@ def test_loss_equals_pytorch(
     torch.testing.assert_close(*gradients, rtol=2e-2 if bf16 else 1e-4, atol=2e-2 if bf16 else 1e-5)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 4, 100])
+@pytest.mark.parametrize(("rows", "softmax_rows"), [(1, 1), (5, 3), (8, 4), (100, 100)])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_r_drop_adds_the_divergence_of_two_passes(rows: int, smoothing: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loss_module, "rows_at_a_time", lambda *_: rows)
-    monkeypatch.setattr(loss_module, "_GRADIENTS", 2 * rows * VOCABULARY)
+def test_r_drop_adds_the_divergence_of_two_passes(
+    rows: int, softmax_rows: int, smoothing: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute_at_a_time(monkeypatch, rows, softmax_rows)
     _, weight, target = outputs()
     hidden = torch.randn(2 * len(target), 5, WIDTH, requires_grad=True)
     loss = smoothed_cross_entropy(hidden, weight, target, smoothing, r_drop=5.0) / 7

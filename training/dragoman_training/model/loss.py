@@ -8,15 +8,17 @@ from torch import Tensor
 from dragoman_training.model.linear import autocast_dtype, matmul
 
 IGNORED = -100  # target id of padding, the default ignore_index of F.cross_entropy
-_LOGITS = 2**24  # at a time: 64 MiB
-_LOGITS_CPU = 2**22  # more of them leave the caches
-_LEAST_ROWS = 256  # fewer of them make the products of a large output layer slower
-_GRADIENTS = 2**25  # of logits, kept to add to the gradient of the output layer at once: 64 MiB in bfloat16
+# Logits computed at a time, whose gradient then takes their place: 64 MiB in bfloat16. With fewer rows the products of
+# a large output layer are slower.
+_LOGITS, _LEAST_ROWS = 2**25, 256
+# Of them, as many go through the softmax at a time as a core's cache holds; a GPU needs more to be busy.
+_SOFTMAX_CPU, _SOFTMAX = 2**19, 2**24
+_SEARCH_LOGITS_CPU = 2**22  # of a search, at a time
 
 
 def rows_at_a_time(vocabulary: int, device: torch.device) -> int:
-    """Returns for how many rows logits are computed at a time."""
-    return max(_LEAST_ROWS, (_LOGITS_CPU if device.type == "cpu" else _LOGITS) // vocabulary)
+    """Returns for how many rows a search computes logits at a time."""
+    return max(_LEAST_ROWS, (_SEARCH_LOGITS_CPU if device.type == "cpu" else _SOFTMAX) // vocabulary)
 
 
 def smoothed_cross_entropy(
@@ -80,33 +82,47 @@ def _cross_entropy(
     dtype = autocast_dtype(rows)
     vocabulary, weight_gradient = weight.size(0), None
     matrix, total = weight.to(dtype), rows.new_zeros((), dtype=torch.float32)  # [vocabulary, d_model], []
-    chunk = rows_at_a_time(vocabulary, rows.device)
-    chunk += chunk % 2 if r_drop else 0  # never half a pair
-    group = chunk * max(1, _GRADIENTS // (chunk * vocabulary))
+    at_a_time = max(_LEAST_ROWS, _even(_LOGITS // vocabulary))
+    part = _even((_SOFTMAX_CPU if rows.device.type == "cpu" else _SOFTMAX) // vocabulary)
     with torch.autocast(rows.device.type, enabled=False):
-        for first in range(0, len(rows), group):
-            block, ids = rows[first : first + group].to(dtype), target[first : first + group, None]
-            gradient = None if rows_gradient is None else block.new_empty(len(block), vocabulary)
-            for start in range(0, len(block), chunk):
-                part = slice(start, start + chunk)
-                logp = matmul(block[part], matrix).float().log_softmax(-1)  # [chunk, vocabulary]
-                total -= (1 - smoothing) * logp.gather(1, ids[part]).sum() + smoothing * logp.mean(-1).sum()
-                divergence = None
-                if r_drop:
-                    loss, divergence = _divergence(logp.view(-1, 2, vocabulary))
-                    total += r_drop / 2 * loss
-                if gradient is not None:  # the probabilities minus the smoothed targets
-                    logp.exp_().sub_(smoothing / vocabulary)
-                    if divergence is not None:
-                        logp.add_(divergence.flatten(0, 1), alpha=r_drop / 2)
-                    logp.scatter_add_(1, ids[part], logp.new_full(ids[part].shape, smoothing - 1))
-                    gradient[part] = logp
-            if rows_gradient is None or gradient is None:
-                continue
-            rows_gradient[first : first + group] = matmul(gradient, matrix.t())
-            update = matmul(gradient.t(), block.t())  # [vocabulary, d_model]
-            weight_gradient = update.to(weight.dtype) if weight_gradient is None else weight_gradient.add_(update)
+        for first in range(0, len(rows), at_a_time):
+            block, ids = rows[first : first + at_a_time].to(dtype), target[first : first + at_a_time]
+            logits = matmul(block, matrix)  # [rows, vocabulary]
+            for some, their_ids in zip(torch.split(logits, part), torch.split(ids, part), strict=True):
+                total += _softmax(some, their_ids, smoothing, r_drop, differentiate=rows_gradient is not None)
+            if rows_gradient is not None:
+                rows_gradient[first : first + at_a_time] = matmul(logits, matrix.t())
+                update = matmul(logits.t(), block.t())  # [vocabulary, d_model]
+                weight_gradient = update.to(weight.dtype) if weight_gradient is None else weight_gradient.add_(update)
     return total, weight_gradient
+
+
+def _softmax(logits: Tensor, target: Tensor, smoothing: float, r_drop: float, *, differentiate: bool) -> Tensor:
+    """Computes the loss of some rows [].
+
+    Args:
+        logits: [rows, vocabulary]; replaced by their gradient if `differentiate` is set.
+        target: Token ids [rows].
+    """
+    vocabulary, ids = logits.size(1), target[:, None]
+    logp = logits.float().log_softmax(-1)
+    loss = (smoothing - 1) * logp.gather(1, ids).sum() - smoothing / vocabulary * logp.sum()
+    gradient = None
+    if r_drop:
+        divergence, gradient = _divergence(logp.view(-1, 2, vocabulary))
+        loss += r_drop / 2 * divergence
+    if differentiate:  # the probabilities minus the smoothed targets
+        logp.exp_().sub_(smoothing / vocabulary)
+        logp.scatter_add_(1, ids, logp.new_full(ids.shape, smoothing - 1))
+        if gradient is not None:
+            logp.add_(gradient.view_as(logp), alpha=r_drop / 2)
+        logits.copy_(logp)
+    return loss
+
+
+def _even(rows: int) -> int:
+    """Returns the largest even number up to `rows`, at least 2: no half pairs."""
+    return max(2, rows - rows % 2)
 
 
 def _divergence(logp: Tensor) -> tuple[Tensor, Tensor]:

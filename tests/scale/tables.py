@@ -278,7 +278,7 @@ def growth(facts: Facts) -> str:
             ]
         )
     header = ["replicas", "one DNS answer holds them", f"new connections/s of {CLIENTS} clients", "series"]
-    header += ["roll-out, one at a time", f"{SURGE:.0%} at a time", "scale-down follows the evening"]
+    header += ["rollout, one at a time", f"{SURGE:.0%} at a time", "scale-down follows the evening"]
     return table(header, rows)
 
 

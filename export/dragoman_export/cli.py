@@ -57,8 +57,8 @@ def export(
         str | None,
         typer.Option(
             metavar="DIR",
-            help="Export this model instead of a run: a directory in float32 or float16 that a converter of "
-            "CTranslate2 wrote.",
+            help="Export this model instead of a run: a directory in float32, float16 or bfloat16 that a CTranslate2 "
+            "converter wrote.",
         ),
     ] = None,
     from_marian: Annotated[
@@ -69,7 +69,7 @@ def export(
         list[Path] | None,
         typer.Option(
             metavar="PATH",
-            help="With --from-ctranslate2: Hugging Face directory with the tokenizer, and perhaps with "
+            help="With --from-ctranslate2: Hugging Face directory with the tokenizer, and optionally "
             "generation_config.json. With --from-marian: such a directory, or that of vocab.yml and the .spm files, or "
             "these files; repeatable, source first.",
             show_default=False,
@@ -93,7 +93,7 @@ def export(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="With --from-...: typical inputs, one a line, to compare answers of graphs and model on.",
+            help="With --from-...: typical inputs, one per line, on which graphs and model are compared.",
             show_default="sentences in many languages",
         ),
     ] = None,
@@ -184,8 +184,8 @@ def export(
         bool,
         typer.Option(
             "--to-run",
-            help="The way back: make a run of a bundle or with --from-..., to train on from its weights. "
-            "`dragoman-export --to-run BUNDLE RUN`, then `dragoman-train RECIPE --init-from RUN`.",
+            help="Make a run instead of a bundle, to continue training from the weights of a bundle or a published "
+            "model: `dragoman-export --to-run BUNDLE RUN`, then `dragoman-train RECIPE --init-from RUN`.",
         ),
     ] = False,
     device: Annotated[

@@ -65,14 +65,14 @@ def run(
         bool,
         typer.Option(
             "--prepare",
-            help="Prepare the data, in data.prepared of the recipe or RUN/prepared, and stop; runs then start at once.",
+            help="Prepare the data in the recipe's data.prepared, or RUN/prepared, and exit; runs then start at once.",
         ),
     ] = False,
     init_from: Annotated[
         Path | None,
         typer.Option(
             metavar="RUN",
-            help="Start from the weights and tokenizers of another run, to train on with other data; "
+            help="Start from the weights and tokenizers of another run, to train with other data; "
             "`dragoman-export --to-run` turns a bundle or a published model into a run.",
         ),
     ] = None,

@@ -79,7 +79,7 @@ class ModelOptions(_Options, title="Model"):
     memory_budget: ByteSize | None = Field(
         default=None,
         gt=0,
-        description="Memory of the server, weights included: of the GPU if one computes; by default what is free.",
+        description="Memory for the server, weights included: of the GPU if one is used; by default what is free.",
     )
 
     @model_validator(mode="after")
@@ -161,7 +161,7 @@ class RequestOptions(_Options, title="Requests"):
         ge=1,
         le=1000,
         allow_inf_nan=False,
-        description="How many times as long steps may take beside interactive calls because of batches.",
+        description="Factor by which batches may lengthen the steps of interactive calls.",
     )
 
 

@@ -44,8 +44,8 @@ def run(
         _option(
             "Search",
             "--early-stopping/--no-early-stopping",
-            help="End a beam when as many hypotheses have finished as it is wide. Default: the bundle's own, or where "
-            "there are several candidates.",
+            help="End a beam when as many hypotheses have finished as it is wide. Default: the bundle's own, or on "
+            "if there are several candidates.",
         ),
     ] = None,
     max_new_tokens: Annotated[
@@ -74,7 +74,7 @@ def run(
             "reference in SOURCES.",
         ),
     ] = "score",
-    keep: Annotated[int, _option("Choice", min=1, max=256, help="Best candidates to write, a line each.")] = 1,
+    keep: Annotated[int, _option("Choice", min=1, max=256, help="Best candidates to write, one per line.")] = 1,
     swap: Annotated[bool, _option("Files", "--swap", help="Write target<TAB>source, for back-translation.")] = False,
     tag: Annotated[str, _option("Files", help="Text to put before the first column, such as <BT>.")] = "",
     format_: Annotated[
@@ -98,7 +98,7 @@ def run(
         str | None, _option("Machine", metavar="SIZE", help="Memory of this process, such as 4GiB.")
     ] = None,
 ) -> None:
-    """Let teachers translate SOURCES, and write OUT as the trainer reads it: source<TAB>target.
+    """Have teachers translate SOURCES, and write OUT for dragoman-train: source<TAB>target.
 
     With several teachers, each scores the candidates of all, and the best mean score wins.
     """

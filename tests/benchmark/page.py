@@ -33,7 +33,7 @@ Written by `python -m tests.benchmark.page` from the JSON files in [`results/`](
 run of one benchmark. Nothing here is typed by hand.
 
 ```sh
-make bench                            # the server, its step loop and CTranslate2; the engine loop: ten minutes
+make bench                            # the server, its step loop, CTranslate2 and transformers: a quarter of an hour
 python -m tests.benchmark.imports     # imported models, CTranslate2 and transformers; also in make bench
 make bench-servers                    # the server, Triton and a plain asyncio server: ten minutes
 python -m tests.benchmark.bulk        # `dragoman bulk` and CTranslate2 on whole files: five minutes
@@ -56,7 +56,7 @@ SERVING = """Of {} goals that were set and measured, {} are met (✓), the other
 has no goal; – means not measured."""
 SAME = """Answers with the same tokens as CTranslate2's: {}. Where two tokens are almost equally likely, rounding
 decides; with random weights in int8, that happens soon."""
-IMPORTS = """Models of Hugging Face, imported with `--from-transformers`: the shapes of opus-mt (d 512, 6+6 layers,
+IMPORTS = """Hugging Face models, imported with `--from-transformers`: the shapes of opus-mt (d 512, 6+6 layers,
 V 58,101) and t5-small (d 512, 6+6 layers, V 32,128) with random weights; all answers have 32 tokens. CTranslate2
 converts the same directory; *transformers* is its own `generate` on all cores in fp32, with padded batches. The table
 shows the server's tokens a second, and the median over rounds of its ratio to the others'."""
@@ -70,7 +70,7 @@ IMPORT_LOADS = (
 """Title, system, load, and whether it is beam search."""
 BESIDE = """The same texts over gRPC, from the same load generator; all servers tokenize, generate greedily and join the
 text. Triton runs CTranslate2 in its Python backend with dynamic batching; the asyncio server batches what arrived while
-the last batch ran; both use the setting with the most tokens for 64 callers. A caller waits for each answer before the
+the last batch ran; each uses the setting with the most tokens for 64 callers. A caller waits for each answer before the
 next call, except with random arrivals."""
 BULK = """`dragoman bulk --bundle` from a file of texts to a file of answers: reading, tokenizing, decoding, joining
 tokens and saving, with default options except for the length limit and the beam. CTranslate2 gets the texts tokenized,
@@ -85,9 +85,9 @@ full. *Graphs*, *Python* and *rest* are shares of the engine threads' time: in O
 the interpreter's lock, and without work. *Lock* is the share of time in which a thread of this kind holds it; at most
 one does."""
 PACKAGES_HELD = """Microseconds for which the lock is held for each item, by the package whose function is at work. gRPC
-and the event loop have no function of ours on top; a server cannot do without them. Free-threaded Python waits for
-grpcio, which in November 2026 alone among the dependencies has no wheel for 3.14t; protobuf's compiled part is not
-built for it either."""
+and the event loop have no function of ours on top; a server cannot do without them. Free-threaded Python has to
+wait for grpcio, in November 2026 the only dependency without a wheel for 3.14t; protobuf's compiled part is not built
+for it either."""
 HEALTH = """Milliseconds until a health check is answered, p50 / p99, with this many calls of `Generate` in flight;
 each kind is checked every 50 ms. `--health-port` and `--port` are `grpc.health.v1.Health/Check`; `/livez` and `/readyz`
 are HTTP, with a connection per check; *echo* sends a byte to an otherwise idle process and back, which shows the delay
@@ -95,15 +95,15 @@ of this machine's scheduler. The goal for `--health-port`, `/livez` and `/readyz
 p99 of at most {:.0f} ms: ✓ or ✗."""
 GROWTH = """In int8 on one thread; 8 rows, 16 source tokens and 16 target tokens, except for the one that grows. An
 exponent e means that time grows as size^e from the first size to the last; 1 is linear."""
-POSITIONS = """Milliseconds of a decode step at position {} on one thread, in the size of t5-small (d 512, 6+6 layers,
+POSITIONS = """Milliseconds of a decode step at position {} on one thread, at the size of t5-small (d 512, 6+6 layers,
 V 32,000), by kind of positions, and what relative ones cost over sinusoidal ones. T5 has one table for all layers, umT5
-one a layer. The goal is at most 10 % for T5's."""
-TRAINING = f"""A step is making a batch, forward, backward, clipping and AdamW. All trainers get the same batches,
+one per layer. The goal is at most 10 % for T5's."""
+TRAINING = f"""A step consists of batching, forward, backward, clipping and AdamW. All trainers get the same batches,
 shapes, optimizer, label smoothing, dropout and threads; for nn.Transformer and Marian, the faster of PyTorch's two ways
 to compute attention counts. The goal is at least {TRAINING_MARK} times the better of the two. Memory is what a process
 took beyond its imports and data."""
-SCALING = """The small model in fp32, {} batches a step, one thread a process, started by `torchrun`; gradients travel
-over Gloo. Efficiency is the gain over one process, divided by the number of processes.
+SCALING = """The small model in fp32, {} batches per step, one thread per process, started by `torchrun`; gradients
+travel over Gloo. Efficiency is the gain over one process, divided by the number of processes.
 [On paper](../../docs/scale.md#training-on-8-gpus-and-on-8-nodes): what to expect of 8 GPUs and of 8 nodes."""
 GPU = """{}, {}, random weights; milliseconds per step. The floor is the time to read weights and valid cache at the
 bandwidth of a copy ({:,.0f} GB/s); launch gaps are the share of a step in which the device waits for the host;
@@ -315,7 +315,7 @@ def _positions(document: dict[str, Any], _: Measured) -> Iterator[str]:
         plain, *relative = step["ms"].values()
         costs = [f"{ms:.2f} ({ms / plain - 1:+.1%})" for ms in relative]
         rows.append([f"{step['precision']}, rows: {step['rows']}", f"{plain:.2f}", *costs])
-    yield table(["", "sinusoidal", "one table", "a table a layer"], rows)
+    yield table(["", "sinusoidal", "one table", "a table per layer"], rows)
     yield measured_on(document["machine"])
 
 

@@ -129,7 +129,7 @@ async def wait_until_idle(monitor: Monitor) -> Sample:
 def main(
     seconds: Annotated[float, typer.Option(min=5, help="Duration of the load.")] = 600.0,
     different: Annotated[int, typer.Option(min=20, help="Number of different calls to choose from.")] = 300,
-    seed: Annotated[int, typer.Option(help="Seed of the calls and of the clients' behaviour.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the calls and of the clients' behavior.")] = 1,
     serve: Annotated[str, typer.Option(help="Additional arguments of dragoman-serve, in one string.")] = "",
     output: Annotated[Path | None, typer.Option(help="Directory for soak.json and the server's log.")] = None,
 ) -> None:

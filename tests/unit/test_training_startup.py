@@ -6,9 +6,8 @@ import sys
 
 import pytest
 
-from dragoman_training import startup
 from dragoman_training.optimization.allocator import _glibc
-from dragoman_training.startup import MERGE_FREED_BLOCKS, configure_process
+from dragoman_training.startup import HUGE_PAGES, MERGE_FREED_BLOCKS, allocator_settings, configure_process
 
 SHOW = """
 import os, sys
@@ -30,7 +29,7 @@ for _ in range(20):
     places.add(torch.zeros(2**22).data_ptr())  # and freed
 print(len(places))
 """
-older_glibc = pytest.mark.skipif(not startup._is_older_glibc(), reason="needs glibc before 2.38")
+needs_glibc = pytest.mark.skipif(_glibc() is None, reason="needs glibc")
 
 
 def run(code: str, *arguments: str, **variables: str) -> str:
@@ -39,25 +38,39 @@ def run(code: str, *arguments: str, **variables: str) -> str:
     return subprocess.run(command, env={**given, **variables}, capture_output=True, text=True, check=True).stdout
 
 
-@older_glibc
+@needs_glibc
 def test_the_process_starts_again_with_the_same_arguments() -> None:
-    assert run(SHOW, "--set", "a b") == f"{MERGE_FREED_BLOCKS} PASSIVE ['--set', 'a b']\n"
+    assert run(SHOW, "--set", "a b") == f"{allocator_settings()} PASSIVE ['--set', 'a b']\n"
 
 
-@older_glibc
+@needs_glibc
 def test_settings_of_the_user_stay() -> None:
     policy = {"OMP_WAIT_POLICY": "ACTIVE"}
     assert run(SHOW, **policy, GLIBC_TUNABLES="glibc.malloc.perturb=1") == "glibc.malloc.perturb=1 ACTIVE []\n"
     other = "glibc.rtld.nns=4"
-    assert run(SHOW, **policy, GLIBC_TUNABLES=other) == f"{other}:{MERGE_FREED_BLOCKS} ACTIVE []\n"
+    assert run(SHOW, **policy, GLIBC_TUNABLES=other) == f"{other}:{allocator_settings()} ACTIVE []\n"
 
 
-@pytest.mark.skipif(_glibc() is None, reason="needs glibc")
+@needs_glibc
 def test_a_freed_tensor_makes_room_for_the_next() -> None:
     assert run(ALLOCATE) == "1\n"
 
 
-@pytest.mark.parametrize("version", ["glibc 2.38", "glibc 2.41.9000", "glibc 3.0", "", None, "musl", ValueError])
+@pytest.mark.parametrize(
+    ("version", "settings"),
+    [
+        ("glibc 2.36", f"{HUGE_PAGES}:{MERGE_FREED_BLOCKS}"),
+        ("glibc 2.38", HUGE_PAGES),
+        ("glibc 2.41.9000", HUGE_PAGES),
+        ("glibc 3.0", HUGE_PAGES),
+    ],
+)
+def test_settings_depend_on_the_version(version: str, settings: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "confstr", lambda name: version)
+    assert allocator_settings() == settings
+
+
+@pytest.mark.parametrize("version", ["", None, "musl", "musl 1.2", ValueError])
 def test_other_c_libraries_need_no_settings(
     version: str | type[Exception] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

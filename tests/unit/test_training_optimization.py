@@ -208,6 +208,15 @@ def test_r_drop_measures_what_dropout_changes() -> None:
     assert sum(r_drop.train()(batch).item() for _ in range(250)) / 250 > 1.05 * mean_loss
 
 
+def test_the_loss_has_gradients_once() -> None:
+    """They are scaled in place, so a second pass would scale them again."""
+    hidden, weight, target = outputs()
+    loss = smoothed_cross_entropy(hidden, weight, target, 0.1)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 def test_loss_of_padding_alone_and_of_infinite_states() -> None:
     hidden, weight, target = outputs()
     loss = smoothed_cross_entropy(hidden, weight, torch.full_like(target, IGNORED), 0.1)

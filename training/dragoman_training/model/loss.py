@@ -43,7 +43,7 @@ def smoothed_cross_entropy(
     """
     kept = (target.flatten() != IGNORED).nonzero().squeeze(1)  # [tokens]
     ids, passes = target.flatten()[kept], 2 if r_drop else 1
-    rows = hidden.reshape(passes, target.numel(), -1).index_select(1, kept)  # [passes, tokens, d_model]
+    rows = hidden.reshape(passes, target.numel(), hidden.size(-1)).index_select(1, kept)  # [passes, tokens, d_model]
     rows, ids = rows.transpose(0, 1).flatten(0, 1), ids.repeat_interleave(passes)  # the passes of a token side by side
     if not torch.is_grad_enabled():
         return _cross_entropy(rows, weight, ids, smoothing, r_drop, None)[0]
@@ -61,7 +61,8 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         rows_gradient, weight_gradient = ctx.saved_tensors
-        return rows_gradient * gradients[0], weight_gradient * gradients[0], None, None, None
+        # In place: a second pass through this graph would be refused.
+        return rows_gradient.mul_(gradients[0]), weight_gradient.mul_(gradients[0]), None, None, None
 
 
 def _cross_entropy(

@@ -1,12 +1,17 @@
 """The run directory: checkpoints and their averages, the metrics log, locks, and loading a run."""
 
+import threading
 from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from dragoman_training import cli
 from dragoman_training.data.tokenizers import SPECIAL_TOKENS
 from dragoman_training.errors import TrainingError
+from dragoman_training.processes import Processes
+from dragoman_training.recipe import load_recipe
 from dragoman_training.run.checkpoint import (
     average_checkpoints,
     checkpoint_path,
@@ -19,7 +24,8 @@ from dragoman_training.run.checkpoint import (
 from dragoman_training.run.directory import lock_directory
 from dragoman_training.run.load import load_run
 from dragoman_training.run.metrics_log import MetricsLog, draw_curves, read_metrics_log
-from tests.support.training import run_training, small_recipe
+from dragoman_training.trainer.together import resolve_accumulate
+from tests.support.training import SMALL, TINY, run_training, small_recipe
 
 torch.set_num_threads(1)
 
@@ -183,6 +189,56 @@ def test_a_failed_start_does_not_block_a_new_one(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"no run here \(recipe\.yaml is missing\)"):
         load_run(run)
     assert run_training(small_recipe("training.steps=3"), run)[0].finished
+
+
+def test_a_recipe_in_the_run_directory_stays_until_the_data_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "_stop_on_signals", lambda **_: threading.Event())  # signals are for pytest
+    file = tmp_path / "recipe.yaml"
+    options = [word for override in SMALL for word in ("--set", override)]
+    arguments = [str(file), "--out", str(tmp_path), "--device", "cpu", "--threads", "1", *options]
+    for data, status in (("none.tsv", 1), (str(TINY.parent / "numbers.train.tsv"), 0)):
+        text = TINY.read_text().replace("numbers.train.tsv", data)
+        file.write_text(text)
+        for resume in ([], ["--resume"]) if status else ([],):
+            assert CliRunner().invoke(cli.app, [*arguments, *resume]).exit_code == status
+            assert (file.read_text() == text) == bool(status)
+
+
+def test_a_recipe_in_the_run_directory_is_no_run_that_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would be taken for one with a batch of a step, and the other processes would have nothing to do."""
+    monkeypatch.setattr(Processes, "first_does", lambda _, work: work())
+    file = tmp_path / "recipe.yaml"
+    file.write_text(TINY.read_text())
+    recipe = resolve_accumulate(load_recipe(file), tmp_path, Processes(0, 2), True, print, file)
+    assert recipe.training.accumulate == 2
+
+
+@pytest.mark.parametrize("split", ["train", "dev", "test"])
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_run_does_not_write_over_its_data(split: str, linked: bool, tmp_path: Path) -> None:
+    name = {"train": "longest.tsv", "dev": "dev.tsv", "test": "test_answers.tsv"}[split]
+    data = tmp_path / name
+    content = (TINY.parent / "numbers.test.tsv").read_bytes()
+    if linked:
+        (tmp_path / "elsewhere.tsv").write_bytes(content)
+        data.symlink_to("elsewhere.tsv")
+    else:
+        data.write_bytes(content)
+    override = "data.dev_held_out_sources=0" if split == "dev" else "data.overlap=keep"
+    recipe = small_recipe(f"data.{split}=[{data}]", override)
+    with pytest.raises(TrainingError, match=rf"data\.{split}: .*{name} is where the run would write its own {name}; "):
+        run_training(recipe, tmp_path)
+    assert data.is_symlink() == linked
+    assert data.read_bytes() == content
+
+
+def test_prepared_data_stands_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"data\.prepared: .* is the run directory; name another folder"):
+        run_training(small_recipe(f"data.prepared={tmp_path}"), tmp_path)
 
 
 # Loading

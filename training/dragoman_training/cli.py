@@ -112,7 +112,13 @@ def run(
             return
         if prepare:
             folder = prepare_data(
-                loaded, directory, threads=threads, stop=stop, init_from=init_from, abandon=_preparation_abandoned
+                loaded,
+                directory,
+                threads=threads,
+                stop=stop,
+                init_from=init_from,
+                abandon=_preparation_abandoned,
+                recipe_file=file,
             )
             print(folder)
             return
@@ -127,6 +133,7 @@ def run(
             init_from=init_from,
             abandon=lambda step: _abandoned(step, directory, processes),
             processes=processes,
+            recipe_file=file,
         )
     except TrainingError as error:
         if processes.may_speak():

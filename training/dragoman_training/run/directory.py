@@ -9,20 +9,24 @@ from pathlib import Path
 from dragoman_training.errors import TrainingError
 from dragoman_training.files import (
     BAD_LINES_FILE,
+    CURVES_FILE,
     DATA_FILE,
+    DEV_ANSWERS_FILE,
     DEV_FILE,
     IMPORTED_FILE,
     LONGEST_FILE,
     METRICS_FILE,
     MODEL_FILE,
     RECIPE_FILE,
+    REPORT_FILE,
     SOURCE_PIECES,
     SOURCE_TOKENIZER,
     START_FILE,
     TARGET_PIECES,
     TARGET_TOKENIZER,
+    TEST_ANSWERS_FILE,
 )
-from dragoman_training.recipe import Recipe, load_recipe
+from dragoman_training.recipe import Recipe, file_paths, load_recipe
 from dragoman_training.run.changes import Changes, changed_keys, check_changes
 from dragoman_training.run.checkpoint import checkpoint_steps
 
@@ -40,34 +44,66 @@ WRITTEN_BEFORE_TRAINING = (
     METRICS_FILE,
     BAD_LINES_FILE,
 )
+WRITTEN = (*WRITTEN_BEFORE_TRAINING, CURVES_FILE, DEV_ANSWERS_FILE, TEST_ANSWERS_FILE, REPORT_FILE, MODEL_FILE)
 
 
-def prepare_directory(recipe: Recipe, run: Path, resume: bool) -> Changes:
+def prepare_directory(recipe: Recipe, run: Path, resume: bool, recipe_file: Path | None = None) -> Changes:
     """Checks the directory against the recipe and removes what a failed start left there.
 
     The caller saves the recipe once the data has been read without errors.
+
+    Args:
+        recipe_file: The file of the recipe. If it stands in the run directory, it stays.
 
     Returns:
         The recipe keys that changed since the run started, each with its old and its new value.
 
     Raises:
-        TrainingError: The directory holds a run that is not to be resumed, or whose past the recipe would change.
+        TrainingError: The directory holds a run that is not to be resumed, or whose past the recipe would change; or
+            the run would write over its data.
     """
+    _check_data(recipe, run)
     saved = run / RECIPE_FILE
+    given = is_given(saved, recipe_file)
     if checkpoint_steps(run) or (run / MODEL_FILE).exists():
         if not resume:
             raise TrainingError(f"{run} already holds a run; continue it with --resume or choose another directory")
         changed = changed_keys(load_recipe(saved), recipe)
         check_changes(run, changed, recipe)
         return changed
-    if resume and saved.exists() and load_recipe(saved) == recipe:
+    if resume and saved.exists() and not given and load_recipe(saved) == recipe:
         # Killed before its first checkpoint. The tokenizers stay: training unigram again does not give the same one.
         return {}
     # A start that failed before the first checkpoint, for instance because of its data, does not block a new one.
     run.mkdir(parents=True, exist_ok=True)
     for name in WRITTEN_BEFORE_TRAINING:
-        (run / name).unlink(missing_ok=True)
+        if name != RECIPE_FILE or not given:
+            (run / name).unlink(missing_ok=True)
     return {}
+
+
+def is_given(saved: Path, recipe_file: Path | None) -> bool:
+    """Returns whether the recipe in a run directory is the file that the user named, not one that a run has left."""
+    return recipe_file is not None and saved.exists() and saved.samefile(recipe_file)
+
+
+def _check_data(recipe: Recipe, run: Path) -> None:
+    """Checks that the run writes over none of its data.
+
+    Raises:
+        TrainingError: A data file, or the folder of the prepared data, stands where the run writes.
+    """
+    directory = run.resolve()
+    written = {directory / name for name in WRITTEN}
+    for split in ("train", "dev", "test"):
+        for path in (path for entry in getattr(recipe.data, split) or [] for path in file_paths(entry)):
+            if not written.isdisjoint((path.resolve(), path.parent.resolve() / path.name)):
+                raise TrainingError(
+                    f"data.{split}: {path} is where the run would write its own {path.name}; rename the file, or "
+                    "choose another directory for the run"
+                )
+    if recipe.data.prepared is not None and recipe.data.prepared.resolve() == directory:
+        raise TrainingError(f"data.prepared: {recipe.data.prepared} is the run directory; name another folder")
 
 
 @contextmanager

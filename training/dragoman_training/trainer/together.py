@@ -19,6 +19,8 @@ from dragoman_training.files import (
 from dragoman_training.processes import Processes
 from dragoman_training.progress import ProgressBar
 from dragoman_training.recipe import Recipe, load_recipe
+from dragoman_training.run.checkpoint import checkpoint_steps
+from dragoman_training.run.directory import is_given
 
 T = TypeVar("T")
 
@@ -27,7 +29,12 @@ _SHARED_FILES = (SOURCE_TOKENIZER, TARGET_TOKENIZER, START_FILE, DATA_FILE)
 
 
 def resolve_accumulate(
-    recipe: Recipe, run: Path, processes: Processes, resume: bool, warn: Callable[[str], object]
+    recipe: Recipe,
+    run: Path,
+    processes: Processes,
+    resume: bool,
+    warn: Callable[[str], object],
+    recipe_file: Path | None = None,
 ) -> Recipe:
     """Returns the recipe with the batches of a step, which a run keeps on whatever number of processes it resumes.
 
@@ -36,7 +43,7 @@ def resolve_accumulate(
     Raises:
         TrainingError: There are fewer batches than processes, and the run has not begun.
     """
-    begun = processes.first_does(lambda: _begun(run) if resume else None)
+    begun = processes.first_does(lambda: _begun(run, recipe_file) if resume else None)
     training = recipe.training
     if "accumulate" not in training.model_fields_set:
         batches = processes.count if begun is None else begun
@@ -52,9 +59,11 @@ def resolve_accumulate(
     return recipe.model_copy(update={"training": training})
 
 
-def _begun(run: Path) -> int | None:
+def _begun(run: Path, recipe_file: Path | None) -> int | None:
     """Returns the batches of a step of the run in a directory; None if there is none."""
     saved = run / RECIPE_FILE
+    if is_given(saved, recipe_file) and not checkpoint_steps(run):
+        return None
     return load_recipe(saved).training.accumulate if saved.exists() else None
 
 

@@ -54,6 +54,7 @@ def train(
     abandon: Callable[[int | None], object] | None = None,
     console: Console | None = None,
     processes: Processes = ALONE,
+    recipe_file: Path | None = None,
 ) -> Outcome:
     """Trains the model of a recipe and writes everything to the run directory.
 
@@ -75,6 +76,7 @@ def train(
             the time that a step or the preparation of the data needs.
         console: Console that shows the progress; None for standard error.
         processes: Processes that train the model together.
+        recipe_file: The file of the recipe, which stays if it stands in the run directory and the data is bad.
 
     Raises:
         LostProcess: Another process has ended.
@@ -94,8 +96,8 @@ def train(
         ExitStack() as held,
     ):
         processes.first_does(lambda: held.enter_context(lock_directory(run)))
-        recipe = resolve_accumulate(recipe, run, processes, resume, bar.warn)
-        changed = processes.first_does(lambda: prepare_directory(recipe, run, resume))
+        recipe = resolve_accumulate(recipe, run, processes, resume, bar.warn, recipe_file)
+        changed = processes.first_does(lambda: prepare_directory(recipe, run, resume, recipe_file))
         start = in_first(processes, lambda: find_start(recipe, run, init_from))
         report = processes.first_does(lambda: read_json(run / REPORT_FILE))
         if processes.first_does(lambda: (run / MODEL_FILE).exists()) and report is not None and not changed:
@@ -135,6 +137,7 @@ def prepare_data(
     init_from: Path | None = None,
     abandon: Callable[[int | None], object] | None = None,
     console: Console | None = None,
+    recipe_file: Path | None = None,
 ) -> Path:
     """Prepares the data of a recipe for runs to come, in data.prepared or RUN/prepared; returns the folder.
 
@@ -149,7 +152,7 @@ def prepare_data(
     ):
         place = run if recipe.data.prepared is None else Path(temporary)
         with lock_directory(place), bar.preparing() as progress:
-            prepare_directory(recipe, place, resume=False)
+            prepare_directory(recipe, place, resume=False, recipe_file=recipe_file)
             start = find_start(recipe, place, init_from)
             if start is not None:
                 write_start(start, place)

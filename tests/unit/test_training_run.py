@@ -86,6 +86,27 @@ def test_a_damaged_checkpoint_is_skipped(how: str, tmp_path: Path) -> None:
     assert "using the previous checkpoint" in warning
 
 
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(tmp_path: Path) -> None:
+    """It would delete them, and train untrained weights instead of those that it has started from."""
+    save_steps(tmp_path, 0, 1)
+    for step in (0, 1):
+        damage(checkpoint_path(tmp_path, step), "truncated")
+    warnings: list[str] = []
+    with pytest.raises(TrainingError, match=r"step-00000000\.pt: truncated .*, and no other checkpoint is intact; "):
+        latest_checkpoint(tmp_path, warnings.append)
+    assert len(warnings) == 1
+
+
+def test_other_files_are_no_checkpoints(tmp_path: Path) -> None:
+    save_steps(tmp_path, 1)
+    copies = [tmp_path / "checkpoints" / name for name in ("step-best.pt", "step-00000001 (copy).pt", "step-1.pt")]
+    for copy in copies:
+        copy.write_bytes(checkpoint_path(tmp_path, 1).read_bytes())
+    assert checkpoint_steps(tmp_path) == [1]
+    delete_checkpoints(tmp_path, {1})
+    assert all(copy.exists() for copy in copies)
+
+
 def test_a_kill_before_the_rename_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_steps(tmp_path, 1)
 

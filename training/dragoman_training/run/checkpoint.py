@@ -1,6 +1,7 @@
 """Checkpoints: saved with a checksum, loaded only if intact, and averaged."""
 
 import hashlib
+import re
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch import Tensor
 from dragoman_training.errors import TrainingError
 from dragoman_training.files import write, write_text
 
-PATTERN = "step-*.pt"
+_NAME = re.compile(r"step-(\d{8,})\.pt", re.ASCII)
 
 
 def checkpoint_path(run: Path, step: int) -> Path:
@@ -21,8 +22,8 @@ def checkpoint_path(run: Path, step: int) -> Path:
 
 
 def checkpoint_steps(run: Path) -> list[int]:
-    """Returns the steps that have a checkpoint, oldest first."""
-    return sorted(int(path.stem.removeprefix("step-")) for path in (run / "checkpoints").glob(PATTERN))
+    """Returns the steps that have a checkpoint, oldest first; other files, such as copies, do not count."""
+    return sorted(int(name[1]) for path in (run / "checkpoints").glob("*.pt") if (name := _NAME.fullmatch(path.name)))
 
 
 def save_state(path: Path, state: dict[str, Any]) -> None:
@@ -52,11 +53,20 @@ def load_state(path: Path) -> dict[str, Any]:
 
 
 def latest_checkpoint(run: Path, warn: Callable[[str], object] = warnings.warn) -> dict[str, Any] | None:
-    """Loads the newest intact checkpoint, warning of each damaged one; None if there is none."""
-    for step in reversed(checkpoint_steps(run)):
+    """Loads the newest intact checkpoint, warning of each damaged one; None if the run has none at all.
+
+    Raises:
+        TrainingError: All are damaged. A run that began anew would delete them, and might have started elsewhere.
+    """
+    steps = checkpoint_steps(run)
+    for step in reversed(steps):
         try:
             return load_state(checkpoint_path(run, step))
         except TrainingError as error:
+            if step == steps[0]:
+                raise TrainingError(
+                    f"{error}, and no other checkpoint is intact; restore one, or start a new run in another directory"
+                ) from None
             warn(f"{error}; using the previous checkpoint")
     return None
 

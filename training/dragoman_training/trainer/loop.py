@@ -34,6 +34,7 @@ from dragoman_training.run.checkpoint import (
 )
 from dragoman_training.run.metrics_log import MetricsLog, draw_curves
 from dragoman_training.trainer.time_left import evaluations_left
+from dragoman_training.trainer.together import in_first
 
 
 class Trainer:
@@ -89,7 +90,7 @@ class Trainer:
         self.echo(f"warning: {message}")
 
     def _restore(self) -> None:
-        state = self.learner.restore(latest_checkpoint(self.run, self.warn) if self.processes.is_first else None)
+        state = self.learner.restore(in_first(self.processes, lambda: latest_checkpoint(self.run, self.warn)))
         if state is None:
             return
         self.position = _position(state, self.data.epochs, self.run)

@@ -8,7 +8,7 @@ import pytest
 
 from dragoman_training.data.mixture import Mixture
 from dragoman_training.data.prepare import prepare
-from dragoman_training.errors import RecipeError, TrainingError
+from dragoman_training.errors import DataError, RecipeError, TrainingError
 from dragoman_training.recipe import DataConfig, PairsFile, load_recipe
 from tests.support.training import SMALL, TINY, run_training, small_recipe
 
@@ -31,6 +31,11 @@ def test_without_weights_every_pair_is_in_each_epoch_once() -> None:
     assert mixed.even
     assert mixed.epoch(5).tolist() == list(range(7))
     assert mixed.describe() == []
+
+
+def test_weights_that_leave_epochs_without_pairs_are_refused() -> None:
+    with pytest.raises(DataError, match=r"data\.train: the weights are so small that epochs have no pairs"):
+        mixture("1e-6", counts=[40])
 
 
 def test_weights() -> None:

@@ -102,6 +102,9 @@ def test_the_manual_explains_every_key() -> None:
         ("data.max_length_ratio=1", "data.max_length_ratio: expected more than 1.0, but got 1"),
         ("data.dev=[a.tsv]", "data: dev and dev_held_out_sources are mutually exclusive"),
         ("data.dev_held_out_sources=null", "data.dev_held_out_sources: expected a whole number, but got None"),
+        ("evaluation.length_penalty=1000", "evaluation.length_penalty: expected at most 10.0, but got 1000"),
+        ("model.max_source_length=1e30", "model.max_source_length: expected a whole number"),
+        (f"model.max_target_length={10**20}", "model.max_target_length: expected at most 1048576, but got 1000"),
         ("evaluation.choose_by=bleu", "evaluation: choose_by (bleu) must be loss or one of metrics"),
         (
             "evaluation.metrics=[token_error_rate]",
@@ -159,6 +162,9 @@ def test_overrides_in_order_and_yaml_numbers() -> None:
         ("seed: [", "is not valid YAML: line 1, column 8: expected the node content, but found '<stream end>'"),
         ("seed: 1\n  data: 2\n", "is not valid YAML: line 2, column 7: mapping values are not allowed here"),
         ("seed: 1\n", "the key data is missing"),
+        ("2020-01-01: 3\n", "expected keys and values as in a shipped recipe (keys must be str"),
+        ("seed: &a [*a]\n", "expected keys and values as in a shipped recipe (Circular reference"),
+        ("seed: " + 2000 * "[", "is not valid YAML: it is nested too deeply"),
     ],
 )
 def test_files_that_are_not_recipes(text: str, sentence: str, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from dragoman_training.errors import DataError
 from dragoman_training.recipe import DataConfig, file_paths, target_language, weight
 
 Numbers = NDArray[np.uint32]
@@ -23,11 +24,16 @@ class Mixture:
 
     Attributes:
         rates: How often a pair of each file is in an epoch.
+
+    Raises:
+        DataError: Epochs would be empty.
     """
 
     def __init__(self, config: DataConfig, counts: Sequence[int], seed: int) -> None:
         self.config, self.counts, self.seed = config, counts, seed
         self.rates = _rates(config, counts)
+        if not sum(int(rate * count) for rate, count in zip(self.rates, counts, strict=True)):
+            raise DataError("data.train: the weights are so small that epochs have no pairs; make them larger")
 
     @property
     def even(self) -> bool:

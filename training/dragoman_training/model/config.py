@@ -92,8 +92,8 @@ class ModelConfig(BaseModel):
     output_scale: bool = False
     output_bias: bool = False
     dropout: float = Field(default=0.1, ge=0, lt=1)
-    max_source_length: int = Field(ge=1)
-    max_target_length: int = Field(ge=1)
+    max_source_length: int = Field(ge=1, le=2**20)
+    max_target_length: int = Field(ge=1, le=2**20)
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> "ModelConfig":

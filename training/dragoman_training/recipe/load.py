@@ -100,9 +100,13 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     for assignment in overrides:
         _override(document, assignment)
     try:
+        as_json = json.dumps(document, default=str)
+    except (TypeError, ValueError, RecursionError) as error:  # a date as a key, or a value that contains itself
+        raise RecipeError(f"{path}: expected keys and values as in a shipped recipe ({error})") from None
+    try:
         # Validated as JSON, since strict mode then means what YAML users expect: "3" is not a number and true is not 1,
         # but a list may become a tuple and a string a path.
-        recipe = Recipe.model_validate_json(json.dumps(document, default=str), strict=True)
+        recipe = Recipe.model_validate_json(as_json, strict=True)
     except ValidationError as error:
         raise RecipeError(f"{path}: {_describe(error, Recipe)}") from None
     return _resolve_paths(recipe, path.parent)
@@ -116,6 +120,8 @@ def save_recipe(recipe: Recipe, path: Path) -> None:
 def _parse(text: str, origin: str) -> Any:
     try:
         return yaml.load(text, _Loader)
+    except RecursionError:
+        raise RecipeError(f"{origin} is not valid YAML: it is nested too deeply") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         position = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""

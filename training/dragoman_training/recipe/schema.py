@@ -149,7 +149,7 @@ class EvaluationConfig(Section):
     """The search for answers, their metrics on dev and test, and the one that selects checkpoints."""
 
     beam_size: int = Field(default=1, ge=1, le=100)
-    length_penalty: float = 1.0
+    length_penalty: float = Field(default=1.0, ge=-10, le=10)  # as in a server
     early_stopping: bool = False
     metrics: list[Metric] = Field(default=["exact_match", "sequence_error_rate", "word_error_rate"])
     choose_by: DevMetric = "loss"

@@ -260,6 +260,30 @@ def test_prepared_data_replaces_no_other_files(tmp_path: Path) -> None:
     assert (empty / "prepared.json").exists()
 
 
+def test_a_folder_may_be_a_link(tmp_path: Path) -> None:
+    """Such as one to a larger disk. It is found out before the work, not after it, that a folder can't be replaced."""
+    for name, run in (("link", tmp_path / "one"), ("two/prepared", tmp_path / "two")):
+        link, disk = tmp_path / name, tmp_path / f"disk-of-{run.name}"
+        disk.mkdir()
+        run.mkdir(exist_ok=True)
+        link.symlink_to(disk)
+        options = () if run.name == "two" else (f"data.prepared={link}",)
+        prepared(number_recipe(tmp_path, *options), run)
+        assert link.is_symlink()
+        assert (disk / "prepared.json").exists()
+
+
+def test_a_mount_point_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "volume"
+    folder.mkdir()
+    recipe = number_recipe(tmp_path, f"data.prepared={folder}")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "is_mount", lambda path: path == folder)
+        with pytest.raises(DataError, match=rf"^{folder} is a mount point and holds no prepared data; "):
+            prepared(recipe, tmp_path / "run")
+    assert list(folder.iterdir()) == []
+
+
 def test_the_data_of_a_run_is_made_anew(tmp_path: Path) -> None:
     """A run that has not started keeps nothing of the data it was to be started with; one that has keeps all."""
     recipe, run = number_recipe(tmp_path), tmp_path / "run"

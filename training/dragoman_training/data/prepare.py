@@ -109,7 +109,8 @@ def _open_or_make(recipe: Recipe, run: Path, folder: Path, echo: Callable[[str],
     found = _suitable(recipe, run, folder, inputs)
     if found is not None:
         return found
-    with unfinished_folder(folder, echo) as partial:
+    place = folder.resolve()  # of a link, the folder itself is replaced
+    with unfinished_folder(place, echo) as partial:
         found = _suitable(recipe, run, folder, inputs)  # another process may have made it meanwhile
         if found is None:
             work = Work(torch.get_num_threads() if _size(recipe) >= LARGE else 1, progress)
@@ -119,9 +120,9 @@ def _open_or_make(recipe: Recipe, run: Path, folder: Path, echo: Callable[[str],
             except DataError:
                 shutil.rmtree(partial)
                 raise
-            if recipe.data.prepared is None and folder.exists():
-                shutil.rmtree(folder)
-            partial.rename(folder)
+            if recipe.data.prepared is None and place.exists():
+                shutil.rmtree(place)
+            partial.rename(place)
         else:
             shutil.rmtree(partial)
     return found

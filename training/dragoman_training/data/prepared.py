@@ -186,7 +186,13 @@ def tokenizer_digests(folder: Path) -> list[str] | None:
 
 @contextmanager
 def unfinished_folder(folder: Path, echo: Callable[[str], None]) -> Iterator[Path]:
-    """Keeps other processes from preparing the same data, and yields the folder to prepare it in."""
+    """Keeps other processes from preparing the same data, and yields the folder to prepare it in.
+
+    Raises:
+        DataError: It cannot be created, or could not take the place of `folder`.
+    """
+    if folder.is_mount():
+        raise DataError(f"{folder} is a mount point and holds no prepared data; name a folder in it as data.prepared")
     partial = folder.with_name(f".{folder.name}.partial")
     while True:
         try:

@@ -1,7 +1,10 @@
 """The run directory: checkpoints and their averages, the metrics log, locks, and loading a run."""
 
+import io
 import threading
+from errno import ENOSPC
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 import torch
@@ -10,8 +13,10 @@ from typer.testing import CliRunner
 from dragoman_training import cli
 from dragoman_training.data.tokenizers import SPECIAL_TOKENS
 from dragoman_training.errors import TrainingError
+from dragoman_training.files import write
 from dragoman_training.processes import Processes
 from dragoman_training.recipe import load_recipe
+from dragoman_training.run import checkpoint
 from dragoman_training.run.checkpoint import (
     average_checkpoints,
     checkpoint_path,
@@ -120,6 +125,23 @@ def test_a_kill_before_the_rename_leaves_the_old_checkpoint(tmp_path: Path, monk
     assert latest_step(tmp_path) == 1
     save_steps(tmp_path, 2)
     assert checkpoint_steps(tmp_path) == [1, 2]
+
+
+def test_an_error_leaves_no_part_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk it would take the room that the next try needs."""
+
+    def fill(file: BinaryIO) -> None:
+        file.write(b"half")
+        raise OSError(ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        write(tmp_path / "a", fill)
+    assert list(tmp_path.iterdir()) == []
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write_text", lambda *_: fill(io.BytesIO()))
+        with pytest.raises(OSError, match="No space left"):
+            save_steps(tmp_path, 1)
+    assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
 def test_average(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ Every file is written under a temporary name, synced and renamed, so it is eithe
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -32,18 +33,20 @@ MODEL_FILE = "model.pt"  # written last: a run that has it is finished
 def write(path: Path, fill: Callable[[BinaryIO], object], *, durable: bool = True) -> None:
     """Writes a file atomically: `fill` writes it under a temporary name, and it is renamed once it is on disk.
 
-    A kill before the rename leaves the old file, or none, and a `.NAME.partial` that the next write replaces.
+    A kill before the rename leaves the old file, or none, and a `.NAME.partial` that the next write replaces. An error
+    leaves none, so that a full disk has room again for what the next try writes.
 
     Args:
         durable: Whether it must survive a power cut; a file that is needed for minutes need not wait for the disk.
     """
     temporary = path.with_name(f".{path.name}.partial")
-    with temporary.open("wb") as file:
-        fill(file)
-        file.flush()
-        if durable:
-            os.fsync(file.fileno())
-    temporary.replace(path)
+    with removed_on_error(temporary):
+        with temporary.open("wb") as file:
+            fill(file)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        temporary.replace(path)
     if not durable:
         return
     folder = os.open(path.parent, os.O_RDONLY)
@@ -51,6 +54,16 @@ def write(path: Path, fill: Callable[[BinaryIO], object], *, durable: bool = Tru
         os.fsync(folder)  # makes the rename durable
     finally:
         os.close(folder)
+
+
+@contextmanager
+def removed_on_error(path: Path) -> Iterator[None]:
+    """Deletes a file if an error leaves the context."""
+    try:
+        yield
+    except Exception:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def write_text(path: Path, text: str, *, durable: bool = True) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dragoman_training.errors import TrainingError
-from dragoman_training.files import write, write_text
+from dragoman_training.files import removed_on_error, write, write_text
 
 _NAME = re.compile(r"step-(\d{8,})\.pt", re.ASCII)
 
@@ -35,8 +35,9 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.whole")
     write(partial, lambda file: torch.save(state, file))
-    write_text(path.with_suffix(".sha256"), hashlib.sha256(partial.read_bytes()).hexdigest())
-    partial.replace(path)
+    with removed_on_error(partial):
+        write_text(path.with_suffix(".sha256"), hashlib.sha256(partial.read_bytes()).hexdigest())
+        partial.replace(path)
 
 
 def load_state(path: Path) -> dict[str, Any]:

@@ -1,6 +1,12 @@
 """Runs that are changed when they resume: more steps, other intervals, a limit of time, and what is refused."""
 
+import io
 import json
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,8 +15,10 @@ from typer.testing import CliRunner
 
 from dragoman_training import cli
 from dragoman_training.errors import TrainingError
+from dragoman_training.run.changes import apply_changes
 from dragoman_training.run.checkpoint import checkpoint_path, checkpoint_steps, load_state
 from dragoman_training.run.metrics_log import read_metrics_log
+from dragoman_training.trainer.train import _set_after
 from tests.support.training import SMALL, run_training, same_weights, small_recipe
 
 torch.set_num_threads(1)
@@ -110,6 +118,74 @@ def test_fewer_steps_than_made_are_refused(small_run: Path) -> None:
         run_training(small_recipe("training.steps=11"), small_run, resume=True)
     assert str(error.value) == (f"training.steps is 11, but {small_run} has made 12 steps; expected at least as many")
     assert (small_run / "model.pt").exists()
+
+
+@pytest.mark.parametrize("killed_at", [1, 2, 3])
+def test_a_kill_while_results_are_renamed(killed_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("report.json", "model.sha256", "model.pt")
+    for name in names:
+        (tmp_path / name).write_text(name)
+    recipe, changed = small_recipe("training.steps=20"), {"training.steps": (12, 20)}
+    renames = 0
+
+    def until_the_kill(path: Path, target: Path, rename: Callable[..., Path] = Path.replace) -> Path:
+        nonlocal renames
+        renames += 1
+        if renames == killed_at:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", until_the_kill)
+        with pytest.raises(KeyboardInterrupt):
+            apply_changes(tmp_path, changed, recipe)
+    apply_changes(tmp_path, changed, recipe)
+    renamed = {name.replace(".", "-step-0."): name for name in names}
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == renamed
+
+
+@pytest.mark.parametrize("hours", [float("inf"), 1e12])
+def test_a_limit_beyond_all_clocks_is_none(hours: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    event = threading.Event()
+    with _set_after(event, hours):
+        assert not event.wait(0.05)
+    assert not failed
+
+
+class Unread(io.StringIO):
+    """A stream whose reader is gone."""
+
+    def flush(self) -> None:
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize("stream", [None, Unread()])
+def test_a_stop_without_a_reader(stream: io.StringIO | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop() -> None:
+        raise SystemExit(cli.EXIT_STOPPED)
+
+    statuses: list[int] = []
+    monkeypatch.setattr(cli, "configure_process", lambda: None)
+    monkeypatch.setattr(cli, "app", stop)
+    monkeypatch.setattr(os, "_exit", statuses.append)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", stream)
+        cli.main()
+    assert statuses == [75]
+
+
+def test_errors_of_the_system_say_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise shutil.SameFileError("a and b are the same file")
+
+    monkeypatch.setattr(cli, "_stop_on_signals", lambda **_: threading.Event())  # signals are for pytest
+    monkeypatch.setattr("dragoman_training.trainer.train", fail)
+    done = CliRunner().invoke(cli.app, ["tiny", "--out", str(tmp_path)])
+    assert done.exit_code == 1
+    assert done.stderr == "error: the run: a and b are the same file\n"
+    assert CliRunner().invoke(cli.app, ["tiny", "--threads", "5000"]).exit_code == 2
 
 
 def test_a_limit_of_time_stops_with_a_checkpoint(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import signal
 import socket
 import sys
 import threading
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
@@ -78,7 +79,7 @@ def run(
     ] = None,
     device: Annotated[Device, typer.Option(help="auto uses CUDA if available.")] = Device.auto,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads; by default PyTorch decides, or 1 under torchrun.")
+        int | None, typer.Option(min=1, max=1024, help="CPU threads; by default PyTorch decides, or 1 under torchrun.")
     ] = None,
     max_hours: Annotated[
         float | None,
@@ -141,7 +142,7 @@ def run(
         raise typer.Exit(1) from None
     except OSError as error:
         if processes.may_speak():
-            print(f"error: {error.filename or 'the run'}: {error.strerror}", file=sys.stderr)
+            print(f"error: {error.filename or 'the run'}: {error.strerror or error}", file=sys.stderr)
         raise typer.Exit(1) from None
     if not outcome.finished:
         if processes.is_first:
@@ -208,8 +209,9 @@ def main() -> None:
         if end.code != EXIT_STOPPED:
             raise
         # All files are closed. Python would free its modules one by one, which takes seconds on a busy machine.
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in filter(None, (sys.stdout, sys.stderr)):  # a closed one is None
+            with suppress(OSError):  # nobody may be reading
+                stream.flush()
         os._exit(EXIT_STOPPED)
 
 

@@ -83,13 +83,11 @@ def apply_changes(run: Path, changed: Changes, recipe: Recipe) -> list[str]:
     if changed and (run / MODEL_FILE).exists():
         step = max(checkpoint_steps(run), default=0)
         model = run / MODEL_FILE
-        kept = model.with_stem(f"{model.stem}-step-{step}")
-        report = run / REPORT_FILE
-        if report.exists():
-            report.replace(report.with_stem(f"{report.stem}-step-{step}"))
-        model.with_suffix(".sha256").replace(kept.with_suffix(".sha256"))
-        model.replace(kept)
-        lines.append(f"{run} was finished; its model is kept as {kept.name}")
+        # The model last: a run that was killed in between still counts as finished, and the rest follows.
+        for file in (run / REPORT_FILE, model.with_suffix(".sha256"), model):
+            if file.exists():
+                file.replace(_of_step(file, step))
+        lines.append(f"{run} was finished; its model is kept as {_of_step(model, step).name}")
     start = _decay_start_before(changed, recipe)
     if start is not None and recipe.training.decay_start > start:
         saved = checkpoint_steps(run)
@@ -101,6 +99,10 @@ def apply_changes(run: Path, changed: Changes, recipe: Recipe) -> list[str]:
                 f"{stable[-1]}, in which it was falling, are repeated"
             )
     return lines
+
+
+def _of_step(file: Path, step: int) -> Path:
+    return file.with_stem(f"{file.stem}-step-{step}")
 
 
 def _decay_start_before(changed: Changes, recipe: Recipe) -> int | None:

@@ -203,7 +203,7 @@ def _set_after(event: threading.Event, hours: float | None) -> Iterator[None]:
     """Sets the event when the hours have passed inside the context."""
     timer = threading.Timer(0 if hours is None else 3600 * hours, event.set)
     timer.daemon = True
-    if hours is not None:
+    if hours is not None and timer.interval <= threading.TIMEOUT_MAX:
         timer.start()
     try:
         yield

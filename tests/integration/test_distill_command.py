@@ -55,6 +55,8 @@ def test_killed_and_stopped_runs_end_with_the_same_bytes(tmp_path: Path) -> None
         (["{bundle}", "{out}"], 2, "expected at least one teacher, SOURCES and OUT"),
         (["{folder}", "{words}", "{out}"], 1, "{folder} is not a bundle: it has no manifest.json"),
         (["{bundle}", "{words}", "{out}", "--max-rows", "0"], 2, None),
+        (["{bundle}", "{words}", "{out}", "--tag", "a\tb"], 2, "--tag contains U+0009"),
+        (["{bundle}", "{words}", "{out}", "--tag", "<s>"], 2, "--tag contains the reserved token <s>"),
         (
             ["{bundle}", "{empty}", "{out}"],
             1,

@@ -107,11 +107,14 @@ def run(
     *teachers, sources, out = paths
     stop = Stop.on_signals()  # before the imports, which take a second
     from dragoman.bulk.errors import BulkError, StoppedError
+    from dragoman_server.distill.lines import unfit
     from dragoman_server.distill.options import DistillOptions
     from dragoman_server.distill.run import distill
     from dragoman_server.distill.teacher import SearchWishes
     from dragoman_server.offline.setup import offline_config, prepare_process
 
+    if tag and (problem := unfit(tag)):
+        _fail(f"--tag {problem}", WRONG_USAGE)
     several = len(teachers) > 1 or choose != "score"
     wanted = None if several and candidates is None else max(candidates or 1, keep)
     options = DistillOptions(

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import re
 import resource
 import sys
@@ -225,6 +226,24 @@ def test_a_folder_is_answered_file_by_file_and_shared_out(tmp_path: Path) -> Non
             read_shard(text)
 
 
+def test_file_names_need_not_be_utf_8(tmp_path: Path) -> None:
+    source = Path(os.fsdecode(os.fsencode(tmp_path) + b"/donn\xe9es.txt"))
+    source.write_text("a\n\n")
+    for _ in range(2):
+        assert answered(source, tmp_path / "out.txt") == (
+            b"A\n\n",
+            [rf"{tmp_path}/donn\udce9es.txt:2: the source is empty"],
+        )
+
+
+@pytest.mark.parametrize("name", ["out", "answers/today"])
+def test_the_same_command_continues_in_a_folder_inside_the_input(name: str, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a\n")
+    for _ in range(2):
+        counts = BulkWork(find_work(tmp_path, tmp_path / name), {}).run(Shouting())
+        assert counts.answered == 1
+
+
 def test_a_folder_may_have_more_files_than_a_process_may_open(tmp_path: Path) -> None:
     source, out = tmp_path / "in", tmp_path / "out"
     source.mkdir()
@@ -245,6 +264,8 @@ def test_inputs_and_outputs_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     folder.mkdir()
     full.mkdir()
     (full / "b.txt").write_text("b\n")
+    partial = tmp_path / "c.txt.partial"
+    partial.write_text("c\n")
     for source, out, options, sentence in (
         (tmp_path / "nowhere", file, {}, "nowhere: there is no such file"),
         (file, file, {}, "a.txt is the input itself; name another file to write"),
@@ -255,7 +276,9 @@ def test_inputs_and_outputs_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         (folder, tmp_path / "out", {}, "in has no files"),
         (tmp_path, tmp_path / "out", {}, "in is not a file; in a folder, only files can be read"),
         (full, file / "out", {}, "a.txt/out: can't be created: Not a directory"),
+        (partial, tmp_path / "c.txt", {}, "c.txt.partial is where work on .*c.txt keeps its state; name another file"),
     ):
         with pytest.raises(BulkError, match=sentence):
             find_work(source, out, **options)
+    assert partial.read_text() == "c\n"
     assert file.read_text() == "a\n"

@@ -1,5 +1,6 @@
 """Distillation: which answers a student learns, and which lines are written."""
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -122,6 +123,18 @@ def test_the_sources_are_never_overwritten(tmp_path: Path) -> None:
     with pytest.raises(BulkError, match=r"out.tsv is one of the sources; name another file to write"):
         run(tmp_path, "speech\n", name="out.tsv")
     assert sources.read_text() == "speech\n"
+
+
+def test_no_file_is_overwritten_that_keeps_the_state_of_an_output(tmp_path: Path) -> None:
+    with pytest.raises(BulkError, match=r"out.tsv.partial is where work on .*out.tsv keeps its state; name another"):
+        run(tmp_path, "speech\n", name="out.tsv.partial")
+    assert (tmp_path / "out.tsv.partial").read_text() == "speech\n"
+
+
+def test_file_names_need_not_be_utf_8(tmp_path: Path) -> None:
+    lines, _, listed = run(tmp_path, "speech\n\n", name=os.fsdecode(b"donn\xe9es.txt"))
+    assert lines == [["speech", "S P IY CH"]]
+    assert listed == [rf"{tmp_path}/donn\udce9es.txt:2: the source is empty"]
 
 
 def test_several_teachers_choose_by_the_mean_of_their_scores(tmp_path: Path) -> None:

@@ -51,8 +51,8 @@ def find_work(
     """Returns the work that IN and OUT name, in the order of the files' names.
 
     Args:
-        source: A file, or a folder of files. Files that belong to outputs do not count, nor do names that start with a
-            dot or an underscore.
+        source: A file, or a folder of files. Files that belong to outputs do not count, nor does the folder of
+            `out`, nor do names that start with a dot or an underscore.
         out: File to write, or folder to write the answers to each file to, which is made.
         column, answer_column: See Input and FileWork.
         input_format, output_format: Formats; None to go by the names, and in a folder to write what is read.
@@ -82,6 +82,8 @@ def find_work(
     targets: dict[Path, Path] = {}  # the input of each output
     for path in sorted(guarded(source, lambda: list(source.iterdir()))):
         if path.name[0] in "._" or path.name.endswith(BESIDE_OUTPUTS):
+            continue
+        if path.is_dir() and out.resolve().is_relative_to(path.resolve()):  # made by this command
             continue
         if not path.is_file():
             raise BulkError(f"{path} is not a file; in a folder, only files can be read")

@@ -20,6 +20,17 @@ JOURNAL, PARTIAL, BAD_PARTIAL, CONVERTED = ".journal", ".partial", ".bad_lines.p
 BESIDE_OUTPUTS = (JOURNAL, PARTIAL, BAD_PARTIAL, CONVERTED, BAD_LINES)
 
 
+def check_input(source: Path, out: Path) -> None:
+    """Checks that an input is none of the files beside an output, which are written over.
+
+    Raises:
+        BulkError: It is.
+    """
+    for path in (Path(f"{out}{suffix}") for suffix in BESIDE_OUTPUTS):
+        if path.exists() and source.exists() and path.samefile(source):
+            raise BulkError(f"{source} is where work on {out} keeps its state; name another file to write")
+
+
 class Output:
     """An output file, its list of bad lines, and their journal.
 
@@ -189,7 +200,7 @@ class Output:
 
     def _append(self, record: Mapping[str, Any]) -> None:
         journal = self._files["journal"]
-        journal.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+        journal.write(json.dumps(record).encode() + b"\n")  # ASCII, since file names need not be UTF-8
         journal.flush()
         os.fsync(journal.fileno())
 

@@ -11,7 +11,7 @@ from dragoman.bulk.backend import Answer, Backend
 from dragoman.bulk.encoders import converter, encoder
 from dragoman.bulk.errors import BulkError, StoppedError
 from dragoman.bulk.formats import FileFormat
-from dragoman.bulk.output import BAD_LINES, Output
+from dragoman.bulk.output import BAD_LINES, Output, check_input
 from dragoman.bulk.progress import Meter
 from dragoman.bulk.rows import Input, Row
 from dragoman.bulk.text_lines import FileDigest, counted, never
@@ -63,6 +63,7 @@ class FileWork:
     def __init__(self, source: Input, out: Path, output_format: FileFormat, answer_column: str) -> None:
         if out.exists() and source.path.exists() and source.path.samefile(out):
             raise BulkError(f"{out} is the input itself; name another file to write")
+        check_input(source.path, out)
         source.check()
         self.source, self.out = source, out
         self._encode = encoder(source, output_format, answer_column)

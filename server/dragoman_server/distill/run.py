@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.bulk.errors import BulkError, StoppedError
-from dragoman.bulk.output import Output
+from dragoman.bulk.output import Output, check_input
 from dragoman.bulk.progress import Meter
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.config import ServerConfig
@@ -179,7 +179,8 @@ class Distillation:
                 bad.append(_listed(line, reason))
             output += [self._pair(line.source, one.text) for one in chosen]
             counts.written += len(chosen)
-        self._output.commit(counts.lines, "".join(output).encode(), "".join(bad).encode(), counts.document())
+        bad_lines = "".join(bad).encode(errors="backslashreplace")
+        self._output.commit(counts.lines, "".join(output).encode(), bad_lines, counts.document())
 
     def _window(self, lines: list[SourceLine]) -> Window:
         problems = [line.problem or unfit(line.source) for line in lines]
@@ -289,8 +290,10 @@ def distill(options: DistillOptions, config: ServerConfig, should_stop: Callable
         StoppedError: `should_stop` returned True; what has been saved stays.
     """
     sources = find_sources(options.sources, options.layout, options.source_column, options.reference_column)
-    if any(options.out.exists() and path.exists() and path.samefile(options.out) for path in sources.paths):
-        raise BulkError(f"{options.out} is one of the sources; name another file to write")
+    for path in (options.sources, *sources.paths):
+        if options.out.exists() and path.exists() and path.samefile(options.out):
+            raise BulkError(f"{options.out} is one of the sources; name another file to write")
+        check_input(path, options.out)
     digests = sources.digests(should_stop)
     first = {file.path for file in sources.files}  # of parallel files only the sources count
     total = sum(digest.lines for digest in digests if digest.path in first)

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from dragoman_training.evaluation.compare import compare, main
+from dragoman_training.data.pairs import Pair, write_pairs
+from dragoman_training.errors import DataError
+from dragoman_training.evaluation.compare import compare, main, read_answers, read_systems
 
 DRAW = random.Random(4)
 REFERENCES = [" ".join(DRAW.choices("abcdefgh", k=9)) for _ in range(60)]
@@ -49,6 +51,19 @@ def test_files_with_sources_in_another_order_and_several_references(
     plain = [write(tmp_path / f"{name}.txt", texts) for name, texts in (("r", REFERENCES), ("one", REFERENCES))]
     assert main([*plain, plain[1]]) == 0
     assert "B - A +0.00" in capsys.readouterr().out
+
+
+def test_answers_of_a_run_have_escapes(tmp_path: Path) -> None:
+    """Other files, such as the test set itself, have none."""
+    pairs = [Pair(r"C:\new", r"\alpha", tmp_path, 1), Pair("a", "b", tmp_path, 2)]
+    answers = tmp_path / "test_answers.tsv"
+    write_pairs(answers, pairs)
+    (tmp_path / "data.json").write_text("{}")
+    references = Path(write(tmp_path / "test.tsv", [f"{pair.source}\t{pair.target}" for pair in pairs]))
+    assert read_systems(references, answers, answers) == ([r"\alpha", "b"], [r"\alpha", "b"], [[r"\alpha"], ["b"]])
+    write_pairs(answers, [])
+    with pytest.raises(DataError, match="is empty, expected one text per line"):
+        read_answers(answers)
 
 
 @pytest.mark.parametrize(

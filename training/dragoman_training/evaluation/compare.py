@@ -16,7 +16,9 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 from sacrebleu.significance import PairedTest
 
+from dragoman_training.data.pairs import read_pairs_file
 from dragoman_training.errors import DataError, TrainingError
+from dragoman_training.files import DATA_FILE, DEV_ANSWERS_FILE, DEV_FILE, TEST_ANSWERS_FILE
 
 
 @dataclass(frozen=True)
@@ -103,9 +105,14 @@ def read_systems(references: Path, a: Path, b: Path) -> tuple[list[str], list[st
 def read_answers(path: Path) -> list[tuple[str | None, str]]:
     """Reads lines of a text, or of source<TAB>text as in RUN/test_answers.tsv.
 
+    Files of a run have escapes: a backslash in a text is two in the file.
+
     Raises:
         DataError: The file is empty or cannot be read.
     """
+    of_run = path.name in (DEV_FILE, DEV_ANSWERS_FILE, TEST_ANSWERS_FILE) and (path.parent / DATA_FILE).exists()
+    if of_run and (pairs := read_pairs_file(path)):
+        return [(pair.source, pair.target) for pair in pairs]
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:

@@ -56,6 +56,11 @@ def test_another_edition_moves_few_sentences() -> None:
         ("deu.txt", b"one\teins\n", "there are 1 distinct English sentences; expected more than 4,000"),
         ("deu.zip", b"no zip", "deu.zip: cannot be read as an archive of sentence pairs"),
         ("deu.txt.gz", b"no gzip", "deu.txt.gz: cannot be read as an archive of sentence pairs"),
+        (
+            "deu.txt.gz",
+            b"\x1f\x8b\x08\0\0\0\0\0\0\x03" + 20 * b"\xff",
+            "deu.txt.gz: cannot be read as an archive of sentence pairs",
+        ),
         ("deu.txt", b"\xff\tx\n", "deu.txt: cannot be read as an archive of sentence pairs"),
     ],
 )

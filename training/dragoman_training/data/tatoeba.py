@@ -13,6 +13,7 @@ import sys
 import urllib.error
 import urllib.request
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def read_archive(path: Path) -> list[tuple[str, str]]:
             if len(fields) not in (2, 3):
                 raise DataError(f"{path}:{number}: expected English<TAB>German, found {len(fields)} field(s)")
             pairs.append((fields[1], fields[0]))
-    except (OSError, EOFError, zipfile.BadZipFile, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read as an archive of sentence pairs ({error})") from None
     return pairs
 

@@ -160,6 +160,20 @@ def test_a_run_cannot_resume_with_other_data(tmp_path: Path) -> None:
     assert "the training data differs from what the run was started with" in refusal(recipe, tmp_path / "run")
 
 
+def test_a_run_cannot_resume_with_another_dev_set(tmp_path: Path) -> None:
+    """Its metrics would be compared with those of the old one, to choose checkpoints and to end the run."""
+    dev, test = tmp_path / "dev.tsv", tmp_path / "test.tsv"
+    options = "data.dev_held_out_sources=0", f"data.dev=[{dev}]", f"data.test=[{test}]"
+    for file in (dev, test):
+        write_lines(file, ["777\tseven"])
+    recipe, run = numbers_recipe(tmp_path, *options), tmp_path / "run"
+    prepared(recipe, run)
+    write_lines(test, ["778\tseven"])
+    prepared(recipe, run)
+    write_lines(dev, ["779\tseven"])
+    assert "the dev data differs from what the run was started with" in refusal(recipe, run)
+
+
 def test_dev_round_trips_with_tabs(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "a.src", [str(n) for n in range(60)])
     target = write_lines(tmp_path / "a.trg", [f"the\tnumber \\t{n}" for n in range(60)])

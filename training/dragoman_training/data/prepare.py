@@ -181,7 +181,7 @@ def _unseen_source_tokens(
 
 
 def _check_fingerprint(run: Path, found: Prepared, folder: Path) -> None:
-    """Checks that prepared data is what the run was started with.
+    """Checks that prepared data is what the run was started with; only test, which is read at the end, may change.
 
     Raises:
         DataError: It is not.
@@ -193,11 +193,13 @@ def _check_fingerprint(run: Path, found: Prepared, folder: Path) -> None:
         same = recorded["train_sha256"] == _old_fingerprint(PackedPairs(found.corpus(folder).tokens))
     else:
         same = True
-    if not same:
-        raise DataError(
-            f"{run}: the training data differs from what the run was started with, so the run cannot be resumed; "
-            "restore the data or start a new run"
-        )
+    dev = found.record["dev_sha256"]
+    for name, unchanged in (("training", same), ("dev", recorded.get("dev_sha256", dev) == dev)):
+        if not unchanged:
+            raise DataError(
+                f"{run}: the {name} data differs from what the run was started with, so the run cannot be resumed; "
+                "restore the data or start a new run"
+            )
 
 
 def _old_fingerprint(pairs: Iterable[EncodedPair]) -> str:

@@ -147,6 +147,9 @@ def test_parquet_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(BulkError, match=re.escape(sentence)):
             find_work(source, out, **options)  # type: ignore[arg-type]
+    parquet.write_table(pa.Table.from_arrays(2 * [pa.array(["a"])], ["text", "text"]), source)
+    with pytest.raises(BulkError, match=r'in.parquet has several columns "text"; see --column'):
+        find_work(source, out)
     source.write_bytes(source.read_bytes()[:-7])
     with pytest.raises(BulkError, match=r"in.parquet can't be read as a Parquet file: "):
         find_work(source, out, column="word")

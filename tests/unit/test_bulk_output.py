@@ -1,6 +1,7 @@
 """The output file of long work: which one is continued, and which one is refused."""
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,6 +83,10 @@ def test_files_that_do_not_fit_the_journal_are_refused(tmp_path: Path) -> None:
     assert not Path(f"{other}.journal").exists()
     with pytest.raises(BulkError, match=r"nowhere/out.tsv.journal: can't be written: No such file"):
         Output(tmp_path / "nowhere" / "out.tsv", CONFIGURATION)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BulkError, match="pipe is not a regular file; name another file"):
+        Output(tmp_path / "pipe", CONFIGURATION, restart=True)
+    assert not (tmp_path / "pipe.journal").exists()
     with pytest.raises(BulkError, match="is a directory; name a file"):
         Output(tmp_path, CONFIGURATION)
 

@@ -69,6 +69,8 @@ class Output:
         self._begun = False
         if out.is_dir():
             raise BulkError(f"{out} is a directory; name a file")
+        if out.exists() and not out.is_file():  # a device, which a file would replace
+            raise BulkError(f"{out} is not a regular file; name another file")
         try:
             self._open(json.loads(json.dumps(configuration)), restart)
         except OSError as error:

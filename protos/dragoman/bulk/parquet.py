@@ -28,6 +28,8 @@ def check_columns(path: Path, name: str, taken: str | None) -> None:
         schema = file.schema_arrow
     if name not in schema.names:
         raise BulkError(f'{path} has no column "{name}", but {", ".join(schema.names) or "none at all"}; see --column')
+    if schema.names.count(name) > 1:
+        raise BulkError(f'{path} has several columns "{name}"; see --column')
     kind = schema.field(name).type
     plain = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not (pa.types.is_string(plain) or pa.types.is_large_string(plain) or pa.types.is_string_view(plain)):

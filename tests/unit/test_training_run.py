@@ -279,6 +279,20 @@ def test_a_run_does_not_write_over_its_data(split: str, linked: bool, tmp_path: 
     assert data.read_bytes() == content
 
 
+@pytest.mark.parametrize("name", ["data.json", "dev.tsv", "recipe.yaml"])
+def test_a_run_does_not_remove_files_of_others(name: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.write_text("precious")
+    with pytest.raises(
+        TrainingError, match=rf"holds {name}, but no run that has been started; choose another directory"
+    ):
+        run_training(small_recipe(), tmp_path)
+    assert file.read_text() == "precious"
+    for left in ("source_tokenizer.json", "target_tokenizer.json"):  # of a start that was killed
+        (tmp_path / left).write_text("{}")
+    assert run_training(small_recipe("training.steps=3"), tmp_path)[0].finished
+
+
 def test_prepared_data_stands_in_a_folder_of_its_own(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"data\.prepared: .* is the run directory; name another folder"):
         run_training(small_recipe(f"data.prepared={tmp_path}"), tmp_path)

@@ -30,19 +30,17 @@ from dragoman_training.recipe import Recipe, file_paths, load_recipe
 from dragoman_training.run.changes import Changes, changed_keys, check_changes
 from dragoman_training.run.checkpoint import checkpoint_steps
 
+WRITTEN_AFTER_TOKENIZERS = (RECIPE_FILE, DATA_FILE, DEV_FILE, LONGEST_FILE, METRICS_FILE)
+# In the order in which a new start removes them: while some are left, so is the sign that a run has written them.
 WRITTEN_BEFORE_TRAINING = (
-    RECIPE_FILE,
+    *WRITTEN_AFTER_TOKENIZERS,
+    BAD_LINES_FILE,
     START_FILE,
-    SOURCE_TOKENIZER,
-    TARGET_TOKENIZER,
     IMPORTED_FILE,
     SOURCE_PIECES,
     TARGET_PIECES,
-    DATA_FILE,
-    DEV_FILE,
-    LONGEST_FILE,
-    METRICS_FILE,
-    BAD_LINES_FILE,
+    TARGET_TOKENIZER,
+    SOURCE_TOKENIZER,
 )
 WRITTEN = (*WRITTEN_BEFORE_TRAINING, CURVES_FILE, DEV_ANSWERS_FILE, TEST_ANSWERS_FILE, REPORT_FILE, MODEL_FILE)
 
@@ -76,9 +74,15 @@ def prepare_directory(recipe: Recipe, run: Path, resume: bool, recipe_file: Path
         return {}
     # A start that failed before the first checkpoint, for instance because of its data, does not block a new one.
     run.mkdir(parents=True, exist_ok=True)
-    for name in WRITTEN_BEFORE_TRAINING:
-        if name != RECIPE_FILE or not given:
-            (run / name).unlink(missing_ok=True)
+    left = [name for name in WRITTEN_BEFORE_TRAINING if (run / name).exists() and not (given and name == RECIPE_FILE)]
+    others = [name for name in left if name in WRITTEN_AFTER_TOKENIZERS]
+    if others and SOURCE_TOKENIZER not in left:
+        raise TrainingError(
+            f"{run} holds {', '.join(others)}, but no run that has been started; choose another directory, or remove "
+            "what a run would write over"
+        )
+    for name in left:
+        (run / name).unlink()
     return {}
 
 

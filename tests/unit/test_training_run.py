@@ -1,6 +1,7 @@
 """The run directory: checkpoints and their averages, the metrics log, locks, and loading a run."""
 
 import io
+import os
 import threading
 from errno import ENOSPC
 from pathlib import Path
@@ -216,6 +217,12 @@ def test_only_one_process_trains_in_a_directory(tmp_path: Path) -> None:
     with lock_directory(tmp_path / "run"), pytest.raises(TrainingError, match="another process is training there"):
         run_training(recipe, tmp_path / "run")
     assert run_training(recipe, tmp_path / "run")[0].finished
+
+
+def test_the_name_of_a_run_is_utf_8(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"this name is not UTF-8; choose another directory"):
+        run_training(small_recipe(), tmp_path / os.fsdecode(b"\xff"))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failed_start_does_not_block_a_new_one(tmp_path: Path) -> None:

@@ -115,8 +115,13 @@ def lock_directory(run: Path) -> Iterator[None]:
     """Creates the run directory and keeps other processes from training in it.
 
     Raises:
-        TrainingError: Another process trains there, or the directory cannot be created.
+        TrainingError: Another process trains there, or the directory cannot be created, or has a name that TensorBoard
+            cannot write to.
     """
+    try:
+        str(run).encode()
+    except UnicodeEncodeError:
+        raise TrainingError(f"{run}: this name is not UTF-8; choose another directory for the run") from None
     try:
         run.mkdir(parents=True, exist_ok=True)
         directory = os.open(run, os.O_RDONLY)

@@ -2,6 +2,7 @@
 
 import io
 import os
+import resource
 import threading
 from errno import ENOSPC
 from pathlib import Path
@@ -143,6 +144,21 @@ def test_an_error_leaves_no_part_of_a_file(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(OSError, match="No space left"):
             save_steps(tmp_path, 1)
     assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+@pytest.mark.parametrize("room", [0, 64, 3000, 20_000, 40_000])
+def test_a_checkpoint_for_which_the_disk_has_no_room(room: int, tmp_path: Path) -> None:
+    save_steps(tmp_path, 1)
+    state = {"model": {name: torch.zeros(2000) for name in "abcdef"}}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    try:
+        with pytest.raises(OSError, match=r"File too large: .*/\.\.step-00000002\.pt\.whole\.partial"):
+            save_state(checkpoint_path(tmp_path, 2), state)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 2
+    assert latest_step(tmp_path) == 1
 
 
 def test_average(tmp_path: Path) -> None:

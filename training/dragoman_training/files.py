@@ -58,11 +58,13 @@ def write(path: Path, fill: Callable[[BinaryIO], object], *, durable: bool = Tru
 
 @contextmanager
 def removed_on_error(path: Path) -> Iterator[None]:
-    """Deletes a file if an error leaves the context."""
+    """Deletes a file if an error leaves the context; one of the system that names no file then names this one."""
     try:
         yield
-    except Exception:
+    except Exception as error:
         path.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)
         raise
 
 

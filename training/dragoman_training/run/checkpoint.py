@@ -5,7 +5,7 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -34,10 +34,20 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.whole")
-    write(partial, lambda file: torch.save(state, file))
+    write(partial, lambda file: _save(state, file))
     with removed_on_error(partial):
         write_text(path.with_suffix(".sha256"), hashlib.sha256(partial.read_bytes()).hexdigest())
         partial.replace(path)
+
+
+def _save(state: dict[str, Any], file: BinaryIO) -> None:
+    try:
+        torch.save(state, file)
+    except RuntimeError as error:
+        # After a write that failed, PyTorch only says that the file is not as long as it should be.
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
 
 
 def load_state(path: Path) -> dict[str, Any]:

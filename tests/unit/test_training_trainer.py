@@ -20,6 +20,7 @@ from dragoman_training.errors import TrainingError
 from dragoman_training.evaluation import decoding, evaluate
 from dragoman_training.evaluation.evaluate import Evaluation
 from dragoman_training.evaluation.metrics import METRICS, Score
+from dragoman_training.optimization.allocator import finding_lack_of_memory
 from dragoman_training.optimization.learner import Learner
 from dragoman_training.processes import Processes
 from dragoman_training.recipe import Recipe
@@ -374,6 +375,37 @@ def test_memory_is_released_with_each_log_line(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("dragoman_training.trainer.loop.release_memory", lambda: released.append(None))
     run_training(small_recipe("training.log_every=4", "training.evaluate_every=12"), tmp_path / "run")
     assert len(released) == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"),
+            " for another 2.00 GiB; ",
+        ),
+        (
+            RuntimeError("CPUAllocator: can't allocate memory: you tried to allocate 64 bytes."),
+            " for another 64 bytes; ",
+        ),
+        (MemoryError(), "; "),
+        (RuntimeError("a bug"), None),
+    ],
+)
+def test_a_lack_of_memory_is_one_sentence(error: Exception, message: str | None) -> None:
+    with pytest.raises(RuntimeError if message is None else TrainingError) as caught, finding_lack_of_memory():
+        raise error
+    expected = f"there is not enough memory{message}choose a smaller model, or a lower training.batch_tokens with a "
+    assert str(caught.value) == ("a bug" if message is None else f"{expected}higher training.accumulate")
+
+
+def test_a_run_without_enough_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(Learner, "update", fail)
+    with pytest.raises(TrainingError, match="there is not enough memory; "):
+        run_training(small_recipe(), tmp_path / "run")
 
 
 def test_a_dry_run_needs_one_process(monkeypatch: pytest.MonkeyPatch) -> None:

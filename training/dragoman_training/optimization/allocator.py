@@ -2,10 +2,15 @@
 
 import ctypes
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
 import torch
+
+from dragoman_training.errors import TrainingError
 
 MAX_KEPT_BLOCK = 2**30  # bytes of the largest freed block that the process keeps
 ONEDNN_KERNELS = 64  # kernels that oneDNN caches: about as many as a step has different matrix products
@@ -38,6 +43,21 @@ def release_memory() -> None:
     """Returns kept memory that is not in use to the system."""
     if (library := _glibc()) is not None:
         library.malloc_trim(0)
+
+
+@contextmanager
+def finding_lack_of_memory() -> Iterator[None]:
+    """Turns what is raised where memory ends into TrainingError."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            raise
+        size = re.search(r"ried to allocate ([\d.]+ \w+)", str(error))
+        raise TrainingError(
+            f"there is not enough memory{f' for another {size[1]}' if size else ''}; choose a smaller model, or a "
+            "lower training.batch_tokens with a higher training.accumulate"
+        ) from None
 
 
 def memory_in_use(device: torch.device) -> str:

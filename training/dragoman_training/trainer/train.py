@@ -14,6 +14,7 @@ from rich.console import Console
 from dragoman_training.data.prepare import prepare
 from dragoman_training.errors import Stopped, TrainingError
 from dragoman_training.files import MODEL_FILE, PREPARED_FOLDER, RECIPE_FILE, REPORT_FILE, read_json
+from dragoman_training.optimization.allocator import finding_lack_of_memory
 from dragoman_training.optimization.optimizer import warmup_warning
 from dragoman_training.processes import ALONE, LostProcess, Processes
 from dragoman_training.progress import ProgressBar
@@ -80,8 +81,8 @@ def train(
 
     Raises:
         LostProcess: Another process has ended.
-        TrainingError: The directory holds another run, the data is bad, or training has diverged. Existing checkpoints
-            stay as they are.
+        TrainingError: The directory holds another run, the data is bad, training has diverged, or the memory is not
+            enough. Existing checkpoints stay as they are.
     """
     torch_device = _device(device, processes)
     if threads is not None:
@@ -103,7 +104,8 @@ def train(
         if processes.first_does(lambda: (run / MODEL_FILE).exists()) and report is not None and not changed:
             return Outcome(report["steps_trained"], report)
         try:
-            return _train(recipe, run, changed, start, torch_device, stop, bar, overdue, processes)
+            with finding_lack_of_memory():
+                return _train(recipe, run, changed, start, torch_device, stop, bar, overdue, processes)
         except LostProcess:
             if processes.is_first and overdue.save is not None:
                 raise LostProcess(overdue.save()) from None
@@ -124,7 +126,7 @@ def rehearse(
     if threads is not None:
         torch.set_num_threads(threads)
     start = load_start(recipe, init_from)
-    with ProgressBar(recipe.training.steps, console or Console(stderr=True)) as bar:
+    with ProgressBar(recipe.training.steps, console or Console(stderr=True)) as bar, finding_lack_of_memory():
         dry_run(recipe, start, torch_device, (stop or threading.Event()).is_set, bar)
 
 

@@ -11,6 +11,7 @@ from dragoman_training.model.positions import EmbeddingNorm, Positions
 Norm = Literal["pre", "post"]
 NormKind = Literal["layer", "rms"]
 SharedEmbeddings = Literal["none", "output", "inputs", "all"]
+LARGEST = 2**20  # width or length; more is a typing mistake
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +69,14 @@ class ModelConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    d_model: int = Field(ge=8)
-    heads: int = Field(ge=1)
-    d_head: int | None = Field(default=None, ge=1)
-    d_ff: int = Field(ge=1)
-    encoder_layers: int = Field(ge=1)
-    decoder_layers: int = Field(ge=1)
-    decoder_heads: int | None = Field(default=None, ge=1)
-    decoder_d_ff: int | None = Field(default=None, ge=1)
+    d_model: int = Field(ge=8, le=LARGEST)
+    heads: int = Field(ge=1, le=LARGEST)
+    d_head: int | None = Field(default=None, ge=1, le=LARGEST)
+    d_ff: int = Field(ge=1, le=LARGEST)
+    encoder_layers: int = Field(ge=1, le=1000)
+    decoder_layers: int = Field(ge=1, le=1000)
+    decoder_heads: int | None = Field(default=None, ge=1, le=LARGEST)
+    decoder_d_ff: int | None = Field(default=None, ge=1, le=LARGEST)
     activation: Activation = "relu"
     bias: bool = True
     scaled_attention: bool = True
@@ -92,8 +93,8 @@ class ModelConfig(BaseModel):
     output_scale: bool = False
     output_bias: bool = False
     dropout: float = Field(default=0.1, ge=0, lt=1)
-    max_source_length: int = Field(ge=1, le=2**20)
-    max_target_length: int = Field(ge=1, le=2**20)
+    max_source_length: int = Field(ge=1, le=LARGEST)
+    max_target_length: int = Field(ge=1, le=LARGEST)
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> "ModelConfig":

@@ -93,7 +93,7 @@ class TrainingConfig(Section):
 
     steps: int = Field(ge=1)
     batch_tokens: int = Field(ge=1)
-    accumulate: int = Field(default=1, ge=1)
+    accumulate: int = Field(default=1, ge=1, le=1_000_000)
     sharding: Literal["none", "full"] = "none"
     learning_rate: float = Field(gt=0)
     schedule: Literal["inverse_square_root", "noam", "cosine", "warmup_stable_decay"] = "inverse_square_root"

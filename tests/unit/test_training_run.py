@@ -73,9 +73,19 @@ def test_save_load_and_delete(tmp_path: Path) -> None:
     names = [f"step-{step}.{suffix}" for step in ("00000005", "00000012") for suffix in ("pt", "sha256")]
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == names
     save_steps(tmp_path, 13)
-    (tmp_path / "checkpoints" / ".step-00000003.pt.whole").touch()
+    for partial in (".step-00000003.pt.whole", "..step-00000003.pt.whole.partial", ".step-00000003.sha256.partial"):
+        (tmp_path / "checkpoints" / partial).touch()
     delete_checkpoints(tmp_path, {12, 5})
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == names
+
+
+def test_hidden_files_of_others_stay(tmp_path: Path) -> None:
+    """Those of Jupyter; and of NFS, which can't be deleted while a process reads a checkpoint that is deleted."""
+    save_steps(tmp_path, 1)
+    for name in (".ipynb_checkpoints", ".nfs000000000123"):
+        (tmp_path / "checkpoints" / name).mkdir()
+    delete_checkpoints(tmp_path, {1})
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 4
 
 
 @pytest.mark.parametrize("how", ["truncated", "empty", "modified", "without checksum"])

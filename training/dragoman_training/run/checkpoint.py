@@ -89,8 +89,9 @@ def delete_checkpoints(run: Path, keep: Collection[int]) -> None:
             path = checkpoint_path(run, step)
             path.unlink()
             path.with_suffix(".sha256").unlink(missing_ok=True)
-    for partial in (run / "checkpoints").glob(".*"):
-        partial.unlink()
+    for pattern in (".*.partial", ".*.whole"):
+        for partial in (run / "checkpoints").glob(pattern):
+            partial.unlink(missing_ok=True)
 
 
 def average_checkpoints(

@@ -260,6 +260,17 @@ def test_prepared_data_replaces_no_other_files(tmp_path: Path) -> None:
     assert (empty / "prepared.json").exists()
 
 
+def test_a_run_replaces_no_folder_of_others(tmp_path: Path) -> None:
+    other = tmp_path / "prepared" / "corpus.txt"
+    other.parent.mkdir()
+    other.write_text("precious")
+    with pytest.raises(
+        DataError, match=rf"^data.prepared: {other.parent} holds other files and no prepared data; name a"
+    ):
+        prepared(number_recipe(tmp_path), tmp_path)
+    assert other.read_text() == "precious"
+
+
 def test_a_folder_may_be_a_link(tmp_path: Path) -> None:
     """Such as one to a larger disk. It is found out before the work, not after it, that a folder can't be replaced."""
     for name, run in (("link", tmp_path / "one"), ("two/prepared", tmp_path / "two")):
@@ -367,7 +378,7 @@ def test_an_interrupted_preparation_goes_on(tmp_path: Path, many_shards: None, m
     (run / ".prepared.partial").mkdir()
     (run / ".prepared.partial" / "inputs.json").write_text('{"inputs": {}}')
     (run / ".prepared.partial" / "read-00000.npz").write_bytes(b"something else")
-    (run / "prepared" / "prepared.json").unlink()
+    shutil.rmtree(run / "prepared")
     assert stream_digest(prepared(recipe, run), recipe) == whole
 
 

@@ -120,9 +120,12 @@ def _open_or_make(recipe: Recipe, run: Path, folder: Path, echo: Callable[[str],
             except DataError:
                 shutil.rmtree(partial)
                 raise
+            outdated = place.with_name(f".{place.name}.outdated")
+            shutil.rmtree(outdated, ignore_errors=True)  # of a start that was killed
             if recipe.data.prepared is None and place.exists():
-                shutil.rmtree(place)
+                place.rename(outdated)
             partial.rename(place)
+            shutil.rmtree(outdated, ignore_errors=True)
         else:
             shutil.rmtree(partial)
     return found
@@ -132,11 +135,10 @@ def _suitable(recipe: Recipe, run: Path, folder: Path, inputs: Inputs) -> Prepar
     """Returns the prepared data of a folder if it suits the recipe; None if it has to be made.
 
     Raises:
-        DataError: The folder is one that the recipe names, and was prepared with other settings or data, or holds other
-            files.
+        DataError: The folder holds other files; or it is one that the recipe names, and was prepared with other
+            settings or data.
     """
-    if recipe.data.prepared is not None:
-        check_place(folder)
+    check_place(folder)
     found = Prepared.load(folder)
     if found is None:
         return None

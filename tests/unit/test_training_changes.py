@@ -120,6 +120,24 @@ def test_fewer_steps_than_made_are_refused(small_run: Path) -> None:
     assert (small_run / "model.pt").exists()
 
 
+def test_the_recipe_of_a_run_may_be_edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has changed is not found by comparing the file with itself."""
+    monkeypatch.setattr(cli, "_stop_on_signals", lambda **_: threading.Event())  # signals are for pytest
+    run_training(small_recipe(), tmp_path)
+    file = tmp_path / "recipe.yaml"
+    arguments = [str(file), "--out", str(tmp_path), "--device", "cpu", "--threads", "1", "--resume"]
+    text = file.read_text()
+    for old, new, status, message in (
+        ("d_ff: 16", "d_ff: 32", 1, "model.d_ff was 16 and is 32; --resume can only change"),
+        ("  steps: 12\n", "  steps: 16\n", 0, "training.steps changes from 12 to 16 at step 12"),
+    ):
+        assert old in text
+        file.write_text(text.replace(old, new))
+        done = CliRunner().invoke(cli.app, arguments)
+        assert (done.exit_code, message in done.output) == (status, True), done.output
+    assert checkpoint_steps(tmp_path)[-1] == 16
+
+
 @pytest.mark.parametrize("killed_at", [1, 2, 3])
 def test_a_kill_while_results_are_renamed(killed_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("report.json", "model.sha256", "model.pt")

@@ -58,6 +58,7 @@ def test_files_of_a_run(tmp_path: Path) -> None:
     assert outcome.finished
     assert {path.name for path in run.iterdir()} == {
         "recipe.yaml",
+        ".recipe.yaml",
         "source_tokenizer.json",
         "target_tokenizer.json",
         "data.json",

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 from dragoman_training.errors import TrainingError
 
 RECIPE_FILE = "recipe.yaml"
+BEGUN_FILE = ".recipe.yaml"  # the same: what a run was begun or last resumed with, whatever users make of recipe.yaml
 SOURCE_TOKENIZER, TARGET_TOKENIZER = "source_tokenizer.json", "target_tokenizer.json"
 IMPORTED_FILE = "imported.json"  # the rules of an imported model, see `data.imported`
 SOURCE_PIECES, TARGET_PIECES = "source.spm", "target.spm"  # SentencePiece models of an imported model

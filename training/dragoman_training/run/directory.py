@@ -9,6 +9,7 @@ from pathlib import Path
 from dragoman_training.errors import TrainingError
 from dragoman_training.files import (
     BAD_LINES_FILE,
+    BEGUN_FILE,
     CURVES_FILE,
     DATA_FILE,
     DEV_ANSWERS_FILE,
@@ -30,7 +31,7 @@ from dragoman_training.recipe import Recipe, file_paths, load_recipe
 from dragoman_training.run.changes import Changes, changed_keys, check_changes
 from dragoman_training.run.checkpoint import checkpoint_steps
 
-WRITTEN_AFTER_TOKENIZERS = (RECIPE_FILE, DATA_FILE, DEV_FILE, LONGEST_FILE, METRICS_FILE)
+WRITTEN_AFTER_TOKENIZERS = (BEGUN_FILE, RECIPE_FILE, DATA_FILE, DEV_FILE, LONGEST_FILE, METRICS_FILE)
 # In the order in which a new start removes them: while some are left, so is the sign that a run has written them.
 WRITTEN_BEFORE_TRAINING = (
     *WRITTEN_AFTER_TOKENIZERS,
@@ -61,20 +62,23 @@ def prepare_directory(recipe: Recipe, run: Path, resume: bool, recipe_file: Path
             the run would write over its data.
     """
     _check_data(recipe, run)
-    saved = run / RECIPE_FILE
-    given = is_given(saved, recipe_file)
+    begun = begun_recipe(run, recipe_file)
     if checkpoint_steps(run) or (run / MODEL_FILE).exists():
         if not resume:
             raise TrainingError(f"{run} already holds a run; continue it with --resume or choose another directory")
-        changed = changed_keys(load_recipe(saved), recipe)
+        changed = changed_keys(load_recipe(begun or run / RECIPE_FILE), recipe)
         check_changes(run, changed, recipe)
         return changed
-    if resume and saved.exists() and not given and load_recipe(saved) == recipe:
+    if resume and begun is not None and load_recipe(begun) == recipe:
         # Killed before its first checkpoint. The tokenizers stay: training unigram again does not give the same one.
         return {}
     # A start that failed before the first checkpoint, for instance because of its data, does not block a new one.
     run.mkdir(parents=True, exist_ok=True)
-    left = [name for name in WRITTEN_BEFORE_TRAINING if (run / name).exists() and not (given and name == RECIPE_FILE)]
+    left = [
+        name
+        for name in WRITTEN_BEFORE_TRAINING
+        if (run / name).exists() and not (name == RECIPE_FILE and _is_given(run, recipe_file))
+    ]
     others = [name for name in left if name in WRITTEN_AFTER_TOKENIZERS]
     if others and SOURCE_TOKENIZER not in left:
         raise TrainingError(
@@ -86,8 +90,22 @@ def prepare_directory(recipe: Recipe, run: Path, resume: bool, recipe_file: Path
     return {}
 
 
-def is_given(saved: Path, recipe_file: Path | None) -> bool:
-    """Returns whether the recipe in a run directory is the file that the user named, not one that a run has left."""
+def begun_recipe(run: Path, recipe_file: Path | None) -> Path | None:
+    """Returns the recipe that the run in a directory was begun with; None if none has been begun.
+
+    Args:
+        recipe_file: The file of the recipe now. It may be the one in the directory, which users edit.
+    """
+    if (run / BEGUN_FILE).exists():
+        return run / BEGUN_FILE
+    if not (run / RECIPE_FILE).exists() or (_is_given(run, recipe_file) and not checkpoint_steps(run)):
+        return None
+    return run / RECIPE_FILE  # of a run of an older version
+
+
+def _is_given(run: Path, recipe_file: Path | None) -> bool:
+    """Returns whether the recipe in a run directory is the file that the user named."""
+    saved = run / RECIPE_FILE
     return recipe_file is not None and saved.exists() and saved.samefile(recipe_file)
 
 

@@ -11,7 +11,6 @@ from dragoman_training.errors import TrainingError
 from dragoman_training.files import (
     DATA_FILE,
     PREPARED_FOLDER,
-    RECIPE_FILE,
     SOURCE_TOKENIZER,
     START_FILE,
     TARGET_TOKENIZER,
@@ -19,8 +18,7 @@ from dragoman_training.files import (
 from dragoman_training.processes import Processes
 from dragoman_training.progress import ProgressBar
 from dragoman_training.recipe import Recipe, load_recipe
-from dragoman_training.run.checkpoint import checkpoint_steps
-from dragoman_training.run.directory import is_given
+from dragoman_training.run.directory import begun_recipe
 
 T = TypeVar("T")
 
@@ -61,10 +59,8 @@ def resolve_accumulate(
 
 def _begun(run: Path, recipe_file: Path | None) -> int | None:
     """Returns the batches of a step of the run in a directory; None if there is none."""
-    saved = run / RECIPE_FILE
-    if is_given(saved, recipe_file) and not checkpoint_steps(run):
-        return None
-    return load_recipe(saved).training.accumulate if saved.exists() else None
+    begun = begun_recipe(run, recipe_file)
+    return None if begun is None else load_recipe(begun).training.accumulate
 
 
 def in_first(processes: Processes, work: Callable[[], T]) -> T | None:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from dragoman_training.data.prepare import prepare
 from dragoman_training.errors import Stopped, TrainingError
-from dragoman_training.files import MODEL_FILE, PREPARED_FOLDER, RECIPE_FILE, REPORT_FILE, read_json
+from dragoman_training.files import BEGUN_FILE, MODEL_FILE, PREPARED_FOLDER, RECIPE_FILE, REPORT_FILE, read_json
 from dragoman_training.optimization.allocator import finding_lack_of_memory
 from dragoman_training.optimization.optimizer import warmup_warning
 from dragoman_training.processes import ALONE, LostProcess, Processes
@@ -186,7 +187,8 @@ def _train(
         try:
             trainer.record_changes(changed)
             # Saved after the data was read, so that rejected data leaves no run behind, and before the first step.
-            processes.first_does(lambda: save_recipe(recipe, run / RECIPE_FILE))
+            for name in (RECIPE_FILE, BEGUN_FILE):
+                processes.first_does(partial(save_recipe, recipe, run / name))
             if processes.share(start is not None):
                 trainer.learner.start_from(None if start is None else start.weights)
                 trainer.save(None)  # a run that resumes needs the start no more

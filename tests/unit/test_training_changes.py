@@ -138,6 +138,20 @@ def test_the_recipe_of_a_run_may_be_edited(tmp_path: Path, monkeypatch: pytest.M
     assert checkpoint_steps(tmp_path)[-1] == 16
 
 
+@pytest.mark.parametrize("changes", [[], ["evaluation.metrics=[chrf]", "evaluation.choose_by=chrf"]])
+def test_the_best_of_checkpoints_that_exist_is_taken(changes: list[str], tmp_path: Path) -> None:
+    """Those of better steps may be deleted, and another metric may have been measured at no step."""
+    run_training(small_recipe("training.keep_checkpoints=1"), tmp_path)
+    log = tmp_path / "metrics.jsonl"
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    better = [{**record, "loss": 0.1} if record["step"] == 6 else record for record in records]
+    log.write_text("".join(json.dumps(record) + "\n" for record in better))
+    recipe = small_recipe("training.keep_checkpoints=1", "training.average_best=1", *changes)
+    outcome, _ = run_training(recipe, tmp_path, resume=True)
+    assert outcome.report is not None
+    assert outcome.report["steps_averaged"] == [12]
+
+
 @pytest.mark.parametrize("killed_at", [1, 2, 3])
 def test_a_kill_while_results_are_renamed(killed_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("report.json", "model.sha256", "model.pt")

@@ -18,7 +18,7 @@ from dragoman_training.files import (
     TEST_ANSWERS_FILE,
     write_text,
 )
-from dragoman_training.run.checkpoint import average_checkpoints, checkpoint_steps, save_state
+from dragoman_training.run.checkpoint import average_checkpoints, save_state
 from dragoman_training.run.metrics_log import draw_curves
 from dragoman_training.trainer.loop import Trainer
 
@@ -82,11 +82,8 @@ def _average(trainer: Trainer, steps: Callable[[], list[int]]) -> tuple[Weights 
 
 
 def _steps_to_average(trainer: Trainer) -> list[int]:
-    config = trainer.config
-    if config.average_best:
-        best = trainer.metrics_log.best_steps(trainer.recipe.evaluation.choose_by, config.average_best)
-        return sorted(set(best) & set(checkpoint_steps(trainer.run)))
-    return trainer.scheduled()[-config.average_last :]
+    # A run that has been changed may have measured the metric at none of its steps.
+    return sorted(trainer.best()) or trainer.scheduled()[-trainer.config.average_last :]
 
 
 def _evaluate(trainer: Trainer) -> tuple[dict[str, float], Evaluation]:

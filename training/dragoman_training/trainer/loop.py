@@ -137,8 +137,7 @@ class Trainer:
 
     def _write(self, state: dict[str, Any]) -> None:
         save_state(checkpoint_path(self.run, self.step), state)
-        best = self.metrics_log.best_steps(self.recipe.evaluation.choose_by, self.config.average_best)
-        keep = {self.step, *self.scheduled()[-self.config.keep_checkpoints :], *best}
+        keep = {self.step, *self.scheduled()[-self.config.keep_checkpoints :], *self.best()}
         if self.config.schedule == "warmup_stable_decay":
             keep.add(self.config.decay_start)  # a run with more steps goes on from there
         delete_checkpoints(self.run, keep)
@@ -180,6 +179,12 @@ class Trainer:
         every = (self.config.checkpoint_every, self.config.evaluate_every)
         steps = checkpoint_steps(self.run)
         return [s for s in steps if s > 0 and (s == self.config.steps or any(s % n == 0 for n in every))]
+
+    def best(self) -> list[int]:
+        """Returns the `average_best` steps that are best on dev, among those whose checkpoints still exist."""
+        saved = set(checkpoint_steps(self.run))
+        ranked = self.metrics_log.best_steps(self.recipe.evaluation.choose_by, self.step)
+        return [step for step in ranked if step in saved][: self.config.average_best]
 
     def run_steps(self) -> bool:
         """Trains until the end of the recipe.

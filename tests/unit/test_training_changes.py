@@ -17,6 +17,7 @@ from dragoman_training import cli
 from dragoman_training.errors import TrainingError
 from dragoman_training.run.changes import apply_changes
 from dragoman_training.run.checkpoint import checkpoint_path, checkpoint_steps, load_state
+from dragoman_training.run.interpolate import interpolate
 from dragoman_training.run.metrics_log import read_metrics_log
 from dragoman_training.trainer.train import _set_after
 from tests.support.training import SMALL, run_training, same_weights, small_recipe
@@ -136,6 +137,23 @@ def test_the_recipe_of_a_run_may_be_edited(tmp_path: Path, monkeypatch: pytest.M
         done = CliRunner().invoke(cli.app, arguments)
         assert (done.exit_code, message in done.output) == (status, True), done.output
     assert checkpoint_steps(tmp_path)[-1] == 16
+
+
+def test_a_model_without_checkpoints_is_not_trained_anew(tmp_path: Path) -> None:
+    """It would be replaced by one that began untrained."""
+    run = tmp_path / "run"
+    run_training(small_recipe(), run)
+    shutil.rmtree(run / "checkpoints")
+    refusal = rf"{run} has a model.pt but no checkpoint to go on from; start a new run with --init-from {run}"
+    with pytest.raises(TrainingError, match=refusal):
+        run_training(small_recipe("training.steps=16"), run, resume=True)
+    interpolate(run, run, tmp_path / "between", 0.5)
+    for finished in (run, tmp_path / "between"):
+        assert run_training(small_recipe(), finished, resume=True)[0].finished
+    (run / "report.json").unlink()  # as `dragoman-export --to-run` writes it
+    with pytest.raises(TrainingError, match=refusal):
+        run_training(small_recipe(), run, resume=True)
+    assert load_state(run / "model.pt")["steps"] == [12]
 
 
 @pytest.mark.parametrize("changes", [[], ["evaluation.metrics=[chrf]", "evaluation.choose_by=chrf"]])

@@ -68,6 +68,10 @@ def prepare_directory(recipe: Recipe, run: Path, resume: bool, recipe_file: Path
             raise TrainingError(f"{run} already holds a run; continue it with --resume or choose another directory")
         changed = changed_keys(load_recipe(begun or run / RECIPE_FILE), recipe)
         check_changes(run, changed, recipe)
+        if not checkpoint_steps(run) and (changed or not (run / REPORT_FILE).exists()):
+            raise TrainingError(
+                f"{run} has a {MODEL_FILE} but no checkpoint to go on from; start a new run with --init-from {run}"
+            )
         return changed
     if resume and begun is not None and load_recipe(begun) == recipe:
         # Killed before its first checkpoint. The tokenizers stay: training unigram again does not give the same one.

@@ -103,7 +103,7 @@ def train(
         start = in_first(processes, lambda: find_start(recipe, run, init_from))
         report = processes.first_does(lambda: read_json(run / REPORT_FILE))
         if processes.first_does(lambda: (run / MODEL_FILE).exists()) and report is not None and not changed:
-            return Outcome(report["steps_trained"], report)
+            return Outcome(report.get("steps_trained", 0), report)  # interpolated runs have made none
         try:
             with finding_lack_of_memory():
                 return _train(recipe, run, changed, start, torch_device, stop, bar, overdue, processes)

@@ -220,6 +220,15 @@ def test_a_resumed_run_drops_records_beyond_its_step(logged_run: Path) -> None:
     assert [r["step"] for r in read_metrics_log(logged_run) if r["kind"] == "dev"] == [10, 20, 30, 40]
 
 
+@pytest.mark.parametrize("damage", [b'{"kind": "tr', b"\0\0\0\0", b"\xff\xfe", b"12", b'{"kind": "dev"}'])
+def test_damaged_records_are_left_out(damage: bytes, logged_run: Path) -> None:
+    path = logged_run / "metrics.jsonl"
+    first, *others = path.read_bytes().splitlines(keepends=True)
+    expected = read_metrics_log(logged_run)
+    path.write_bytes(b"".join([first, damage + b"\n", *others, damage]))
+    assert read_metrics_log(logged_run) == expected
+
+
 def test_tensorboard_and_curves(logged_run: Path) -> None:
     assert list((logged_run / "tensorboard").glob("events*"))
     for records in (read_metrics_log(logged_run), []):

@@ -93,14 +93,16 @@ class MetricsLog:
 
 
 def read_metrics_log(run: Path) -> list[Record]:
-    """Reads the records of a run, without a last line that a kill truncated."""
+    """Reads the records of a run, without lines that are none: one that a kill or a power cut has damaged."""
     path = run / METRICS_FILE
     records: list[Record] = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    for line in path.read_bytes().splitlines() if path.exists() else []:
         try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and {"kind", "step"} <= record.keys():
+            records.append(record)
     return records
 
 

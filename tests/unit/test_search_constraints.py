@@ -73,6 +73,11 @@ def test_n_grams_of_the_source_do_not_occur(size: int, ids: list[int], expected:
     assert forbidden(rules.edits(ids)) == expected
 
 
+def test_n_grams_of_source_tokens_that_the_target_lacks_are_no_edits() -> None:
+    constraints, source = Constraints(encoder_no_repeat_ngram_size=1), [4, 9, 12, END]
+    assert forbidden(TokenRules(constraints, END, source_ids=source, vocabulary_size=10).edits([])) == {4, 9, END}
+
+
 def test_rules_on_repetition_see_the_history() -> None:
     rules = TokenRules(Constraints(no_repeat_ngram_size=2, repetition_penalty=1.5), END, Conventions(history=(9,)))
     assert forbidden(rules.edits([4, 5, 9])) == {4}

@@ -41,7 +41,7 @@ def make_search(
     rules = (
         _unconstrained(tokens.end)
         if constraints is UNCONSTRAINED and conventions is OWN_CONVENTIONS
-        else TokenRules(constraints, tokens.end, conventions, source_ids)
+        else TokenRules(constraints, tokens.end, conventions, source_ids, vocabulary_size)
     )
     stops = StopTracker(decoder, constraints) if constraints.stop_sequences else None
     searches: list[Search]

@@ -24,6 +24,7 @@ class TokenRules:
         end: Id of the end token.
         conventions: Rules of the model.
         source_ids: Source of the request, for the rule on its n-grams.
+        vocabulary_size: Size of the target vocabulary; None if it has every source id.
 
     Attributes:
         prefix: Forced tokens: the model's forced first token, then the prefix unless it is soft.
@@ -38,6 +39,7 @@ class TokenRules:
         end: int,
         conventions: Conventions = OWN_CONVENTIONS,
         source_ids: Sequence[int] = (),
+        vocabulary_size: int | None = None,
     ) -> None:
         self.soft = constraints.prefix_bias is not None
         first = () if conventions.forced_first is None else (conventions.forced_first,)
@@ -51,7 +53,7 @@ class TokenRules:
         self._penalty = constraints.repetition_penalty
         self._ngram = constraints.no_repeat_ngram_size
         self._source_ngram = constraints.encoder_no_repeat_ngram_size
-        self._source_ngrams = _ngrams(source_ids, self._source_ngram)
+        self._source_ngrams = _ngrams(source_ids, self._source_ngram, vocabulary_size)
         self._history = conventions.history
         self._begin = len(first)
         self._begin_suppressed = conventions.begin_suppressed
@@ -188,10 +190,14 @@ def neutral(edits: LogitEdits) -> LogitEdits:
     return LogitEdits(edits.ids, [1.0] * count, [0.0] * count)
 
 
-def _ngrams(ids: Sequence[int], size: int) -> dict[tuple[int, ...], set[int]]:
-    """Returns the last ids of all sequences of `size` ids by the ids before them; none for size 0."""
+def _ngrams(ids: Sequence[int], size: int, vocabulary_size: int | None) -> dict[tuple[int, ...], set[int]]:
+    """Returns the last ids of all sequences of `size` ids by the ids before them; none for size 0.
+
+    Ids that the vocabulary lacks are left out: they have no logit to edit.
+    """
     ngrams: dict[tuple[int, ...], set[int]] = {}
     for at in range(len(ids) - size + 1 if size else 0):
         *head, last = ids[at : at + size]
-        ngrams.setdefault(tuple(head), set()).add(last)
+        if vocabulary_size is None or last < vocabulary_size:
+            ngrams.setdefault(tuple(head), set()).add(last)
     return ngrams

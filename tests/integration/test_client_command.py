@@ -273,6 +273,23 @@ def test_unreadable_input_is_reported(scripted: ScriptedServer, tmp_path: Path) 
     assert done.stderr == b"dragoman: standard input can't be read: Bad file descriptor\n"
 
 
+@pytest.mark.parametrize(
+    ("redirection", "arguments", "expected"),
+    [
+        ("<&-", "generate", (1, b"", b"dragoman: standard input is closed\n")),
+        (">&-", "generate a", (1, b"", b"dragoman: standard output is closed\n")),
+        (">&-", "health", (1, b"", b"dragoman: standard output is closed\n")),
+        ("2>&-", "generate bad b", (1, b"\nB\n", b"")),
+    ],
+)
+def test_closed_standard_files_are_reported(
+    scripted: ScriptedServer, redirection: str, arguments: str, expected: tuple[int, bytes, bytes]
+) -> None:
+    shell = ["sh", "-c", f'exec "$@" {arguments} {redirection}', "sh", *COMMAND]
+    done = subprocess.run(shell, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == expected
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("arguments", [["generate", "a"], ["models"], ["health"]])
 def test_a_full_disk_is_reported(scripted: ScriptedServer, arguments: list[str]) -> None:

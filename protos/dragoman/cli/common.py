@@ -193,7 +193,8 @@ def reporting_errors() -> Iterator[None]:
 
     try:
         yield
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except (DragomanError, ValueError) as error:
         typer.echo(f"dragoman: {error_message(error)}", err=True)
         raise typer.Exit(FAILED if isinstance(error, DragomanError) else WRONG_USAGE) from None
@@ -201,7 +202,8 @@ def reporting_errors() -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
     except OSError as error:
         # Python flushes standard output once more at exit. That flush must not fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if sys.stdout is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             raise typer.Exit(BROKEN_PIPE) from None
         typer.echo(f"dragoman: {error.strerror or error}", err=True)

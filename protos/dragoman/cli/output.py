@@ -3,6 +3,7 @@
 Output is UTF-8, whatever the locale.
 """
 
+import errno
 import json
 import math
 import sys
@@ -40,7 +41,13 @@ MAX_LANGUAGES = 12  # shown per model
 
 
 def write(text: str) -> None:
-    """Writes to standard output and flushes, so that the reader of a pipe sees each answer at once."""
+    """Writes to standard output and flushes, so that the reader of a pipe sees each answer at once.
+
+    Raises:
+        OSError: Standard output is closed, or can't be written.
+    """
+    if sys.stdout is None:  # it was closed before the command started
+        raise OSError(errno.EBADF, "standard output is closed")
     sys.stdout.buffer.write(text.encode(errors="backslashreplace"))
     sys.stdout.buffer.flush()
 
@@ -55,9 +62,10 @@ def write_json(value: Any) -> None:
 
 
 def warn(message: str) -> None:
-    """Writes one line to standard error."""
-    sys.stderr.write(f"dragoman: {message}\n".encode(errors="backslashreplace").decode())
-    sys.stderr.flush()
+    """Writes one line to standard error, unless that is closed."""
+    if sys.stderr is not None:
+        sys.stderr.write(f"dragoman: {message}\n".encode(errors="backslashreplace").decode())
+        sys.stderr.flush()
 
 
 class RetryNotice:

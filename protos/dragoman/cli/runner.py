@@ -1,7 +1,9 @@
 """Runs `dragoman generate`: reads the texts, sends them, and prints their outcomes in order."""
 
 import asyncio
+import errno
 import os
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
@@ -175,6 +177,8 @@ async def stdin_lines() -> AsyncIterator[str]:
     Raises:
         OSError: Standard input cannot be read.
     """
+    if sys.stdin is None:  # it was closed before the command started; its descriptor may be another file by now
+        raise OSError(errno.EBADF, "standard input is closed")
     parts: list[bytes] = []  # of an incomplete line; joined once, however long the line is
     async for chunk in _chunks(STDIN):
         first, *others = chunk.split(b"\n")

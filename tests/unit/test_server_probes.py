@@ -116,6 +116,20 @@ def test_the_port_serves_metrics_and_probes_only(port: int) -> None:
     assert get(port, "/livez", "POST")[0] == 501
 
 
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"GET /metrics HTTP/1.0\r\nAccept: application/openmetrics-text;version=one", b"200 OK"),
+        (b"GET /metrics HTTP/1.0\r\nAccept: text/plain;version=one;escaping=values", b"200 OK"),
+        (b"GET http://[/livez HTTP/1.0", b"400 Bad Request"),
+    ],
+)
+def test_odd_requests_are_answered(port: int, request_: bytes, status: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(request_ + b"\r\n\r\n")
+        assert client.makefile("rb").readline() == b"HTTP/1.0 " + status + b"\r\n"
+
+
 def test_a_silent_client_does_not_delay_others(port: int) -> None:
     with socket.create_connection(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)) as half:
         half.sendall(b"GET /livez HT")

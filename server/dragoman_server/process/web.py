@@ -5,7 +5,7 @@ It answers from threads of its own, so that it can report a hanging event loop.
 
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -59,9 +59,13 @@ def serve_http(
         server_version, sys_version = "dragoman", ""
 
         def do_GET(self) -> None:
-            url = urlsplit(self.path)
+            try:
+                url = urlsplit(self.path)
+            except ValueError:  # "http://[/metrics"
+                self._answer(HTTPStatus.BAD_REQUEST, PLAIN, b"the URL is invalid\n")
+                return
             if url.path == "/metrics":
-                encode, kind = choose_encoder(self.headers.get("Accept") or "")
+                encode, kind = self._encoder()
                 self._answer(HTTPStatus.OK, kind, encode(registry))
             elif answer := answers.get(url.path):
                 refusal = answer()
@@ -76,6 +80,13 @@ def serve_http(
                 self._answer(HTTPStatus.NOT_FOUND, PLAIN, f"there is {there}\n".encode())
 
         do_HEAD = do_GET
+
+        def _encoder(self) -> tuple[Callable[[CollectorRegistry], bytes], str]:
+            """Returns the writer of metrics and its content type: those that the client asks for, if it is clear."""
+            try:
+                return choose_encoder(self.headers.get("Accept") or "")
+            except (TypeError, ValueError):  # "version=one"
+                return choose_encoder("")
 
         def _live(self, history: History, query: str) -> None:
             parameters = parse_qs(query)

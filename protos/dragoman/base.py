@@ -15,6 +15,7 @@ from dragoman.errors import DragomanError
 from dragoman.many import CALL_ITEMS, CALL_ITEMS_OF_SEVERAL_SERVERS, ManyCall, ManyCalls
 from dragoman.models import HealthStatus
 from dragoman.pipeline import Job, Pipeline
+from dragoman.requests import text
 from dragoman.retry import NO_RETRY, Attempts, Metadata, RetryPolicy
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1.admin_pb2_grpc import AdminServiceStub
@@ -193,7 +194,7 @@ class BaseClient(ABC):
 
     def _health_sender(self, service: str, timeout: float | None) -> Sender:
         check: Any = health_pb2_grpc.HealthStub(self._any_channel).Check
-        request = health_pb2.HealthCheckRequest(service=service)
+        request = health_pb2.HealthCheckRequest(service=text(service, "service"))
         attempts = Attempts(NO_RETRY, self._seconds(timeout))
         return Sender((check, check), request, attempts, self._metadata, self._connector)
 

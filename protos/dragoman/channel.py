@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from dragoman.errors import DragomanError, UnavailableError, from_rpc_error, not_ready
 from dragoman.proxies import bypasses_proxy, endpoints, host_of, is_ip_address, is_loopback, proxy_variable
+from dragoman.requests import text
 from dragoman.retry import Metadata
 
 Option = tuple[str, str | int]
@@ -104,10 +105,10 @@ def grpc_target(address: str | Sequence[str]) -> str:
     Raises:
         ValueError: An address is not HOST:PORT, cannot be resolved, or the addresses share no IP version.
     """
-    text = address if isinstance(address, str) else ",".join(address)
-    if _SCHEME.match(text):
-        return text
-    addresses = [_split(part.strip()) for part in text.split(",")]
+    given = text(address if isinstance(address, str) else ",".join(address), "address")
+    if _SCHEME.match(given):
+        return given
+    addresses = [_split(part.strip()) for part in given.split(",")]
     if len(addresses) == 1:
         host, port = addresses[0]
         return f"dns:///{_bracketed(host)}:{port}"
@@ -115,7 +116,7 @@ def grpc_target(address: str | Sequence[str]) -> str:
         resolved = [_resolve(host, port, family) for host, port in addresses]
         if all(resolved):
             return f"{scheme}:" + ",".join(f"{_bracketed(ip)}:{port}" for found in resolved for ip, port in found)
-    raise ValueError(f"address: the hosts of {text!r} cannot be resolved to addresses of one IP version")
+    raise ValueError(f"address: the hosts of {given!r} cannot be resolved to addresses of one IP version")
 
 
 def call_metadata(api_key: str | None) -> Metadata | None:
@@ -260,7 +261,7 @@ def _split(address: str) -> tuple[str, int]:
 def _resolve(host: str, port: int, family: socket.AddressFamily) -> list[tuple[str, int]]:
     try:
         found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):  # UnicodeError for text that can't be a host name
         return []
     return [(str(sockaddr[0]), port) for *_, sockaddr in found]
 

@@ -301,17 +301,30 @@ def _uint64(value: Any, name: str) -> int:
     return _integer(value, name, _UINT64, "64 bits, unsigned")
 
 
-def _float32(value: Any, name: str) -> float:
+def number(value: Any, name: str) -> float:
+    """Returns a number of any kind as a float; infinity if it is too large for one.
+
+    Raises:
+        TypeError: The value is not a number.
+    """
     if isinstance(value, str) or not hasattr(value, "__float__"):
         raise TypeError(f"{name}: expected a number, got {value!r}")
-    number = float(value)
-    if not abs(number) <= _FLOAT32_MAX:  # refuses NaN, too
-        raise ValueError(f"{name}: expected a 32-bit number, got {value!r}")
-    return number
+    try:
+        return float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return math.inf if value > 0 else -math.inf
 
 
-def _duration(seconds: Any, name: str) -> duration_pb2.Duration:
-    if not math.isfinite(seconds) or abs(seconds) > _DURATION_MAX_SECONDS:
+def _float32(value: Any, name: str) -> float:
+    found = number(value, name)
+    if not abs(found) <= _FLOAT32_MAX:  # refuses NaN, too
+        raise ValueError(f"{name}: expected a 32-bit number, got {found}")
+    return found
+
+
+def _duration(value: Any, name: str) -> duration_pb2.Duration:
+    seconds = number(value, name)
+    if not abs(seconds) <= _DURATION_MAX_SECONDS:
         raise ValueError(f"{name}: expected more than 0 and at most {_DURATION_MAX_SECONDS} seconds, got {seconds}")
     message = duration_pb2.Duration()
     message.FromNanoseconds(round(seconds * 1e9))

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from dragoman.errors import REQUEST_ID, DragomanError, ResourceExhaustedError, UnavailableError
+from dragoman.requests import number
 
 SECONDS_WITHOUT_TIMEOUT = 60.0
+MOST_SECONDS = 1e9  # gRPC takes a deadline that is much later for one that has passed
 TLS_ATTEMPTS = 5  # a disagreement on TLS hardly ever passes by itself
 
 Metadata = tuple[tuple[str, str], ...]
@@ -88,7 +90,8 @@ class Attempts:
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        if timeout is not None and not timeout > 0:
+        seconds = None if timeout is None else number(timeout, "timeout")
+        if seconds is not None and not seconds > 0:
             raise ValueError(f"timeout: expected more than 0 seconds, got {timeout}")
         self.request_id = f"{_PROCESS_ID}-{next(_COUNTER):x}"
         self.ignore_health = not follow_health
@@ -97,7 +100,7 @@ class Attempts:
         self._follow_health = follow_health
         self._clock = clock
         self._chance = chance
-        self._deadline = None if timeout is None else clock() + timeout
+        self._deadline = None if seconds is None else clock() + min(seconds, MOST_SECONDS)
         self._last_retry: float | None = None  # without a timeout: a minute after the first counted failure
         self._failures = 0
         self._counted = 0

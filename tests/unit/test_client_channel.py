@@ -72,6 +72,13 @@ def test_an_address_without_a_port_is_refused(address: str) -> None:
         grpc_target(address)
 
 
+def test_an_address_that_no_host_can_have_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^address: .* lone surrogate"):
+        grpc_target("a\udcff:1")
+    with pytest.raises(ValueError, match=r"^address: the hosts of"):
+        grpc_target(f"{'a' * 64}:1,127.0.0.1:1")
+
+
 def test_addresses_of_two_ip_versions_are_refused() -> None:
     with pytest.raises(ValueError, match="one IP version"):
         grpc_target("127.0.0.1:1,[::1]:2")

@@ -165,6 +165,16 @@ def test_the_timeout_must_be_positive(timeout: float) -> None:
         attempts(timeout)
 
 
+def test_the_timeout_must_be_a_number() -> None:
+    with pytest.raises(TypeError, match=r"^timeout: expected a number, got '1'"):
+        attempts("1")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("timeout", [1e19, float("inf"), 10**400])
+def test_an_endless_timeout_is_one_that_grpc_understands(timeout: float, clock: Clock) -> None:
+    assert Attempts(NO_RETRY, timeout, clock=clock).remaining() == pytest.approx(1e9)
+
+
 @pytest.mark.parametrize(
     "wrong", [{"attempts": 0}, {"initial_delay": 0}, {"max_delay": 0.01}, {"factor": 0.5}, {"jitter": -1}]
 )

@@ -21,7 +21,7 @@ from dragoman.errors import (
 from dragoman.many_async import outcomes
 from dragoman.models import HealthStatus, ModelInfo, RepositoryStatus, VersionStatus
 from dragoman.pipeline import DEFAULT_IN_FLIGHT, Batch
-from dragoman.requests import GenerateOptions, Side, Source, Target
+from dragoman.requests import GenerateOptions, Side, Source, Target, check_sources
 from dragoman.results import Piece, Result, ScoreResult, Token
 
 Answer = TypeVar("Answer")
@@ -76,6 +76,7 @@ class AsyncClient(BaseClient):
 
         Pass an AsyncIterable if reading the next source may have to wait.
         """
+        check_sources(sources)
         return outcomes(sources, self._many(timeout, max_in_flight, {**options}))
 
     async def score(

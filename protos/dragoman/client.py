@@ -14,7 +14,7 @@ from dragoman.errors import DragomanError, ItemError, NotFoundError, ServerError
 from dragoman.many_blocking import outcomes
 from dragoman.models import HealthStatus, ModelInfo, RepositoryStatus, VersionStatus
 from dragoman.pipeline import DEFAULT_IN_FLIGHT, Batch
-from dragoman.requests import GenerateOptions, Side, Source, Target
+from dragoman.requests import GenerateOptions, Side, Source, Target, check_sources
 from dragoman.results import Piece, Result, ScoreResult, Token
 
 Answer = TypeVar("Answer")
@@ -130,6 +130,7 @@ class Client(BaseClient):
                 option, or no server so far. If a server that has answered goes away for longer than `timeout`, only the
                 sources of that time fail.
         """
+        check_sources(sources)
         return outcomes(sources, self._many(timeout, max_in_flight, {**options}))
 
     def score(

@@ -19,7 +19,7 @@ from dragoman.errors import (
     UnavailableError,
     concerns_one_input,
 )
-from dragoman.requests import Source, input_or_error, request_fields
+from dragoman.requests import Source, check_sources, input_or_error, request_fields
 from dragoman.results import Result
 from dragoman.retry import Attempts
 from dragoman.v1 import generation_pb2 as pb
@@ -43,6 +43,7 @@ class Batch:
     """
 
     def __init__(self, sources: Iterable[Source], **options: Any) -> None:
+        check_sources(sources)
         self._fields = request_fields(**options)
         self._pending: dict[int, pb.Input] = {}  # by index of the source
         self._outcomes: dict[int, Result | ItemError] = {}

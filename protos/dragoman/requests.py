@@ -221,6 +221,16 @@ def source_message(source: Source, options: Mapping[str, Any]) -> pb.Input:
     return message
 
 
+def check_sources(sources: object) -> None:
+    """Refuses one text where several sources are expected.
+
+    Raises:
+        TypeError: It is one.
+    """
+    if isinstance(sources, (str, bytes, bytearray)):
+        _sequence(sources, "sources", "several texts or lists of token ids")
+
+
 def input_or_error(index: int, source: Source, options: Mapping[str, Any]) -> pb.Input | ItemError:
     """Returns the message of a source, or the error of one among many that cannot be sent.
 

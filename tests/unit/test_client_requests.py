@@ -170,6 +170,17 @@ def test_values_that_cannot_be_sent_are_refused_by_name(
         calls.generate(source, **options)
 
 
+@pytest.mark.parametrize("sources", ["ab", b"ab"])
+def test_one_text_is_not_several_sources(sources: Any) -> None:
+    message = "^sources: expected several texts or lists of token ids, got "
+    with pytest.raises(TypeError, match=message):
+        Batch(sources)
+    with dragoman.Client("127.0.0.1:1") as client, pytest.raises(TypeError, match=message):
+        client.generate_many(sources)
+    with pytest.raises(TypeError, match=message):
+        dragoman.AsyncClient("127.0.0.1:1").generate_many(sources)
+
+
 def test_an_unknown_side_is_refused() -> None:
     with pytest.raises(ValueError, match='side: expected "source" or "target"'):
         calls.tokenize("a", model="", side="left")  # type: ignore[arg-type]

@@ -217,7 +217,7 @@ def test_a_batch_leaves_out_what_cannot_be_sent_and_keeps_the_order() -> None:
 
 
 def test_lost_items_are_sent_again_after_the_longest_delay_of_the_server() -> None:
-    batch, call = Batch("abcd"), Attempts(NO_JITTER, None)
+    batch, call = Batch(list("abcd")), Attempts(NO_JITTER, None)
     assert batch.answered(response(LOST, answer("B"), LATER, answer("D")), call) == 0.5
     assert pending(batch) == ["a", "c"]
     assert batch.answered(response(LOST, answer("C")), call) == pytest.approx(0.2)
@@ -228,13 +228,13 @@ def test_lost_items_are_sent_again_after_the_longest_delay_of_the_server() -> No
 
 @pytest.mark.parametrize("call", [Attempts(NO_RETRY, None), Attempts(NO_JITTER, 0.05)])
 def test_without_another_attempt_lost_items_stay_lost(call: Attempts) -> None:
-    batch = Batch("ab")
+    batch = Batch(["a", "b"])
     assert batch.answered(response(LOST, answer("B")), call) == 0
     assert (pending(batch), texts(batch.outcomes())) == ([], ["input 0: a worker died", "B"])
 
 
 def test_the_failure_of_a_retry_concerns_the_lost_items_only() -> None:
-    batch, call = Batch("ab"), Attempts(NO_JITTER, None)
+    batch, call = Batch(["a", "b"]), Attempts(NO_JITTER, None)
     with pytest.raises(DeadlineExceededError):
         batch.failed(DeadlineExceededError("late"))
     batch.answered(response(LOST, answer("B")), call)

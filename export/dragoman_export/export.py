@@ -194,11 +194,11 @@ def _move_into_place(folder: Path, bundle: Path) -> None:
         folder.rename(bundle)
         return
     aside = Path(tempfile.mkdtemp(prefix=f".{bundle.name}.", dir=bundle.parent))
-    old = bundle.rename(aside / "old")
+    old = aside / "old"
     try:
+        bundle.rename(old)
         folder.rename(bundle)
-    except OSError:
-        old.rename(bundle)
-        raise
     finally:
+        if not bundle.exists():  # after an error, or a signal between the two
+            old.rename(bundle)
         shutil.rmtree(aside, ignore_errors=True)

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from dragoman_export.cli import app
 from dragoman_export.errors import ExportError
-from dragoman_export.export import ExportOptions, export_run
+from dragoman_export.export import ExportOptions, _move_into_place, export_run
 from dragoman_export.run_data import evaluation_data, source_fault, spread
 from dragoman_server.bundle.manifest import MANIFEST_FILE
 from dragoman_training.data.pairs import pairs_digest
@@ -199,6 +199,35 @@ def test_command_line_reports_errors_and_exits_with_1(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["--check", str(tmp_path / "bundle")])
     assert result.exit_code == 1
     assert "can't be opened" in result.stderr
+
+
+@pytest.mark.parametrize("renames", [0, 1, 2])
+def test_an_interrupted_replacement_keeps_a_bundle(
+    renames: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = tmp_path / "bundle", tmp_path / "new"
+    for folder in (old, new):
+        folder.mkdir()
+        (folder / "name").write_text(folder.name)
+    done: list[Path] = []
+    original = Path.rename
+
+    def rename(path: Path, target: Path) -> Path:
+        if len(done) == renames:
+            monkeypatch.undo()
+            raise SystemExit(143)
+        done.append(path)
+        original(path, target)
+        return target
+
+    monkeypatch.setattr(Path, "rename", rename)
+    if renames < 2:
+        with pytest.raises(SystemExit):
+            _move_into_place(new, old)
+    else:
+        _move_into_place(new, old)
+    assert (old / "name").read_text() == ("new" if renames == 2 else "bundle")
+    assert not list(tmp_path.glob(".bundle.*"))
 
 
 def test_spread_takes_distinct_evenly_spaced_texts() -> None:

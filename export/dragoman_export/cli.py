@@ -26,6 +26,7 @@ from dragoman_export.bundle.options import (
     Program,
 )
 from dragoman_export.errors import ExportError
+from dragoman_export.places import last_part
 from dragoman_server.bundle.manifest import Attention, Precision
 from dragoman_training.errors import missing_extra
 
@@ -219,7 +220,7 @@ def export(
     if max_quality_loss is None:
         max_quality_loss = MOST_LOST if imported is None else MOST_LOST_BY_IMPORTS
     options = ExportOptions(
-        name=name or (bundle.resolve().name if bundle is not None else ""),
+        name=name or (last_part(bundle) if bundle is not None else ""),
         version=version,
         description=description,
         license=license_,
@@ -333,7 +334,7 @@ def _reporting_errors(extra: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         print(f"error: {missing_extra(error, extra)}", file=sys.stderr)
         raise typer.Exit(1) from None
-    except ExportError as error:
+    except (ExportError, OSError) as error:  # OSError, of a name that is too long for any file, say
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
 

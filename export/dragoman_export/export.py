@@ -1,6 +1,5 @@
 """Exports a run or an imported model to a bundle, or checks a bundle again."""
 
-import os
 import re
 import shutil
 import tempfile
@@ -17,6 +16,7 @@ from dragoman_export.errors import ExportError
 from dragoman_export.graphs.mapped_file import map_parameters
 from dragoman_export.imports import read_import
 from dragoman_export.original import Original
+from dragoman_export.places import check_place
 from dragoman_export.run_data import read_run, source_fault, spread
 from dragoman_server.bundle.load import BundleError, load_bundle
 from dragoman_server.bundle.manifest import MANIFEST_FILE, NAME_PATTERN, Manifest
@@ -150,16 +150,7 @@ def check(
 
 
 def _check_destination(bundle: Path, *, overwrite: bool) -> None:
-    try:
-        exists = bundle.exists()
-        parent = next(folder for folder in bundle.absolute().parents if folder.exists())
-    except OSError as error:
-        raise ExportError(f"{bundle} can't be made: {error.strerror}") from None
-    if bundle.is_symlink() and not exists:
-        raise ExportError(f"{bundle} can't be made: it is a link to {bundle.readlink()}, which is missing")
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise ExportError(f"{bundle} can't be made: {parent} is not a directory that can be written")
-    if not exists:
+    if not check_place(bundle):
         return
     if not overwrite:
         raise ExportError(f"{bundle} already exists: choose another place, or replace it with --overwrite")
@@ -170,13 +161,26 @@ def _check_destination(bundle: Path, *, overwrite: bool) -> None:
 def _check_options(options: ExportOptions) -> None:
     if not re.fullmatch(NAME_PATTERN, options.name):
         raise ExportError(f"--name {options.name!r} must be letters, digits, '.', '_' and '-', a letter or digit first")
+    _check_texts(options)
     names: set[str] = set()
     for notice in options.notices:
         if not notice.is_file():
             raise ExportError(f"--notice {notice} is not a file")
-        if notice.name in names or notice.suffix in (".onnx", ".json", ".bin"):
+        if notice.name in names or notice.suffix in (".onnx", ".json", ".bin", ".spm"):
             raise ExportError(f"--notice {notice} can't go into the bundle under the name {notice.name}")
         names.add(notice.name)
+
+
+def _check_texts(options: ExportOptions) -> None:
+    """Refuses texts that a manifest can't have."""
+    given = [("--version", options.version), ("--description", options.description), ("--license", options.license)]
+    given += [("--example", text) for text in options.examples]
+    given += [("--notice", notice.name) for notice in options.notices]
+    for option, text in given:
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # of arguments, bytes that are not UTF-8 become lone surrogates
+            raise ExportError(f"{option} {text!a} is not UTF-8") from None
 
 
 def _check_heads(original: Original, options: ExportOptions) -> None:

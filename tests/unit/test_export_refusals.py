@@ -149,6 +149,9 @@ def test_directory_that_is_not_overwritten(
         ),
         ({"examples": ["w5 elephant"]}, "'w5 elephant' has characters that the model's tokenizer does not know"),
         ({"examples": [" "]}, "' ' has no visible characters"),
+        ({"examples": ["w5\udcff"]}, r"--example 'w5\udcff' is not UTF-8"),
+        ({"description": "\udcff"}, r"--description '\udcff' is not UTF-8"),
+        ({"version": "1\udcff"}, r"--version '1\udcff' is not UTF-8"),
     ],
 )
 def test_options_that_make_no_sense(options: dict[str, Any], sentence: str, sound_run: Path, tmp_path: Path) -> None:
@@ -199,6 +202,22 @@ def test_command_line_reports_errors_and_exits_with_1(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["--check", str(tmp_path / "bundle")])
     assert result.exit_code == 1
     assert "can't be opened" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [["run"], ["--to-run", "bundle"], ["--if-needed", "--from-transformers", "model"]]
+)
+@pytest.mark.parametrize("place", ["n" * 300, "loop", "file/place"])
+def test_impossible_places_are_refused_in_one_sentence(
+    arguments: list[str], place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("loop").symlink_to("loop")
+    Path("file").touch()
+    result = CliRunner().invoke(app, [*arguments, place])
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert result.stderr.startswith("error: ")
+    assert place in result.stderr
 
 
 @pytest.mark.parametrize("renames", [0, 1, 2])

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from dragoman_export.bundle.weights import UnreadableGraphError, load_model
 from dragoman_export.checks.parity import Circumstances, check_bundle
 from dragoman_export.errors import ExportError
-from dragoman_export.to_run.writing import check_place, write_run
+from dragoman_export.to_run.writing import check_free, write_run
 from dragoman_server.bundle.load import Bundle, BundleError, load_bundle
 from dragoman_server.bundle.manifest import MANIFEST_FILE
 from dragoman_server.runtime.device import CPU
@@ -36,7 +36,7 @@ def run_of_bundle(bundle: Path, run: Path, say: Callable[[str], None]) -> None:
         ExportError: The bundle cannot be read, was not exported from a run, or has weights that cannot be read back; or
             the directory exists.
     """
-    check_place(run)
+    check_free(run)
     try:
         loaded = load_bundle(bundle)
     except BundleError as error:

@@ -11,7 +11,7 @@ from dragoman_export.bundle.options import ImportOptions
 from dragoman_export.errors import ExportError
 from dragoman_export.imports import read_import
 from dragoman_export.original import Original
-from dragoman_export.to_run.writing import check_place, write_run
+from dragoman_export.to_run.writing import check_free, write_run
 from dragoman_training.data.imported import ImportedRules
 from dragoman_training.data.tokenizers import save_tokenizer
 from dragoman_training.files import SOURCE_PIECES, SOURCE_TOKENIZER, TARGET_PIECES, TARGET_TOKENIZER
@@ -30,7 +30,7 @@ def run_of_import(options: ImportOptions, run: Path, say: Callable[[str], None])
     Raises:
         ExportError: The model cannot be read, works in a way that training cannot continue, or the directory exists.
     """
-    check_place(run)
+    check_free(run)
     original = read_import(options, say)
     rules = _rules(original)
     config = original.model.config

@@ -9,18 +9,19 @@ from typing import Any
 from torch import Tensor
 
 from dragoman_export.errors import ExportError
+from dragoman_export.places import check_place
 from dragoman_training.files import DATA_FILE, MODEL_FILE, RECIPE_FILE, REPORT_FILE, write_text
 from dragoman_training.recipe import Recipe, save_recipe
 from dragoman_training.run.checkpoint import save_state
 
 
-def check_place(run: Path) -> None:
+def check_free(run: Path) -> None:
     """Checks that a run can be made in a directory.
 
     Raises:
-        ExportError: The directory exists.
+        ExportError: The directory exists, or can't be made.
     """
-    if run.exists():
+    if check_place(run):
         raise ExportError(f"{run} already exists; choose another place for the run")
 
 

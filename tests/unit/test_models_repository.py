@@ -1,7 +1,10 @@
 """Scans of a model repository, its repository.yaml, and the default model."""
 
+import errno
 import json
+import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -134,6 +137,31 @@ def test_a_repository_that_is_not_there_is_told(tmp_path: Path) -> None:
 def settings(tmp_path: Path, text: str) -> RepositorySettings:
     (tmp_path / "repository.yaml").write_text(text)
     return read_settings(tmp_path, ServerConfig())
+
+
+def test_a_model_whose_directory_can_not_be_read_keeps_its_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in ("m/1", "n/1"):
+        bundle(tmp_path / path)
+    repository = Repository(tmp_path, ServerConfig())
+    before = repository.scan()
+
+    def iterdir(folder: Path) -> Iterator[Path]:
+        if folder.name == "m":
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return listed(folder)
+
+    listed = Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    bundle(tmp_path / "n" / "2")
+    for _ in range(2):
+        scan = repository.scan()
+        assert scan.models["m"] == before.models["m"]
+        assert set(scan.models["n"]) == {"1", "2"}
+        assert scan.problem == f"{tmp_path / 'm'} can't be read: Stale file handle"
+    monkeypatch.undo()
+    assert repository.scan().problem == ""
 
 
 def test_no_settings_and_empty_settings_are_the_same(tmp_path: Path) -> None:

@@ -100,6 +100,7 @@ class Repository:
     def __init__(self, path: Path, config: ServerConfig) -> None:
         self.path = path
         self._config = config
+        self._models: Mapping[str, Mapping[str, VersionFiles]] = {}  # of the previous scan
         self._previous: dict[Path, VersionFiles] = {}
         self._logged: set[Path] = set()
 
@@ -108,22 +109,33 @@ class Repository:
             names = self._folders(self.path)
         except OSError as error:
             raise RepositoryError(f"model repository {self.path} can't be opened: {error.strerror or error}") from None
-        models = {name: self._versions(self.path / name) for name in names}
+        models: dict[str, Mapping[str, VersionFiles]] = {}
+        problems: list[str] = []
+        for name in names:
+            try:
+                models[name] = self._versions(self.path / name)
+            except OSError as error:  # perhaps for a moment: what it had stays
+                models[name] = self._models.get(name, {})
+                problems.append(f"{self.path / name} can't be read: {error.strerror or error}")
+        self._models = models
         self._previous = {files.path: files for versions in models.values() for files in versions.values()}
         try:
             settings = read_settings(self.path, self._config)
         except SettingsError as error:
-            return RepositoryScan(models, None, str(error))
-        problem = ""
+            return RepositoryScan(models, None, "; ".join([str(error), *problems]))
         if missing := _missing(settings, models):
-            problem = f"repository.yaml names {', '.join(missing)}, which {self.path} does not contain"
-        return RepositoryScan(models, None if settings.default in missing else settings, problem)
+            problems.append(f"repository.yaml names {', '.join(missing)}, which {self.path} does not contain")
+        return RepositoryScan(models, None if settings.default in missing else settings, "; ".join(problems))
 
     def _versions(self, folder: Path) -> dict[str, VersionFiles]:
-        """Scans the versions of a model; its directory may vanish meanwhile."""
+        """Scans the versions of a model; its directory may vanish meanwhile.
+
+        Raises:
+            OSError: The directory is there, but can't be read.
+        """
         try:
             return {version: _inspect(folder / version, self._previous) for version in self._folders(folder)}
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return {}
 
     def _folders(self, parent: Path) -> list[str]:

@@ -10,14 +10,17 @@ from pydantic import ByteSize, Field, SecretStr, field_validator
 from typer.testing import CliRunner
 
 from dragoman.cli.app import app as client
+from dragoman_server.bundle.load import load_manifest
 from dragoman_server.config import ServerConfig
 from dragoman_server.config.devices import EXPECTED as DEVICES
 from dragoman_server.config.fields import expectation, placeholder
 from dragoman_server.config.options import PANELS
 from dragoman_server.config.show import chosen, lines
 from dragoman_server.config.sources import ConfigError, configure
+from dragoman_server.messages.limits import request_limits
 from dragoman_server.process.cli import MANUAL, app
 from dragoman_server.process.connections import server_options
+from tests.support.bundles import SHIPPED_G2P
 
 DEFAULTS = ServerConfig()
 
@@ -229,6 +232,13 @@ def test_ports_must_differ() -> None:
     assert refusal("port: 9090") == f"{sentence} (--port is from server.yaml:1)"
     assert configure({"metrics_port": "1"}, {}, yaml_file("port: 9090")).config.port == 9090
     assert configure({"port": "0", "metrics_port": "0"}, {}).config.metrics_port == 0
+
+
+@pytest.mark.parametrize("name", ["max_batch_items", "max_stop_sequences", "max_answer_bytes"])
+def test_clients_can_be_told_every_allowed_limit(name: str) -> None:
+    _, manifest = load_manifest(SHIPPED_G2P)
+    assert request_limits(configure({name: str(2**31 - 1)}, {}).config, 64, manifest.shape).ByteSize()
+    assert f"to {2**31 - 1}" in refusal(flags={name: str(2**31)})
 
 
 @pytest.mark.parametrize(

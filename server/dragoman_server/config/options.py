@@ -16,6 +16,7 @@ LogFormat = Literal["auto", "console", "json"]
 
 MOST_THREADS, MOST_WORKERS = 256, 64  # more are a typo, and would overload the machine
 MOST_CONNECTIONS = MOST_STREAMS = 1_000_000
+MOST = 2**31 - 1  # of numbers that gRPC gets or clients are told
 # gRPC counts milliseconds in a C int, which holds up to 24 days, and adds up to 10 % to an age.
 LEAST_AGE_SECONDS, MOST_AGE_SECONDS = 0.001, 20 * 24 * 60 * 60
 
@@ -139,15 +140,13 @@ class RequestOptions(_Options, title="Requests"):
     max_target_tokens: int | None = Field(
         default=None, ge=1, description="Maximum tokens of a target; by default the model's limit."
     )
-    max_stop_sequences: int = Field(default=16, ge=0, description="Maximum stop sequences of a request.")
-    max_batch_items: int = Field(default=10_000, ge=1, description="Maximum inputs of a GenerateBatch call.")
-    max_message_bytes: int = Field(
-        default=4 * 1024 * 1024, ge=1024, le=2**31 - 1, description="Maximum size of a request."
-    )
+    max_stop_sequences: int = Field(default=16, ge=0, le=MOST, description="Maximum stop sequences of a request.")
+    max_batch_items: int = Field(default=10_000, ge=1, le=MOST, description="Maximum inputs of a GenerateBatch call.")
+    max_message_bytes: int = Field(default=4 * 1024 * 1024, ge=1024, le=MOST, description="Maximum size of a request.")
     max_answer_bytes: int = Field(
         default=64 * 1024 * 1024,
         ge=2**16,
-        le=2**31 - 1,
+        le=MOST,
         description="Maximum size of a response; a request that could exceed it is refused before it is computed.",
     )
     queue_size: int = Field(

@@ -82,6 +82,11 @@ INPUTS = {
     "end inside": (ids(4, 3, 4, 3), ".token_ids.ids[1]", "is 3, the special token </s>"),
     "too many ids": (ids(*[4] * 17), ".token_ids.ids", "has 17 tokens"),
     "no room for the end token": (ids(*[4] * 16), ".token_ids.ids", "has 17 tokens"),
+    "useless language": (
+        pb.Input(text="a", target_language="de"),
+        ".target_language",
+        "is set, but the model has no choice of target languages",
+    ),
 }
 # test_api_options.py has all other options.
 OPTIONS: dict[str, tuple[pb.GenerationOptions | pb.Details, str, str]] = {

@@ -137,11 +137,12 @@ class Languages:
                 raise invalid(language_field(field, side), f"is set, but the model has no choice of {side} languages")
 
 
-def refuse_languages(part: pb.Input, field: str) -> None:
-    """Raises ApiError if an input that is not a source names a language."""
+def refuse_languages(part: pb.Input, field: str, *, is_source: bool = False) -> None:
+    """Raises ApiError if an input names a language: one that is no source, or the source of a model without any."""
     for side, name in FIELDS.items():
         if part.HasField(name):
-            raise invalid(language_field(field, side), "is set, but only a source has languages")
+            reason = f"the model has no choice of {side} languages" if is_source else "only a source has languages"
+            raise invalid(language_field(field, side), f"is set, but {reason}")
 
 
 def _same_start(code: str, codes: frozenset[str]) -> list[str]:

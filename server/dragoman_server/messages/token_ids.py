@@ -181,7 +181,7 @@ class SourceEncoder(SourceChecks):
         Raises:
             ApiError: a language is set.
         """
-        refuse_languages(source, "")
+        refuse_languages(source, "", is_source=True)
         [encoding] = await asyncio.to_thread(self._tokenizer.encode_batch, [text])
         ids: list[int] = encoding.ids
         return ids
@@ -208,7 +208,7 @@ class SourceEncoder(SourceChecks):
 
     def _check_input(self, source: pb.Input, field: str) -> list[int] | None:
         """Returns the checked ids of a source that consists of ids, None for a text."""
-        refuse_languages(source, field)
+        refuse_languages(source, field, is_source=True)
         return None if is_text(source, field) else self._check_ids(source.token_ids.ids, f"{field}.token_ids.ids")
 
     def _check_ids(self, ids: Sequence[int], field: str) -> list[int]:

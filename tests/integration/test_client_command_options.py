@@ -241,6 +241,14 @@ def test_an_invalid_line_of_a_shortlist_is_reported(scripted: ScriptedServer, tm
     assert (done.returncode, done.stderr) == (2, f"dragoman: {shortlist}, line 2: expected a token id, got 'A'\n")
 
 
+def test_ids_that_are_missing_are_sent(scripted: ScriptedServer, tmp_path: Path) -> None:
+    (shortlist := tmp_path / "shortlist").touch()
+    printed("generate", "--vocabulary", str(shortlist), "--prefix-ids", "", "--stream", "a")
+    [(_, request)] = scripted.calls
+    assert request.options.HasField("vocabulary")
+    assert request.options.prefix.HasField("token_ids")
+
+
 def test_the_help_explains_every_option(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "110")
     shown = printed("generate", "--help")

@@ -173,7 +173,10 @@ class Decoding:
             *(_parse_ids(each, "--suppress-sequence-ids") for each in sequences or ()),
         ]
         fields["vocabulary"] = _read_ids(self.vocabulary) if self.vocabulary else None
-        return cast("GenerateOptions", {name: value for name, value in fields.items() if value not in (None, [])})
+        # An option that may be repeated is absent if it is empty. Ids that are missing are for the server to refuse.
+        given = {name for name, value in fields.items() if value not in (None, [])}
+        given |= {name for name in ("prefix", "vocabulary") if fields[name] == []}
+        return cast("GenerateOptions", {name: value for name, value in fields.items() if name in given})
 
 
 def with_decoding_options(command: Command) -> Command:

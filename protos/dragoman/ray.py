@@ -47,7 +47,7 @@ class Predictor:
     Raises:
         BulkError: The bundle, the device or an option can't be used.
         DragomanError: No server answers.
-        ValueError: There is neither bundle nor address, or there are both.
+        ValueError: There is neither bundle nor address, or there are both; or two columns have the same name.
     """
 
     def __init__(
@@ -64,6 +64,8 @@ class Predictor:
     ) -> None:
         if (bundle is None) == (address is None):
             raise ValueError("expected either a bundle or an address")
+        if len({column, answer_column, problem_column}) < 3:
+            raise ValueError("expected three different names as column, answer_column and problem_column")
         self._column, self._answers, self._problems = column, answer_column, problem_column
         self._backend: Backend
         if bundle is not None:
@@ -90,7 +92,7 @@ class Predictor:
         """
         names = list(batch.column_names if hasattr(batch, "column_names") else batch)
         if self._column not in names:
-            raise KeyError(f"there is no column {self._column!r}, only {', '.join(names)}")
+            raise KeyError(f"there is no column {self._column!r}, only {', '.join(map(str, names))}")
         for name in (self._answers, self._problems):
             if name in names:
                 raise ValueError(f"there is a column {name!r} already; choose another answer_column or problem_column")

@@ -52,6 +52,8 @@ def test_columns_of_arrow_are_texts_even_if_all_are_null(predictor: Predictor) -
 def test_batches_that_do_not_fit_are_refused(predictor: Predictor) -> None:
     with pytest.raises(KeyError, match="there is no column 'word', only text"):
         predictor({"text": np.array(["a"])})
+    with pytest.raises(KeyError, match="there is no column 'word', only 0"):
+        predictor(pd.DataFrame([["a"]]))
     with pytest.raises(ValueError, match="there is a column 'answer' already"):
         predictor({"word": np.array(["a"]), "answer": np.array(["b"])})
     numbers = predictor({"word": np.array([1.5, float("nan")])})
@@ -61,3 +63,6 @@ def test_batches_that_do_not_fit_are_refused(predictor: Predictor) -> None:
     for arguments in ({}, {"bundle": "b", "address": "a:1"}):
         with pytest.raises(ValueError, match="expected either a bundle or an address"):
             Predictor(**arguments)  # type: ignore[arg-type]
+    for columns in ({"answer_column": "problem"}, {"column": "w", "problem_column": "w"}):
+        with pytest.raises(ValueError, match="expected three different names as column, answer_column and problem_c"):
+            Predictor(SHIPPED_G2P, **columns)  # type: ignore[arg-type]

@@ -6,9 +6,12 @@ import signal
 import sys
 from importlib import import_module
 
+STANDARD_ERROR = 2  # its descriptor, the last one of the standard files
+
 
 def main() -> None:
     """Runs the command line of `dragoman-serve`."""
+    _open_standard_files()
     if os.getpid() == 1:
         # NOTE: the kernel delivers no signal without a handler to the first process of a container, and the server
         # installs its handlers only after all imports. A SIGTERM in that second would be lost, and the stop would hang
@@ -23,6 +26,18 @@ def main() -> None:
 def distill() -> None:
     """Runs the command line of `dragoman-distill`."""
     _run("dragoman-distill", "dragoman_server.distill.cli")
+
+
+def _open_standard_files() -> None:
+    """Opens the null device in place of standard files that are closed.
+
+    NOTE: else a connection would get such a number, and what a library or a worker prints.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STANDARD_ERROR:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(STANDARD_ERROR, "w", closefd=False)
 
 
 def _run(program: str, module: str) -> None:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from dragoman import Client
-from dragoman.local import free_port, serve_command
+from dragoman.local import LocalServer, free_port, serve_command
 from dragoman.v1 import generation_pb2 as pb
 from dragoman.v1 import generation_pb2_grpc
 from tests.conftest import StartServer
@@ -69,6 +69,18 @@ def test_output_that_can_not_be_written_is_an_error(option: str) -> None:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert done.stderr == "dragoman-serve: can't write to standard output: No space left on device\n"
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+@pytest.mark.parametrize("workers", [[], ["--workers", "1"]], ids=["engines", "workers"])
+def test_a_server_runs_without_standard_files(tiny_bundle: Path, workers: list[str]) -> None:
+    command = ["sh", "-c", f'exec {serve_command()} "$@" <&- >&- 2>&-', "sh"]
+    with LocalServer("--bundle", str(tiny_bundle), *workers, command=command) as server:
+        for process in (found := psutil.Process(server.process.pid), *found.children()):
+            standard = [Path(f"/proc/{process.pid}/fd/{number}").readlink() for number in range(3)]
+            assert standard == [Path(os.devnull)] * 3
+        with Client(server.address) as client:
+            assert client.generate("42").text == "forty two"
 
 
 # A network of its own, with the loopback interface alone, and without any address of IPv4 on it.

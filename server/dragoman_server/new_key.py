@@ -6,6 +6,7 @@ Prints the key, once, and adds its hash to the file.
 import argparse
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from dragoman_server.security.keys import NAME, Entry, digest_of, new_key, read_entries, read_entry
@@ -46,17 +47,30 @@ def add(path: Path, name: str, per_second: str | None = None, at_once: str | Non
             before += "\n"
         if any(entry.name == name for entry in read_entries(before.encode(), str(path))):
             raise UsageError(f"{path} already has a key named {name}; delete its line first, or choose another name")
-        target = path.resolve()
-        temporary = target.with_name(f".{target.name}.{os.getpid()}")
-        mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
-            file.write(f"{before}{line}\n")
-        temporary.replace(target)
+        _replace(path.resolve(), f"{before}{line}\n")
     except OSError as error:
         raise FileError(f"{path} can't be changed: {error.strerror}") from None
     except UnicodeDecodeError:
         raise FileError(f"{path} is not UTF-8") from None
     return key
+
+
+def _replace(path: Path, content: str) -> None:
+    """Replaces a file atomically; its mode and, if this user may set it, its owner stay. A new one is private."""
+    old = path.stat() if path.exists() else None
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    mode = 0o600 if old is None else old.st_mode & 0o777
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+            file.write(content)
+            if old is not None:  # of the server's user, who must be able to read it
+                with suppress(PermissionError):
+                    os.fchown(file.fileno(), old.st_uid, old.st_gid)
+                os.fchmod(file.fileno(), mode)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def main() -> None:

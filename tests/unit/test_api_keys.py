@@ -1,6 +1,8 @@
 """API keys: the file that lists them, the command that generates them, and what each key may do."""
 
 import asyncio
+import errno
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -74,6 +76,25 @@ def test_a_key_is_appended_to_the_existing_file(path: Path) -> None:
     assert path.read_text().startswith("# ours\n\na sha256:")
     assert [entry.name for entry in read_entries(path.read_bytes(), "keys")] == ["a", "b"]
     assert path.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_the_file_stays_that_of_the_server_s_user(path: Path) -> None:
+    path.touch(0o600)
+    os.chown(path, 1234, 5678)
+    add(path, "a")
+    status = path.stat()
+    assert (status.st_uid, status.st_gid, status.st_mode & 0o777) == (1234, 5678, 0o600)
+
+
+def test_a_file_that_can_not_be_replaced_leaves_nothing_beside_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def replace(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "replace", replace)
+    with pytest.raises(FileError, match=r"keys\.txt can't be changed: No space left on device"):
+        add(path, "a")
+    assert list(path.parent.iterdir()) == []
 
 
 def test_a_symbolic_link_to_the_file_is_kept(path: Path, tmp_path: Path) -> None:

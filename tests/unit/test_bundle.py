@@ -173,6 +173,13 @@ def test_a_file_that_is_not_a_tokenizer(bundle: Path) -> None:
             ["source_tokenizer.json", "<s> has id 2, but the manifest says 3"],
         ),
         (lambda d: d["shape"].update(target_vocabulary=70), ["has 7 tokens, but the manifest says 70"]),
+        *(
+            (
+                lambda d, generation=generation: d.update(generation=generation),
+                ["manifest.json: generation: 7 is not the id of a target token, of which there are 7"],
+            )
+            for generation in ({"forced_first": 7}, {"begin_suppressed": [6, 7]})
+        ),
     ],
 )
 def test_a_manifest_with_a_fault(bundle: Path, change: Callable[[Document], object], messages: list[str]) -> None:

@@ -9,7 +9,14 @@ from typing import Any
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 
-from dragoman_server.bundle.manifest import MANIFEST_FILE, NARROW_INT8_VERSION, READ_VERSIONS, Manifest, Text
+from dragoman_server.bundle.manifest import (
+    MANIFEST_FILE,
+    NARROW_INT8_VERSION,
+    READ_VERSIONS,
+    Generation,
+    Manifest,
+    Text,
+)
 from dragoman_server.bundle.segmenter import Pieces, load_pieces
 from dragoman_server.bundle.shortlist import Shortlist, ShortlistError, read_shortlist
 
@@ -73,6 +80,8 @@ def load_bundle(path: Path) -> Bundle:
     target = source if same else _load_tokenizer(root / tokenizers.target, manifest, manifest.shape.target_vocabulary)
     if manifest.text is not None:
         _check_text(root, manifest, manifest.text)
+    if manifest.generation is not None:
+        _check_generation(root, manifest, manifest.generation)
     source_pieces, target_pieces = (_load_pieces(root / name) if name else None for name in pieces)
     lists = _load_shortlist(root / shortlist, manifest) if shortlist else None
     return Bundle(root, manifest, source, target, source_pieces, target_pieces, lists)
@@ -178,6 +187,15 @@ def _check_text(root: Path, manifest: Manifest, text: Text) -> None:
         code = getattr(text, field)
         if code and code not in text.languages:
             raise BundleError(f"{path}: text.{field} is {code!r}, which is not one of its languages")
+
+
+def _check_generation(root: Path, manifest: Manifest, generation: Generation) -> None:
+    """Checks that ids are within the table of the target: another one would fail the step of all requests."""
+    size = manifest.shape.target_vocabulary
+    forced = [] if generation.forced_first is None else [generation.forced_first]
+    if bad := [id_ for id_ in (*forced, *generation.begin_suppressed) if not 0 <= id_ < size]:
+        problem = f"{bad[0]} is not the id of a target token, of which there are {size}"
+        raise BundleError(f"{root / MANIFEST_FILE}: generation: {problem}")
 
 
 def _load_tokenizer(path: Path, manifest: Manifest, vocabulary: int) -> Tokenizer:

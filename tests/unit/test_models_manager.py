@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from typing import cast
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -192,6 +192,25 @@ async def test_a_renamed_model_is_served_before_the_old_name_disappears() -> Non
     harness.gate.set()
     await reloading
     assert (harness.answers(), harness.answers("m")) == ("n@1", "NOT_FOUND")
+
+
+async def test_a_renamed_only_model_stays_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness, source = await started(m={"1": "a"})
+    source.models = {"n": {"1": "a"}}
+    harness.gate.clear()
+    found: list[str] = []
+    publish = harness.registry.update
+
+    def update(*entries: Any) -> None:
+        publish(*entries)
+        found.append(harness.answers())
+
+    monkeypatch.setattr(harness.registry, "update", update)
+    reloading = asyncio.create_task(harness.manager.reload())
+    await until_async(lambda: "n@1" in harness.loads)
+    harness.gate.set()
+    await reloading
+    assert list(dict.fromkeys(found)) == ["m@1", "n@1"]
 
 
 async def test_a_missing_default_is_logged_once() -> None:

@@ -251,11 +251,10 @@ class ModelManager:
         if scan.settings is not None:
             self._settings = scan.settings
         self._set_problem(scan.problem)
-        for name, files in scan.models.items():
-            self._models.setdefault(name, ModelState()).files = files
+        for name in [*scan.models, *self._models]:
+            self._models.setdefault(name, ModelState()).files = scan.models.get(name, {})
         # Removed models come last: their replacement may have another name, and is loaded first.
         for name, model in sorted(self._models.items(), key=lambda item: item[0] not in scan.models):
-            model.files = scan.models.get(name, {})
             model.settings = self._settings.of(name)
             await self._settle(name, model)
             for version in [*model.versions]:
@@ -351,7 +350,11 @@ class ModelManager:
     def _default(self) -> str | None:
         if self._settings.default is not None:
             return self._settings.default
-        return next(iter(self._models)) if len(self._models) == 1 else None
+        kept = [name for name, model in self._models.items() if model.files]
+        if len(kept) == 1 and self._models[kept[0]].current is None:  # as long as it loads, one that is removed stays
+            kept = [name for name, model in self._models.items() if model.current is not None] or kept
+        names = kept or list(self._models)
+        return names[0] if len(names) == 1 else None
 
     def _publish(self) -> None:
         """Updates the registry, the metrics and the health of the models."""

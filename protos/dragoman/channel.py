@@ -23,6 +23,7 @@ DEFAULT_ADDRESS = "127.0.0.1:50051"
 DIAGNOSIS_SECONDS = 1.0
 
 _SCHEME = re.compile(r"^(dns|ipv4|ipv6|unix|unix-abstract|vsock|xds):")
+_NO_HOST = re.compile(r"[\[\]/\s]")  # as in http://localhost, which gRPC would try to resolve until the timeout
 _MAX_RECEIVE_BYTES = 64 * 2**20
 
 # Calls take turns among all addresses that the name resolves to: a headless Kubernetes service has one per pod.
@@ -253,7 +254,8 @@ def _read_pem(path: str | Path | None, name: str, kind: str) -> bytes | None:
 def _split(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 2**16:
+    named = bool(host) and not _NO_HOST.search(host)
+    if not named or not port.isascii() or not port.isdigit() or not 0 < int(port) < 2**16:
         raise ValueError(f"address: expected HOST:PORT, got {address!r}")
     return host, int(port)
 

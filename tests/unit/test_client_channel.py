@@ -65,7 +65,11 @@ def test_an_address_becomes_a_target_of_one_or_several_servers(
 
 
 @pytest.mark.parametrize(
-    "address", ["", "localhost", "localhost:", ":50051", "localhost:0", "localhost:99999", "a:b", "a:1,"]
+    "address",
+    [
+        *("", "localhost", "localhost:", ":50051", "localhost:0", "localhost:99999", "a:b", "a:1,"),
+        *("http://localhost:50051", "localhost:50051/", "[::1:50051", "a b:1"),
+    ],
 )
 def test_an_address_without_a_port_is_refused(address: str) -> None:
     with pytest.raises(ValueError, match="address: expected HOST:PORT"):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import grpc
+from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
 REQUEST_ID = "x-request-id"
@@ -196,7 +197,7 @@ def from_rpc_error(
     status = status_pb2.Status()
     for key, value in error.trailing_metadata() or ():
         if key == _STATUS_DETAILS_KEY:
-            status.ParseFromString(value)
+            status = _status(value)
         elif key == REQUEST_ID:
             request_id = value
     code, message = error.code(), error.details() or ""
@@ -224,6 +225,22 @@ def from_rpc_error(
 def from_status(status: status_pb2.Status) -> DragomanError:
     """Returns the exception for a google.rpc.Status, such as that of a batch item."""
     return _build(_CODES.get(status.code, grpc.StatusCode.UNKNOWN), status.message, status.details)
+
+
+def _status(content: bytes) -> status_pb2.Status:
+    """Returns the status in the trailers of a call; an empty one if something between has damaged it."""
+    try:
+        return status_pb2.Status.FromString(content)
+    except DecodeError:
+        return status_pb2.Status()
+
+
+def _holds(detail: Any, kind: Message) -> bool:
+    """Fills a message with a detail; returns False for one of another kind, or a damaged one."""
+    try:
+        return bool(detail.Unpack(kind))
+    except DecodeError:
+        return False
 
 
 def not_ready(address: str) -> UnavailableError:
@@ -256,10 +273,10 @@ def _build(code: grpc.StatusCode, message: str, details: Iterable[Any]) -> Drago
     for detail in details:
         bad_request = error_details_pb2.BadRequest()
         retry_info = error_details_pb2.RetryInfo()
-        if detail.Unpack(bad_request):
+        if _holds(detail, bad_request):
             violations += [FieldViolation(each.field, each.description) for each in bad_request.field_violations]
-        elif detail.Unpack(retry_info):
-            retry_after = retry_info.retry_delay.ToTimedelta().total_seconds()
+        elif _holds(detail, retry_info):
+            retry_after = retry_info.retry_delay.seconds + retry_info.retry_delay.nanos * 1e-9
     # Dragoman's messages name the field. Those of another server, such as a proxy, may not: then the violations do.
     if not message or not all(violation.field in message for violation in violations):
         message = "; ".join(map(str, violations)) or message or f"the server answered {code.name} without a message"

@@ -173,7 +173,7 @@ def test_an_impossible_api_key_is_refused_and_not_quoted(kind: Any, key: str) ->
 class Failure(grpc.RpcError):
     """A failure as gRPC raises it."""
 
-    def __init__(self, code: grpc.StatusCode, details: str = "went wrong", **trailing: str) -> None:
+    def __init__(self, code: grpc.StatusCode, details: str = "went wrong", **trailing: str | bytes) -> None:
         self._code, self._details, self._trailing = code, details, trailing
 
     def code(self) -> Any:
@@ -232,6 +232,11 @@ def test_an_error_has_the_request_id_of_the_server_s_log(
 ) -> None:
     error = from_rpc_error(failure, "host:1", "ours")
     assert (error.request_id, error_message(error)) == (request_id, message)
+
+
+def test_damaged_details_of_an_error_are_left_out() -> None:
+    error = from_rpc_error(Failure(grpc.StatusCode.INTERNAL, grpc_status_details_bin=b"\xff"), "host:1", "ours")
+    assert error_message(error) == "went wrong (request id: ours)"
 
 
 def test_a_call_whose_connection_was_lost_is_sent_again() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf import duration_pb2
+from google.rpc import error_details_pb2
 
 import dragoman
 from dragoman import calls
@@ -268,6 +269,17 @@ def test_a_status_becomes_a_readable_exception() -> None:
     other = from_status(Fail(grpc.StatusCode.DATA_LOSS, "").status())
     assert (type(other), other.code) == (ServerError, "DATA_LOSS")
     assert str(other) == "the server answered DATA_LOSS without a message"
+
+
+def test_details_that_are_damaged_or_absurd_are_borne() -> None:
+    status = Fail(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", retry_after=1.0, field="x").status()
+    for detail in status.details:
+        detail.value = b"\xff"
+    assert (str(from_status(status)), from_status(status).retry_after) == ("x full", None)
+    absurd = Fail(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", retry_after=1.0).status()
+    endless = error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(seconds=2**60))
+    absurd.details[0].Pack(endless)
+    assert from_status(absurd).retry_after == 2**60
 
 
 @pytest.mark.parametrize(

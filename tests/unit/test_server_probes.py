@@ -13,6 +13,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry, Counter
+from structlog.testing import capture_logs
 
 from dragoman_server.api.generation_service import SERVICE
 from dragoman_server.api.health_service import Health
@@ -128,6 +129,22 @@ def test_odd_requests_are_answered(port: int, request_: bytes, status: bytes) ->
     with socket.create_connection(("127.0.0.1", port)) as client:
         client.sendall(request_ + b"\r\n\r\n")
         assert client.makefile("rb").readline() == b"HTTP/1.0 " + status + b"\r\n"
+
+
+def test_a_request_that_fails_is_logged_unless_its_client_has_left(
+    port: int, probes: Probes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probes.serving()
+    for error, expected in ((BrokenPipeError(), []), (KeyError("a bug"), ["an HTTP request failed"])):
+
+        def livez(error: Exception = error) -> None:
+            raise error
+
+        monkeypatch.setattr(probes, "livez", livez)
+        with capture_logs() as entries, socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(b"GET /readyz HTTP/1.0\r\n\r\n")
+            assert client.recv(1) == b""
+        assert [entry["event"] for entry in entries] == expected
 
 
 def test_a_silent_client_does_not_delay_others(port: int) -> None:

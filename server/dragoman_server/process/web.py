@@ -5,6 +5,7 @@ It answers from threads of its own, so that it can report a hanging event loop.
 
 import json
 import socket
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
@@ -14,11 +15,14 @@ from threading import BoundedSemaphore, Lock, Thread
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import structlog
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from dragoman_server.live.history import History, NotServedError
 from dragoman_server.process.readiness import Probes
+
+log = structlog.get_logger()
 
 CLIENT_SECONDS = 10.0  # for a client to send its request, or to read the response
 MAX_CONNECTIONS = 32
@@ -181,4 +185,7 @@ class _Server(ThreadingHTTPServer):
                     oldest.shutdown(socket.SHUT_RDWR)  # its thread sees the end and closes it
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Logs nothing about clients that disconnect early."""
+        """Logs a bug, but nothing about clients that disconnect early."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            log.error("an HTTP request failed", exc_info=error)

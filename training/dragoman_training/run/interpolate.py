@@ -8,28 +8,14 @@ both ("Robust fine-tuning of zero-shot models", Wortsman et al. 2022). `dragoman
 
 import argparse
 import json
-import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 from dragoman_training.errors import TrainingError
-from dragoman_training.files import (
-    DATA_FILE,
-    DEV_FILE,
-    MODEL_FILE,
-    RECIPE_FILE,
-    REPORT_FILE,
-    START_FILE,
-    TOKENIZER_FILES,
-    write_text,
-)
-from dragoman_training.recipe import save_recipe
-from dragoman_training.run.checkpoint import save_state
+from dragoman_training.files import TOKENIZER_FILES
+from dragoman_training.run.derived import check_absent, write_derived_run
 from dragoman_training.run.load import Run, load_run
 from dragoman_training.run.start import weight_differences
-
-_KEPT = DATA_FILE, DEV_FILE, START_FILE, *TOKENIZER_FILES
 
 
 def interpolate(tuned: Path, before: Path, out: Path, share: float) -> None:
@@ -43,8 +29,7 @@ def interpolate(tuned: Path, before: Path, out: Path, share: float) -> None:
     """
     if not 0 <= share <= 1:
         raise TrainingError(f"--share: expected a number from 0 to 1, got {share:g}")
-    if out.exists():
-        raise TrainingError(f"{out} already exists; choose another place for the run")
+    check_absent(out)
     one, other = load_run(tuned), load_run(before)
     _check(one, other)
     theirs = other.model.state_dict()
@@ -53,17 +38,7 @@ def interpolate(tuned: Path, before: Path, out: Path, share: float) -> None:
         for name, value in one.model.state_dict().items()
     }
     report = {"interpolated": {"tuned": tuned.name, "before": before.name, "share": share}}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
-        folder = Path(scratch) / "run"
-        folder.mkdir()
-        for name in _KEPT:
-            if (tuned / name).exists():
-                shutil.copyfile(tuned / name, folder / name)
-        save_recipe(one.recipe, folder / RECIPE_FILE)
-        write_text(folder / REPORT_FILE, json.dumps(report, indent=2) + "\n")
-        save_state(folder / MODEL_FILE, {"model": weights, "steps": one.provenance["steps_averaged"]})
-        folder.rename(out)
+    write_derived_run(out, one, one.recipe, weights, report)
 
 
 def _check(one: Run, other: Run) -> None:

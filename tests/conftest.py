@@ -24,8 +24,8 @@ WHOLE_PROGRAMS = tuple(ROOT / "tests" / tier for tier in ("deploy", "integration
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Test processes share the cores. A second thread of PyTorch then mostly waits for a core, which the first one keeps busy
-# asking for it: tests with small models take ten times as long.
+# Test processes share the cores, and PyTorch's threads wait for each other without pause: with two in each process,
+# tests of small models take ten times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # gRPC and urllib would use the user's proxy even for this machine.

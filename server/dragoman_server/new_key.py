@@ -4,9 +4,11 @@ Prints the key, once, and adds its hash to the file.
 """
 
 import argparse
+import fcntl
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dragoman_server.security.keys import NAME, Entry, digest_of, new_key, read_entries, read_entry
@@ -42,17 +44,31 @@ def add(path: Path, name: str, per_second: str | None = None, at_once: str | Non
     except ValueError as error:
         raise UsageError(f"the new line {error}") from None
     try:
-        before = path.read_text() if path.exists() else HEADER
-        if before and not before.endswith("\n"):
-            before += "\n"
-        if any(entry.name == name for entry in read_entries(before.encode(), str(path))):
-            raise UsageError(f"{path} already has a key named {name}; delete its line first, or choose another name")
-        _replace(path.resolve(), f"{before}{line}\n")
+        with _locked(path.resolve().parent):
+            before = path.read_text() if path.exists() else HEADER
+            if before and not before.endswith("\n"):
+                before += "\n"
+            if any(entry.name == name for entry in read_entries(before.encode(), str(path))):
+                raise UsageError(
+                    f"{path} already has a key named {name}; delete its line first, or choose another name"
+                )
+            _replace(path.resolve(), f"{before}{line}\n")
     except OSError as error:
         raise FileError(f"{path} can't be changed: {error.strerror}") from None
     except UnicodeDecodeError:
         raise FileError(f"{path} is not UTF-8") from None
     return key
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keeps two of these commands from changing a file at once, when the second one would undo what the first did."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _replace(path: Path, content: str) -> None:

@@ -5,7 +5,9 @@ import errno
 import os
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +15,7 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
+import dragoman_server.new_key as new_key_command
 from dragoman.inference import open_inference_pb2 as oip
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.api.auth import CALLER, Authenticator
@@ -52,6 +55,19 @@ def test_a_generated_key_is_known_and_no_other(path: Path) -> None:
     assert [caller_of(keys, key).entry.name for key in (speech, shop)] == ["speech", "shop"]
     for wrong in ("", speech[:-1], speech + "x", speech.upper(), new_key(), digest_of(speech).hex(), "Ж\udcff"):
         assert keys.caller(wrong) is None
+
+
+def test_keys_generated_at_once_are_all_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace = new_key_command._replace
+
+    def slow(*arguments: Any) -> None:
+        time.sleep(0.02)
+        replace(*arguments)
+
+    monkeypatch.setattr(new_key_command, "_replace", slow)
+    with ThreadPoolExecutor(4) as pool:
+        keys = list(pool.map(lambda number: add(path, f"team-{number}"), range(8)))
+    assert all(ApiKeys(path).caller(key) for key in keys)
 
 
 def test_the_file_has_the_hash_and_is_private(path: Path) -> None:

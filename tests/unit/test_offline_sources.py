@@ -71,6 +71,9 @@ def test_a_recipe_names_its_training_files(tmp_path: Path) -> None:
     recipe.write_text("data: [\n")
     with pytest.raises(BulkError, match="is not valid YAML"):
         read(recipe)
+    recipe.write_text("[" * 5000)
+    with pytest.raises(BulkError, match="its values are nested too deeply"):
+        read(recipe)
 
 
 def test_files_that_can_not_be_read_are_named(tmp_path: Path) -> None:

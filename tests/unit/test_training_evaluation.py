@@ -89,6 +89,12 @@ def test_nearest_reference_is_by_edits_then_by_length(answer: str, references: l
     assert METRICS["word_error_rate"]({"x": answer}, {"x": references}).value == pytest.approx(100 * value)
 
 
+def test_references_without_words_count_as_one() -> None:
+    score = METRICS["word_error_rate"]({"x": "a b"}, {"x": [""]})
+    assert score.with_interval(20).interval == (200, 200)
+    assert METRICS["word_error_rate"]({"x": ""}, {"x": [""]}).value == 0
+
+
 @pytest.mark.parametrize("metric", ["bleu", "chrf", "ter"])
 def test_sacrebleu_with_uneven_references(metric: Metric) -> None:
     references = {

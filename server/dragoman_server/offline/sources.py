@@ -135,6 +135,8 @@ def _recipe_files(recipe: Path) -> list[SourceFile]:
         raise BulkError(f"{recipe}: can't be read: {error.strerror or error}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise BulkError(f"{recipe} is not valid YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise BulkError(f"{recipe}: its values are nested too deeply; expected a training recipe") from None
     data = document.get("data") if isinstance(document, dict) else None
     entries = data.get("train") if isinstance(data, dict) else None
     if not isinstance(entries, list) or not entries:

@@ -106,18 +106,18 @@ def ter(answers: Answers, references: References) -> Score:
 
 
 def _share(counts: Sequence[tuple[int, int]]) -> Score:
-    """Returns the sum of the first numbers over the sum of the second ones, a pair for each source."""
+    """Returns the sum of the first numbers over the sum of the second ones (at least 1), a pair for each source."""
     table = np.array(counts, dtype=np.int64)  # [sources, 2]
 
     def interval(samples: int) -> Score:
         draw = np.random.default_rng(SEED)
         weights = (draw.multinomial(len(table), [1 / len(table)] * len(table)) for _ in range(samples))
         part, whole = np.array([weight @ table for weight in weights]).T  # [samples] each
-        low, high = np.percentile(100 * part / whole, [2.5, 97.5])
+        low, high = np.percentile(100 * part / np.maximum(whole, 1), [2.5, 97.5])
         return Score(value, interval=(float(low), float(high)))
 
     part, whole = table.sum(0).tolist()
-    value = 100 * part / whole
+    value = 100 * part / max(whole, 1)
     return Score(value, resample=interval)
 
 

@@ -22,7 +22,8 @@ from dragoman_training.data.shares import share_out
 from dragoman_training.model import ModelConfig
 from dragoman_training.model import linear as linear_module
 from dragoman_training.model import loss as loss_module
-from dragoman_training.model.linear import Linear
+from dragoman_training.model.feed_forward import FeedForward
+from dragoman_training.model.linear import Linear, padded
 from dragoman_training.model.loss import IGNORED, smoothed_cross_entropy
 from dragoman_training.optimization.allocator import _glibc
 from dragoman_training.optimization.optimizer import build_optimizer, learning_rate
@@ -246,6 +247,45 @@ def test_linear_in_training_equals_pytorch(
         assert all(gradient is not None and gradient.dtype == torch.float32 for gradient in gradients)
         results.append([y, leaf.grad, *gradients])
     torch.testing.assert_close(*results, rtol=2e-2 if bf16 else 1e-4, atol=0.2 if bf16 else 1e-4)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("frozen", [(), ("x",), ("expand.weight", "contract.bias")])
+def test_relu_network_in_training_equals_pytorch(bias: bool, bf16: bool, frozen: tuple[str, ...]) -> None:
+    torch.manual_seed(1)
+    network = FeedForward(24, 40, "relu", bias=bias)
+    expected = nn.Sequential(nn.Linear(24, 40, bias=bias), nn.ReLU(), nn.Linear(40, 24, bias=bias))
+    for layer, other in ((expected[0], network.expand), (expected[2], network.contract)):
+        layer.load_state_dict(other.state_dict())
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(name not in frozen)
+    x = torch.randn(3, 7, 24)
+    results: list[list[Tensor | None]] = []
+    for layer in (network, expected):
+        leaf = x.clone().requires_grad_("x" not in frozen)
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            y = layer(leaf)
+            (y.float() ** 2).sum().backward()
+        results.append([y, leaf.grad, *(parameter.grad for parameter in layer.parameters())])
+    names = ["y", "x", *dict(network.named_parameters())]
+    for name, found, right in zip(names, *results, strict=True):
+        assert (found is None) == (name in frozen), name
+        if found is not None:
+            assert found.dtype == (torch.bfloat16 if bf16 and name == "y" else torch.float32)
+            torch.testing.assert_close(found, right, rtol=2e-2 if bf16 else 1e-4, atol=0.3 if bf16 else 1e-4)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 64, 65, 2047, 2048, 2049, 4000])
+def test_products_in_bf16_have_few_numbers_of_rows(rows: int) -> None:
+    x = torch.randn(rows, 3)
+    found = padded(x, torch.bfloat16)
+    assert torch.equal(found[:rows], x.bfloat16())
+    assert not found[rows:].any()
+    assert len(found) % 64 == 0
+    assert len(found) - rows < max(64, rows / 8)
+    assert len({len(padded(torch.empty(count, 1), torch.bfloat16)) for count in range(2049, 4097)}) == 8
+    assert padded(x, torch.float32) is x  # no copy: its products are compiled faster than they are computed
 
 
 @pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="only Linux names its processor there")

@@ -7,7 +7,7 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman_training.model.linear import Linear
+from dragoman_training.model.linear import Linear, is_cpu_training, relu_network
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "reglu", "geglu", "geglu_tanh", "swiglu"]
 
@@ -45,6 +45,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps [batch, length, d_model] to [batch, length, d_model]."""
+        if self.activation == "relu" and is_cpu_training(self, x):
+            return relu_network(x, self.expand, self.contract)
         hidden = self.expand(x)  # [batch, length, d_ff], or 2 * d_ff with a gate
         if self.activation in GATED:
             gate, hidden = hidden.chunk(2, -1)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dragoman_training.model.linear import autocast_dtype, matmul
+from dragoman_training.model.linear import autocast_dtype, matmul, padded
 
 IGNORED = -100  # target id of padding, the default ignore_index of F.cross_entropy
 # Logits computed at a time, whose gradient then takes their place: 64 MiB in bfloat16. With fewer rows the products of
@@ -87,12 +87,14 @@ def _cross_entropy(
     part = _even((_SOFTMAX_CPU if rows.device.type == "cpu" else _SOFTMAX) // vocabulary)
     with torch.autocast(rows.device.type, enabled=False):
         for first in range(0, len(rows), at_a_time):
-            block, ids = rows[first : first + at_a_time].to(dtype), target[first : first + at_a_time]
-            logits = matmul(block, matrix)  # [rows, vocabulary]
-            for some, their_ids in zip(torch.split(logits, part), torch.split(ids, part), strict=True):
+            ids = target[first : first + at_a_time]
+            block = padded(rows[first : first + at_a_time], dtype)
+            logits = matmul(block, matrix)  # [padded rows, vocabulary]
+            for some, their_ids in zip(torch.split(logits[: len(ids)], part), torch.split(ids, part), strict=True):
                 total += _softmax(some, their_ids, smoothing, r_drop, differentiate=rows_gradient is not None)
             if rows_gradient is not None:
-                rows_gradient[first : first + at_a_time] = matmul(logits, matrix.t())
+                logits[len(ids) :] = 0
+                rows_gradient[first : first + at_a_time] = matmul(logits, matrix.t())[: len(ids)]
                 update = matmul(logits.t(), block.t())  # [vocabulary, d_model]
                 weight_gradient = update.to(weight.dtype) if weight_gradient is None else weight_gradient.add_(update)
     return total, weight_gradient

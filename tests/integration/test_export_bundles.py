@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-import torch
 
 from dragoman_export.bundle import write
 from dragoman_export.bundle.onnx_files import DECODER, Models
@@ -60,12 +59,6 @@ BART = {
     "decoder_heads": 4,
     "decoder_d_ff": 24,
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    """PyTorch's threads wait by spinning, which on shared cores costs more than they save."""
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """`dragoman-export --from-transformers`: what the bundle holds and answers, and the check against its origin."""
 
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +12,18 @@ from transformers.models.auto import AutoModelForSeq2SeqLM
 from dragoman import Client
 from dragoman.local import LocalServer
 from dragoman.results import Result
-from dragoman_export.bundle.write import trace_graphs
 from dragoman_server.bundle.load import load_bundle
 from tests.support.export_command import run_export
 from tests.support.huggingface_directories import lines
 from tests.support.huggingface_models import LONGEST, write_model
-from tests.support.shared_work import remember_graphs, shared_folder
 
 SOURCES = 40
 MOST = 30  # tokens of an answer
-
-
-@pytest.fixture(scope="module", autouse=True)
-def traced_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        remembered = remember_graphs(trace_graphs, shared_folder(tmp_path_factory))
-        patch.setattr("dragoman_export.bundle.write.trace_graphs", remembered)
-        yield
+pytestmark = pytest.mark.usefixtures("shared_graphs")
 
 
 @pytest.fixture(scope="module")
-def marian(tmp_path_factory: pytest.TempPathFactory, traced_once: None) -> Path:
+def marian(tmp_path_factory: pytest.TempPathFactory, shared_graphs: None) -> Path:
     """The directory of a model, with a bundle beside it."""
     directory = write_model(tmp_path_factory.mktemp("import"), "marian", sharpness=2)
     (directory / "README.md").write_text("---\nlicense: cc-by-4.0\n---\n# A model of nothing\n")

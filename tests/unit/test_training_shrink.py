@@ -204,5 +204,17 @@ def test_what_cannot_be_shrunk_is_refused(
     assert main([str(run), str(tmp_path / "out"), *arguments]) == 1
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-    assert main([str(run), str(run)]) == 1
-    assert "already exists" in capsys.readouterr().err
+
+
+def test_a_run_is_not_replaced_and_needs_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, empty = small_run(tmp_path / "run"), tmp_path / "empty.tsv"
+    empty.write_text("")
+    for arguments, message in (
+        ([run], "already exists"),
+        ([tmp_path / "out", "--pairs", empty], "empty.tsv: expected pairs, source<TAB>target, that fit the model"),
+        ([tmp_path / "out"], "has no dev set; name a file of source<TAB>target lines with --pairs"),
+    ):
+        if message.startswith("has no"):
+            (run / "dev.tsv").unlink()
+        assert main([str(run), *map(str, arguments)]) == 1
+        assert message in capsys.readouterr().err

@@ -13,7 +13,7 @@ import torch
 from dragoman_training.errors import TrainingError
 
 MAX_KEPT_BLOCK = 2**30  # bytes of the largest freed block that the process keeps
-# Kernels that oneDNN caches. A step has up to fifty; those of attention rarely fit another batch, others do after a few.
+# Kernels that oneDNN caches. A step has up to fifty; those of attention rarely fit another batch, but others soon do.
 ONEDNN_KERNELS = 512
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 
@@ -30,8 +30,8 @@ def keep_freed_memory() -> None:
 
     Older versions of glibc need more for that, see `startup.configure_process`. Requesting it took a tenth of a step.
     The kept memory grows over hundreds of steps, since every batch has another shape and leaves holes that others do
-    not fit into: call `release_memory` from time to time. oneDNN by default caches 1,024 kernels, one per shape, of half
-    a megabyte each; the smaller cache takes effect only if oneDNN has not been used yet.
+    not fit into: call `release_memory` from time to time. oneDNN by default caches 1,024 kernels, one per shape, of
+    half a megabyte each; the smaller cache takes effect only if oneDNN has not been used yet.
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(ONEDNN_KERNELS))
     if (library := _glibc()) is not None:

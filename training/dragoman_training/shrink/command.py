@@ -26,7 +26,13 @@ from dragoman_training.shrink.narrow import narrow
 
 PAIRS = 1000
 BATCH_TOKENS = 4000
-SIZES = "d_model", "heads", "d_ff", "encoder_layers", "decoder_layers"
+SIZES = {
+    "d_model": "width of the model",
+    "heads": "attention heads (default: as many as the width has room for)",
+    "d_ff": "units of a feed-forward network",
+    "encoder_layers": "layers of the encoder",
+    "decoder_layers": "layers of the decoder",
+}
 
 
 def shrink(path: Path, out: Path, sizes: dict[str, int], pairs_file: Path | None = None) -> None:
@@ -46,7 +52,7 @@ def shrink(path: Path, out: Path, sizes: dict[str, int], pairs_file: Path | None
     run = load_run(path)
     model, before = run.model, run.recipe.model
     after = _smaller(run, sizes)
-    pairs = _sample(run, path / DEV_FILE if pairs_file is None else pairs_file)
+    pairs = _sample(run, pairs_file)
     special = run.tokenizers.special
     loss = partial(
         negative_log_likelihood, pairs=pairs, batch_tokens=BATCH_TOKENS, before_step=lambda: None, special=special
@@ -111,14 +117,14 @@ def _check_kind(run: Run) -> None:
         )
 
 
-def _sample(run: Run, file: Path) -> Sequence[EncodedPair]:
-    """Returns a thousand pairs that fit the model, the same ones every time."""
-    pairs = read_pairs_file(file)
+def _sample(run: Run, file: Path | None) -> Sequence[EncodedPair]:
+    """Returns a thousand pairs of a file or of the dev set that fit the model, the same ones every time."""
+    if file is None and not (run.path / DEV_FILE).exists():
+        raise TrainingError(f"{run.path} has no dev set; name a file of source<TAB>target lines with --pairs")
+    pairs = run.dev_pairs() if file is None else read_pairs_file(file)
     fitting = [encoded for _, encoded, problem in encode_pairs(run.recipe, run.tokenizers, pairs) if problem is None]
     if not fitting:
-        raise TrainingError(
-            f"{file}: no pairs to try the model on; name a file of source<TAB>target lines with --pairs"
-        )
+        raise TrainingError(f"{file or run.path / DEV_FILE}: expected pairs, source<TAB>target, that fit the model")
     return random.Random(0).sample(fitting, min(PAIRS, len(fitting)))
 
 
@@ -127,15 +133,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m dragoman_training.shrink",
         description="Makes a smaller model of a trained one, without its least important layers, heads, units and "
-        "dimensions. It answers badly, but a student that starts from it learns in a fraction of the time.",
+        "dimensions; a size that is not given stays. It answers badly, but a student that starts from it learns in a "
+        "fraction of the time.",
     )
     parser.add_argument("run", type=Path, help="run with the trained model")
     parser.add_argument("out", type=Path, help="run to write, for dragoman-train --init-from")
-    for name in SIZES:
-        parser.add_argument(
-            f"--{name.replace('_', '-')}", type=int, help="size of the smaller model (default: as before)"
-        )
-    parser.add_argument("--pairs", type=Path, help="pairs to try the model on (default: the dev set of the run)")
+    for name, description in SIZES.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help=description)
+    parser.add_argument(
+        "--pairs", type=Path, metavar="FILE", help="pairs to try the model on (default: the dev set of the run)"
+    )
     options = parser.parse_args(arguments)
     sizes = {name: value for name in SIZES if (value := getattr(options, name)) is not None}
     try:

@@ -79,7 +79,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def relu_network(x: Tensor, expand: nn.Linear, contract: nn.Linear) -> Tensor:
     """contract(relu(expand(x))) with its gradient: x [..., in] -> [..., out].
 
-    One operation has less to keep for the backward pass and to copy than three.
+    In bfloat16, one operation has less to keep for the backward pass and to pad than three.
     """
     parameters = expand.weight, expand.bias, contract.weight, contract.bias
     return _ReluNetwork.apply(x, *parameters)  # type: ignore[no-any-return,no-untyped-call]

@@ -141,7 +141,6 @@ def test_what_is_left_out_matters_little(gated: bool, pairs: list[EncodedPair]) 
     assert divergence < 0.6 * (expected.exp() * (expected - other)).sum(-1).mean()
 
 
-@pytest.mark.usefixtures("capsys")
 def test_the_command_writes_a_run_to_start_from(tmp_path: Path) -> None:
     teacher = tmp_path / "teacher"
     run_training(small_recipe("model.encoder_layers=2", "model.decoder_layers=2", "model.d_model=32"), teacher)

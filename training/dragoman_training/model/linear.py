@@ -101,14 +101,17 @@ def matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def padded(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Converts [rows, width] to a dtype, with rows of zeros at the end in bfloat16 on a CPU.
 
-    oneDNN compiles a product for each number of rows, which takes ten times as long as the product of a small model,
-    and forgets most of them until the same number comes again. With a sixteenth more rows at most, there are only
-    eight numbers between one power of two and the next.
+    oneDNN compiles a product for each number of rows, which takes ten times as long as the product of a small model.
+    With up to an eighth more rows, there are only eight numbers between one power of two and the next, so that what is
+    compiled is used again.
     """
     if x.device.type != "cpu" or dtype != torch.bfloat16:
         return x.to(dtype)
     step = max(LEAST_STEP, 1 << len(x).bit_length() >> 4)
-    rows = x.new_empty(-(-len(x) // step) * step, x.size(1), dtype=dtype)
+    count = -(-len(x) // step) * step
+    if count == len(x):
+        return x.to(dtype)
+    rows = x.new_empty(count, x.size(1), dtype=dtype)
     rows[: len(x)] = x
     rows[len(x) :] = 0
     return rows

@@ -17,7 +17,7 @@ from dragoman_training.data.batches import EncodedPair, collate
 from dragoman_training.data.languages import with_language
 from dragoman_training.data.prepare import prepare
 from dragoman_training.errors import TrainingError
-from dragoman_training.model.loss import smoothed_cross_entropy
+from dragoman_training.model.loss import Loss, cross_entropy
 from dragoman_training.recipe import load_recipe
 from dragoman_training.run.load import load_run
 from dragoman_training.run.metrics_log import read_metrics_log
@@ -82,7 +82,7 @@ def test_the_loss_of_a_run_is_that_of_the_library(layout: str, tmp_path: Path) -
     batch = collate([EncodedPair(*pair) for pair in encoded], special=run.tokenizers.special)
     with torch.no_grad():
         hidden, weight = run.model.decoder.output_layer(run.model.hidden(batch.source, batch.target_input))
-        loss = float(smoothed_cross_entropy(hidden, weight, batch.target_output, 0.0))
+        loss = float(cross_entropy(hidden, weight, batch.target_output, Loss()))
     assert loss / batch.target_tokens == pytest.approx(their_loss(folder, languages), rel=1e-5)
 
 

@@ -51,7 +51,7 @@ def test_compiled_layers_have_the_same_gradients(positions: str) -> None:
 
 
 def _gradients(model: Transformer, batch: object) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    loss: torch.Tensor = Objective(model, 0.1, 0.0)(batch)
+    loss: torch.Tensor = Objective(model, small_recipe().training)(batch)
     return loss, list(torch.autograd.grad(loss, list(model.parameters())))
 
 

@@ -24,7 +24,7 @@ from dragoman_training.model import linear as linear_module
 from dragoman_training.model import loss as loss_module
 from dragoman_training.model.feed_forward import FeedForward
 from dragoman_training.model.linear import Linear, padded
-from dragoman_training.model.loss import IGNORED, smoothed_cross_entropy
+from dragoman_training.model.loss import IGNORED, Loss, cross_entropy
 from dragoman_training.optimization.allocator import _glibc
 from dragoman_training.optimization.optimizer import build_optimizer, learning_rate
 from dragoman_training.optimization.parallel import Objective
@@ -164,13 +164,13 @@ def test_loss_equals_pytorch(
     compute_at_a_time(monkeypatch, rows, softmax_rows)
     hidden, weight, target = outputs()
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-        loss = smoothed_cross_entropy(hidden, weight, target, smoothing) / 7
+        loss = cross_entropy(hidden, weight, target, Loss(smoothing)) / 7
         logits = F.linear(hidden, weight).float().flatten(0, 1)
         options = {"label_smoothing": smoothing, "ignore_index": IGNORED}
         expected = F.cross_entropy(logits, target.flatten(), reduction="sum", **options) / 7  # type: ignore[arg-type]
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-        assert torch.equal(smoothed_cross_entropy(hidden, weight, target, smoothing) / 7, loss)
+        assert torch.equal(cross_entropy(hidden, weight, target, Loss(smoothing)) / 7, loss)
     gradients = [torch.autograd.grad(value, (hidden, weight)) for value in (loss, expected)]
     torch.testing.assert_close(*gradients, rtol=2e-2 if bf16 else 1e-4, atol=2e-2 if bf16 else 1e-5)
 
@@ -183,7 +183,7 @@ def test_r_drop_adds_the_divergence_of_two_passes(
     compute_at_a_time(monkeypatch, rows, softmax_rows)
     _, weight, target = outputs()
     hidden = torch.randn(2 * len(target), 5, WIDTH, requires_grad=True)
-    loss = smoothed_cross_entropy(hidden, weight, target, smoothing, r_drop=5.0) / 7
+    loss = cross_entropy(hidden, weight, target, Loss(smoothing, r_drop=5.0)) / 7
     logits = F.linear(hidden, weight).flatten(0, 1)
     options = {"label_smoothing": smoothing, "ignore_index": IGNORED}
     entropy = F.cross_entropy(logits, target.flatten().repeat(2), reduction="sum", **options)  # type: ignore[arg-type]
@@ -192,17 +192,17 @@ def test_r_drop_adds_the_divergence_of_two_passes(
     expected = (entropy + 5.0 / 2 * sum(divergences)) / 7
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
     with torch.no_grad():
-        assert torch.equal(smoothed_cross_entropy(hidden, weight, target, smoothing, r_drop=5.0) / 7, loss)
+        assert torch.equal(cross_entropy(hidden, weight, target, Loss(smoothing, r_drop=5.0)) / 7, loss)
     gradients = [torch.autograd.grad(value, (hidden, weight)) for value in (loss, expected)]
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
 
 
 def test_r_drop_measures_what_dropout_changes() -> None:
     layers, lengths = {"encoder_layers": 1, "decoder_layers": 1}, {"max_source_length": 8, "max_target_length": 8}
-    config = {"d_model": 16, "heads": 2, "d_ff": 32, "dropout": 0.3, **layers, **lengths}
-    model = random_model(ModelConfig.model_validate(config), VOCABULARY, seed=1)
+    shape = {"d_model": 16, "heads": 2, "d_ff": 32, "dropout": 0.3, **layers, **lengths}
+    model = random_model(ModelConfig.model_validate(shape), VOCABULARY, seed=1)
     batch = collate([EncodedPair([7, 8, 3], [9, 3]), EncodedPair([7, 3], [9, 10, 11, 3])])
-    plain, r_drop = Objective(model, 0.1, 0.0), Objective(model, 0.1, 5.0)
+    plain, r_drop = (Objective(model, config("noam", r_drop=weight)) for weight in (0.0, 5.0))
     torch.testing.assert_close(r_drop.eval()(batch), plain.eval()(batch))  # the passes are equal
     torch.manual_seed(1)
     mean_loss = sum(plain.train()(batch).item() for _ in range(500)) / 500
@@ -212,7 +212,7 @@ def test_r_drop_measures_what_dropout_changes() -> None:
 def test_the_loss_has_gradients_once() -> None:
     """They are scaled in place, so a second pass would scale them again."""
     hidden, weight, target = outputs()
-    loss = smoothed_cross_entropy(hidden, weight, target, 0.1)
+    loss = cross_entropy(hidden, weight, target, Loss(0.1))
     torch.autograd.grad(loss, hidden, retain_graph=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.autograd.grad(loss, hidden)
@@ -220,10 +220,10 @@ def test_the_loss_has_gradients_once() -> None:
 
 def test_loss_of_padding_alone_and_of_infinite_states() -> None:
     hidden, weight, target = outputs()
-    loss = smoothed_cross_entropy(hidden, weight, torch.full_like(target, IGNORED), 0.1)
+    loss = cross_entropy(hidden, weight, torch.full_like(target, IGNORED), Loss(0.1))
     assert loss.item() == 0
     assert all(not gradient.any() for gradient in torch.autograd.grad(loss, (hidden, weight)))
-    assert smoothed_cross_entropy(hidden * torch.inf, weight, target, 0.1).isnan()
+    assert cross_entropy(hidden * torch.inf, weight, target, Loss(0.1)).isnan()
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -49,10 +49,9 @@ def encode(bundle: Bundle, pairs: Sequence[Pair]) -> list[EncodedPair]:
         sources = encode_sources(bundle, [pair.source for pair in chunk])
         texts = [pair.target for pair in chunk]
         targets = encode_targets(bundle, texts)
-        encoded += [
-            EncodedPair(*([token for token in side if token not in special] for side in pair))
-            for pair in zip(sources, targets, strict=True)
-        ]
+        for pair in zip(sources, targets, strict=True):
+            source, target = ([token for token in side if token not in special] for side in pair)
+            encoded.append(EncodedPair(source, target))
     return encoded
 
 

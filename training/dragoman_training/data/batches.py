@@ -9,16 +9,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dragoman_training.data.plain import PlainPairs, find_places, pad_places
 from dragoman_training.data.tokenizers import OWN_IDS, SpecialIds
 from dragoman_training.model.loss import IGNORED
 
 
 @dataclass(frozen=True)
 class EncodedPair:
-    """The token ids of a source and its target, both with the end token."""
+    """The token ids of a source and its target, both with the end token.
+
+    Attributes:
+        plain: The pair before its random changes, if teachers read that.
+    """
 
     source: list[int]
     target: list[int]
+    plain: "EncodedPair | None" = None
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,7 @@ class Batch:
         target_output: Ids to predict [batch, target], ending with the end token; IGNORED at padding.
         target_tokens: Number of ids in `target_output` without padding.
         number: Place among the batches of a step, which the batch's random numbers depend on.
+        plain: The pairs before their random changes, if teachers read those.
     """
 
     source: Tensor
@@ -38,13 +45,15 @@ class Batch:
     target_output: Tensor
     target_tokens: int
     number: int = 0
+    plain: PlainPairs | None = None
 
     def to(self, device: torch.device) -> "Batch":
         """Returns the batch on a device."""
         if device.type == "cpu":
             return self
         moved = [t.to(device, non_blocking=True) for t in (self.source, self.target_input, self.target_output)]
-        return Batch(moved[0], moved[1], moved[2], self.target_tokens, self.number)
+        plain = None if self.plain is None else self.plain.to(device)
+        return Batch(moved[0], moved[1], moved[2], self.target_tokens, self.number, plain)
 
     def without_targets(self) -> "Batch":
         """Returns the first pair alone, with nothing to predict: its loss and its gradients are zero."""
@@ -68,7 +77,24 @@ def collate(pairs: Sequence[EncodedPair], number: int = 0, special: SpecialIds =
         target_output=pad([p.target for p in pairs], IGNORED),
         target_tokens=sum(len(p.target) for p in pairs),
         number=number,
+        plain=_plain(pairs, special),
     )
+
+
+def _plain(pairs: Sequence[EncodedPair], special: SpecialIds) -> PlainPairs | None:
+    """Returns what teachers read: the plain pairs, but a changed one whose target has not just grown."""
+    if any(pair.plain is None for pair in pairs):
+        return None
+    read: list[EncodedPair] = []
+    places: list[Sequence[int]] = []
+    for pair in pairs:
+        assert pair.plain is not None
+        found = find_places(pair.target, pair.plain.target)
+        read.append(pair if found is None else pair.plain)
+        places.append(range(len(pair.target)) if found is None else found)
+    target_input = pad([[special.begin, *pair.target[:-1]] for pair in read], special.pad)
+    source = pad([pair.source for pair in read], special.pad)
+    return PlainPairs(source, target_input, pad_places(places, target_input.size(1)))
 
 
 class Position(NamedTuple):

@@ -142,6 +142,7 @@ class _ChangedPairs:
         self.tokenizers = tokenizers
         self.limits = recipe.model.max_source_length, recipe.model.max_target_length + 1  # both with the end token
         self.augmentation = Augmentation(recipe.augmentation)
+        self.has_teachers = bool(recipe.training.teachers)
         self.kind = token_type(*tokenizers.vocabularies)
         config, rare, seed = recipe.tokenizers, corpus.rare, recipe.seed
         source, target = config.source, config.for_targets
@@ -177,9 +178,8 @@ class _ChangedPairs:
             ]
 
         pieces = (range(start, min(start + PIECE, len(numbers))) for start in range(0, len(numbers), PIECE))
-        return PackedPairs(
-            MemoryRows(pack([side for i in piece for side in sides(i, numbers[i])], self.kind) for piece in pieces)
-        )
+        rows = MemoryRows(pack([side for i in piece for side in sides(i, numbers[i])], self.kind) for piece in pieces)
+        return PackedPairs(rows, plain=PackedPairs(self.tokens, chosen) if self.has_teachers else None)
 
     def _fits(self, source: Lengths, target: Lengths) -> NDArray[np.bool_]:
         """Returns whether pairs of these lengths fit the model."""

@@ -143,11 +143,18 @@ class PackedPairs(Sequence[EncodedPair]):
     Args:
         rows: Their sources and targets by turns.
         chosen: Numbers of the pairs in `rows`, in ascending order; None for all.
+        plain: The same pairs before their random changes, if teachers read those.
     """
 
-    def __init__(self, rows: MemoryRows | MappedRows, chosen: NDArray[Any] | None = None) -> None:
+    def __init__(
+        self,
+        rows: MemoryRows | MappedRows,
+        chosen: NDArray[Any] | None = None,
+        plain: "PackedPairs | None" = None,
+    ) -> None:
         self.rows = rows
         self.chosen = chosen
+        self.plain = plain
 
     def __len__(self) -> int:
         return len(self.rows) // 2 if self.chosen is None else len(self.chosen)
@@ -164,7 +171,8 @@ class PackedPairs(Sequence[EncodedPair]):
         if not 0 <= index < len(self):
             raise IndexError(index)
         pair = index if self.chosen is None else int(self.chosen[index])
-        return EncodedPair(self.rows[2 * pair].tolist(), self.rows[2 * pair + 1].tolist())
+        plain = None if self.plain is None else self.plain[index]
+        return EncodedPair(self.rows[2 * pair].tolist(), self.rows[2 * pair + 1].tolist(), plain)
 
     def lengths(self) -> tuple[Lengths, Lengths]:
         """Returns the token counts of the sources and of the targets, each [pairs], with end tokens."""

@@ -13,7 +13,7 @@ from dragoman_training.evaluation.decoding import GREEDY, Search
 from dragoman_training.evaluation.metrics import METRICS, Score
 from dragoman_training.model import Transformer
 from dragoman_training.model.linear import fast_products
-from dragoman_training.model.loss import smoothed_cross_entropy
+from dragoman_training.model.loss import Loss, cross_entropy
 from dragoman_training.processes import ALONE, Processes
 from dragoman_training.recipe import Metric
 
@@ -48,7 +48,7 @@ def negative_log_likelihood(
             before_step()
             batch = planned.read().to(device)
             hidden, weight = model.decoder.output_layer(model.hidden(batch.source, batch.target_input))
-            found.append(smoothed_cross_entropy(hidden, weight, batch.target_output, smoothing=0.0).item())
+            found.append(cross_entropy(hidden, weight, batch.target_output, Loss()).item())
         return found
 
     shares = processes.all_do(losses)

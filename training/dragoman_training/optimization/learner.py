@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -52,6 +52,7 @@ class Learner:
         device: Device to train on.
         run: Run directory, for the remedy in errors.
         processes: The processes that train the model.
+        teachers: Models whose distributions it learns, see `load_teachers`.
 
     Attributes:
         step: Optimizer steps made.
@@ -72,6 +73,7 @@ class Learner:
         device: torch.device,
         run: Path,
         processes: Processes = ALONE,
+        teachers: Sequence[Transformer] = (),
     ) -> None:
         self.config = recipe.training
         self.device = device
@@ -88,7 +90,7 @@ class Learner:
         if not self.sharded:
             self.model.to(device)
         self.average = None if self.config.ema_decay is None else MovingAverage(self.model, self.config.ema_decay)
-        self.objective = self._distributed(Objective(self.model, self.config.label_smoothing, self.config.r_drop))
+        self.objective = self._distributed(Objective(self.model, self.config, teachers))
         if self.config.compile:
             compile_layers(self.model)
         self.trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]

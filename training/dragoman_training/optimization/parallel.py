@@ -1,6 +1,6 @@
 """One model in several processes: copies whose gradients are averaged (DDP), or shards of it (FSDP2)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -13,33 +13,55 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dragoman_training.data.batches import Batch
 from dragoman_training.model import Transformer
-from dragoman_training.model.loss import smoothed_cross_entropy
+from dragoman_training.model.loss import Loss, cross_entropy
+from dragoman_training.model.teaching import Teaching
 from dragoman_training.processes import Processes, finding_losses
+from dragoman_training.recipe import TrainingConfig
 
 State = dict[str, Any]
 Place = Callable[[tuple[str | int, ...], Tensor], Tensor]
 
 
 class Objective(nn.Module):
-    """The loss of a model: the module whose forward pass is that of a training step."""
+    """The loss of a model: the module whose forward pass is that of a training step.
 
-    def __init__(self, model: Transformer, label_smoothing: float, r_drop: float) -> None:
+    Args:
+        model: The model in training.
+        config: Its label smoothing, R-Drop and share of teachers.
+        teachers: Models whose distributions it learns, in eval mode.
+    """
+
+    def __init__(self, model: Transformer, config: TrainingConfig, teachers: Sequence[Transformer] = ()) -> None:
         super().__init__()
         self.model = model
-        self.label_smoothing, self.r_drop = label_smoothing, r_drop
+        self.config = config
+        self.teachers = tuple(teachers)  # no modules of this one, whose weights are trained and sharded
 
     def forward(self, batch: Batch) -> Tensor:
         """Computes the label-smoothed cross entropy of a batch, its sum over the target tokens [].
 
         With R-Drop (Liang et al. 2021) it is the mean of two passes, which dropout makes differ, plus alpha / 2 times
-        the mean of the two Kullback-Leibler divergences between them: half of the paper's loss.
+        the mean of the two Kullback-Leibler divergences between them: half of the paper's loss. With teachers, their
+        distributions take the place of a share of the targets.
         """
-        passes = 2 if self.r_drop else 1
+        config, passes = self.config, 2 if self.config.r_drop else 1
         source, target = (ids.repeat(passes, 1) for ids in (batch.source, batch.target_input))
+        teaching = self._teach(batch) if self.teachers else None
         hidden = self.model.hidden(source, target)  # [passes * batch, target, d_model]
         hidden, output_layer = self.model.decoder.output_layer(hidden)
-        loss = smoothed_cross_entropy(hidden, output_layer, batch.target_output, self.label_smoothing, self.r_drop)
-        return loss / passes
+        loss = Loss(config.label_smoothing, config.r_drop, teaching)
+        return cross_entropy(hidden, output_layer, batch.target_output, loss) / passes
+
+    @torch.no_grad()
+    def _teach(self, batch: Batch) -> Teaching:
+        """Returns what the teachers say of a batch, of its plain pairs if it has them."""
+        source, target = batch.source, batch.target_input
+        places = torch.arange(target.numel(), device=target.device).view_as(target)
+        if batch.plain is not None:
+            source, target, places = batch.plain.source, batch.plain.target_input, batch.plain.places
+        hidden = ((teacher, teacher.hidden(source, target)) for teacher in self.teachers)
+        factors = [teacher.decoder.output_layer(outputs) for teacher, outputs in hidden]
+        return Teaching(self.config.teacher_share, places, [(x.flatten(0, 1), weight) for x, weight in factors])
 
 
 def copied(objective: Objective, device: torch.device) -> nn.Module:

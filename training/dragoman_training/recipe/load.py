@@ -80,8 +80,8 @@ def find_recipe(name: Path) -> Path:
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     """Reads and validates a recipe.
 
-    A relative data path is resolved against the current directory, then against the directory of the recipe. A path
-    that exists in neither stays unchanged: a run can be loaded and exported without its data.
+    A relative path of data or of a teacher is resolved against the current directory, then against the directory of
+    the recipe. A path that exists in neither stays unchanged: a run can be loaded and exported without its data.
 
     Args:
         path: YAML file.
@@ -147,7 +147,7 @@ def _override(document: dict[str, Any], assignment: str) -> None:
 
 
 def _resolve_paths(recipe: Recipe, folder: Path) -> Recipe:
-    """Returns the recipe with each data path that exists only beside the recipe file pointing there."""
+    """Returns the recipe with each path that exists only beside the recipe file pointing there."""
 
     def resolve(path: Path) -> Path:
         return folder / path if not path.exists() and (folder / path).exists() else path
@@ -164,7 +164,8 @@ def _resolve_paths(recipe: Recipe, folder: Path) -> Recipe:
 
     data = recipe.data
     resolved = {"train": resolve_all(data.train), "dev": resolve_all(data.dev), "test": resolve_all(data.test)}
-    return recipe.model_copy(update={"data": data.model_copy(update=resolved)})
+    training = recipe.training.model_copy(update={"teachers": [resolve(run) for run in recipe.training.teachers]})
+    return recipe.model_copy(update={"data": data.model_copy(update=resolved), "training": training})
 
 
 def _describe(error: ValidationError, model: type[BaseModel]) -> str:

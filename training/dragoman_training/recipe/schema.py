@@ -3,6 +3,7 @@
 The comments of `recipes/g2p-en.yaml` explain each key.
 """
 
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -103,6 +104,8 @@ class TrainingConfig(Section):
     weight_decay: float = Field(default=0.0, ge=0)
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
     r_drop: float = Field(default=0.0, ge=0)
+    teachers: list[Path] = Field(default=[], max_length=16)
+    teacher_share: float = Field(default=0.9, gt=0, le=1)
     freeze: list[Part] = Field(default=[], max_length=3)
     ema_decay: float | None = Field(default=None, gt=0, lt=1)
     clip_norm: float | None = Field(default=1.0, gt=0)

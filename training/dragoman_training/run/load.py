@@ -97,6 +97,7 @@ def _provenance(path: Path, recipe: Recipe, finished: bool, steps: list[int]) ->
     splits = ("train", "dev", "test")
     names = {split: [_file_names(entry) for entry in getattr(recipe.data, split) or []] for split in splits}
     document["data"] = {**document["data"], **names}
+    document["training"]["teachers"] = [run.name for run in recipe.training.teachers]
     records = {"data": read_json(path / DATA_FILE), "report": read_json(path / REPORT_FILE)}
     start = read_json(path / START_FILE)
     return {

@@ -12,7 +12,7 @@ from dragoman_training.data.batches import Batch, BatchSampler, EncodedPair, Pai
 from dragoman_training.data.tokenizers import SpecialIds
 from dragoman_training.model import Transformer
 from dragoman_training.model.attention import MultiHeadAttention
-from dragoman_training.model.loss import IGNORED, smoothed_cross_entropy
+from dragoman_training.model.loss import IGNORED, Loss, cross_entropy
 
 Hook = Callable[[nn.Module, tuple[Tensor]], None]
 OUTPUTS = ("output", "contract")  # the linear layers that end an attention block and a feed-forward network
@@ -83,7 +83,7 @@ class _Recorder:
         with torch.enable_grad():
             hidden = self._model.decoder.hidden(batch.target_input, *self._model.encode(batch.source))[0]
             hidden, weight = self._model.decoder.output_layer(hidden)
-            smoothed_cross_entropy(hidden, weight, batch.target_output, smoothing=0.0).backward()  # type: ignore[no-untyped-call]
+            cross_entropy(hidden, weight, batch.target_output, Loss()).backward()  # type: ignore[no-untyped-call]
         self._model.zero_grad()
 
     def norm_hook(self, name: str) -> Hook:

@@ -20,6 +20,7 @@ from dragoman_training.optimization.learner import Learner
 from dragoman_training.progress import ProgressBar
 from dragoman_training.recipe import Recipe, TrainingConfig
 from dragoman_training.run.start import Start, write_start
+from dragoman_training.run.teachers import load_teachers
 from dragoman_training.trainer.time_left import evaluations_left
 
 LARGEST_STEPS = 3  # with the largest batch, to see the most memory
@@ -142,7 +143,9 @@ def _build(
     echo: Callable[[str], None],
 ) -> Learner:
     """Builds what learns and shows its size."""
-    learner = Learner(recipe, data.tokenizers.vocabularies, data.tokenizers.special.pad, device, run)
+    teachers = load_teachers(recipe, data.tokenizers, device)
+    tokenizers = data.tokenizers
+    learner = Learner(recipe, tokenizers.vocabularies, tokenizers.special.pad, device, run, teachers=teachers)
     if start is not None:
         learner.start_from(start.weights)
     for line in learner.notices:

@@ -33,6 +33,7 @@ from dragoman_training.run.checkpoint import (
     save_state,
 )
 from dragoman_training.run.metrics_log import MetricsLog, draw_curves
+from dragoman_training.run.teachers import load_teachers
 from dragoman_training.trainer.time_left import evaluations_left
 from dragoman_training.trainer.together import in_first
 
@@ -68,7 +69,8 @@ class Trainer:
         self.processes = processes
         self.bar, self.echo = bar, bar.echo
         special = data.tokenizers.special
-        self.learner = Learner(recipe, data.tokenizers.vocabularies, special.pad, device, run, processes)
+        teachers = load_teachers(recipe, data.tokenizers, device)
+        self.learner = Learner(recipe, data.tokenizers.vocabularies, special.pad, device, run, processes, teachers)
         self.sampler = BatchSampler(data.epochs, self.config.batch_tokens, recipe.seed, special)
         self.position = Position()
         self._begin = -1, Position()  # the step before the current one, and the position in the data at its end

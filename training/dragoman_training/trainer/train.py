@@ -23,6 +23,7 @@ from dragoman_training.recipe import Recipe, save_recipe
 from dragoman_training.run.changes import Changes, apply_changes
 from dragoman_training.run.directory import lock_directory, prepare_directory
 from dragoman_training.run.start import Start, find_start, load_start, write_start
+from dragoman_training.run.teachers import check_teachers
 from dragoman_training.trainer.dry_run import dry_run
 from dragoman_training.trainer.finish import finish
 from dragoman_training.trainer.loop import Trainer
@@ -100,6 +101,7 @@ def train(
         processes.first_does(lambda: held.enter_context(lock_directory(run)))
         recipe = resolve_accumulate(recipe, run, processes, resume, bar.warn, recipe_file)
         changed = processes.first_does(lambda: prepare_directory(recipe, run, resume, recipe_file))
+        processes.first_does(lambda: check_teachers(recipe))
         start = in_first(processes, lambda: find_start(recipe, run, init_from))
         report = processes.first_does(lambda: read_json(run / REPORT_FILE))
         if processes.first_does(lambda: (run / MODEL_FILE).exists()) and report is not None and not changed:
@@ -126,6 +128,7 @@ def rehearse(
     torch_device = _device(device, ALONE)
     if threads is not None:
         torch.set_num_threads(threads)
+    check_teachers(recipe)
     start = load_start(recipe, init_from)
     with ProgressBar(recipe.training.steps, console or Console(stderr=True)) as bar, finding_lack_of_memory():
         dry_run(recipe, start, torch_device, (stop or threading.Event()).is_set, bar)

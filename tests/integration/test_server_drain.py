@@ -281,6 +281,25 @@ def test_a_second_signal_ends_the_delay_and_the_server(start_server: StartServer
         assert watching.exception().code() is grpc.StatusCode.UNAVAILABLE
 
 
+def test_a_closed_terminal_lets_running_calls_finish(start_server: StartServer) -> None:
+    server = start_server("--engines", "1", "--drain-delay-seconds", "1")
+    with grpc.insecure_channel(server.address) as channel:
+        watching = watch(channel)
+        assert next(watching).status == SERVING
+        server.process.send_signal(signal.SIGHUP)
+        assert next(watching).status == NOT_SERVING
+        assert stub(channel).Generate(SHORT).hypotheses[0].text
+    assert server.process.wait(PATIENCE) == 0
+
+
+def test_nohup_keeps_a_server_from_stopping_with_its_terminal(start_server: StartServer) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does; restored after the test
+    server = start_server("--engines", "1")
+    server.process.send_signal(signal.SIGHUP)
+    with grpc.insecure_channel(server.address) as channel:
+        assert stub(channel).Generate(SHORT).hypotheses[0].text
+
+
 def test_calls_that_never_stop_arriving_get_unavailable(start_server: StartServer) -> None:
     """gRPC itself would end some with CANCELLED. These clients do not watch health."""
     server = start_server("--engines", "1", "--log-requests", "none")

@@ -35,7 +35,7 @@ log = structlog.get_logger()
 
 
 async def run(config: ServerConfig, lines: LineWriter) -> int:
-    """Serves until SIGTERM or SIGINT, then drains. A second signal, or one during loading, ends the process at once.
+    """Serves until a signal to stop, then drains. A second signal, or one during loading, ends the process at once.
 
     Args:
         lines: Writes the log.
@@ -188,7 +188,10 @@ def _source(config: ServerConfig) -> ModelSource:
 
 
 def _stop_on_signals(lines: LineWriter) -> asyncio.Event:
-    """Returns an event that the first SIGTERM or SIGINT sets; the second ends the process."""
+    """Returns an event that the first SIGTERM, SIGINT or SIGHUP sets; the second ends the process.
+
+    SIGHUP, which a terminal sends when it is closed, stays ignored for a server that nohup started.
+    """
     stop = asyncio.Event()
 
     def received(number: signal.Signals) -> None:
@@ -200,6 +203,9 @@ def _stop_on_signals(lines: LineWriter) -> asyncio.Event:
         stop.set()
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    stopping = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        stopping.append(signal.SIGHUP)
+    for number in stopping:
         loop.add_signal_handler(number, received, number)
     return stop

@@ -6,6 +6,7 @@ tokenization (Post 2018). That one is printed beside it.
 """
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,4 +68,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader such as `head` may stop early
     raise SystemExit(main())

@@ -26,7 +26,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Test processes share the cores, and PyTorch's threads wait for each other without pause: with two in each process,
 # tests of small models take ten times as long.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # gRPC and urllib would use the user's proxy even for this machine.
 for variable in ("no_proxy", "NO_PROXY"):

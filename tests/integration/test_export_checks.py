@@ -41,12 +41,6 @@ from tests.support.random_model import small_run
 pytestmark = pytest.mark.usefixtures("shared_graphs")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    """PyTorch's threads wait by spinning, which on shared cores costs more than they save."""
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_run(tmp_path_factory.mktemp("run") / "run")

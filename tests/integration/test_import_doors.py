@@ -5,7 +5,6 @@ from typing import Any
 
 import ctranslate2
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 from dragoman import Client
@@ -15,8 +14,6 @@ from dragoman_server.bundle.load import load_bundle
 from tests.support.export_command import refusal, run_export
 from tests.support.huggingface_directories import lines
 from tests.support.huggingface_models import LONGEST, write_model
-
-torch.set_num_threads(1)
 
 SOURCES = 40
 MOST = 30  # tokens of an answer

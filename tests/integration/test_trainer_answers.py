@@ -4,7 +4,6 @@ import random
 from pathlib import Path
 
 import pytest
-import torch
 
 from dragoman import Client, Result
 from dragoman.local import LocalServer
@@ -13,11 +12,6 @@ from dragoman_training.evaluation.answers import answer
 from dragoman_training.evaluation.decoding import Search
 from dragoman_training.run.load import load_run
 from tests.reference.subject import Subject
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def made_numbers(count: int) -> list[str]:

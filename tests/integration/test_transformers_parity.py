@@ -31,7 +31,6 @@ from tests.support.parity import (
     differing,
     from_hugging_face,
     from_server,
-    one_thread,
 )
 
 SAME_LOGITS = 1e-5
@@ -50,11 +49,10 @@ def compare(shipped: Shipped, client: Client, ours: dict[str, Any], theirs: dict
 
 @torch.no_grad()
 def largest_difference(ours: Any, theirs: Any, source: Tensor, target: Tensor) -> float:
-    with one_thread():
-        other = theirs(input_ids=source, attention_mask=(source != 0).long(), decoder_input_ids=target).logits
-        mine = ours(source, target)
-        assert torch.equal(mine.isinf(), other.isinf()), "forbidden tokens are the same"
-        return float((mine - other)[mine.isfinite()].abs().max())
+    other = theirs(input_ids=source, attention_mask=(source != 0).long(), decoder_input_ids=target).logits
+    mine = ours(source, target)
+    assert torch.equal(mine.isinf(), other.isinf()), "forbidden tokens are the same"
+    return float((mine - other)[mine.isfinite()].abs().max())
 
 
 def test_the_shipped_model_has_the_same_logits_there(shipped: Shipped) -> None:
@@ -192,12 +190,11 @@ def teacher_forced(shipped: Shipped, word: str, ids: list[int]) -> tuple[Tensor,
     model = shipped.hugging_face
     model.set_attn_implementation("eager")  # the only implementation that returns attention
     try:
-        with one_thread():
-            made = model(
-                input_ids=torch.tensor(shipped.source([word])),
-                decoder_input_ids=torch.tensor([[shipped.tokens.begin, *ids]]),
-                output_attentions=True,
-            )
+        made = model(
+            input_ids=torch.tensor(shipped.source([word])),
+            decoder_input_ids=torch.tensor([[shipped.tokens.begin, *ids]]),
+            output_attentions=True,
+        )
     finally:
         model.set_attn_implementation("sdpa")
     return made.logits[0].log_softmax(-1), torch.stack(made.cross_attentions)[:, 0]
@@ -227,8 +224,7 @@ def warpers(temperature: float, rule: dict[str, Any]) -> LogitsProcessorList:
 def first_steps(shipped: Shipped) -> Tensor:
     """Returns the logits of the first tokens of real words, [words, vocabulary]."""
     source = pad(shipped.source(FEWER_WORDS), shipped.tokens.pad)
-    with one_thread():
-        logits: Tensor = shipped.model(source, torch.full((len(source), 1), shipped.tokens.begin))
+    logits: Tensor = shipped.model(source, torch.full((len(source), 1), shipped.tokens.begin))
     return logits[:, 0]
 
 

@@ -1,8 +1,7 @@
 """The trained PyTorch model without a cache: logits of the next token, computed from the start every time."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -16,17 +15,6 @@ Matrix = NDArray[np.float64]
 Forward = Callable[[Sequence[Sequence[int]]], tuple[Matrix, Matrix]]
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """On a busy machine, threads wait for each other longer than a small model computes."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 class ReferenceModel:
     """A model in float64. Every call is a teacher-forced pass over the whole source and the whole target."""
 
@@ -38,7 +26,6 @@ class ReferenceModel:
         """Returns the model, given a source (its end token included)."""
 
         @torch.no_grad()
-        @one_thread()
         def run(rows: Sequence[Sequence[int]]) -> tuple[Matrix, Matrix]:
             memory, mask = self._model.encode(torch.tensor([source] * len(rows)))
             target = torch.tensor([[self._begin, *ids] for ids in rows])

@@ -52,10 +52,8 @@ def _run(folder: Path, arguments: list[str]) -> None:
         os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT), descriptor)
     os.chdir(folder / SCRATCH)
     tempfile.tempdir = str(folder / SCRATCH)
-    import torch
 
     from dragoman_export.cli import main
 
-    torch.set_num_threads(1)
     sys.argv = ["dragoman-export", *arguments]
     main()

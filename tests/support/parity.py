@@ -4,8 +4,7 @@ All weights come from the bundle. The server is called through its API, as a bat
 """
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -101,18 +100,6 @@ def from_server(client: Client, words: Sequence[str], **options: Any) -> Answers
     return answers
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Limits PyTorch to one thread: for so small a model more would only wait for each other on shared cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@one_thread()
 @torch.no_grad()
 def from_hugging_face(shipped: Shipped, words: Sequence[str], **options: Any) -> Answers:
     """Returns the answers of `generate`.

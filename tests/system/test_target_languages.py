@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from dragoman import Client
 from dragoman.errors import InvalidArgumentError
@@ -12,8 +11,6 @@ from dragoman_training.evaluation.answers import answer
 from dragoman_training.run.load import load_run
 from tests.support.export_command import run_export
 from tests.support.training import run_training, small_recipe
-
-torch.set_num_threads(1)
 
 
 def test_requests_name_the_target_language(tmp_path: Path) -> None:

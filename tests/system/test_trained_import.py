@@ -16,8 +16,6 @@ from dragoman_training.data.batches import pad
 from tests.reference.greedy import greedy
 from tests.support.annalog import LONGEST, Annalog, DownloadError, InPyTorch, download, original
 
-torch.set_num_threads(1)
-
 # Drugs and a few other molecules, of many lengths, with rings, charges and stereochemistry.
 MOLECULES = [
     "CC(=O)Oc1ccccc1C(=O)O",

@@ -40,7 +40,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one process with two batches a step."""
-    torch.set_num_threads(1)
     run = tmp_path_factory.mktemp("alone") / "run"
     run_training(small_recipe(*OVERRIDES, "training.accumulate=2"), run)
     return run

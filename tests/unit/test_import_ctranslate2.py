@@ -18,8 +18,6 @@ from dragoman_export.original import Original
 from dragoman_training.model import Transformer
 from tests.support.huggingface_directories import MODEL_TYPES, write_directory
 
-torch.set_num_threads(1)
-
 LENGTH = 12  # tokens of an answer
 ROUNDING = 0.01  # of their log-probabilities together
 BART = {

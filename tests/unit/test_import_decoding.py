@@ -25,8 +25,6 @@ from dragoman_server.messages.generation_options import ResponseDetails, read_op
 from dragoman_server.messages.token_ids import TargetEncoder
 from tests.support.scripted_search import Script, run
 
-torch.set_num_threads(1)
-
 SOURCES = 10  # 300 pass as well
 VOCABULARY, END, UNKNOWN, PAD = 40, 0, 1, 39
 LIMIT = 24

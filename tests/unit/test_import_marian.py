@@ -31,8 +31,6 @@ from tests.support.marian_models import (
     write_vocabularies,
 )
 
-torch.set_num_threads(1)
-
 MOST = 20  # tokens of an answer
 KINDS: dict[str, dict[str, Any]] = {
     "joint": {},

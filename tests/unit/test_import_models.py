@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import AutoTokenizer
 from transformers.models.auto import AutoModelForSeq2SeqLM
 
@@ -19,8 +18,6 @@ from dragoman_training.data.batches import pad
 from tests.reference.greedy import greedy
 from tests.support.huggingface_directories import lines
 from tests.support.huggingface_models import LONGEST, MODELS, write_model
-
-torch.set_num_threads(1)
 
 TEXTS = 24
 MOST = 24  # tokens of an answer

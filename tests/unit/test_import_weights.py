@@ -14,8 +14,6 @@ from dragoman_export.huggingface.model import read_config, read_model
 from dragoman_training.model import Transformer
 from dragoman_training.model.parts import position_table
 
-torch.set_num_threads(1)
-
 BART = {
     "d_model": 16,
     "encoder_layers": 2,

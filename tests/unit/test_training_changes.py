@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from dragoman_training import cli
@@ -21,8 +20,6 @@ from dragoman_training.run.interpolate import interpolate
 from dragoman_training.run.metrics_log import read_metrics_log
 from dragoman_training.trainer.train import _set_after
 from tests.support.training import SMALL, run_training, same_weights, small_recipe
-
-torch.set_num_threads(1)
 
 STABLE = "training.schedule=warmup_stable_decay", "training.decay_steps=4"
 

@@ -18,8 +18,6 @@ from tests.reference.model import ReferenceModel
 from tests.reference.subject import MAX_TARGET, NARROW, WIDE, clear_model
 from tests.support.random_model import vary_answers
 
-torch.set_num_threads(1)
-
 BASE: dict[str, Any] = {
     "d_model": 16,
     "heads": 2,

@@ -23,8 +23,6 @@ from dragoman_training.run.metrics_log import read_metrics_log
 from dragoman_training.trainer import Trainer
 from tests.support.training import SMALL, make_trainer, run_training, small_recipe
 
-torch.set_num_threads(1)
-
 OVERRIDES = [
     "training.schedule=inverse_square_root",
     "training.warmup_steps=0",

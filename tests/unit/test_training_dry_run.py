@@ -4,13 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from dragoman_training import cli, progress
 from tests.support.training import SMALL, run_training, small_recipe
-
-torch.set_num_threads(1)
 
 
 def call(folder: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> tuple[int, str]:

@@ -18,8 +18,6 @@ from dragoman_training.model import ModelConfig, Transformer
 from dragoman_training.recipe import Metric, TokenizerConfig
 from tests.reference.greedy import greedy
 
-torch.set_num_threads(1)
-
 
 @pytest.fixture(scope="module")
 def model() -> Transformer:

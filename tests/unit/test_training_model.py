@@ -20,8 +20,6 @@ from dragoman_training.model.feed_forward import Activation, FeedForward
 from dragoman_training.model.layers import build_norm
 from dragoman_training.model.positions import RelativePositions, sinusoids
 
-torch.set_num_threads(1)
-
 VOCABULARY = 11
 SHAPE = {
     "d_model": 16,

@@ -32,8 +32,6 @@ from dragoman_training.optimization.precision import resolve_precision
 from dragoman_training.recipe import TrainingConfig
 from tests.support.random_model import random_model
 
-torch.set_num_threads(1)
-
 VOCABULARY, WIDTH = 37, 16
 PAIRS = [
     EncodedPair([4] * random.Random(i).randint(1, 20), [5] * random.Random(-i - 1).randint(1, 20)) for i in range(500)

@@ -25,8 +25,6 @@ from dragoman_training.recipe import Recipe, load_recipe
 from dragoman_training.trainer import prepare_data
 from tests.support.training import SMALL, TINY, make_trainer, run_training, small_recipe
 
-torch.set_num_threads(1)
-
 BPE = "tokenizers={joint: true, source: {kind: bpe, vocabulary: 400, bpe_dropout: 0.2, byte_dropout: 0.2}}"
 CHANGES = "augmentation={concatenated: 0.2, numbers: 0.5, names: 0.2, inserts: 0.2}"
 LIMITS = "model.max_source_length=60", "model.max_target_length=60"

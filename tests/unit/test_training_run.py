@@ -34,9 +34,6 @@ from dragoman_training.run.metrics_log import MetricsLog, draw_curves, read_metr
 from dragoman_training.trainer.together import resolve_accumulate
 from tests.support.training import SMALL, TINY, run_training, small_recipe
 
-torch.set_num_threads(1)
-
-
 # Checkpoints
 
 

@@ -15,8 +15,6 @@ from dragoman_training.run.load import load_run
 from dragoman_training.trainer import train
 from tests.support.training import make_trainer, run_training, same_weights, small_recipe
 
-torch.set_num_threads(1)
-
 
 @pytest.fixture(scope="module")
 def first_run(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -18,9 +18,6 @@ from dragoman_training.recipe import Recipe
 from dragoman_training.trainer import Trainer
 from tests.support.training import make_trainer, run_training, small_recipe
 
-torch.set_num_threads(1)
-
-
 TrainerFactory = Callable[[Recipe], Trainer]
 
 

@@ -24,8 +24,6 @@ from dragoman_training.run.metrics_log import read_metrics_log
 from dragoman_training.trainer import Outcome, Trainer, overdue, train
 from tests.support.training import run_training, small_recipe
 
-torch.set_num_threads(1)
-
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
     model: dict[str, torch.Tensor] = load_state(run / "model.pt")["model"]

@@ -107,7 +107,7 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
-        few_ties = len(self.ties) <= (0 if self.exact else MAX_TIES * self.count)
+        few_ties = len(self.ties) <= (0 if self.exact else max(1, MAX_TIES * self.count))
         return few_ties and not self.different and self.batch_invariant
 
     def __str__(self) -> str:

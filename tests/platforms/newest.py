@@ -16,15 +16,11 @@ from tests.platforms.bounds import ROOT, requirements, run
 GRPC_PACKAGES = ("googleapis", "grpcio", "protobuf")
 TESTS = (
     "tests/unit/test_client_channel.py",
-    "tests/unit/test_client_requests.py",
     "tests/unit/test_api_calls.py",
     "tests/unit/test_api_health.py",
-    "tests/unit/test_api_response_size.py",
-    "tests/unit/test_api_responses.py",
     "tests/unit/test_server_api_disconnects.py",
     "tests/unit/test_api_tls.py",
     "tests/integration/test_client_calls.py",
-    "tests/integration/test_client_command.py",
     "tests/integration/test_client_many.py",
     "tests/integration/test_proxies.py",
     "tests/integration/test_server_connections.py",

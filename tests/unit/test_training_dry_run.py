@@ -47,6 +47,9 @@ def test_a_dry_run_of_a_start_and_of_bad_data(tmp_path: Path, monkeypatch: pytes
     )
     assert code == 0, output
     assert re.search(r"parameters: 5,344 \(.*\); 3,616 of them are trained$", output, re.MULTILINE), output
+    code, output = call(tmp_path, monkeypatch, "--set", f"training.teachers=[{tmp_path / 'start'}]")
+    assert code == 0, output
+    assert re.search(r"^parameters of 1 teacher: 5,344$", output, re.MULTILINE), output
     code, output = call(tmp_path, monkeypatch, "--set", "data.train=[none.tsv]")
     assert code == 1
     assert output.startswith("error: none.tsv: no such data file")

@@ -155,7 +155,11 @@ def _build(
     parts = ", ".join(f"{part} {count:,}" for part, count in counts.items() if count)
     frozen = "" if trained == total else f"; {trained:,} of them are trained"
     echo(f"parameters: {total:,} ({parts}){frozen}")
-    held = BYTES_OF_A_WEIGHT * trained + 4 * (total - trained) + (4 * total if learner.average is not None else 0)
+    taught = sum(sum(count_parameters(teacher).values()) for teacher in teachers)
+    if teachers:
+        echo(f"parameters of {len(teachers)} {'teachers' if len(teachers) > 1 else 'teacher'}: {taught:,}")
+    averaged = 0 if learner.average is None else total
+    held = BYTES_OF_A_WEIGHT * trained + 4 * (total - trained + averaged + taught)
     echo(f"weights, gradients and the optimizer's state take {held / 1e6:,.1f} MB; activations come on top")
     return learner
 

@@ -17,6 +17,12 @@ LABEL org.opencontainers.image.title="Dragoman training" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.base.name="${BASE}"
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CACHE_DIR=/var/cache/pip PIP_ROOT_USER_ACTION=ignore
+# A faster allocator, which dragoman-train uses if it finds it; bases other than Debian's do without.
+# hadolint ignore=DL3008
+RUN if command -v apt-get; then \
+        apt-get update && apt-get install --yes --no-install-recommends libtcmalloc-minimal4 && \
+        rm -rf /var/lib/apt/lists/*; \
+    fi
 COPY LICENSE NOTICE /licenses/
 WORKDIR /build
 # Without the code, so that the layer of libraries changes only with them.

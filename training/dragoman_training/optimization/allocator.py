@@ -29,6 +29,7 @@ def keep_freed_memory() -> None:
     """Makes this process keep freed memory, so that the next step does not request it from the system again.
 
     Older versions of glibc need more for that, see `startup.configure_process`. Requesting it took a tenth of a step.
+    Other allocators keep it by themselves.
     The kept memory grows over hundreds of steps, since every batch has another shape and leaves holes that others do
     not fit into: call `release_memory` from time to time. oneDNN by default caches 1,024 kernels, one per shape, of
     half a megabyte each; the smaller cache takes effect only if oneDNN has not been used yet.

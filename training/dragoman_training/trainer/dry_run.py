@@ -21,6 +21,7 @@ from dragoman_training.progress import ProgressBar
 from dragoman_training.recipe import Recipe, TrainingConfig
 from dragoman_training.run.start import Start, write_start
 from dragoman_training.run.teachers import load_teachers
+from dragoman_training.startup import INSTALL, allocates_with_glibc
 from dragoman_training.trainer.time_left import evaluations_left
 
 LARGEST_STEPS = 3  # with the largest batch, to see the most memory
@@ -78,6 +79,8 @@ def dry_run(
 
         if device.type == "cpu":
             keep_freed_memory()
+        if device.type == "cpu" and allocates_with_glibc():
+            echo(f"steps would be faster with tcmalloc, which the next run then finds by itself: {INSTALL}")
         echo(f"making up to {LARGEST_STEPS + TIMED_STEPS} steps")
         for _ in range(LARGEST_STEPS):
             if stop():

@@ -29,7 +29,7 @@ from tests.support.huggingface_models import write_model
 from tests.support.shared_work import remember_first
 from tests.support.training import run_training
 
-pytestmark = pytest.mark.usefixtures("shared_graphs")  # a model that did not learn is traced once, if no weight differs
+pytestmark = pytest.mark.usefixtures("shared_graphs")
 
 
 class Languages(NamedTuple):

@@ -294,10 +294,12 @@ def test_a_closed_terminal_lets_running_calls_finish(start_server: StartServer) 
 
 def test_nohup_keeps_a_server_from_stopping_with_its_terminal(start_server: StartServer) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does; restored after the test
-    server = start_server("--engines", "1")
+    server = start_server("--engines", "1", "--drain-delay-seconds", "1")
     server.process.send_signal(signal.SIGHUP)
     with grpc.insecure_channel(server.address) as channel:
         assert stub(channel).Generate(SHORT).hypotheses[0].text
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(PATIENCE) == 0, "SIGTERM was the first signal that counts"
 
 
 def test_calls_that_never_stop_arriving_get_unavailable(start_server: StartServer) -> None:

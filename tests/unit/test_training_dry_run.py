@@ -26,7 +26,7 @@ def test_a_dry_run_tells_what_a_run_would_be(tmp_path: Path, monkeypatch: pytest
     options = [f"data.train=[{file}]", "training.batch_tokens=50", "training.accumulate=2", "training.ema_decay=0.9"]
     code, output = call(tmp_path, monkeypatch, *(part for option in options for part in ("--set", option)))
     assert code == 0, output
-    tip = "steps would be faster with tcmalloc, which the next run then finds by itself: apt-get install libtcmalloc"
+    tip = "steps would be faster with tcmalloc, which a run finds if it is installed: apt-get install libtcmalloc"
     assert (tip in output) == allocates_with_glibc()
     for line in (
         "40 pairs read",

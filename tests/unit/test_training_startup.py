@@ -53,15 +53,14 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(code: str, *arguments: str, **variables: str) -> str:
-    given = {name: value for name, value in os.environ.items() if name not in SET}
     command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, env={**given, **variables}, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=True).stdout
 
 
 @needs_glibc
 def test_the_process_starts_again_with_the_same_arguments() -> None:
     assert run(SHOW, "--set", "a b") == f"{allocator_settings()} PASSIVE ['--set', 'a b']\n"
-    assert len(allocator_settings()) in (1, 2)
+    assert allocator_settings()
 
 
 @needs_glibc

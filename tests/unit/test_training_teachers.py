@@ -191,8 +191,14 @@ def test_unsuitable_teachers_are_refused(teacher: Path, tmp_path: Path) -> None:
     bundle.mkdir()
     (bundle / "manifest.json").touch()
     for path, message in (
-        (tmp_path / "none", rf"^training\.teachers: {tmp_path}/none holds no run \(recipe\.yaml is missing\)$"),
-        (bundle, rf"^training\.teachers: {bundle} is a bundle; `dragoman-export --to-run {bundle} RUN` turns it into"),
+        (
+            tmp_path / "none",
+            rf"^training\.teachers: {tmp_path}/none: no run here \(recipe\.yaml is missing\); expected",
+        ),
+        (
+            bundle,
+            rf"^training\.teachers: {bundle}: this is a bundle; `dragoman-export --to-run {bundle} RUN` turns it into",
+        ),
     ):
         with pytest.raises(TrainingError, match=message):
             run_training(taught_by(path), tmp_path / "run")

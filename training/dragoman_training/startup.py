@@ -7,7 +7,7 @@ from ctypes.util import find_library
 # Allocators that find room for the ever-changing shapes of batches faster than glibc, whose list of free blocks gets
 # long: a step takes 0.68 and 0.86 of the time (the shipped translator's shape, Intel, two threads, interleaved).
 ALLOCATORS = ("tcmalloc_minimal", "jemalloc")
-INSTALL = "apt-get install libtcmalloc-minimal4"  # Debian and Ubuntu
+INSTALL = "apt-get install libtcmalloc-minimal4 (Debian, Ubuntu)"
 # Freed memory is kept for the steps to come, in huge pages, also that of large tensors. Kept forever, it would grow.
 JEMALLOC_CONF = "oversize_threshold:0,dirty_decay_ms:30000,muzzy_decay_ms:30000,thp:always"
 # NOTE: Up to glibc 2.37, a freed block does not serve the next aligned allocation of its size, which is how PyTorch

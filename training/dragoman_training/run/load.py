@@ -54,6 +54,16 @@ class Run:
         return read_pairs_file(self.path / DEV_FILE)
 
 
+def check_run(path: Path) -> None:
+    """Checks that a directory holds a run. Raises TrainingError."""
+    if (path / RECIPE_FILE).exists():
+        return
+    if (path / "manifest.json").exists():
+        command = f"dragoman-export --to-run {path} RUN"
+        raise TrainingError(f"{path}: this is a bundle; `{command}` turns it into a run")
+    raise TrainingError(f"{path}: no run here ({RECIPE_FILE} is missing); expected a directory of dragoman-train")
+
+
 def load_run(path: Path) -> Run:
     """Loads a run with its averaged weights; of an unfinished run, the average of its last checkpoints.
 
@@ -63,8 +73,7 @@ def load_run(path: Path) -> Run:
     Raises:
         TrainingError: The directory holds no run or no checkpoint, or one of its files is damaged.
     """
-    if not (path / RECIPE_FILE).exists():
-        raise TrainingError(f"{path}: no run here ({RECIPE_FILE} is missing); expected a directory of dragoman-train")
+    check_run(path)
     recipe = load_recipe(path / RECIPE_FILE)
     tokenizers = Tokenizers.load(path / SOURCE_TOKENIZER, path / TARGET_TOKENIZER)
     finished = (path / MODEL_FILE).exists()

@@ -11,7 +11,7 @@ from torch import Tensor
 from dragoman_training.data.imported import ImportedRules
 from dragoman_training.data.languages import language_token
 from dragoman_training.errors import TrainingError
-from dragoman_training.files import MODEL_FILE, RECIPE_FILE, START_FILE, TOKENIZER_FILES, read_json, write_text
+from dragoman_training.files import MODEL_FILE, START_FILE, TOKENIZER_FILES, read_json, write_text
 from dragoman_training.recipe import Recipe, file_paths, flatten, source_language, target_language
 from dragoman_training.run.checkpoint import checkpoint_steps
 from dragoman_training.run.load import Run, load_run
@@ -97,9 +97,6 @@ def weight_differences(one: Recipe, other: Recipe) -> list[tuple[str, Any, Any]]
 
 
 def _load(path: Path) -> Run:
-    if not (path / RECIPE_FILE).exists() and (path / "manifest.json").exists():
-        command = f"dragoman-export --to-run {path} RUN"
-        raise TrainingError(f"--init-from {path}: this is a bundle; `{command}` turns it into a run")
     try:
         return load_run(path)
     except TrainingError as error:

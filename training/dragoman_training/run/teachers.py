@@ -6,21 +6,18 @@ import torch
 
 from dragoman_training.data.encode import Tokenizers
 from dragoman_training.errors import TrainingError
-from dragoman_training.files import RECIPE_FILE
 from dragoman_training.model import Transformer
 from dragoman_training.recipe import Recipe
-from dragoman_training.run.load import load_run
+from dragoman_training.run.load import check_run, load_run
 
 
 def check_teachers(recipe: Recipe) -> None:
     """Checks before any work that the teachers exist. Raises TrainingError."""
-    for run in recipe.training.teachers:
-        if (run / RECIPE_FILE).exists():
-            continue
-        if (run / "manifest.json").exists():
-            command = f"dragoman-export --to-run {run} RUN"
-            raise TrainingError(f"training.teachers: {run} is a bundle; `{command}` turns it into a run")
-        raise TrainingError(f"training.teachers: {run} holds no run ({RECIPE_FILE} is missing)")
+    try:
+        for run in recipe.training.teachers:
+            check_run(run)
+    except TrainingError as error:
+        raise TrainingError(f"training.teachers: {error}") from None
 
 
 def load_teachers(recipe: Recipe, tokenizers: Tokenizers, device: torch.device) -> list[Transformer]:
@@ -33,7 +30,6 @@ def load_teachers(recipe: Recipe, tokenizers: Tokenizers, device: torch.device) 
     Raises:
         TrainingError: One of them is missing or damaged, has other tokenizers, or takes no texts as long as the recipe.
     """
-    check_teachers(recipe)
     return [_load(run, recipe, tokenizers).to(device) for run in recipe.training.teachers]
 
 

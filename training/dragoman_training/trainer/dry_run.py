@@ -79,8 +79,8 @@ def dry_run(
 
         if device.type == "cpu":
             keep_freed_memory()
-        if device.type == "cpu" and allocates_with_glibc():
-            echo(f"steps would be faster with tcmalloc, which the next run then finds by itself: {INSTALL}")
+            if allocates_with_glibc():
+                echo(f"steps would be faster with tcmalloc, which a run finds if it is installed: {INSTALL}")
         echo(f"making up to {LARGEST_STEPS + TIMED_STEPS} steps")
         for _ in range(LARGEST_STEPS):
             if stop():
@@ -146,8 +146,8 @@ def _build(
     echo: Callable[[str], None],
 ) -> Learner:
     """Builds what learns and shows its size."""
-    teachers = load_teachers(recipe, data.tokenizers, device)
     tokenizers = data.tokenizers
+    teachers = load_teachers(recipe, tokenizers, device)
     learner = Learner(recipe, tokenizers.vocabularies, tokenizers.special.pad, device, run, teachers=teachers)
     if start is not None:
         learner.start_from(start.weights)

@@ -101,11 +101,11 @@ def train(
         processes.first_does(lambda: held.enter_context(lock_directory(run)))
         recipe = resolve_accumulate(recipe, run, processes, resume, bar.warn, recipe_file)
         changed = processes.first_does(lambda: prepare_directory(recipe, run, resume, recipe_file))
-        processes.first_does(lambda: check_teachers(recipe))
         start = in_first(processes, lambda: find_start(recipe, run, init_from))
         report = processes.first_does(lambda: read_json(run / REPORT_FILE))
         if processes.first_does(lambda: (run / MODEL_FILE).exists()) and report is not None and not changed:
             return Outcome(report.get("steps_trained", 0), report)  # interpolated runs have made none
+        processes.first_does(lambda: check_teachers(recipe))
         try:
             with finding_lack_of_memory():
                 return _train(recipe, run, changed, start, torch_device, stop, bar, overdue, processes)

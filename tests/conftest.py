@@ -1,5 +1,6 @@
 """Fixtures shared by several test tiers."""
 
+import functools
 import gc
 import os
 import signal
@@ -20,9 +21,14 @@ StartServer = Callable[..., LocalServer]
 # These tests run whole programs, which depend on timing.
 WHOLE_PROGRAMS = tuple(ROOT / "tests" / tier for tier in ("deploy", "integration", "system"))
 
-# Shells make background jobs ignore SIGINT. Programs under test would inherit that, and wait forever.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# Imports make hardly any garbage, and looking for it takes a fifth of their time; see `pytest_collection_finish`.
+gc.disable()
+
+# Shells make background jobs ignore SIGINT, and nohup makes them ignore SIGHUP. Programs under test would inherit that,
+# and wait forever.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 # Test processes share the cores, and PyTorch's threads wait for each other without pause: with two in each process,
 # tests of small models take ten times as long.
@@ -49,9 +55,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exempts what was imported from garbage collection: with PyTorch, a full one takes a third of a second."""
+    """Starts garbage collection, seldom, and not of what was imported: with PyTorch, that takes a third of a second.
+
+    Tracing a graph makes a million objects. By default, looking for garbage among them takes a tenth of the time.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+    gc.enable()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -106,9 +117,13 @@ def tiny_bundle(tiny_run: Path) -> Path:
 @pytest.fixture(scope="module")
 def shared_graphs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Shares the graphs of equal models among tests that export, in all test processes."""
+    from torch.onnx._internal.exporter._registration import onnxscript_apis
+
     from dragoman_export.bundle import write
 
     with pytest.MonkeyPatch.context() as patch:
+        # PyTorch asks for them once per graph, which takes a tenth of the time.
+        patch.setattr(onnxscript_apis, "get_torchlib_ops", functools.cache(onnxscript_apis.get_torchlib_ops))
         patch.setattr(write, "trace_graphs", remember_graphs(write.trace_graphs, shared_folder(tmp_path_factory)))
         yield
 

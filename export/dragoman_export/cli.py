@@ -29,6 +29,7 @@ from dragoman_export.errors import ExportError
 from dragoman_export.places import last_part
 from dragoman_server.bundle.manifest import Attention, Precision
 from dragoman_training.errors import missing_extra
+from dragoman_training.startup import importing
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -271,7 +272,7 @@ def _refuse_contradictions(options: ExportOptions, *, checks: bool) -> None:
 
 def _check_again(bundle: Path, origin: Path | ImportOptions | None, options: ExportOptions) -> None:
     """Checks a bundle, with the run or the model that it was made from if that is given, and prints the report."""
-    with _reporting_errors("export"):  # imported here because PyTorch takes seconds, and `--help` should not
+    with _reporting_errors("export"), importing():  # here because PyTorch takes seconds, and `--help` should not
         from dragoman_export.checks.report import print_report
         from dragoman_export.export import check
     console = Console(highlight=False)
@@ -285,7 +286,7 @@ def _check_again(bundle: Path, origin: Path | ImportOptions | None, options: Exp
 
 def _make_bundle(source: Path | ImportOptions, bundle: Path, options: ExportOptions) -> None:
     """Exports a run or a model of another program, and prints what was found."""
-    with _reporting_errors("export"):
+    with _reporting_errors("export"), importing():
         from dragoman_export.checks.report import CheckFailedError, print_loss, print_report, print_shortlist
         from dragoman_export.export import export_import, export_run
     console = Console(highlight=False)
@@ -310,7 +311,7 @@ def _make_bundle(source: Path | ImportOptions, bundle: Path, options: ExportOpti
 
 def _make_run(model: Path | ImportOptions, run: Path) -> None:
     """Makes a run from a bundle or a published model."""
-    with _reporting_errors("export"):
+    with _reporting_errors("export"), importing():
         from dragoman_export.to_run.bundles import run_of_bundle
         from dragoman_export.to_run.imports import run_of_import
     say = _until_terminated(Console(highlight=False), timed=False)

@@ -1,4 +1,4 @@
-"""The same weights give the same beams here, in Hugging Face transformers and in CTranslate2, on 300 English words.
+"""The same weights give the same beams here, in CTranslate2 (on 300 English words) and in Hugging Face transformers.
 
 There are two stopping rules. The exact one is our default, and early_stopping="never" in transformers. With the other,
 the search ends when as many hypotheses have finished as the beam is wide: early_stopping=True here and in transformers,
@@ -68,17 +68,26 @@ def assert_same(shipped: Shipped, setting: Setting, words: list[str], ours: Answ
         assert shipped.undecided(words[i], options), f"{words[i]}\n  ours   {ours[i]}\n  theirs {theirs[i]}"
 
 
+def assert_hugging_face_finds(
+    shipped: Shipped, ours: dict[Setting, Answers], setting: Setting, **stopping: bool | str
+) -> None:
+    width, penalty, _ = setting
+    theirs = from_hugging_face(
+        shipped, FEWER_WORDS, num_beams=width, num_return_sequences=width, length_penalty=penalty, **stopping
+    )
+    expected = [ours[setting][WORDS.index(word)] for word in FEWER_WORDS]
+    assert_same(shipped, setting, FEWER_WORDS, expected, theirs)
+
+
 @widths
 @penalties
 def test_hugging_face_finds_the_same(
     shipped: Shipped, ours: dict[Setting, Answers], width: int, penalty: float
 ) -> None:
-    stopping = {"early_stopping": "never"} if width > 1 else {}
-    theirs = from_hugging_face(
-        shipped, WORDS, num_beams=width, num_return_sequences=width, length_penalty=penalty, **stopping
-    )
-    setting = (width, penalty, EXACT if width > 1 else EARLY)
-    assert_same(shipped, setting, WORDS, ours[setting], theirs)
+    if width == 1:
+        assert_hugging_face_finds(shipped, ours, (width, penalty, EARLY))
+    else:
+        assert_hugging_face_finds(shipped, ours, (width, penalty, EXACT), early_stopping="never")
 
 
 @pytest.mark.parametrize("width", WIDTHS[1:])
@@ -86,17 +95,7 @@ def test_hugging_face_finds_the_same(
 def test_hugging_face_finds_the_same_with_early_stopping(
     shipped: Shipped, ours: dict[Setting, Answers], width: int, penalty: float
 ) -> None:
-    theirs = from_hugging_face(
-        shipped,
-        FEWER_WORDS,
-        num_beams=width,
-        num_return_sequences=width,
-        length_penalty=penalty,
-        early_stopping=True,
-    )
-    setting = (width, penalty, EARLY)
-    expected = [ours[setting][WORDS.index(word)] for word in FEWER_WORDS]
-    assert_same(shipped, setting, FEWER_WORDS, expected, theirs)
+    assert_hugging_face_finds(shipped, ours, (width, penalty, EARLY), early_stopping=True)
 
 
 @widths

@@ -124,7 +124,6 @@ def test_bundle_holds_files_provenance_and_passed_check(bundle: Path, run: Path)
 @pytest.mark.parametrize(
     ("changes", "attention"),
     [
-        ({"norm": "post", "positions": "learned", "share_embeddings": "all", "decoder_layers": 1}, "standard"),
         ({"activation": "swiglu", "share_embeddings": "none", "decoder_layers": 1, "max_source_length": 5}, "ort"),
         ({"d_model": 36, "heads": 3, "activation": "relu", "encoder_layers": 2}, "standard"),
         (T5, "ort"),

@@ -118,7 +118,8 @@ def test_a_model_that_did_not_learn_is_exported_as_it_was(
     """
     if layout != "bart":
         monkeypatch.setattr(write, "trace_graphs", remember_first(write.trace_graphs))
-    folder, languages, made = write_model(tmp_path, layout), LAYOUTS[layout], tmp_path / "made"
+    shallow = {"encoder_layers": 1, "decoder_layers": 1}
+    folder, languages, made = write_model(tmp_path, layout, config_keys=shallow), LAYOUTS[layout], tmp_path / "made"
     run_export("--from-transformers", folder, tmp_path / "imported")
     run_export("--to-run", "--from-transformers", folder, made)
     still = {"steps": 1, "learning_rate": 1e-30, "warmup_steps": 0}
@@ -164,7 +165,9 @@ def test_changed_pairs_keep_their_languages(tmp_path: Path) -> None:
 
 def test_a_fine_tuned_model_is_quantized_on_its_data(tmp_path: Path) -> None:
     """With a SentencePiece model, which splits the targets that integers are calibrated on."""
-    run_export("--to-run", "--from-transformers", write_model(tmp_path, "m2m_100", 1), tmp_path / "made")
+    shallow = {"encoder_layers": 1, "decoder_layers": 1}
+    folder = write_model(tmp_path, "m2m_100", sharpness=1, config_keys=shallow)
+    run_export("--to-run", "--from-transformers", folder, tmp_path / "made")
     tuned = fine_tuned(tmp_path / "made", tmp_path / "tuned", LAYOUTS["m2m_100"], steps=3, warmup_steps=0)
     run_export(tuned, tmp_path / "bundle", "--precision", "int8", "--max-quality-loss", "100")
     message = refusal("--to-run", tmp_path / "bundle", tmp_path / "again")

@@ -22,6 +22,7 @@ OPTIONS = [
     *("--set", "training.evaluate_every=30"),
     *("--set", "training.precision=bf16"),
     *("--set", "data.dev_held_out_sources=40"),
+    *("--set", "data.test=null"),
 ]
 
 

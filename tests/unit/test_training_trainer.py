@@ -46,7 +46,7 @@ def reference_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_files_of_a_run(tmp_path: Path) -> None:
     metrics = "evaluation.metrics=[exact_match, word_error_rate, bleu, chrf, ter]"
     recipe, run = small_recipe(metrics, "evaluation.beam_size=3"), tmp_path / "run"
-    outcome, shown = run_training(recipe, run)
+    outcome, shown = run_training(recipe, run, curves=True)
     assert outcome.finished
     assert {path.name for path in run.iterdir()} == {
         "recipe.yaml",
@@ -116,8 +116,8 @@ def test_stops_do_not_change_the_result(precision: str, tmp_path: Path, monkeypa
 
         stop.clear()
         monkeypatch.setattr(Learner, "update", update_and_stop)
-        assert run_training(recipe, tmp_path / "stopped", resume=True, stop=stop)[0] == Outcome(step, None)
-    assert (tmp_path / "stopped" / "curves.png").exists(), "drawn at each evaluation"
+        assert run_training(recipe, tmp_path / "stopped", resume=True, stop=stop, curves=True)[0] == Outcome(step, None)
+    assert (tmp_path / "stopped" / "curves.png").exists(), "drawn at an evaluation"
     stop.clear()
     assert run_training(recipe, tmp_path / "stopped", resume=True, stop=stop)[0].finished
     assert_same_weights(weights(tmp_path / "uninterrupted"), weights(tmp_path / "stopped"))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from dragoman_training.errors import TrainingError, missing_extra
-from dragoman_training.startup import configure_process
+from dragoman_training.startup import configure_process, importing
 
 if TYPE_CHECKING:
     from dragoman_training.processes import Processes
@@ -89,9 +89,10 @@ def run(
     """Train the model that RECIPE describes and write everything to the run directory."""
     # Importing PyTorch takes seconds, and --help should not wait for it.
     try:
-        from dragoman_training.processes import ALONE, Processes
-        from dragoman_training.recipe import find_recipe, load_recipe
-        from dragoman_training.trainer import prepare_data, rehearse, train
+        with importing():
+            from dragoman_training.processes import ALONE, Processes
+            from dragoman_training.recipe import find_recipe, load_recipe
+            from dragoman_training.trainer import prepare_data, rehearse, train
     except ModuleNotFoundError as error:
         print(f"error: {missing_extra(error, 'training')}", file=sys.stderr)
         raise typer.Exit(1) from None

@@ -1,7 +1,10 @@
 """Settings that libraries read only when a process starts or first loads them."""
 
+import gc
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ctypes.util import find_library
 
 # Allocators that find room for the ever-changing shapes of batches faster than glibc, whose list of free blocks gets
@@ -33,6 +36,20 @@ def configure_process() -> None:
     if variables := allocator_settings():
         os.environ.update(variables)
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Imports without garbage collection, which takes a fifth of the time it takes to import PyTorch.
+
+    Imports make hardly any garbage. What exists at the end is exempt from collection.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def allocator_settings() -> dict[str, str]:

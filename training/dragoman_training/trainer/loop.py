@@ -37,6 +37,8 @@ from dragoman_training.run.teachers import load_teachers
 from dragoman_training.trainer.time_left import evaluations_left
 from dragoman_training.trainer.together import in_first
 
+DRAW_SECONDS = 10  # between two drawings of the curves, which take tenths of a second: evaluations may be frequent
+
 
 class Trainer:
     """A model in training: weights, optimizer state and position in the data.
@@ -75,6 +77,7 @@ class Trainer:
         self.position = Position()
         self._begin = -1, Position()  # the step before the current one, and the position in the data at its end
         self.former_precision: str | None = None  # of the steps before a resume
+        self._draw_from = 0.0  # the time from which on curves are drawn again
         for line in self.learner.notices:
             self.echo(line)
         self._restore()
@@ -259,8 +262,9 @@ class Trainer:
                 seconds = round(time.monotonic() - begin, 3)
             values = evaluation.values(loss)
             self.metrics_log.write("dev", self.step, values | {"seconds": seconds})
-            if self.processes.is_first:
+            if self.processes.is_first and time.monotonic() >= self._draw_from:
                 draw_curves(self.metrics_log.records, self.run / CURVES_FILE)
+                self._draw_from = time.monotonic() + DRAW_SECONDS
             shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
             self.echo(f"step {self.step}  dev  {shown}  ({seconds:.0f} s)")
         patience = self.config.patience

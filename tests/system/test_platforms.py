@@ -16,8 +16,8 @@ from tests.platforms.processors import PROCESSORS, command, missing, serving, un
 Platform = dict[str, Answers]
 GRAVITON = "neoverse-n1"  # of Graviton 2 and Ampere Altra
 # Emulated, the shipped model takes as long for a word as the small ones for ten. `python -m tests.platforms` asks all.
-FEWER = [replace(model, inputs=model.inputs[: 60 if model == SHIPPED else 100]) for model in MODELS]
-AGAIN = 32  # words that the shipped model is asked again, in a smaller batch
+FEWER = [replace(model, inputs=model.inputs[: 40 if model == SHIPPED else 60]) for model in MODELS]
+AGAIN = 16  # words that the shipped model is asked again, in a smaller batch
 
 
 @pytest.fixture(scope="module")

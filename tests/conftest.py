@@ -117,7 +117,7 @@ def tiny_bundle(tiny_run: Path) -> Path:
 @pytest.fixture(scope="module")
 def shared_graphs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Shares the graphs of equal models among tests that export, in all test processes."""
-    from torch.onnx._internal.exporter._registration import onnxscript_apis
+    from torch.onnx._internal._lazy_import import onnxscript_apis  # type: ignore[attr-defined]
 
     from dragoman_export.bundle import write
 

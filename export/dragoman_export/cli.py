@@ -143,6 +143,14 @@ def export(
             show_default="the training pairs of RUN",
         ),
     ] = None,
+    carry_text: Annotated[
+        bool,
+        typer.Option(
+            "--carry-text",
+            help="Emoji, words in other scripts, addresses and the like, which the source tokenizer has no characters "
+            "for, skip the model and are put back into its answers.",
+        ),
+    ] = False,
     check_samples: Annotated[
         int,
         typer.Option(
@@ -233,11 +241,12 @@ def export(
         examples=example or [],
         overwrite=overwrite,
         device=device,
+        carry_text=carry_text,
         check_samples=check_samples,
         shortlist=shortlist,
         shortlist_from=shortlist_from,
     )
-    _refuse_contradictions(options, checks=check is not None)
+    _refuse_contradictions(options, checks=check is not None, imports=imported is not None)
     if against is not None and check is None:
         raise typer.BadParameter("--run needs --check")
     if if_needed and (imported is None or check is not None):
@@ -255,7 +264,7 @@ def export(
     _make_bundle(imported or run, bundle, options)
 
 
-def _refuse_contradictions(options: ExportOptions, *, checks: bool) -> None:
+def _refuse_contradictions(options: ExportOptions, *, checks: bool, imports: bool) -> None:
     """Refuses options that exclude each other, or do not apply to a check."""
     precision = options.precision
     if not 0 <= options.max_quality_loss < math.inf:
@@ -264,6 +273,8 @@ def _refuse_contradictions(options: ExportOptions, *, checks: bool) -> None:
         raise typer.BadParameter("--precision and --cache apply only when making a bundle, not to --check")
     if options.cache == "int8" and (precision != "int8" or options.attention != "ort"):
         raise typer.BadParameter("--cache int8 needs --precision int8 and --attention ort")
+    if options.carry_text and (checks or imports):
+        raise typer.BadParameter("--carry-text applies only when exporting a run")
     if options.shortlist_from is not None and (not options.shortlist or checks):
         raise typer.BadParameter("--shortlist-from excludes --no-shortlist and --check")
     if options.shortlist_from is not None and precision in ("fp16", "bf16"):

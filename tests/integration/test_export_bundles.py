@@ -77,6 +77,7 @@ def bundle(run: Path) -> Path:
         license="MIT",
         notices=[notice],
         examples=["w5 w6"],
+        carry_text=True,
         device="cpu",
     )
     export_run(run, run.parent / "bundle", options)
@@ -103,6 +104,7 @@ def test_bundle_holds_files_provenance_and_passed_check(bundle: Path, run: Path)
     manifest = load_bundle(bundle).manifest
     assert (manifest.name, manifest.version, manifest.license) == ("small", "7", "MIT")
     assert manifest.examples == ["w5 w6"]
+    assert (manifest.carries_text, manifest.format_version) == (True, 6)
     assert manifest.attention == "ort"
     assert manifest.limits.max_source_tokens == 9
     assert manifest.limits.max_target_tokens == 8

@@ -7,7 +7,7 @@ import pytest
 from dragoman import Client, Result
 from dragoman.local import LocalServer
 from dragoman_server.models.repository import SHIPPED_MODELS
-from tests.quality.robustness import LINE_BREAKS, check_inserts, check_numbers
+from tests.quality.robustness import EMOJI, FOREIGN_WORDS, LINE_BREAKS, check_inserts, check_numbers
 
 TRANSLATOR = "de-en"
 SENTENCES = {
@@ -46,8 +46,9 @@ def test_simple_sentences_are_translated(client: Client) -> None:
     assert translate(client, list(SENTENCES)) == list(SENTENCES.values())
 
 
-def test_line_breaks_change_nothing(client: Client) -> None:
-    outcome = check_inserts(lambda texts: translate(client, texts), list(SENTENCES), LINE_BREAKS)
+@pytest.mark.parametrize("inserts", [LINE_BREAKS, EMOJI, FOREIGN_WORDS])
+def test_inserts_leave_the_rest_as_it_was(client: Client, inserts: list[str]) -> None:
+    outcome = check_inserts(lambda texts: translate(client, texts), list(SENTENCES), inserts)
     assert outcome.wrong == []
 
 

@@ -34,6 +34,7 @@ class ExportOptions:
         shortlist: Whether to add a lexical shortlist if the model has a large vocabulary.
         shortlist_from: File of pairs, tab-separated, to make one from, however small the vocabulary; None for the
             training pairs of a run.
+        carry_text: Whether text that the source tokenizer lacks skips the model and is put back into its answers.
         check_samples: Sources whose answers by graphs and model are compared, and rows of the largest batch of steps
             that are.
     """
@@ -52,6 +53,7 @@ class ExportOptions:
     device: str = "auto"
     shortlist: bool = True
     shortlist_from: Path | None = None
+    carry_text: bool = False
     check_samples: int = CHECK_SAMPLES
 
 

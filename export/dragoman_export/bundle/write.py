@@ -27,6 +27,8 @@ from dragoman_export.graphs.trace import count_operators, trace
 from dragoman_export.graphs.two_pass_top_k import padded_vocabulary, split_top_k
 from dragoman_export.original import Original
 from dragoman_server.bundle.manifest import (
+    CARRYING_VERSION,
+    FORMAT_VERSION,
     MANIFEST_FILE,
     Attention,
     File,
@@ -65,6 +67,7 @@ def write_files(original: Original, folder: Path, options: ExportOptions, exampl
         "operators": {name: dict(count_operators(graph)) for name, graph in graphs.items()},
     }
     return Manifest(
+        format_version=CARRYING_VERSION if options.carry_text else FORMAT_VERSION,
         name=options.name,
         version=options.version,
         description=options.description,
@@ -86,6 +89,7 @@ def write_files(original: Original, folder: Path, options: ExportOptions, exampl
         text=original.text,
         generation=original.generation,
         origin=dict(original.origin),
+        carries_text=options.carry_text,
         unseen_source_tokens=list(original.unseen_source_tokens),
         examples=list(examples),
         exporter={name: version(name) for name in EXPORTERS},

@@ -87,7 +87,11 @@ def add_shortlist(task: ShortlistTask) -> Bundle:
     place = bundle.path / FILE
     place.write_bytes(shortlist.to_bytes())
     files = bundle.manifest.files | {FILE: file_entry(place)}
-    update = {"format_version": SHORTLIST_VERSION, "shortlist": described, "files": files}
+    update = {
+        "format_version": max(bundle.manifest.format_version, SHORTLIST_VERSION),
+        "shortlist": described,
+        "files": files,
+    }
     write_manifest(bundle.manifest.model_copy(update=update), bundle.path)
     return load_bundle(bundle.path)
 

@@ -16,7 +16,7 @@ from dragoman_server.core.errors import (
     OutOfMemoryError,
     QueueFullError,
 )
-from dragoman_server.core.requests import GenerationRequest, Stages
+from dragoman_server.core.requests import CarriedText, GenerationRequest, Stages
 from dragoman_server.engine.generation import Generation
 from dragoman_server.engine.job import CallQueue
 from dragoman_server.messages.api_error import ApiError, from_engine, invalid
@@ -37,7 +37,7 @@ class BatchRequest:
     """What to generate for each item.
 
     Attributes:
-        shared: Request of all items; its `source_ids` are replaced by each item's.
+        shared: Request of all items; its `source_ids` and `carried` are replaced by each item's.
         details: Parts of the response beside the text.
         own_seeds: Whether each item that samples has a seed of its own, so that equal inputs may differ.
     """
@@ -89,6 +89,7 @@ class Batch(Generic[Kept]):
         self._metrics = metrics
         self._failed = 0  # number of items
         self._bytes = 0  # of the finished items
+        self._carried: list[CarriedText | None] = []  # of each input
         self._queue: CallQueue | None = None
         self._time_slice = TimeSlice()
 
@@ -139,6 +140,7 @@ class Batch(Generic[Kept]):
         for start in range(0, len(inputs), CHUNK_INPUTS):
             chunk = inputs[start : start + CHUNK_INPUTS]
             fields = [f"inputs[{start + index}]" for index in range(len(chunk))]
+            self._carried += [await self._model.take_unreadable(source) for source in chunk]
             sources += await self._model.encoder.encode_batch(chunk, fields)
             await self._time_slice.yield_if_over()
         return sources
@@ -172,7 +174,7 @@ class Batch(Generic[Kept]):
         except ApiError as error:
             return error
         stages = None if RECORD.get() is None else Stages(time.monotonic())
-        request = replace(shared, source_ids=source, search=search, stages=stages)
+        request = replace(shared, source_ids=source, search=search, stages=stages, carried=self._carried[index])
         generation: Generation | None = None
         try:
             generation = self._model.submit(request, self._queue)

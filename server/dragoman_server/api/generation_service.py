@@ -158,13 +158,15 @@ async def _prepare(
         record.begin_tokenizing(1)
     search, details = await model.read_options(request.options, request.details)
     stop = read_time_limit(request.options, arrival)
+    carried = await model.take_unreadable(request.input)
     source_ids = await model.encoder.encode(request.input, "input")
     search = model.with_language(search, request.input, "input")
     model.check_attention(details, search, len(source_ids))
     model.sizes.check(details, search, len(source_ids))
     priority = read_priority(request.priority, Priority.INTERACTIVE)
     stages = None if record is None else record.end_tokenizing(len(source_ids))
-    return GenerationRequest(source_ids, search, _deadline(context), stop, streaming, priority, stages), details
+    deadline = _deadline(context)
+    return GenerationRequest(source_ids, search, deadline, stop, streaming, priority, stages, carried), details
 
 
 def _deadline(context: Context) -> float | None:

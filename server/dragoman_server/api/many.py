@@ -16,7 +16,7 @@ from dragoman_server.api.many_versions import Lane, VersionUse
 from dragoman_server.api.time_slice import TimeSlice
 from dragoman_server.core.call_record import RECORD
 from dragoman_server.core.errors import DeadlineExpiredError, EngineError
-from dragoman_server.core.requests import GenerationRequest, GenerationResult, Priority, Stages
+from dragoman_server.core.requests import CarriedText, GenerationRequest, GenerationResult, Priority, Stages
 from dragoman_server.engine.generation import Generation
 from dragoman_server.messages.api_error import ApiError, from_exception, invalid, unavailable
 from dragoman_server.messages.generation_options import ResponseDetails, read_priority, read_time_limit
@@ -161,12 +161,14 @@ class ManyCall:
             with served.used() as model:
                 if self._record is not None:
                     self._record.model, self._record.version = model.name, model.version
-                sources = await model.encoder.encode_batch([i.request.input for i in items], ["input"] * len(items))
-                for item, source in zip(items, sources, strict=True):
+                inputs = [item.request.input for item in items]
+                carried = [await model.take_unreadable(source) for source in inputs]
+                sources = await model.encoder.encode_batch(inputs, ["input"] * len(items))
+                for item, source, pieces in zip(items, sources, carried, strict=True):
                     await self._time_slice.yield_if_over()
                     await self._find_room(model.batch_window)
                     try:
-                        await self._submit(item, version, source)
+                        await self._submit(item, version, source, pieces)
                     except (ApiError, EngineError) as error:
                         self._answer_error(item.id, error)
 
@@ -177,7 +179,9 @@ class ManyCall:
             await self._room.wait()
         self._taken += 1
 
-    async def _submit(self, item: pb.ManyItem, version: VersionUse, source: list[int] | ApiError) -> None:
+    async def _submit(
+        self, item: pb.ManyItem, version: VersionUse, source: list[int] | ApiError, carried: CarriedText | None
+    ) -> None:
         """Raises ApiError or EngineError if the item is refused."""
         model, id_ = version.served.model, item.id
         if not 0 < len(id_) <= ID_CHARACTERS:
@@ -197,7 +201,9 @@ class ManyCall:
         stop = read_time_limit(options, time.monotonic())
         priority = read_priority(item.request.priority or self._defaults.priority, Priority.BATCH)
         stages = None if self._record is None else Stages(time.monotonic())
-        request = GenerationRequest(source, search, self._deadline, stop, priority=priority, stages=stages)
+        request = GenerationRequest(
+            source, search, self._deadline, stop, priority=priority, stages=stages, carried=carried
+        )
         lane = version.lane(priority)
         queue = lane.enter()
         taken = Item(id_, lane, request, details, size)

@@ -21,7 +21,9 @@ async def stream_response(
     """
     generation, search = model.submit(request), request.search
     streams: dict[int, HypothesisStream] = defaultdict(
-        lambda: HypothesisStream(model.decoder, search.constraints, search.conventions)
+        lambda: HypothesisStream(
+            model.decoder, search.constraints, search.conventions, whole=request.carried is not None
+        )
     )
     try:
         async for event in generation.events():
@@ -54,14 +56,23 @@ class HypothesisStream:
     The text may be cut before a stop sequence, so a possible start of one is held back. The text of the token that
     completes a stop sequence is left to the rest, because only the search knows where it cuts.
 
+    Args:
+        whole: Whether all text is left to the rest: where carried text belongs is known only at the end.
+
     Attributes:
         tokens: Number of tokens so far.
     """
 
     def __init__(
-        self, decoder: TargetDecoder, constraints: Constraints, conventions: Conventions = OWN_CONVENTIONS
+        self,
+        decoder: TargetDecoder,
+        constraints: Constraints,
+        conventions: Conventions = OWN_CONVENTIONS,
+        *,
+        whole: bool = False,
     ) -> None:
         self.tokens = 0
+        self._whole = whole
         self._stream = TextStream(decoder)
         self._stop_sequences = constraints.stop_sequences
         self._cut_before = not constraints.include_stop_sequence
@@ -76,6 +87,8 @@ class HypothesisStream:
     def push(self, ids: list[int]) -> str:
         """Adds tokens, and returns the text that can now be sent, which may be empty."""
         self.tokens += len(ids)
+        if self._whole:
+            return ""
         piece = self._stream.push(ids)
         known, text = len(self._tail), self._tail + piece
         # A stop sequence that is complete within a forced prefix does not count.

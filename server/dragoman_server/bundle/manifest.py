@@ -1,14 +1,15 @@
 """The format of a bundle's manifest.json."""
 
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
 # Version 2 had 8-bit weights in int8, which overflow on some CPUs; version 3 had neither `text` nor `generation`;
-# version 4 had no `shortlist`, and still is that of bundles without one.
-FORMAT_VERSION = 4
+# version 4 had no `shortlist`, and still is that of bundles without one; version 6 is that of bundles that carry text.
+FORMAT_VERSION: Final = 4
 SHORTLIST_VERSION = 5
-READ_VERSIONS = (2, 3, FORMAT_VERSION, SHORTLIST_VERSION)
+CARRYING_VERSION: Final = 6
+READ_VERSIONS = (2, 3, FORMAT_VERSION, SHORTLIST_VERSION, CARRYING_VERSION)
 NARROW_INT8_VERSION = 3  # from which int8 products have 7-bit weights
 MANIFEST_FILE = "manifest.json"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
@@ -160,7 +161,7 @@ class File(Part):
 class Manifest(Part):
     """The description of a bundle."""
 
-    format_version: Literal[2, 3, 4, 5] = 4
+    format_version: Literal[2, 3, 4, 5, 6] = 4
     name: str = Field(pattern=NAME_PATTERN, description="default name of the model")
     version: str = "1"
     description: str = ""
@@ -182,6 +183,9 @@ class Manifest(Part):
     shortlist: LexicalShortlist | None = None
     origin: dict[str, str] = Field(
         default={}, description="of an imported model: name, revision, license and address of the model card"
+    )
+    carries_text: bool = Field(
+        default=False, description="whether text that the model can't read skips it and is put back into its answers"
     )
     unseen_source_tokens: list[int] = Field(default=[], description="source ids that the training data lacks")
     examples: list[str] = Field(default=[], description="typical inputs")

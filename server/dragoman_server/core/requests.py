@@ -44,6 +44,35 @@ class Stages:
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a source that the model can't read.
+
+    Attributes:
+        text: The part.
+        position: Where it stood, as an index into what is left of the source.
+        space_before, space_after: Whether it was set off from what was there.
+    """
+
+    text: str
+    position: int
+    space_before: bool
+    space_after: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedText:
+    """What skips the model, to be put back into its answer.
+
+    Attributes:
+        left: The rest of the source, which the model reads.
+        pieces: What skips it, in order.
+    """
+
+    left: str
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """A validated request.
 
@@ -55,6 +84,7 @@ class GenerationRequest:
         streaming: Whether to deliver tokens as they are decided.
         priority: Priority in the queue, see Scheduler.
         stages: Times to fill in, None for none.
+        carried: Parts of the source that are not in `source_ids`, None for none.
     """
 
     source_ids: list[int]
@@ -64,6 +94,7 @@ class GenerationRequest:
     streaming: bool = False
     priority: Priority = Priority.INTERACTIVE
     stages: Stages | None = field(default=None, compare=False)
+    carried: CarriedText | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,8 +85,7 @@ class ScoredTarget:
 
     Attributes:
         log_probabilities: Natural log-probabilities.
-        alignment: Source position with the most attention, by the mean over the heads of the last decoder layer but
-            one, or of the only one: Garg et al. 2019, "Jointly Learning to Align and Translate with Transformers".
+        alignment: See `align`.
         attention: [layers, heads, target, source], float32.
     """
 
@@ -303,6 +302,19 @@ def _dispatch(events: Sequence[tuple[_Job, _Event]]) -> None:
             job.result.set_exception(event)
 
 
+def align(attention: NDArray[np.float32]) -> list[int]:
+    """Returns the source position with the most attention of each target token.
+
+    It is that of the mean over the heads of the last decoder layer but one, or of the only one: Garg et al. 2019,
+    "Jointly Learning to Align and Translate with Transformers".
+
+    Args:
+        attention: [layers, heads, target, source]
+    """
+    positions: list[int] = attention[max(len(attention) - 2, 0)].mean(0).argmax(-1).tolist()
+    return positions
+
+
 def _scored(
     target: Target, log_probabilities: NDArray[np.float32], attention: NDArray[np.float32] | None
 ) -> ScoredTarget:
@@ -317,7 +329,7 @@ def _scored(
     if attention is not None:
         attention = attention[:, :, :length, : len(target.source_ids)]
         if target.alignment:
-            alignment = attention[max(len(attention) - 2, 0)].mean(0).argmax(-1).tolist()
+            alignment = align(attention)
         if target.attention:
             weights = attention.copy()  # so that the arrays of the whole run can be freed
     return ScoredTarget(log_probabilities[:length].tolist(), alignment, weights)

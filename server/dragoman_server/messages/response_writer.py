@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from dragoman_server.decoding.text_stream import TargetDecoder
 from dragoman_server.engine.scorer import ScoredTarget, Target
 from dragoman_server.messages.generation_options import ResponseDetails
 from dragoman_server.messages.protobuf_encoding import length_delimited
+from dragoman_server.messages.put_back import Placement
 
 WEIGHTS = pb.Attention.DESCRIPTOR.fields_by_name["weights"].number
 FINISH_REASONS = {reason: getattr(pb, f"FINISH_REASON_{reason.name}") for reason in FinishReason}
@@ -35,6 +37,7 @@ class ResponseWriter:
         self._source_text = bundle.source_tokenizer.id_to_token
         self._target_text = bundle.target_tokenizer.id_to_token
         self._unseen = frozenset(bundle.manifest.unseen_source_tokens)
+        self._placement = Placement(bundle.source_tokenizer, decoder)
 
     def response(
         self,
@@ -46,14 +49,17 @@ class ResponseWriter:
         """Converts a finished request.
 
         Args:
-            attention: Alignment and attention of each hypothesis, if the details need them.
+            attention: Alignment and attention of each hypothesis, if the details or the carried text need them.
         """
         hypotheses = [self._hypothesis(result, details) for result in finished.hypotheses]
-        for hypothesis, scored in zip(hypotheses, attention or (), strict=False):
-            if scored.alignment is not None:
-                hypothesis.alignment.extend(scored.alignment[:-1])  # without the end token, like the tokens
-            if scored.attention is not None:
+        for hypothesis, result, scored in zip(hypotheses, finished.hypotheses, attention or repeat(None), strict=False):
+            alignment = None if scored is None else scored.alignment
+            if details.alignment and alignment is not None:
+                hypothesis.alignment.extend(alignment[:-1])  # without the end token, like the tokens
+            if scored is not None and scored.attention is not None:
                 write_attention(hypothesis.attention, scored.attention)
+            if request.carried is not None:
+                hypothesis.text = self._placement.put_back(hypothesis.text, result.ids, request.carried, alignment)
         sampling = request.search.sampling
         return pb.GenerateResponse(
             hypotheses=hypotheses,

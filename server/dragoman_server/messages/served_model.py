@@ -11,18 +11,21 @@ from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.bundle.manifest import Text
 from dragoman_server.core.call_record import RECORD
-from dragoman_server.core.requests import GenerationRequest, GenerationResult
+from dragoman_server.core.requests import CarriedText, GenerationRequest, GenerationResult
 from dragoman_server.core.search_options import SearchOptions
 from dragoman_server.decoding.text_stream import TargetDecoder
 from dragoman_server.engine.pool import EnginePool
 from dragoman_server.engine.scorer import Scorer, Target
 from dragoman_server.messages.api_error import invalid
+from dragoman_server.messages.carried_text import TextCarrier
 from dragoman_server.messages.default_options import OWN_DEFAULTS, Defaults
 from dragoman_server.messages.generation_options import ResponseDetails, read_details, read_options
 from dragoman_server.messages.imported_ids import text_encoders
 from dragoman_server.messages.languages import FIELDS, Languages, refuse_languages
+from dragoman_server.messages.put_back import Placement
 from dragoman_server.messages.response_size import ResponseSizes
 from dragoman_server.messages.response_writer import ResponseWriter
+from dragoman_server.messages.token_ids import INLINE_CHARACTERS
 
 # Messages of up to this many tokens are written on the event loop, in a few milliseconds; larger ones in a thread.
 INLINE_TOKENS = 1024
@@ -59,6 +62,7 @@ class ServedModel:
         self.languages, self.encoder, self.target = text_encoders(bundle)
         self.decoder = TargetDecoder(bundle.target_tokenizer)
         self.writer = ResponseWriter(bundle, self.decoder)
+        self._carrier = TextCarrier(bundle.source_tokenizer) if manifest.carries_text else None
         self.tokenizers = {pb.SIDE_SOURCE: bundle.source_tokenizer, pb.SIDE_TARGET: bundle.target_tokenizer}
         self._defaults = defaults.within(limits)
         self.info = _info(bundle, self.languages, self._defaults, device, limits)
@@ -91,6 +95,18 @@ class ServedModel:
             refuse_languages(source, "")
             ids = await self.target.tokenize(request.text)
         return pb.TokenizeResponse(tokens=[pb.Token(id=id_, text=tokenizer.id_to_token(id_)) for id_ in ids])
+
+    async def take_unreadable(self, source: pb.Input) -> CarriedText | None:
+        """Takes out of a source what the model can't read, if the bundle says so; `write_response` puts it back."""
+        if self._carrier is None or not 0 < len(source.text) <= self.encoder.max_characters:
+            return None
+        if len(source.text) > INLINE_CHARACTERS:
+            carried = await asyncio.to_thread(self._carrier.take, source.text)
+        else:
+            carried = self._carrier.take(source.text)
+        if carried is not None:
+            source.text = carried.left
+        return carried
 
     def with_language(self, search: SearchOptions, source: pb.Input, field: str) -> SearchOptions:
         """Returns search options with the first token that the source's target language forces, if it does.
@@ -152,12 +168,13 @@ class ServedModel:
             QueueFullError, DeadlineExpiredError, EngineUnavailableError: as raised by the scorer, if it is needed.
         """
         attention = None
-        if details.needs_attention:
+        places = request.carried is not None and Placement.needs_alignment(request.carried)
+        if details.needs_attention or places:
             targets = [
-                Target(request.source_ids, result.ids, details.alignment, details.attention)
+                Target(request.source_ids, result.ids, details.alignment or places, details.attention)
                 for result in finished.hypotheses
             ]
-            attention = await self._scorer.score(targets, request.deadline, may_wait)
+            attention = await self._scorer.score(targets, request.deadline, may_wait or not details.needs_attention)
         write = partial(self.writer.response, request, finished, details, attention)
         response = await _write(_tokens(finished, details), write)
         if response.unseen_source_tokens:
@@ -173,7 +190,7 @@ class ServedModel:
 
         The answer is not added to the record of the call.
         """
-        if details.needs_attention or _tokens(finished, details) > INLINE_TOKENS:
+        if details.needs_attention or request.carried is not None or _tokens(finished, details) > INLINE_TOKENS:
             return None
         response = self.writer.response(request, finished, details)
         if response.unseen_source_tokens:

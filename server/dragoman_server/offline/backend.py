@@ -11,7 +11,7 @@ from dragoman.bulk.errors import BulkError, StoppedError
 from dragoman.bulk.text_lines import never
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.core.errors import OutOfMemoryError
-from dragoman_server.core.requests import FinishReason, GenerationResult, HypothesisResult
+from dragoman_server.core.requests import CarriedText, FinishReason, GenerationResult, HypothesisResult
 from dragoman_server.messages.generation_options import reseeded
 from dragoman_server.messages.languages import FIELDS
 from dragoman_server.offline import tickets
@@ -31,11 +31,13 @@ class Asked:
         places: Place of each source among the distinct ones, or what is wrong with it.
         order: Place of each request that the engines have, those with the longest sources first.
         ticket: The requests.
+        carried: What skips the model of the sources at some places, and the ids of what is left of them.
     """
 
     places: list[int | str]
     order: list[int]
     ticket: Ticket
+    carried: dict[int, tuple[CarriedText, Ids]]
 
 
 class InProcess:
@@ -106,9 +108,14 @@ class InProcess:
         texts = list(window) if self._own_seeds else list(dict.fromkeys(window))
         ids: list[Ids] = []
         found: list[int | str] = []
-        for encoded in self._model.encode(texts):
+        carried: dict[int, tuple[CarriedText, Ids]] = {}
+        taken = self._model.take_unreadable(texts)
+        read = [text if one is None else one.left for text, one in zip(texts, taken, strict=True)]
+        for encoded, one in zip(self._model.encode(read), taken, strict=True):
             found.append(encoded if isinstance(encoded, str) else len(ids))
             if not isinstance(encoded, str):
+                if one is not None:
+                    carried[len(ids)] = one, encoded
                 ids.append(encoded)
         places = found if self._own_seeds else list(map(dict(zip(texts, found, strict=True)).__getitem__, window))
         order = longest_first([len(one) for one in ids])
@@ -118,22 +125,26 @@ class InProcess:
             requests = [replace(request, search=reseeded(request.search)) for request in requests]
         self._sources += len(window)
         self._expected += len(requests)
-        return Asked(places, order, self._model.engines.submit(requests))
+        return Asked(places, order, self._model.engines.submit(requests), carried)
 
     def _answers(self, asked: Asked) -> list[Answer]:
         """Waits for the answers to a window."""
         if self._should_stop():
             raise StoppedError
         found = in_order(self._model.engines.wait(asked.ticket, self._should_stop), asked.order)
-        best = [answer.hypotheses[0] for answer in found if isinstance(answer, GenerationResult)]
-        texts = iter(self._model.decode([hypothesis.ids for hypothesis in best]))
-        answers = [self._answer(answer, texts) for answer in found]
+        best = {place: one.hypotheses[0] for place, one in enumerate(found) if isinstance(one, GenerationResult)}
+        decoded = self._model.decode([hypothesis.ids for hypothesis in best.values()])
+        pairs = zip(best.items(), decoded, strict=True)
+        texts = {place: text[: hypothesis.characters] for (place, hypothesis), text in pairs}
+        carried = {place: one for place, one in asked.carried.items() if place in texts}
+        if carried:
+            texts |= self._model.put_back(carried, {place: best[place].ids for place in carried}, texts)
+        answers = [self._answer(answer, texts.get(place, "")) for place, answer in enumerate(found)]
         return [Answer(None, place) if isinstance(place, str) else answers[place] for place in asked.places]
 
-    def _answer(self, answer: tickets.Answer, texts: Iterator[str]) -> Answer:
+    def _answer(self, answer: tickets.Answer, text: str) -> Answer:
         if isinstance(answer, GenerationResult):
-            best = answer.hypotheses[0]
-            return Answer(next(texts)[: best.characters], self._cut(best))
+            return Answer(text, self._cut(answer.hypotheses[0]))
         if isinstance(answer, OutOfMemoryError):
             return Answer(None, "needs more memory than the device has")
         raise BulkError(f"{self._model.manifest.name}: {answer}")

@@ -2,27 +2,31 @@
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from dragoman.bulk.errors import BulkError, StoppedError
 from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.bundle.load import BundleError, load_bundle, load_manifest
 from dragoman_server.bundle.manifest import MANIFEST_FILE
 from dragoman_server.config import ServerConfig
-from dragoman_server.core.requests import GenerationRequest
+from dragoman_server.core.requests import CarriedText, GenerationRequest
 from dragoman_server.core.search_options import SearchOptions
 from dragoman_server.decoding.factory import narrowed
+from dragoman_server.decoding.text_stream import TargetDecoder
 from dragoman_server.engine.engine_options import engine_options
-from dragoman_server.engine.scorer import row_elements
+from dragoman_server.engine.scorer import align, row_elements
 from dragoman_server.messages.api_error import ApiError
+from dragoman_server.messages.carried_text import TextCarrier
 from dragoman_server.messages.default_options import read_defaults
 from dragoman_server.messages.generation_options import read_details, read_options
 from dragoman_server.messages.imported_ids import text_encoders
 from dragoman_server.messages.languages import FIELDS
 from dragoman_server.messages.limits import request_limits, token_limits
+from dragoman_server.messages.put_back import Placement
 from dragoman_server.offline.engines import OfflineEngines
 from dragoman_server.offline.scored import Ids, Scored
 from dragoman_server.runtime.device import DeviceError, WorkerLostError
@@ -30,6 +34,14 @@ from dragoman_server.runtime.scorer_session import ScorerSession
 
 MAX_RUN_ELEMENTS = 2**22  # of a scorer run's largest arrays, 4 bytes each: they stay in the processor's caches
 TARGETS_AT_ONCE = 256  # encoded together; each alone if one can't be
+
+Item = TypeVar("Item", covariant=True)
+
+
+class Numbered(Protocol[Item]):
+    """Something of each number: a sequence, or a mapping with numbers as keys."""
+
+    def __getitem__(self, index: int, /) -> Item: ...
 
 
 class OfflineModel:
@@ -74,6 +86,12 @@ class OfflineModel:
         shortlist = bundle.manifest.shortlist
         self._uses_shortlist = shortlist is not None and shortlist.default
         self._scorer: ScorerSession | None = None
+        self._carrier = TextCarrier(bundle.source_tokenizer) if bundle.manifest.carries_text else None
+        self._placement = Placement(bundle.source_tokenizer, TargetDecoder(bundle.target_tokenizer))
+
+    def take_unreadable(self, texts: Sequence[str]) -> list[CarriedText | None]:
+        """Returns what skips the model in each text, if the bundle says so, and what is left of it."""
+        return [self._carrier.take(text) if self._carrier is not None else None for text in texts]
 
     def encode(self, texts: Sequence[str]) -> list[Ids | str]:
         """Returns the token ids of each source, the end token included; of one that can't be read, what is wrong."""
@@ -149,15 +167,13 @@ class OfflineModel:
                     scores[index] = own.score
             missing = [index for index in missing if scores[index] is None]
         runs = self._scorer_runs(sources, ids, missing)
-        if self._scorer is None:
-            self._scorer = self.engines.scorer()
+        scorer = self._open_scorer()
 
         def run(indices: list[int]) -> None:
-            assert self._scorer is not None
             if should_stop():
                 raise StoppedError
             chosen = [ids[index] or () for index in indices]
-            log_probabilities, _ = self._scorer.run([sources[index] for index in indices], chosen, False)
+            log_probabilities, _ = scorer.run([sources[index] for index in indices], chosen, False)
             for row, index in enumerate(indices):
                 first, last = self._forced is not None, len(chosen[row]) + 1  # a forced token is no choice
                 scores[index] = float(log_probabilities[row, first:last].mean(dtype="float64"))
@@ -165,6 +181,41 @@ class OfflineModel:
         with ThreadPoolExecutor(self.engines.count) as pool:
             list(pool.map(run, runs))
         return scores
+
+    def put_back(
+        self, carried: Mapping[int, tuple[CarriedText, Ids]], targets: Mapping[int, Ids], texts: Mapping[int, str]
+    ) -> dict[int, str]:
+        """Returns the texts of targets with what their sources carried past the model.
+
+        Args:
+            carried: What was carried by the number of its source, and the ids of what was left.
+            targets: Token ids of the same numbers.
+            texts: Texts of the targets, which stop sequences may have cut.
+        """
+        sources = {index: ids for index, (_, ids) in carried.items()}
+        placed = [index for index, (one, _) in carried.items() if Placement.needs_alignment(one)]
+        alignments: dict[int, list[int]] = {}
+
+        def run(indices: list[int]) -> None:
+            rows = [sources[index] for index in indices]
+            _, attention = self._open_scorer().run(rows, [targets[index] for index in indices], True)
+            assert attention is not None
+            for row, index in enumerate(indices):
+                alignments[index] = align(attention[row, :, :, : len(targets[index]) + 1, : len(sources[index])])
+
+        if placed:
+            self._open_scorer()
+            with ThreadPoolExecutor(self.engines.count) as pool:
+                list(pool.map(run, self._scorer_runs(sources, targets, placed)))
+        return {
+            index: self._placement.put_back(texts[index], targets[index], one, alignments.get(index))
+            for index, (one, _) in carried.items()
+        }
+
+    def _open_scorer(self) -> ScorerSession:
+        if self._scorer is None:
+            self._scorer = self.engines.scorer()
+        return self._scorer
 
     def close(self) -> None:
         """Ends the engines."""
@@ -204,7 +255,7 @@ class OfflineModel:
         return ids
 
     def _scorer_runs(
-        self, sources: Sequence[Ids], targets: Sequence[tuple[int, ...] | None], missing: Sequence[int]
+        self, sources: Numbered[Ids], targets: Numbered[Sequence[int] | None], missing: Sequence[int]
     ) -> list[list[int]]:
         """Groups the missing targets, those of similar lengths together, into runs that fit the caches."""
         shape = self.manifest.shape

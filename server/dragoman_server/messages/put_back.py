@@ -1,0 +1,93 @@
+"""Puts text that was carried past a model into its answer, where the source's neighbors have gone."""
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+
+from tokenizers import Tokenizer
+
+from dragoman_server.core.requests import CarriedText, Piece
+from dragoman_server.decoding.text_stream import TargetDecoder, TextStream
+
+# Behind a word, or behind the punctuation after it.
+_GAP = re.compile(r"(?<=\w)(?=[^\w\s](?!\w))|(?<=\S)(?=\s|$)")
+
+
+class Placement:
+    """Places carried text in the targets of one model.
+
+    Args:
+        source_tokenizer: Tokenizes what is left of a source, as the model reads it.
+        decoder: Decoder of the targets.
+    """
+
+    def __init__(self, source_tokenizer: Tokenizer, decoder: TargetDecoder) -> None:
+        self._tokenizer = source_tokenizer
+        self._decoder = decoder
+
+    @staticmethod
+    def needs_alignment(carried: CarriedText) -> bool:
+        """Returns whether a piece stood neither at the start nor at the end of its source."""
+        return any(0 < piece.position < len(carried.left) for piece in carried.pieces)
+
+    def put_back(self, text: str, ids: Sequence[int], carried: CarriedText, alignment: Sequence[int] | None) -> str:
+        """Returns the text of a hypothesis with the carried pieces.
+
+        A piece goes into the gap between two words that most tokens agree with: those aligned to the source before the
+        piece should be before it, the others after it.
+
+        Args:
+            text: Text of the ids, which a stop sequence may have cut.
+            ids: Token ids of the hypothesis.
+            alignment: Source position of each id; None if `needs_alignment` returned False.
+        """
+        offsets = self._tokenizer.encode(carried.left).offsets if alignment is not None else []
+        ends = self._ends(ids) if alignment is not None else []
+        gaps = [match.start() for match in _GAP.finditer(text)] or [len(text)]
+        places: list[int] = []
+        for piece in carried.pieces:
+            if piece.position == 0:
+                places.append(0)
+            elif piece.position >= len(carried.left) or alignment is None:
+                places.append(len(text))
+            else:
+                behind = (index for index, (_, end) in enumerate(offsets) if end > piece.position)
+                first = next(behind, len(offsets))
+                places.append(_best_gap(gaps, ends, alignment, first))
+        in_order = sorted(zip(carried.pieces, places, strict=True), key=lambda each: each[1])
+        for piece, place in reversed(in_order):
+            text = _inserted(text, piece, place)
+        return text
+
+    def _ends(self, ids: Sequence[int]) -> list[int]:
+        """Returns where the text of each token ends."""
+        stream = TextStream(self._decoder)
+        return list(accumulate(len(stream.push([index])) for index in ids))
+
+
+def _best_gap(gaps: Sequence[int], ends: Sequence[int], alignment: Sequence[int], first: int) -> int:
+    """Returns the gap on whose wrong side the fewest tokens are; of several, one behind the source's last token.
+
+    Args:
+        gaps: Indices into the text, ascending.
+        ends: Where the text of each token ends, ascending.
+        alignment: Source position of each token.
+        first: Source position of the first token after the piece.
+    """
+    late = [0, *accumulate(position >= first for position in alignment[: len(ends)])]  # tokens before each token
+    early = len(ends) - late[-1]
+
+    def cost(gap: int) -> tuple[int, bool]:
+        tokens = bisect_right(ends, gap)  # before the gap
+        wrong = late[tokens] + early - (tokens - late[tokens])
+        return wrong, not tokens or alignment[tokens - 1] != first - 1
+
+    return min(gaps, key=cost)
+
+
+def _inserted(text: str, piece: Piece, place: int) -> str:
+    before, after = text[:place], text[place:]
+    left = " " if piece.space_before and before and not before[-1].isspace() else ""
+    right = " " if piece.space_after and (after[:1].isalnum() or (after and not before)) else ""
+    return f"{before}{left}{piece.text}{right}{after}"

@@ -1,0 +1,135 @@
+"""Text that a model can't read skips it, and comes back where its neighbors have gone."""
+
+from collections.abc import Sequence
+
+import pytest
+from tokenizers import Tokenizer
+
+from dragoman_server.bundle.load import load_bundle
+from dragoman_server.core.requests import CarriedText, Piece
+from dragoman_server.decoding.text_stream import TargetDecoder
+from dragoman_server.messages.carried_text import TextCarrier
+from dragoman_server.messages.put_back import Placement
+from dragoman_server.models.repository import SHIPPED_MODELS
+
+MODEL = SHIPPED_MODELS / "de-en" / "1"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    """That of the shipped translator, for both sides; Latin letters but no @, for example."""
+    return load_bundle(MODEL).source_tokenizer
+
+
+@pytest.mark.parametrize(
+    ("text", "left", "pieces"),
+    [
+        ("Ich mag 😀 Katzen.", "Ich mag Katzen.", ["😀"]),
+        ("Danke!😀", "Danke!", ["😀"]),
+        ("😀  Hallo", "Hallo", ["😀"]),
+        ("Ich mag💖dich", "Ich mag dich", ["💖"]),
+        ("Ich mag 👨‍👩‍👧 1️⃣, ja!", "Ich mag, ja!", ["👨‍👩‍👧 1️⃣"]),
+        ("Ich mag 👍🏽 und ❤️.", "Ich mag und.", ["👍🏽", "❤️"]),
+        ("Ich wohne in Łódź.", "Ich wohne in.", ["Łódź"]),
+        ("Die Łódź-Reise endet.", "Die endet.", ["Łódź-Reise"]),
+        ("Ich war in (東京) und „Αθήνα“.", "Ich war in und.", ["(東京)", "„Αθήνα“"]),
+        ("Er sagte: 東京 大阪, glaube ich", "Er sagte:, glaube ich", ["東京 大阪"]),
+        ("Schreib an max@firma.de, bitte", "Schreib an, bitte", ["max@firma.de"]),
+        ("@max schrieb #Thema", "schrieb", ["@max", "#Thema"]),
+        ("Ein\nBrief 🎉", "Ein Brief", ["🎉"]),
+        ("a\u0308rgerlich 😀", "ärgerlich", ["😀"]),  # typed as a letter and its accent
+    ],
+)
+def test_what_cannot_be_read_is_taken_out(tokenizer: Tokenizer, text: str, left: str, pieces: list[str]) -> None:
+    carried = TextCarrier(tokenizer).take(text)
+    assert carried is not None
+    assert (carried.left, [piece.text for piece in carried.pieces]) == (left, pieces)
+    assert TextCarrier(tokenizer).take(carried.left) is None, "all of it can be read"
+
+
+@pytest.mark.parametrize(
+    "text", ["Ich mag Katzen.", "a\u0308", "*wichtig*", "x = y", "Привет, мир", "😀", "=" * 9, "…"]
+)
+def test_texts_that_stay_whole(tokenizer: Tokenizer, text: str) -> None:
+    """Nothing would be left of some; the model can read others, or has to guess what a mark means."""
+    assert TextCarrier(tokenizer).take(text) is None
+
+
+@pytest.mark.parametrize("text", ["😀" * 50_000 + " a", "東" * 50_000 + " a", "a=" * 50_000 + " b", "a= " * 30_000])
+@pytest.mark.timeout(20)
+def test_long_texts_take_no_longer_than_they_are(tokenizer: Tokenizer, text: str) -> None:
+    TextCarrier(tokenizer).take(text)
+
+
+def placed(tokenizer: Tokenizer, source: str, target: str, alignment: Sequence[int] | None) -> str:
+    carried = TextCarrier(tokenizer).take(source)
+    assert carried is not None
+    assert Placement.needs_alignment(carried) == (alignment is not None)
+    ids = tokenizer.encode(target, add_special_tokens=False).ids
+    return Placement(tokenizer, TargetDecoder(tokenizer)).put_back(target, ids, carried, alignment)
+
+
+def aligned(tokenizer: Tokenizer, source: str, target: str, words: dict[str, str]) -> list[int]:
+    """The source position of each target token, given the source word of each target word."""
+
+    def spans(text: str) -> list[tuple[int, int]]:
+        return tokenizer.encode(text, add_special_tokens=False).offsets
+
+    def middle(span: tuple[int, int]) -> float:
+        return (span[0] + span[1]) / 2
+
+    def within(span: tuple[int, int], text: str, word: str) -> bool:
+        start = text.index(word)
+        return start - 1 <= span[0] and span[1] <= start + len(word)
+
+    positions = []
+    for span in spans(target):
+        word = next(word for word in words if within(span, target, word))
+        inside = [i for i, each in enumerate(spans(source)) if within(each, source, words[word])]
+        positions.append(min(inside, key=lambda i: middle(spans(source)[i])))
+    return positions
+
+
+def test_pieces_follow_their_neighbors(tokenizer: Tokenizer) -> None:
+    left, target = "Gestern mag ich Katzen.", "I like cats yesterday."
+    words = {"I": "ich", "like": "mag", "cats": "Katzen", "yesterday": "Gestern", ".": "."}
+    alignment = aligned(tokenizer, left, target, words)
+    assert placed(tokenizer, "Gestern mag ich Katzen 😀.", target, alignment) == "I like cats yesterday 😀."
+    in_order = "Ich mag Katzen, Tom.", "I like cats, Tom."
+    words = {"I": "Ich", "like": "mag", "cats": "Katzen", ",": ",", "Tom": "Tom", ".": "."}
+    alignment = aligned(tokenizer, *in_order, words)
+    for source, expected in {
+        "Ich 😀 mag Katzen, Tom.": "I 😀 like cats, Tom.",
+        "Ich mag 😀 Katzen, Tom.": "I like 😀 cats, Tom.",
+        "Ich mag Katzen 😀, Tom.": "I like cats 😀, Tom.",
+        "Ich mag Katzen, 😀 Tom.": "I like cats, 😀 Tom.",
+        "Ich mag Katzen, Tom 😀.": "I like cats, Tom 😀.",
+        "Ich 🚀 mag 😀 Katzen, Tom.": "I 🚀 like 😀 cats, Tom.",
+        "Ich mag Katzen😀, Tom.": "I like cats😀, Tom.",
+    }.items():
+        assert placed(tokenizer, source, in_order[1], alignment) == expected
+
+
+def test_ends_need_no_alignment(tokenizer: Tokenizer) -> None:
+    assert placed(tokenizer, "😀 Danke!🎉", "Thank you.", None) == "😀 Thank you.🎉"
+    assert placed(tokenizer, "😀 Danke 🎉", '"Thank you"', None) == '😀 "Thank you" 🎉'
+    assert placed(tokenizer, "😀 Danke", "", None) == "😀"
+
+
+def test_words_are_not_split(tokenizer: Tokenizer) -> None:
+    """Whatever the alignment says."""
+    target, carried = "I don't like 3.5 of them", CarriedText("Ich mag", (Piece("😀", 3, True, True),))
+    ids = tokenizer.encode(target, add_special_tokens=False).ids
+    placement = Placement(tokenizer, TargetDecoder(tokenizer))
+    for boundary in range(len(ids) + 1):
+        alignment = [0] * boundary + [2] * (len(ids) - boundary)
+        text = placement.put_back(target, ids, carried, alignment)
+        assert text.replace(" 😀", "") == target
+        assert set(target.split()) < set(text.split())
+
+
+def test_pieces_at_one_place_keep_their_order(tokenizer: Tokenizer) -> None:
+    carried = CarriedText("Ich mag Tom", (Piece("🚀", 3, True, True), Piece("🎉", 7, True, True)))
+    ids = tokenizer.encode("Tom", add_special_tokens=False).ids
+    placement = Placement(tokenizer, TargetDecoder(tokenizer))
+    assert placement.put_back("Tom", ids, carried, [0] * len(ids)) == "Tom 🚀 🎉"

@@ -107,7 +107,7 @@ def fine_tuned(made: Path, out: Path, languages: Languages, **training: Any) -> 
     return out
 
 
-@pytest.mark.parametrize("layout", ["nllb", "m2m_100", "mbart", "bart"])
+@pytest.mark.parametrize("layout", ["nllb", "mbart", "bart"])
 def test_a_model_that_did_not_learn_is_exported_as_it_was(
     layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -173,7 +173,7 @@ def test_calls_are_answered_although_nobody_reads_the_log(tmp_path: Path) -> Non
     try:
         with Client(f"127.0.0.1:{port}", timeout=60) as client:
             until(lambda: answers_are_given(client))
-            for _ in range(2000):  # each has a line of some 400 bytes; 64 KiB have room
+            for _ in range(500):  # each has a line of some 400 bytes; 64 KiB have room
                 client.generate("a")
         os.set_blocking(process.stderr.fileno(), True)
         process.send_signal(signal.SIGTERM)
@@ -183,5 +183,5 @@ def test_calls_are_answered_although_nobody_reads_the_log(tmp_path: Path) -> Non
         process.kill()
         process.wait()
     lines = [json.loads(line) for line in said.splitlines()]
-    assert sum(line["event"] == "request" for line in lines) >= 2001
+    assert sum(line["event"] == "request" for line in lines) >= 501
     assert lines[-1]["event"] == "stopped"

@@ -43,7 +43,8 @@ def test_compiled_layers_have_the_same_gradients(positions: str) -> None:
     expected = random_model(config, VOCABULARY, seed=1).train()
     compiled = copy.deepcopy(expected)
     compile_layers(compiled, backend="aot_eager")  # traces as the default does, and needs no C++ compiler
-    for batch in BATCHES:
+    # All three where there is most to compile: each takes seconds.
+    for batch in BATCHES if positions == "relative" else BATCHES[:2]:
         losses, gradients = zip(*(_gradients(model, batch) for model in (expected, compiled)), strict=True)
         torch.testing.assert_close(losses[1], losses[0])
         torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-3, atol=1e-3)

@@ -55,6 +55,8 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps [..., in] to [..., out]."""
+        if torch.compiler.is_compiling():  # a compiler would also end its graph at the context variable
+            return super().forward(x)
         if is_cpu_training(self, x):
             return linear(x, self.weight, self.bias)
         if _fast.get() and not torch.is_autocast_enabled(x.device.type):

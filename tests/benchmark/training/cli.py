@@ -51,6 +51,7 @@ def main(
 ) -> None:
     """Measures tokens a second and peak memory of a training step, all trainers on the same batches in turn."""
     machine = describe("tests.benchmark.training", ("torch", "transformers", "numpy"))
+    maker = machine["cpu"].split()[0].removesuffix("(R)")  # which decides a lot
     document = results.read("training", output)
     try:
         for make in (small_work, base_work):
@@ -58,7 +59,10 @@ def main(
                 work = make(precision)
                 if shape in ("both", work.name):
                     print(f"{work.name} {precision}", flush=True)
-                    document[f"{work.name} {precision}"] = {"machine": machine, **compare(work, rounds, usable_cpus())}
+                    document[f"{work.name} {precision}, {maker}"] = {
+                        "machine": machine,
+                        **compare(work, rounds, usable_cpus()),
+                    }
                     results.write("training", document, output)
     except ActorError as error:
         typer.echo(f"benchmark: {error}", err=True)

@@ -13,6 +13,7 @@ from dragoman_server.messages.put_back import Placement
 from dragoman_server.models.repository import SHIPPED_MODELS
 
 MODEL = SHIPPED_MODELS / "de-en" / "1"
+MOST = 200_000  # characters
 
 
 @pytest.fixture(scope="module")
@@ -36,15 +37,16 @@ def tokenizer() -> Tokenizer:
         ("Er sagte: 東京 大阪, glaube ich", "Er sagte:, glaube ich", ["東京 大阪"]),
         ("Schreib an max@firma.de, bitte", "Schreib an, bitte", ["max@firma.de"]),
         ("@max schrieb #Thema", "schrieb", ["@max", "#Thema"]),
+        ("Ich mag x😀я sehr", "Ich mag sehr", ["x😀я"]),
         ("Ein\nBrief 🎉", "Ein Brief", ["🎉"]),
         ("a\u0308rgerlich 😀", "ärgerlich", ["😀"]),  # typed as a letter and its accent
     ],
 )
 def test_what_cannot_be_read_is_taken_out(tokenizer: Tokenizer, text: str, left: str, pieces: list[str]) -> None:
-    carried = TextCarrier(tokenizer).take(text)
+    carried = TextCarrier(tokenizer, MOST).take(text)
     assert carried is not None
     assert (carried.left, [piece.text for piece in carried.pieces]) == (left, pieces)
-    assert TextCarrier(tokenizer).take(carried.left) is None, "all of it can be read"
+    assert TextCarrier(tokenizer, MOST).take(carried.left) is None, "all of it can be read"
 
 
 @pytest.mark.parametrize(
@@ -52,17 +54,22 @@ def test_what_cannot_be_read_is_taken_out(tokenizer: Tokenizer, text: str, left:
 )
 def test_texts_that_stay_whole(tokenizer: Tokenizer, text: str) -> None:
     """Nothing would be left of some; the model can read others, or has to guess what a mark means."""
-    assert TextCarrier(tokenizer).take(text) is None
+    assert TextCarrier(tokenizer, MOST).take(text) is None
+
+
+def test_texts_that_are_too_long_are_left_alone(tokenizer: Tokenizer) -> None:
+    assert TextCarrier(tokenizer, 8).take("Hallo 😀 !") is None
+    assert TextCarrier(tokenizer, 8).take("Hallo 😀!") is not None
 
 
 @pytest.mark.parametrize("text", ["😀" * 50_000 + " a", "東" * 50_000 + " a", "a=" * 50_000 + " b", "a= " * 30_000])
 @pytest.mark.timeout(20)
 def test_long_texts_take_no_longer_than_they_are(tokenizer: Tokenizer, text: str) -> None:
-    TextCarrier(tokenizer).take(text)
+    TextCarrier(tokenizer, MOST).take(text)
 
 
 def placed(tokenizer: Tokenizer, source: str, target: str, alignment: Sequence[int] | None) -> str:
-    carried = TextCarrier(tokenizer).take(source)
+    carried = TextCarrier(tokenizer, MOST).take(source)
     assert carried is not None
     assert Placement.needs_alignment(carried) == (alignment is not None)
     ids = tokenizer.encode(target, add_special_tokens=False).ids

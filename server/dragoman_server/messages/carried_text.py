@@ -41,18 +41,20 @@ class TextCarrier:
 
     Args:
         tokenizer: The source tokenizer, with tokens that are text.
+        most: Characters of the longest text to look at; longer ones are refused anyway.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, most: int) -> None:
         special = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
         tokens = (token for token in tokenizer.get_vocab() if token not in special and not BYTE_TOKEN.fullmatch(token))
         known = "".join(sorted(set().union(*tokens)))
         self._unknown = re.compile(rf"[^\s{re.escape(known)}]")
         self._normalizer = tokenizer.normalizer
+        self._most = most
 
     def take(self, text: str) -> CarriedText | None:
         """Returns what is left of a text and what is carried past the model; None if it can read all, or nothing."""
-        if self._unknown.search(text) is None:
+        if len(text) > self._most or self._unknown.search(text) is None:
             return None
         text = self._normalized(text)
         spans = _merged(text, self._spans(text))
@@ -126,7 +128,7 @@ def _merged(text: str, spans: Iterator[_Span]) -> list[_Span]:
     merged: list[_Span] = []
     for span in spans:
         if merged and _BETWEEN.fullmatch(text, merged[-1].end, max(merged[-1].end, span.start)):
-            merged[-1] = _Span(merged[-1].start, max(merged[-1].end, span.end))
+            merged[-1] = _Span(min(merged[-1].start, span.start), max(merged[-1].end, span.end))
         else:
             merged.append(span)
     return merged

@@ -62,7 +62,9 @@ class ServedModel:
         self.languages, self.encoder, self.target = text_encoders(bundle)
         self.decoder = TargetDecoder(bundle.target_tokenizer)
         self.writer = ResponseWriter(bundle, self.decoder)
-        self._carrier = TextCarrier(bundle.source_tokenizer) if manifest.carries_text else None
+        self._carrier = (
+            TextCarrier(bundle.source_tokenizer, self.encoder.max_characters) if manifest.carries_text else None
+        )
         self.tokenizers = {pb.SIDE_SOURCE: bundle.source_tokenizer, pb.SIDE_TARGET: bundle.target_tokenizer}
         self._defaults = defaults.within(limits)
         self.info = _info(bundle, self.languages, self._defaults, device, limits)
@@ -98,7 +100,7 @@ class ServedModel:
 
     async def take_unreadable(self, source: pb.Input) -> CarriedText | None:
         """Takes out of a source what the model can't read, if the bundle says so; `write_response` puts it back."""
-        if self._carrier is None or not 0 < len(source.text) <= self.encoder.max_characters:
+        if self._carrier is None:
             return None
         if len(source.text) > INLINE_CHARACTERS:
             carried = await asyncio.to_thread(self._carrier.take, source.text)

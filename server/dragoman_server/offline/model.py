@@ -86,7 +86,8 @@ class OfflineModel:
         shortlist = bundle.manifest.shortlist
         self._uses_shortlist = shortlist is not None and shortlist.default
         self._scorer: ScorerSession | None = None
-        self._carrier = TextCarrier(bundle.source_tokenizer) if bundle.manifest.carries_text else None
+        most = self._sources.max_characters
+        self._carrier = TextCarrier(bundle.source_tokenizer, most) if bundle.manifest.carries_text else None
         self._placement = Placement(bundle.source_tokenizer, TargetDecoder(bundle.target_tokenizer))
 
     def take_unreadable(self, texts: Sequence[str]) -> list[CarriedText | None]:

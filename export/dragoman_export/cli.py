@@ -246,7 +246,7 @@ def export(
         shortlist=shortlist,
         shortlist_from=shortlist_from,
     )
-    _refuse_contradictions(options, checks=check is not None, imports=imported is not None)
+    _refuse_contradictions(options, checks=check is not None)
     if against is not None and check is None:
         raise typer.BadParameter("--run needs --check")
     if if_needed and (imported is None or check is not None):
@@ -258,13 +258,13 @@ def export(
     assert bundle is not None
     if if_needed and imported is not None:
         with _reporting_errors("import"):
-            if made_before(bundle, imported, precision, overwrite=overwrite):
+            if made_before(bundle, imported, precision, overwrite=overwrite, carry_text=carry_text):
                 print(f"{bundle} is already there")
                 return
     _make_bundle(imported or run, bundle, options)
 
 
-def _refuse_contradictions(options: ExportOptions, *, checks: bool, imports: bool) -> None:
+def _refuse_contradictions(options: ExportOptions, *, checks: bool) -> None:
     """Refuses options that exclude each other, or do not apply to a check."""
     precision = options.precision
     if not 0 <= options.max_quality_loss < math.inf:
@@ -273,8 +273,8 @@ def _refuse_contradictions(options: ExportOptions, *, checks: bool, imports: boo
         raise typer.BadParameter("--precision and --cache apply only when making a bundle, not to --check")
     if options.cache == "int8" and (precision != "int8" or options.attention != "ort"):
         raise typer.BadParameter("--cache int8 needs --precision int8 and --attention ort")
-    if options.carry_text and (checks or imports):
-        raise typer.BadParameter("--carry-text applies only when exporting a run")
+    if options.carry_text and checks:
+        raise typer.BadParameter("--carry-text applies only when making a bundle, not to --check")
     if options.shortlist_from is not None and (not options.shortlist or checks):
         raise typer.BadParameter("--shortlist-from excludes --no-shortlist and --check")
     if options.shortlist_from is not None and precision in ("fp16", "bf16"):

@@ -21,6 +21,7 @@ from dragoman_export.run_data import read_run, source_fault, spread
 from dragoman_server.bundle.load import BundleError, load_bundle
 from dragoman_server.bundle.manifest import MANIFEST_FILE, NAME_PATTERN, Manifest
 from dragoman_server.messages.blank_text import is_blank
+from dragoman_server.messages.carried_text import readable_characters
 from dragoman_server.runtime.device import DeviceError
 
 __all__ = ["ExportOptions", "ImportOptions", "check", "export_import", "export_run"]
@@ -89,6 +90,9 @@ def _export(
     original: Original, bundle: Path, options: ExportOptions, say: Callable[[str], None]
 ) -> tuple[Manifest, ParityReport]:
     _check_heads(original, options)
+    if options.carry_text and not any(map(str.isalpha, readable_characters(original.source.tokenizer))):
+        problem = "its tokenizer spells all text as bytes, so --carry-text would carry nothing"
+        raise ExportError(f"{original.place}: {problem}")
     try:
         bundle.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{bundle.name}.", dir=bundle.parent))

@@ -1,5 +1,7 @@
 """`dragoman-export --from-transformers`: what the bundle holds and answers, and the check against its origin."""
 
+import json
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,8 @@ from dragoman import Client
 from dragoman.local import LocalServer
 from dragoman.results import Result
 from dragoman_server.bundle.load import load_bundle
-from tests.support.export_command import run_export
+from dragoman_server.bundle.manifest import MANIFEST_FILE
+from tests.support.export_command import refusal, run_export
 from tests.support.huggingface_directories import lines
 from tests.support.huggingface_models import LONGEST, write_model
 
@@ -97,6 +100,33 @@ def test_precisions_are_judged_by_the_answers_in_fp32(marian: Path, tmp_path: Pa
     assert manifest.loss["quality"]["chrF"]["fp32"] == 100
     assert 0 <= manifest.loss["points_lost"] < 60
     assert manifest.examples[0] in lines()[:20]
+
+
+def test_text_that_it_cannot_read_skips_an_imported_model(marian: Path, tmp_path: Path) -> None:
+    shutil.copytree(marian.parent / "bundle", tmp_path / "bundle")
+    manifest = tmp_path / "bundle" / MANIFEST_FILE
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"carries_text": True, "format_version": 6}))
+    texts = [" ".join(text.split(" ")[:6]) for text in lines()[:SOURCES] if len(text.split(" ")) > 5]
+    with LocalServer("--bundle", str(tmp_path / "bundle")) as server, Client(server.address) as client:
+
+        def answers(texts: list[str]) -> list[str]:
+            results = client.generate_batch(texts, target_language="fra", max_new_tokens=MOST)
+            return [result.text if isinstance(result, Result) else str(result) for result in results]
+
+        plain = answers(texts)
+        assert answers([f"🎉 {text} 👍🏽" for text in texts]) == [f"🎉 {answer} 👍🏽" for answer in plain]
+        for place in range(1, 6):
+            words = [text.split(" ") for text in texts]
+            found = answers([" ".join([*each[:place], "שלום", *each[place:]]) for each in words])
+            assert [text.count("שלום") for text in found] == [1] * len(texts)
+            without = ["".join(text.replace("שלום", "").split()) for text in found]
+            assert without == ["".join(text.split()) for text in plain]
+
+
+@pytest.mark.parametrize("layout", ["bart", "byt5"])
+def test_text_cannot_skip_a_model_that_reads_bytes(layout: str, tmp_path: Path) -> None:
+    message = refusal("--from-transformers", write_model(tmp_path, layout), tmp_path / "bundle", "--carry-text")
+    assert "its tokenizer spells all text as bytes, so --carry-text would carry nothing" in message
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,11 @@ def placed(tokenizer: Tokenizer, source: str, target: str, alignment: Sequence[i
     assert carried is not None
     assert Placement.needs_alignment(carried) == (alignment is not None)
     ids = tokenizer.encode(target, add_special_tokens=False).ids
-    return Placement(tokenizer, TargetDecoder(tokenizer)).put_back(target, ids, carried, alignment)
+    return placement(tokenizer).put_back(target, ids, carried, tokenizer.encode(carried.left).ids, alignment)
+
+
+def placement(tokenizer: Tokenizer) -> Placement:
+    return Placement(lambda text: tokenizer.encode(text, add_special_tokens=False).ids, TargetDecoder(tokenizer))
 
 
 def aligned(tokenizer: Tokenizer, source: str, target: str, words: dict[str, str]) -> list[int]:
@@ -127,10 +131,10 @@ def test_words_are_not_split(tokenizer: Tokenizer) -> None:
     """Whatever the alignment says."""
     target, carried = "I don't like 3.5 of them", CarriedText("Ich mag", (Piece("😀", 3, True, True),))
     ids = tokenizer.encode(target, add_special_tokens=False).ids
-    placement = Placement(tokenizer, TargetDecoder(tokenizer))
+    source = tokenizer.encode("Ich mag").ids
     for boundary in range(len(ids) + 1):
         alignment = [0] * boundary + [2] * (len(ids) - boundary)
-        text = placement.put_back(target, ids, carried, alignment)
+        text = placement(tokenizer).put_back(target, ids, carried, source, alignment)
         assert text.replace(" 😀", "") == target
         assert set(target.split()) < set(text.split())
 
@@ -138,5 +142,5 @@ def test_words_are_not_split(tokenizer: Tokenizer) -> None:
 def test_pieces_at_one_place_keep_their_order(tokenizer: Tokenizer) -> None:
     carried = CarriedText("Ich mag Tom", (Piece("🚀", 3, True, True), Piece("🎉", 7, True, True)))
     ids = tokenizer.encode("Tom", add_special_tokens=False).ids
-    placement = Placement(tokenizer, TargetDecoder(tokenizer))
-    assert placement.put_back("Tom", ids, carried, [0] * len(ids)) == "Tom 🚀 🎉"
+    source = tokenizer.encode("Ich mag Tom").ids
+    assert placement(tokenizer).put_back("Tom", ids, carried, source, [0] * len(ids)) == "Tom 🚀 🎉"

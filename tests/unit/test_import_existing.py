@@ -69,6 +69,17 @@ def test_a_directory_is_known_by_its_files(bundle: Path, tmp_path: Path) -> None
     assert not made_before(bundle, imported, "int8", overwrite=True)
 
 
+def test_whether_it_carries_text_counts(bundle: Path) -> None:
+    imported = ImportOptions("transformers", MODEL)
+    with pytest.raises(ExportError, match=r"in int8, and not owner/model in int8 with --carry-text: choose"):
+        made_before(bundle, imported, "int8", overwrite=False, carry_text=True)
+    document = json.loads((bundle / MANIFEST_FILE).read_text())
+    (bundle / MANIFEST_FILE).write_text(json.dumps(document | {"carries_text": True, "format_version": 6}))
+    assert made_before(bundle, imported, "int8", overwrite=False, carry_text=True)
+    with pytest.raises(ExportError, match=r"in int8 with --carry-text, and not owner/model in int8: choose"):
+        made_before(bundle, imported, "int8", overwrite=False)
+
+
 def test_a_damaged_bundle_is_not_taken_for_the_import(bundle: Path) -> None:
     (bundle / "decoder.onnx").unlink()
     imported = ImportOptions("transformers", MODEL)

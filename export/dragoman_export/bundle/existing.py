@@ -9,7 +9,9 @@ from dragoman_server.bundle.load import BundleError, load_bundle
 from dragoman_server.bundle.manifest import Precision
 
 
-def made_before(bundle: Path, imported: ImportOptions, precision: Precision, *, overwrite: bool) -> bool:
+def made_before(
+    bundle: Path, imported: ImportOptions, precision: Precision, *, overwrite: bool, carry_text: bool = False
+) -> bool:
     """Returns whether a bundle is already the import of a model at a revision, in a precision.
 
     Args:
@@ -17,6 +19,7 @@ def made_before(bundle: Path, imported: ImportOptions, precision: Precision, *, 
         imported: The model. Its revision is a commit, or None for any.
         precision: Precision of the weights.
         overwrite: Whether another bundle in its place may be replaced.
+        carry_text: Whether it should carry text.
 
     Raises:
         ExportError: There is another bundle in its place, or something that is not a bundle.
@@ -32,7 +35,8 @@ def made_before(bundle: Path, imported: ImportOptions, precision: Precision, *, 
     folder = Path(imported.model)
     name, revision = folder.resolve().name if folder.exists() else imported.model, imported.revision or ""
     found = manifest.origin.get("name", ""), manifest.origin.get("revision", "")
-    if found[0] == name and found[1].startswith(revision) and manifest.precision == precision:
+    kind = manifest.precision, manifest.carries_text
+    if found[0] == name and found[1].startswith(revision) and kind == (precision, carry_text):
         made_from, files = manifest.training.get(FINGERPRINT), fingerprint(imported)
         if made_from in (None, files):
             return True
@@ -46,6 +50,10 @@ def made_before(bundle: Path, imported: ImportOptions, precision: Precision, *, 
     at = f" at revision {found[1]}" if found[1] else ""
     wanted = f"{name} at revision {revision}" if revision else name
     raise ExportError(
-        f"{bundle} already exists, but is {found[0] or 'no import'}{at} in {manifest.precision}, and not {wanted} in "
-        f"{precision}: choose another place, or replace it with --overwrite"
+        f"{bundle} already exists, but is {found[0] or 'no import'}{at} in {_described(*kind)}, and not {wanted} in "
+        f"{_described(precision, carry_text)}: choose another place, or replace it with --overwrite"
     )
+
+
+def _described(precision: Precision, carries_text: bool) -> str:
+    return f"{precision} with --carry-text" if carries_text else precision

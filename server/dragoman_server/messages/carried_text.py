@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer
+from tokenizers.normalizers import NFC
 
 from dragoman_server.core.requests import CarriedText, Piece
 from dragoman_server.decoding.text_stream import BYTE_TOKEN
@@ -42,14 +43,14 @@ class TextCarrier:
     Args:
         tokenizer: The source tokenizer, with tokens that are text.
         most: Characters of the longest text to look at; longer ones are refused anyway.
+        imported: Whether the model is an imported one, which normalizes texts in its own way: a character that NFKC
+            makes known ones of is known, too.
     """
 
-    def __init__(self, tokenizer: Tokenizer, most: int) -> None:
-        special = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-        tokens = (token for token in tokenizer.get_vocab() if token not in special and not BYTE_TOKEN.fullmatch(token))
-        known = "".join(sorted(set().union(*tokens)))
-        self._unknown = re.compile(rf"[^\s{re.escape(known)}]")
-        self._normalizer = tokenizer.normalizer
+    def __init__(self, tokenizer: Tokenizer, most: int, *, imported: bool = False) -> None:
+        self._unknown = re.compile(rf"[^\s{re.escape(''.join(sorted(readable_characters(tokenizer))))}]")
+        self._normalizer = NFC() if imported else tokenizer.normalizer
+        self._folds = imported
         self._most = most
 
     def take(self, text: str) -> CarriedText | None:
@@ -73,7 +74,7 @@ class TextCarrier:
         """Yields the parts of a normalized text that can't be read, from left to right."""
         end = 0
         for match in self._unknown.finditer(text):
-            if (start := match.start()) < end:
+            if (start := match.start()) < end or not self._is_unknown(match[0]):
                 continue
             span = self._emoji(text, start) or self._word(text, start)
             if span is not None:
@@ -91,7 +92,11 @@ class TextCarrier:
         return _Span(start, end)
 
     def _is_symbol(self, character: str) -> bool:
-        return unicodedata.category(character) in _SYMBOLS and self._unknown.match(character) is not None
+        return unicodedata.category(character) in _SYMBOLS and self._is_unknown(character)
+
+    def _is_unknown(self, character: str) -> bool:
+        text = unicodedata.normalize("NFKC", character) if self._folds else character
+        return self._unknown.search(text) is not None
 
     def _word(self, text: str, at: int) -> "_Span | None":
         before, after = text[max(at - 1, 0) : at].isalnum(), text[at + 1 : at + 2].isalnum()
@@ -103,11 +108,19 @@ class TextCarrier:
             start -= 1
         while end < len(text) and not text[end].isspace():
             end += 1
-        while start < at and not text[start].isalnum() and self._unknown.match(text[start]) is None:
+        while start < at and not text[start].isalnum() and not self._is_unknown(text[start]):
             start += 1
-        while end > at + 1 and not text[end - 1].isalnum() and self._unknown.match(text[end - 1]) is None:
+        while end > at + 1 and not text[end - 1].isalnum() and not self._is_unknown(text[end - 1]):
             end -= 1
         return _Span(start, end)
+
+
+def readable_characters(tokenizer: Tokenizer) -> set[str]:
+    """Returns the characters that tokens are made of, other than special tokens and bytes."""
+    if tokenizer.pre_tokenizer is not None and b'"ByteLevel"' in tokenizer.pre_tokenizer.__getstate__():
+        return set()  # whose characters stand for bytes
+    special = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    return set().union(*(t for t in tokenizer.get_vocab() if t not in special and not BYTE_TOKEN.fullmatch(t)))
 
 
 @dataclass(frozen=True, slots=True)

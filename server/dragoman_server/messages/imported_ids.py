@@ -11,6 +11,7 @@ from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.bundle.load import Bundle
 from dragoman_server.bundle.segmenter import Segmenter
 from dragoman_server.messages.api_error import ApiError, invalid
+from dragoman_server.messages.carried_text import TextCarrier
 from dragoman_server.messages.languages import Languages, SourceFrame
 from dragoman_server.messages.token_ids import (
     INLINE_CHARACTERS,
@@ -62,6 +63,11 @@ class ImportedSourceEncoder(SourceChecks):
         for chunk in chunks([source.text for source in sources]):
             results += await self._encode_chunk(sources[chunk], fields[chunk])
         return results
+
+    def segment_part(self, text: str) -> list[int]:
+        """Returns the ids of a part of a text, without any around them, at once."""
+        [ids] = self._segmenter.ids([text])
+        return ids
 
     async def segment(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns the ids of texts without any around them."""
@@ -150,6 +156,14 @@ class ImportedTargetEncoder(TargetEncoder):
 
     def _check_known(self, encoding: SegmentedText, text: str, field: str) -> None:
         pass
+
+
+def text_carrier(bundle: Bundle, encoder: SourceEncoder | ImportedSourceEncoder) -> TextCarrier | None:
+    """Returns what takes text that a model can't read out of its sources; None if the bundle does not carry text."""
+    if not bundle.manifest.carries_text:
+        return None
+    imported = isinstance(encoder, ImportedSourceEncoder)
+    return TextCarrier(bundle.source_tokenizer, encoder.max_characters, imported=imported)
 
 
 def text_encoders(bundle: Bundle) -> tuple[Languages, SourceEncoder | ImportedSourceEncoder, TargetEncoder]:

@@ -2,10 +2,8 @@
 
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
-
-from tokenizers import Tokenizer
 
 from dragoman_server.core.requests import CarriedText, Piece
 from dragoman_server.decoding.text_stream import TargetDecoder, TextStream
@@ -18,12 +16,12 @@ class Placement:
     """Places carried text in the targets of one model.
 
     Args:
-        source_tokenizer: Tokenizes what is left of a source, as the model reads it.
+        segment: Splits a part of a source into ids, without any around them.
         decoder: Decoder of the targets.
     """
 
-    def __init__(self, source_tokenizer: Tokenizer, decoder: TargetDecoder) -> None:
-        self._tokenizer = source_tokenizer
+    def __init__(self, segment: Callable[[str], list[int]], decoder: TargetDecoder) -> None:
+        self._segment = segment
         self._decoder = decoder
 
     @staticmethod
@@ -31,7 +29,14 @@ class Placement:
         """Returns whether a piece stood neither at the start nor at the end of its source."""
         return any(0 < piece.position < len(carried.left) for piece in carried.pieces)
 
-    def put_back(self, text: str, ids: Sequence[int], carried: CarriedText, alignment: Sequence[int] | None) -> str:
+    def put_back(
+        self,
+        text: str,
+        ids: Sequence[int],
+        carried: CarriedText,
+        source_ids: Sequence[int],
+        alignment: Sequence[int] | None,
+    ) -> str:
         """Returns the text of a hypothesis with the carried pieces.
 
         A piece goes into the gap between two words that most tokens agree with: those aligned to the source before the
@@ -40,9 +45,10 @@ class Placement:
         Args:
             text: Text of the ids, which a stop sequence may have cut.
             ids: Token ids of the hypothesis.
+            source_ids: Token ids of what was left of the source, and of what an imported model has around it.
             alignment: Source position of each id; None if `needs_alignment` returned False.
         """
-        offsets = self._tokenizer.encode(carried.left).offsets if alignment is not None else []
+        start = self._start(carried.left, source_ids) if alignment is not None else 0
         ends = self._ends(ids) if alignment is not None else []
         gaps = [match.start() for match in _GAP.finditer(text)] or [len(text)]
         places: list[int] = []
@@ -52,13 +58,18 @@ class Placement:
             elif piece.position >= len(carried.left) or alignment is None:
                 places.append(len(text))
             else:
-                behind = (index for index, (_, end) in enumerate(offsets) if end > piece.position)
-                first = next(behind, len(offsets))
+                first = start + len(self._segment(carried.left[: piece.position]))
                 places.append(_best_gap(gaps, ends, alignment, first))
         in_order = sorted(zip(carried.pieces, places, strict=True), key=lambda each: each[1])
         for piece, place in reversed(in_order):
             text = _inserted(text, piece, place)
         return text
+
+    def _start(self, left: str, source_ids: Sequence[int]) -> int:
+        """Returns how many of the source's ids precede those of what was left of it."""
+        within = self._segment(left)
+        starts = range(len(source_ids) - len(within) + 1)
+        return next((start for start in starts if [*source_ids[start : start + len(within)]] == within), 0)
 
     def _ends(self, ids: Sequence[int]) -> list[int]:
         """Returns where the text of each token ends."""

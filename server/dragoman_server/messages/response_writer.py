@@ -28,16 +28,22 @@ FINISH_REASONS = {reason: getattr(pb, f"FINISH_REASON_{reason.name}") for reason
 
 
 class ResponseWriter:
-    """Writes the responses of one model."""
+    """Writes the responses of one model.
 
-    def __init__(self, bundle: Bundle, decoder: TargetDecoder) -> None:
+    Args:
+        bundle: The model.
+        decoder: Decoder of its targets.
+        placement: Puts carried text into its targets.
+    """
+
+    def __init__(self, bundle: Bundle, decoder: TargetDecoder, placement: Placement) -> None:
         self._model, self._version = bundle.manifest.name, bundle.manifest.version
         self._end = bundle.manifest.tokens.end
         self._decode = decoder.decode
         self._source_text = bundle.source_tokenizer.id_to_token
         self._target_text = bundle.target_tokenizer.id_to_token
         self._unseen = frozenset(bundle.manifest.unseen_source_tokens)
-        self._placement = Placement(bundle.source_tokenizer, decoder)
+        self._placement = placement
 
     def response(
         self,
@@ -59,7 +65,9 @@ class ResponseWriter:
             if scored is not None and scored.attention is not None:
                 write_attention(hypothesis.attention, scored.attention)
             if request.carried is not None:
-                hypothesis.text = self._placement.put_back(hypothesis.text, result.ids, request.carried, alignment)
+                hypothesis.text = self._placement.put_back(
+                    hypothesis.text, result.ids, request.carried, request.source_ids, alignment
+                )
         sampling = request.search.sampling
         return pb.GenerateResponse(
             hypotheses=hypotheses,

@@ -17,10 +17,9 @@ from dragoman_server.decoding.text_stream import TargetDecoder
 from dragoman_server.engine.pool import EnginePool
 from dragoman_server.engine.scorer import Scorer, Target
 from dragoman_server.messages.api_error import invalid
-from dragoman_server.messages.carried_text import TextCarrier
 from dragoman_server.messages.default_options import OWN_DEFAULTS, Defaults
 from dragoman_server.messages.generation_options import ResponseDetails, read_details, read_options
-from dragoman_server.messages.imported_ids import text_encoders
+from dragoman_server.messages.imported_ids import text_carrier, text_encoders
 from dragoman_server.messages.languages import FIELDS, Languages, refuse_languages
 from dragoman_server.messages.put_back import Placement
 from dragoman_server.messages.response_size import ResponseSizes
@@ -61,10 +60,8 @@ class ServedModel:
         self.limits = limits
         self.languages, self.encoder, self.target = text_encoders(bundle)
         self.decoder = TargetDecoder(bundle.target_tokenizer)
-        self.writer = ResponseWriter(bundle, self.decoder)
-        self._carrier = (
-            TextCarrier(bundle.source_tokenizer, self.encoder.max_characters) if manifest.carries_text else None
-        )
+        self.writer = ResponseWriter(bundle, self.decoder, Placement(self.encoder.segment_part, self.decoder))
+        self._carrier = text_carrier(bundle, self.encoder)
         self.tokenizers = {pb.SIDE_SOURCE: bundle.source_tokenizer, pb.SIDE_TARGET: bundle.target_tokenizer}
         self._defaults = defaults.within(limits)
         self.info = _info(bundle, self.languages, self._defaults, device, limits)

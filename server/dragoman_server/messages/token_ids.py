@@ -137,6 +137,11 @@ class SourceEncoder(SourceChecks):
         # Tokens that a normalizer may leave of a blank text, such as a lone "▁".
         self._blank = frozenset(token for (token,), text in zip(ids, texts, strict=True) if is_blank(text))
 
+    def segment_part(self, text: str) -> list[int]:
+        """Returns the token ids of a part of a source, without the end token, at once."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
     async def encode(self, source: pb.Input, field: str) -> list[int]:
         """Returns the token ids of a source, the end token included.
 

@@ -20,10 +20,9 @@ from dragoman_server.decoding.text_stream import TargetDecoder
 from dragoman_server.engine.engine_options import engine_options
 from dragoman_server.engine.scorer import align, row_elements
 from dragoman_server.messages.api_error import ApiError
-from dragoman_server.messages.carried_text import TextCarrier
 from dragoman_server.messages.default_options import read_defaults
 from dragoman_server.messages.generation_options import read_details, read_options
-from dragoman_server.messages.imported_ids import text_encoders
+from dragoman_server.messages.imported_ids import text_carrier, text_encoders
 from dragoman_server.messages.languages import FIELDS
 from dragoman_server.messages.limits import request_limits, token_limits
 from dragoman_server.messages.put_back import Placement
@@ -86,9 +85,8 @@ class OfflineModel:
         shortlist = bundle.manifest.shortlist
         self._uses_shortlist = shortlist is not None and shortlist.default
         self._scorer: ScorerSession | None = None
-        most = self._sources.max_characters
-        self._carrier = TextCarrier(bundle.source_tokenizer, most) if bundle.manifest.carries_text else None
-        self._placement = Placement(bundle.source_tokenizer, TargetDecoder(bundle.target_tokenizer))
+        self._carrier = text_carrier(bundle, self._sources)
+        self._placement = Placement(self._sources.segment_part, TargetDecoder(bundle.target_tokenizer))
 
     def take_unreadable(self, texts: Sequence[str]) -> list[CarriedText | None]:
         """Returns what skips the model in each text, if the bundle says so, and what is left of it."""
@@ -209,8 +207,8 @@ class OfflineModel:
             with ThreadPoolExecutor(self.engines.count) as pool:
                 list(pool.map(run, self._scorer_runs(sources, targets, placed)))
         return {
-            index: self._placement.put_back(texts[index], targets[index], one, alignments.get(index))
-            for index, (one, _) in carried.items()
+            index: self._placement.put_back(texts[index], targets[index], one, ids, alignments.get(index))
+            for index, (one, ids) in carried.items()
         }
 
     def _open_scorer(self) -> ScorerSession:

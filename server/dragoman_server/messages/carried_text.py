@@ -100,8 +100,9 @@ class TextCarrier:
 
     def _word(self, text: str, at: int) -> "_Span | None":
         before, after = text[max(at - 1, 0) : at].isalnum(), text[at + 1 : at + 2].isalnum()
-        is_letter = unicodedata.category(text[at])[0] in "LMN"
-        if not (is_letter or (before and after) or (after and text[at] in _NAMES)):
+        category = unicodedata.category(text[at])
+        is_code = text[at].isascii() or category == "Sm"  # where it joins what is around it, unlike punctuation
+        if not (category[0] in "LMN" or (before and after and is_code) or (after and text[at] in _NAMES)):
             return None
         start, end = at, at + 1
         while start and not text[start - 1].isspace():

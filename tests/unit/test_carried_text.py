@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from dragoman_server.bundle.load import load_bundle
-from dragoman_server.core.requests import CarriedText, Piece
+from dragoman_server.core.requests import CarriedText, FinishReason, HypothesisResult, Piece
 from dragoman_server.decoding.text_stream import TargetDecoder
 from dragoman_server.messages.carried_text import TextCarrier
 from dragoman_server.messages.put_back import Placement
@@ -34,7 +34,18 @@ def tokenizer() -> Tokenizer:
         ("Ich wohne in Łódź.", "Ich wohne in.", ["Łódź"]),
         ("Die Łódź-Reise endet.", "Die endet.", ["Łódź-Reise"]),
         ("Ich war in (東京) und „Αθήνα“.", "Ich war in und.", ["(東京)", "„Αθήνα“"]),
-        ("Er sagte: 東京 大阪, glaube ich", "Er sagte:, glaube ich", ["東京 大阪"]),
+        ("Er sagte: 東京 大阪, glaube ich", "Er sagte: glaube ich", ["東京 大阪,"]),
+        ("Сергей, wie geht es dir?", "wie geht es dir?", ["Сергей,"]),
+        ("Berlin, Москва, Rom.", "Berlin, Rom.", ["Москва,"]),
+        ("Wir sagen ja. Да! Nein.", "Wir sagen ja. Nein.", ["Да!"]),
+        ("Kauf Brot, und Käse, 🧀!", "Kauf Brot, und Käse!", [", 🧀"]),
+        ("Ich mag „寿司“und Bier.", "Ich mag und Bier.", ["„寿司“"]),
+        ("Er sagte „Привет мир“ und ging.", "Er sagte und ging.", ["„Привет мир“"]),
+        ("Das ist toll („Москва, Киев“)!", "Das ist toll!", ["(„Москва, Киев“)"]),
+        ("Das ist gut (😀 😀).", "Das ist gut.", ["(😀 😀)"]),
+        ("Guten Morgen!😀Wie geht es?", "Guten Morgen! Wie geht es?", ["😀"]),
+        ("Er sagte: „😀 Nein“", "Er sagte: „Nein“", ["😀"]),
+        ("Das kostet 5^2 Euro.", "Das kostet Euro.", ["5^2"]),
         ("Schreib an max@firma.de, bitte", "Schreib an, bitte", ["max@firma.de"]),
         ("@max schrieb #Thema", "schrieb", ["@max", "#Thema"]),
         ("Ich mag x😀я sehr", "Ich mag sehr", ["x😀я"]),
@@ -50,16 +61,21 @@ def test_what_cannot_be_read_is_taken_out(tokenizer: Tokenizer, text: str, left:
 
 
 @pytest.mark.parametrize(
-    "text", ["Ich mag Katzen.", "a\u0308", "*wichtig*", "x = y", "Привет, мир", "😀", "=" * 9, "Na ja…aber nein…"]
+    "text", ["Ich mag Katzen.", "a\u0308", "*wichtig*", "`ls` und", "x = y", "=" * 9, "Na ja…aber nein…"]
 )
 def test_texts_that_stay_whole(tokenizer: Tokenizer, text: str) -> None:
-    """Nothing would be left of some; the model can read others, or has to guess what a mark means."""
+    """The model can read them, or has to guess what a mark means."""
     assert TextCarrier(tokenizer, MOST).take(text) is None
 
 
 def test_texts_that_are_too_long_are_left_alone(tokenizer: Tokenizer) -> None:
     assert TextCarrier(tokenizer, 8).take("Hallo 😀 !") is None
     assert TextCarrier(tokenizer, 8).take("Hallo 😀!") is not None
+
+
+@pytest.mark.parametrize("text", ["Привет, мир", "😀", "tom@x.de", "„東京“, 🎉!"])
+def test_texts_of_which_no_word_is_left_come_back_whole(tokenizer: Tokenizer, text: str) -> None:
+    assert placed(tokenizer, text, "Something else.", None) == text
 
 
 @pytest.mark.parametrize("text", ["😀" * 50_000 + " a", "東" * 50_000 + " a", "a=" * 50_000 + " b", "a= " * 30_000])
@@ -73,7 +89,13 @@ def placed(tokenizer: Tokenizer, source: str, target: str, alignment: Sequence[i
     assert carried is not None
     assert Placement.needs_alignment(carried) == (alignment is not None)
     ids = tokenizer.encode(target, add_special_tokens=False).ids
-    return placement(tokenizer).put_back(target, ids, carried, tokenizer.encode(carried.left).ids, alignment)
+    return placement(tokenizer).put_back(
+        target, hypothesis(ids), carried, tokenizer.encode(carried.left).ids, alignment
+    )
+
+
+def hypothesis(ids: list[int], prefix: int = 0) -> HypothesisResult:
+    return HypothesisResult(ids, [], FinishReason.EOS, prefix=prefix)
 
 
 def placement(tokenizer: Tokenizer) -> Placement:
@@ -125,6 +147,29 @@ def test_ends_need_no_alignment(tokenizer: Tokenizer) -> None:
     assert placed(tokenizer, "😀 Danke!🎉", "Thank you.", None) == "😀 Thank you.🎉"
     assert placed(tokenizer, "😀 Danke 🎉", '"Thank you"', None) == '😀 "Thank you" 🎉'
     assert placed(tokenizer, "😀 Danke", "", None) == "😀"
+    assert placed(tokenizer, "Сергей, danke", "Thank you.", None) == "Сергей, Thank you."
+
+
+def test_words_are_set_off(tokenizer: Tokenizer) -> None:
+    """Also where the source had a bracket, or nothing, between them."""
+    ids, source = tokenizer.encode("I am here", add_special_tokens=False).ids, tokenizer.encode("Ich bin da").ids
+    for piece, expected in (("東京", "I am 東京 here"), ("😀", "I am😀 here")):
+        carried = CarriedText("Ich bin da", (Piece(piece, 8, False, False),))
+        alignment = [0, 1, 2] if len(ids) == 3 else []
+        assert placement(tokenizer).put_back("I am here", hypothesis(ids), carried, source, alignment) == expected
+
+
+def test_a_prefix_stays_as_it_is(tokenizer: Tokenizer) -> None:
+    text, carried = "It's nice", CarriedText("Schön", (Piece("😀", 0, True, True), Piece("🎉", 5, True, True)))
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    fixed = len(tokenizer.encode("It's", add_special_tokens=False).ids)
+    source = tokenizer.encode("Schön").ids
+    found = placement(tokenizer).put_back(text, hypothesis(ids, fixed), carried, source, None)
+    assert found == "It's 😀 nice 🎉"
+    ids = tokenizer.encode("🎉 nice", add_special_tokens=False).ids
+    fixed = len(tokenizer.encode("🎉", add_special_tokens=False).ids)
+    found = placement(tokenizer).put_back("🎉 nice", hypothesis(ids, fixed), carried, source, None)
+    assert found == "🎉 😀 nice", "it has one piece already"
 
 
 def test_words_are_not_split(tokenizer: Tokenizer) -> None:
@@ -134,7 +179,7 @@ def test_words_are_not_split(tokenizer: Tokenizer) -> None:
     source = tokenizer.encode("Ich mag").ids
     for boundary in range(len(ids) + 1):
         alignment = [0] * boundary + [2] * (len(ids) - boundary)
-        text = placement(tokenizer).put_back(target, ids, carried, source, alignment)
+        text = placement(tokenizer).put_back(target, hypothesis(ids), carried, source, alignment)
         assert text.replace(" 😀", "") == target
         assert set(target.split()) < set(text.split())
 
@@ -143,4 +188,4 @@ def test_pieces_at_one_place_keep_their_order(tokenizer: Tokenizer) -> None:
     carried = CarriedText("Ich mag Tom", (Piece("🚀", 3, True, True), Piece("🎉", 7, True, True)))
     ids = tokenizer.encode("Tom", add_special_tokens=False).ids
     source = tokenizer.encode("Ich mag Tom").ids
-    assert placement(tokenizer).put_back("Tom", ids, carried, source, [0] * len(ids)) == "Tom 🚀 🎉"
+    assert placement(tokenizer).put_back("Tom", hypothesis(ids), carried, source, [0] * len(ids)) == "Tom 🚀 🎉"

@@ -2,7 +2,7 @@
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer
@@ -11,26 +11,19 @@ from tokenizers.normalizers import NFC
 from dragoman_server.core.requests import CarriedText, Piece
 from dragoman_server.decoding.text_stream import BYTE_TOKEN
 
-_SYMBOLS = frozenset({"So", "Sk", "Co", "Cn"})  # emoji and skin tones among them; those newer than this Python are Cn
-# What holds an emoji together: zero-width joiner, keycap, variation selectors and tags.
-_JOINERS = frozenset(map(chr, (0x200D, 0x20E3, *range(0xFE00, 0xFE10), *range(0xE0020, 0xE0080))))
+_SYMBOLS = frozenset({"So", "Co", "Cn"})  # emoji among them; those newer than this Python are Cn
+# What holds an emoji together: zero-width joiner, keycap, variation selectors, skin tones and tags.
+_JOINERS = frozenset(
+    map(chr, (0x200D, 0x20E3, *range(0xFE00, 0xFE10), *range(0x1F3FB, 0x1F400), *range(0xE0020, 0xE0080)))
+)
 _KEYS = frozenset("0123456789#*")  # before U+20E3
-_CLOSED_BY = {
-    "(": ")",
-    "[": "]",
-    "{": "}",
-    "„": "“",
-    "“": "”",
-    "»": "«",
-    "«": "»",
-    "‚": "‘",
-    "‘": "’",
-    '"': '"',
-    "'": "'",
-}
+_PAIRS = {"(": ")", "[": "]", "{": "}", "„": "“", "“": "”", "»": "«", "«": "»", "‚": "‘", "‘": "’", '"': '"', "'": "'"}
+_OPENING = frozenset("([{„«‚¿¡")
+_ENDS = frozenset('()[]{}„“”»«‚‘"')  # of a word, whatever is joined to it
 _NAMES = frozenset("@#")  # before a name, such as that of an account
 _BETWEEN = re.compile(r"[\s,/&+\-]*")  # of two pieces that are carried as one
-_CLOSING = re.compile(r"[^\w\s(\[{„«‚¿¡]")  # punctuation that has no space before it
+_MARKS = re.compile(r"[^\w\s(\[{„«‚¿¡]+")  # punctuation that has no space before it
+_WITHIN, _SENTENCE_ENDS = frozenset(",;:–-"), frozenset(".!?…")
 _WIDE = frozenset("WF")  # scripts without spaces between words
 
 
@@ -54,15 +47,21 @@ class TextCarrier:
         self._most = most
 
     def take(self, text: str) -> CarriedText | None:
-        """Returns what is left of a text and what is carried past the model; None if it can read all, or nothing."""
+        """Returns what is left of a text and what is carried past the model; None if it can read all.
+
+        Nothing is left of a text without a word that the model can read: all of it is one piece.
+        """
         if len(text) > self._most or self._unknown.search(text) is None:
             return None
         text = self._normalized(text)
         spans = _merged(text, self._spans(text))
+        spans = _merged(text, (_with_brackets(text, span) for span in spans))
         if not spans:
             return None
         left, pieces = _without(text, spans)
-        return CarriedText(left, tuple(pieces)) if any(map(str.isalnum, left)) else None
+        if not any(map(str.isalnum, left)):
+            return CarriedText("", (Piece(text, 0, True, True),))
+        return CarriedText(left, tuple(pieces))
 
     def _normalized(self, text: str) -> str:
         if self._normalizer is None:
@@ -79,7 +78,7 @@ class TextCarrier:
             span = self._emoji(text, start) or self._word(text, start)
             if span is not None:
                 end = span.end
-                yield _with_brackets(text, span)
+                yield span
 
     def _emoji(self, text: str, start: int) -> "_Span | None":
         if text[start] not in _JOINERS and unicodedata.category(text[start]) not in _SYMBOLS:
@@ -105,9 +104,9 @@ class TextCarrier:
         if not (category[0] in "LMN" or (before and after and is_code) or (after and text[at] in _NAMES)):
             return None
         start, end = at, at + 1
-        while start and not text[start - 1].isspace():
+        while start and not _ends_word(text[start - 1]):
             start -= 1
-        while end < len(text) and not text[end].isspace():
+        while end < len(text) and not _ends_word(text[end]):
             end += 1
         while start < at and not text[start].isalnum() and not self._is_unknown(text[start]):
             start += 1
@@ -130,14 +129,18 @@ class _Span:
     end: int
 
 
+def _ends_word(character: str) -> bool:
+    return character.isspace() or character in _ENDS
+
+
 def _with_brackets(text: str, span: _Span) -> _Span:
     """Adds brackets or quotation marks that would be left around nothing."""
-    while span.start > 0 and span.end < len(text) and _CLOSED_BY.get(text[span.start - 1]) == text[span.end]:
+    while span.start > 0 and span.end < len(text) and _PAIRS.get(text[span.start - 1]) == text[span.end]:
         span = _Span(span.start - 1, span.end + 1)
     return span
 
 
-def _merged(text: str, spans: Iterator[_Span]) -> list[_Span]:
+def _merged(text: str, spans: Iterable[_Span]) -> list[_Span]:
     """Joins neighbors."""
     merged: list[_Span] = []
     for span in spans:
@@ -152,14 +155,27 @@ def _without(text: str, spans: list[_Span]) -> tuple[str, list[Piece]]:
     """Cuts spans out, so that what is left is written as if they had never been there."""
     left, pieces = text[: spans[0].start], []
     for index, span in enumerate(spans):
+        piece = text[span.start : span.end]
         following = text[span.end : spans[index + 1].start if index + 1 < len(spans) else len(text)]
-        before, after = left[-1:].isspace() or not left, following[:1].isspace() or not following
-        if not left.strip():
-            left, following = "", following.lstrip()
-        elif after or _CLOSING.match(following):
-            left = left.rstrip()
-        elif not before and left[-1].isalnum() and following[0].isalnum():
-            following = following if unicodedata.east_asian_width(following[0]) in _WIDE else f" {following}"
-        pieces.append(Piece(text[span.start : span.end], len(left), before, after))
+        head, marks = left.rstrip(), _MARKS.match(following)
+        before = len(head) < len(left) or not head or head[-1] in _OPENING
+        if marks and not head[-1:].isalnum():  # of the two marks around it, one goes with it
+            if head[-1:] in _WITHIN and marks[0][0] in _SENTENCE_ENDS:
+                piece, head, before = left[len(head) - 1 :] + piece, head[:-1], False
+                left = head
+            else:
+                piece, following = piece + marks[0], following[marks.end() :]
+        after = following[:1].isspace() or not following
+        if not head or head[-1] in _OPENING:
+            left, following = head, following.lstrip()
+        elif after or _MARKS.match(following):
+            left = head
+        elif len(head) == len(left) and following[0].isalnum() and not _is_wide(following[0]):
+            following = f" {following}"
+        pieces.append(Piece(piece, len(left), before, after))
         left += following
     return left, pieces
+
+
+def _is_wide(character: str) -> bool:
+    return unicodedata.east_asian_width(character) in _WIDE

@@ -5,11 +5,11 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from dragoman_server.core.requests import CarriedText, Piece
+from dragoman_server.core.requests import CarriedText, HypothesisResult, Piece
 from dragoman_server.decoding.text_stream import TargetDecoder, TextStream
 
 # Behind a word, or behind the punctuation after it.
-_GAP = re.compile(r"(?<=\w)(?=[^\w\s](?!\w))|(?<=\S)(?=\s|$)")
+_GAP = re.compile(r"""(?<=\w)(?=[.,;:!?…)\]}"'“”’»](?!\w))|(?<=\S)(?=\s|$)""")
 
 
 class Placement:
@@ -32,36 +32,42 @@ class Placement:
     def put_back(
         self,
         text: str,
-        ids: Sequence[int],
+        hypothesis: HypothesisResult,
         carried: CarriedText,
         source_ids: Sequence[int],
         alignment: Sequence[int] | None,
     ) -> str:
-        """Returns the text of a hypothesis with the carried pieces.
+        """Returns the text of a hypothesis with the carried pieces; if nothing was left of a source, the source.
 
         A piece goes into the gap between two words that most tokens agree with: those aligned to the source before the
-        piece should be before it, the others after it.
+        piece should be before it, the others after it. A forced prefix stays as it is.
 
         Args:
-            text: Text of the ids, which a stop sequence may have cut.
-            ids: Token ids of the hypothesis.
+            text: Text of the hypothesis, which a stop sequence may have cut.
+            hypothesis: The hypothesis.
             source_ids: Token ids of what was left of the source, and of what an imported model has around it.
-            alignment: Source position of each id; None if `needs_alignment` returned False.
+            alignment: Source position of each token; None if `needs_alignment` returned False.
         """
+        if not carried.left:
+            return carried.pieces[0].text
         start = self._start(carried.left, source_ids) if alignment is not None else 0
-        ends = self._ends(ids) if alignment is not None else []
-        gaps = [match.start() for match in _GAP.finditer(text)] or [len(text)]
-        places: list[int] = []
+        ends = self._ends(hypothesis.ids) if alignment is not None else []
+        fixed = len(self._decoder.decode(hypothesis.ids[: hypothesis.prefix])) if hypothesis.prefix else 0
+        gaps = [match.start() for match in _GAP.finditer(text) if match.start() >= fixed] or [len(text)]
+        placed: list[tuple[int, Piece]] = []
         for piece in carried.pieces:
+            if piece.text in text[:fixed]:
+                continue
             if piece.position == 0:
-                places.append(0)
+                place = gaps[0] if fixed else 0
             elif piece.position >= len(carried.left) or alignment is None:
-                places.append(len(text))
+                place = len(text)
             else:
                 first = start + len(self._segment(carried.left[: piece.position]))
-                places.append(_best_gap(gaps, ends, alignment, first))
-        in_order = sorted(zip(carried.pieces, places, strict=True), key=lambda each: each[1])
-        for piece, place in reversed(in_order):
+                place = _best_gap(gaps, ends, alignment, first)
+            placed.append((place, piece))
+        placed.sort(key=lambda each: each[0])  # keeps the order of those at one place
+        for place, piece in placed[::-1]:
             text = _inserted(text, piece, place)
         return text
 
@@ -98,7 +104,15 @@ def _best_gap(gaps: Sequence[int], ends: Sequence[int], alignment: Sequence[int]
 
 
 def _inserted(text: str, piece: Piece, place: int) -> str:
+    """Inserts a piece, set off as it was in the source; words always are."""
     before, after = text[:place], text[place:]
-    left = " " if piece.space_before and before and not before[-1].isspace() else ""
-    right = " " if piece.space_after and (after[:1].isalnum() or (after and not before)) else ""
+    left = right = ""
+    if (
+        before
+        and not before[-1].isspace()
+        and (piece.space_before or (before[-1].isalnum() and piece.text[0].isalnum()))
+    ):
+        left = " "
+    if after and not after[0].isspace() and (after[0].isalnum() or not before):
+        right = " " if piece.space_after or piece.text[-1].isalnum() else ""
     return f"{before}{left}{piece.text}{right}{after}"

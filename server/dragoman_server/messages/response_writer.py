@@ -66,7 +66,7 @@ class ResponseWriter:
                 write_attention(hypothesis.attention, scored.attention)
             if request.carried is not None:
                 hypothesis.text = self._placement.put_back(
-                    hypothesis.text, result.ids, request.carried, request.source_ids, alignment
+                    hypothesis.text, result, request.carried, request.source_ids, alignment
                 )
         sampling = request.search.sampling
         return pb.GenerateResponse(

@@ -103,7 +103,7 @@ class ServedModel:
             carried = await asyncio.to_thread(self._carrier.take, source.text)
         else:
             carried = self._carrier.take(source.text)
-        if carried is not None:
+        if carried is not None and carried.left:
             source.text = carried.left
         return carried
 

@@ -110,7 +110,7 @@ class InProcess:
         found: list[int | str] = []
         carried: dict[int, tuple[CarriedText, Ids]] = {}
         taken = self._model.take_unreadable(texts)
-        read = [text if one is None else one.left for text, one in zip(texts, taken, strict=True)]
+        read = [text if one is None else one.left or text for text, one in zip(texts, taken, strict=True)]
         for encoded, one in zip(self._model.encode(read), taken, strict=True):
             found.append(encoded if isinstance(encoded, str) else len(ids))
             if not isinstance(encoded, str):
@@ -138,7 +138,7 @@ class InProcess:
         texts = {place: text[: hypothesis.characters] for (place, hypothesis), text in pairs}
         carried = {place: one for place, one in asked.carried.items() if place in texts}
         if carried:
-            texts |= self._model.put_back(carried, {place: best[place].ids for place in carried}, texts)
+            texts |= self._model.put_back(carried, {place: best[place] for place in carried}, texts)
         answers = [self._answer(answer, texts.get(place, "")) for place, answer in enumerate(found)]
         return [Answer(None, place) if isinstance(place, str) else answers[place] for place in asked.places]
 

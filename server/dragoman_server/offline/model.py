@@ -13,7 +13,7 @@ from dragoman.v1 import generation_pb2 as pb
 from dragoman_server.bundle.load import BundleError, load_bundle, load_manifest
 from dragoman_server.bundle.manifest import MANIFEST_FILE
 from dragoman_server.config import ServerConfig
-from dragoman_server.core.requests import CarriedText, GenerationRequest
+from dragoman_server.core.requests import CarriedText, GenerationRequest, HypothesisResult
 from dragoman_server.core.search_options import SearchOptions
 from dragoman_server.decoding.factory import narrowed
 from dragoman_server.decoding.text_stream import TargetDecoder
@@ -182,15 +182,19 @@ class OfflineModel:
         return scores
 
     def put_back(
-        self, carried: Mapping[int, tuple[CarriedText, Ids]], targets: Mapping[int, Ids], texts: Mapping[int, str]
+        self,
+        carried: Mapping[int, tuple[CarriedText, Ids]],
+        hypotheses: Mapping[int, HypothesisResult],
+        texts: Mapping[int, str],
     ) -> dict[int, str]:
         """Returns the texts of targets with what their sources carried past the model.
 
         Args:
             carried: What was carried by the number of its source, and the ids of what was left.
-            targets: Token ids of the same numbers.
+            hypotheses: The targets of the same numbers.
             texts: Texts of the targets, which stop sequences may have cut.
         """
+        targets = {index: hypothesis.ids for index, hypothesis in hypotheses.items()}
         sources = {index: ids for index, (_, ids) in carried.items()}
         placed = [index for index, (one, _) in carried.items() if Placement.needs_alignment(one)]
         alignments: dict[int, list[int]] = {}
@@ -207,7 +211,7 @@ class OfflineModel:
             with ThreadPoolExecutor(self.engines.count) as pool:
                 list(pool.map(run, self._scorer_runs(sources, targets, placed)))
         return {
-            index: self._placement.put_back(texts[index], targets[index], one, ids, alignments.get(index))
+            index: self._placement.put_back(texts[index], hypotheses[index], one, ids, alignments.get(index))
             for index, (one, ids) in carried.items()
         }
 

@@ -64,8 +64,8 @@ class CarriedText:
     """What skips the model, to be put back into its answer.
 
     Attributes:
-        left: The rest of the source, which the model reads.
-        pieces: What skips it, in order.
+        left: The rest of the source, which the model reads; empty if no word is left, and the only piece is all of it.
+        pieces: What skips the model, in order.
     """
 
     left: str
@@ -84,7 +84,7 @@ class GenerationRequest:
         streaming: Whether to deliver tokens as they are decided.
         priority: Priority in the queue, see Scheduler.
         stages: Times to fill in, None for none.
-        carried: Parts of the source that are not in `source_ids`, None for none.
+        carried: What of the source skips the model, None for nothing.
     """
 
     source_ids: list[int]

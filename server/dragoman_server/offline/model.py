@@ -198,18 +198,18 @@ class OfflineModel:
         sources = {index: ids for index, (_, ids) in carried.items()}
         placed = [index for index, (one, _) in carried.items() if Placement.needs_alignment(one)]
         alignments: dict[int, list[int]] = {}
+        scorer = self._open_scorer() if placed else None
 
         def run(indices: list[int]) -> None:
+            assert scorer is not None
             rows = [sources[index] for index in indices]
-            _, attention = self._open_scorer().run(rows, [targets[index] for index in indices], True)
+            _, attention = scorer.run(rows, [targets[index] for index in indices], True)
             assert attention is not None
             for row, index in enumerate(indices):
                 alignments[index] = align(attention[row, :, :, : len(targets[index]) + 1, : len(sources[index])])
 
-        if placed:
-            self._open_scorer()
-            with ThreadPoolExecutor(self.engines.count) as pool:
-                list(pool.map(run, self._scorer_runs(sources, targets, placed)))
+        with ThreadPoolExecutor(self.engines.count) as pool:
+            list(pool.map(run, self._scorer_runs(sources, targets, placed)))
         return {
             index: self._placement.put_back(texts[index], hypotheses[index], one, ids, alignments.get(index))
             for index, (one, ids) in carried.items()

@@ -3,7 +3,7 @@
 `pip install .` may install newer ones than constraints.txt pins here. They go into a folder that precedes this
 environment on the path, for the tests that call, stream, cancel and watch.
 
-    python -m tests.platforms.newest [ARGUMENT OF PYTEST ...]     half a minute, plus the download
+    python -m tests.platforms.newest [ARGUMENT OF PYTEST ...]     a minute, plus the download
 """
 
 import os

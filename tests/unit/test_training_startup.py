@@ -1,8 +1,10 @@
 """What the trainer sets up before PyTorch is loaded: it starts again once, with the same arguments."""
 
+import gc
 import os
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 
@@ -15,6 +17,7 @@ from dragoman_training.startup import (
     allocates_with_glibc,
     allocator_settings,
     configure_process,
+    importing,
 )
 
 SHOW = """
@@ -122,3 +125,18 @@ def test_other_c_libraries_need_no_settings(
     configure_process()
     assert "GLIBC_TUNABLES" not in os.environ
     assert not allocates_with_glibc()
+
+
+def test_imports_collect_no_garbage() -> None:
+    before = gc.get_freeze_count()
+    kept: list[list[int]] = [[] for _ in range(1000)]
+    try:
+        with suppress(ModuleNotFoundError), importing():
+            assert not gc.isenabled()
+            raise ModuleNotFoundError
+        assert gc.isenabled()
+        assert gc.get_freeze_count() >= before + len(kept)
+    finally:
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()  # as pytest_collection_finish does

@@ -21,7 +21,7 @@ from dragoman_training.optimization.learner import Learner
 from dragoman_training.run.checkpoint import average_checkpoints, checkpoint_path, checkpoint_steps, load_state
 from dragoman_training.run.load import load_run
 from dragoman_training.run.metrics_log import read_metrics_log
-from dragoman_training.trainer import Outcome, Trainer, overdue, train
+from dragoman_training.trainer import Outcome, Trainer, loop, overdue, train
 from tests.support.training import run_training, small_recipe
 
 
@@ -92,6 +92,19 @@ def test_files_of_a_run(tmp_path: Path) -> None:
     answers = [pair.source for pair in read_pairs_file(run / "dev_answers.tsv")]
     assert answers == [pair.source for pair in loaded.dev_pairs()]
     assert len(answers) == 20
+
+
+def test_curves_are_drawn_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    monkeypatch.setattr(loop, "draw_curves", lambda records, path: drawn.append(records[-1]["step"]))
+    options = "training.evaluate_every=2", "training.steps=6"
+    run_training(small_recipe(*options), tmp_path / "often", curves=True)
+    assert drawn == [2], "evaluations that follow at once are drawn at the end"
+    assert (tmp_path / "often" / "curves.png").exists()
+    drawn.clear()
+    monkeypatch.setattr(loop, "DRAW_SECONDS", 0)
+    run_training(small_recipe(*options), tmp_path / "seldom", curves=True)
+    assert drawn == [2, 4, 6]
 
 
 # Interruptions

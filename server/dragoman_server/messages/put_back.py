@@ -29,12 +29,23 @@ class Placement:
         """Returns whether a piece stood neither at the start nor at the end of its source."""
         return any(0 < piece.position < len(carried.left) for piece in carried.pieces)
 
+    def boundaries(self, carried: CarriedText, source_ids: Sequence[int]) -> list[int]:
+        """Returns the source position of the first token after each piece.
+
+        Args:
+            source_ids: Token ids of what was left of the source, and of what an imported model has around it.
+        """
+        within = self._segment(carried.left)
+        starts = range(len(source_ids) - len(within) + 1)
+        start = next((start for start in starts if [*source_ids[start : start + len(within)]] == within), 0)
+        return [start + len(self._segment(carried.left[: piece.position])) for piece in carried.pieces]
+
     def put_back(
         self,
         text: str,
         hypothesis: HypothesisResult,
         carried: CarriedText,
-        source_ids: Sequence[int],
+        boundaries: Sequence[int],
         alignment: Sequence[int] | None,
     ) -> str:
         """Returns the text of a hypothesis with the carried pieces; if nothing was left of a source, the source.
@@ -45,17 +56,17 @@ class Placement:
         Args:
             text: Text of the hypothesis, which a stop sequence may have cut.
             hypothesis: The hypothesis.
-            source_ids: Token ids of what was left of the source, and of what an imported model has around it.
+            boundaries: What `boundaries` returned; unused without an alignment.
             alignment: Source position of each token; None if `needs_alignment` returned False.
         """
         if not carried.left:
             return carried.pieces[0].text
-        start = self._start(carried.left, source_ids) if alignment is not None else 0
-        ends = self._ends(hypothesis.ids) if alignment is not None else []
         fixed = len(self._decoder.decode(hypothesis.ids[: hypothesis.prefix])) if hypothesis.prefix else 0
         gaps = [match.start() for match in _GAP.finditer(text) if match.start() >= fixed] or [len(text)]
+        ends = self._ends(hypothesis.ids) if alignment is not None else []
+        tokens = [bisect_right(ends, gap) for gap in gaps]
         placed: list[tuple[int, Piece]] = []
-        for piece in carried.pieces:
+        for index, piece in enumerate(carried.pieces):
             if piece.text in text[:fixed]:
                 continue
             if piece.position == 0:
@@ -63,19 +74,12 @@ class Placement:
             elif piece.position >= len(carried.left) or alignment is None:
                 place = len(text)
             else:
-                first = start + len(self._segment(carried.left[: piece.position]))
-                place = _best_gap(gaps, ends, alignment, first)
+                place = gaps[_best_gap(tokens, alignment[: len(ends)], boundaries[index])]
             placed.append((place, piece))
         placed.sort(key=lambda each: each[0])  # keeps the order of those at one place
         for place, piece in placed[::-1]:
             text = _inserted(text, piece, place)
         return text
-
-    def _start(self, left: str, source_ids: Sequence[int]) -> int:
-        """Returns how many of the source's ids precede those of what was left of it."""
-        within = self._segment(left)
-        starts = range(len(source_ids) - len(within) + 1)
-        return next((start for start in starts if [*source_ids[start : start + len(within)]] == within), 0)
 
     def _ends(self, ids: Sequence[int]) -> list[int]:
         """Returns where the text of each token ends."""
@@ -83,24 +87,23 @@ class Placement:
         return list(accumulate(len(stream.push([index])) for index in ids))
 
 
-def _best_gap(gaps: Sequence[int], ends: Sequence[int], alignment: Sequence[int], first: int) -> int:
+def _best_gap(tokens: Sequence[int], alignment: Sequence[int], first: int) -> int:
     """Returns the gap on whose wrong side the fewest tokens are; of several, one behind the source's last token.
 
     Args:
-        gaps: Indices into the text, ascending.
-        ends: Where the text of each token ends, ascending.
+        tokens: Number of tokens before each gap, ascending.
         alignment: Source position of each token.
         first: Source position of the first token after the piece.
     """
-    late = [0, *accumulate(position >= first for position in alignment[: len(ends)])]  # tokens before each token
-    early = len(ends) - late[-1]
+    late = [0, *accumulate(position >= first for position in alignment)]  # tokens before each token
+    early = len(alignment) - late[-1]
 
     def cost(gap: int) -> tuple[int, bool]:
-        tokens = bisect_right(ends, gap)  # before the gap
-        wrong = late[tokens] + early - (tokens - late[tokens])
-        return wrong, not tokens or alignment[tokens - 1] != first - 1
+        count = tokens[gap]
+        wrong = late[count] + early - (count - late[count])
+        return wrong, not count or alignment[count - 1] != first - 1
 
-    return min(gaps, key=cost)
+    return min(range(len(tokens)), key=cost)
 
 
 def _inserted(text: str, piece: Piece, place: int) -> str:

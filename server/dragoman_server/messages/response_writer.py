@@ -58,6 +58,9 @@ class ResponseWriter:
             attention: Alignment and attention of each hypothesis, if the details or the carried text need them.
         """
         hypotheses = [self._hypothesis(result, details) for result in finished.hypotheses]
+        boundaries = []
+        if request.carried is not None and attention is not None:
+            boundaries = self._placement.boundaries(request.carried, request.source_ids)
         for hypothesis, result, scored in zip(hypotheses, finished.hypotheses, attention or repeat(None), strict=False):
             alignment = None if scored is None else scored.alignment
             if details.alignment and alignment is not None:
@@ -66,7 +69,7 @@ class ResponseWriter:
                 write_attention(hypothesis.attention, scored.attention)
             if request.carried is not None:
                 hypothesis.text = self._placement.put_back(
-                    hypothesis.text, result, request.carried, request.source_ids, alignment
+                    hypothesis.text, result, request.carried, boundaries, alignment
                 )
         sampling = request.search.sampling
         return pb.GenerateResponse(

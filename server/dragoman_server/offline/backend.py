@@ -136,9 +136,10 @@ class InProcess:
         decoded = self._model.decode([hypothesis.ids for hypothesis in best.values()])
         pairs = zip(best.items(), decoded, strict=True)
         texts = {place: text[: hypothesis.characters] for (place, hypothesis), text in pairs}
-        carried = {place: one for place, one in asked.carried.items() if place in texts}
-        if carried:
-            texts |= self._model.put_back(carried, {place: best[place] for place in carried}, texts)
+        places = [place for place in asked.carried if place in texts]
+        carried, written = [asked.carried[place] for place in places], [texts[place] for place in places]
+        whole = self._model.put_back(carried, [best[place] for place in places], written)
+        texts |= zip(places, whole, strict=True)
         answers = [self._answer(answer, texts.get(place, "")) for place, answer in enumerate(found)]
         return [Answer(None, place) if isinstance(place, str) else answers[place] for place in asked.places]
 

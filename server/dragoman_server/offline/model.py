@@ -2,11 +2,10 @@
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, TypeVar
 
 from dragoman.bulk.errors import BulkError, StoppedError
 from dragoman.v1 import generation_pb2 as pb
@@ -33,14 +32,6 @@ from dragoman_server.runtime.scorer_session import ScorerSession
 
 MAX_RUN_ELEMENTS = 2**22  # of a scorer run's largest arrays, 4 bytes each: they stay in the processor's caches
 TARGETS_AT_ONCE = 256  # encoded together; each alone if one can't be
-
-Item = TypeVar("Item", covariant=True)
-
-
-class Numbered(Protocol[Item]):
-    """Something of each number: a sequence, or a mapping with numbers as keys."""
-
-    def __getitem__(self, index: int, /) -> Item: ...
 
 
 class OfflineModel:
@@ -182,38 +173,35 @@ class OfflineModel:
         return scores
 
     def put_back(
-        self,
-        carried: Mapping[int, tuple[CarriedText, Ids]],
-        hypotheses: Mapping[int, HypothesisResult],
-        texts: Mapping[int, str],
-    ) -> dict[int, str]:
+        self, carried: Sequence[tuple[CarriedText, Ids]], hypotheses: Sequence[HypothesisResult], texts: Sequence[str]
+    ) -> list[str]:
         """Returns the texts of targets with what their sources carried past the model.
 
         Args:
-            carried: What was carried by the number of its source, and the ids of what was left.
-            hypotheses: The targets of the same numbers.
-            texts: Texts of the targets, which stop sequences may have cut.
+            carried: What was carried, and the ids of what was left of the source.
+            hypotheses: The targets.
+            texts: Their texts, which stop sequences may have cut.
         """
-        targets = {index: hypothesis.ids for index, hypothesis in hypotheses.items()}
-        sources = {index: ids for index, (_, ids) in carried.items()}
-        placed = [index for index, (one, _) in carried.items() if Placement.needs_alignment(one)]
-        alignments: dict[int, list[int]] = {}
-        scorer = self._open_scorer() if placed else None
+        sources, targets = [ids for _, ids in carried], [hypothesis.ids for hypothesis in hypotheses]
+        alignments: list[list[int] | None] = [None] * len(carried)
 
         def run(indices: list[int]) -> None:
-            assert scorer is not None
-            rows = [sources[index] for index in indices]
-            _, attention = scorer.run(rows, [targets[index] for index in indices], True)
+            rows, ids = [sources[index] for index in indices], [targets[index] for index in indices]
+            _, attention = self._open_scorer().run(rows, ids, True)
             assert attention is not None
             for row, index in enumerate(indices):
                 alignments[index] = align(attention[row, :, :, : len(targets[index]) + 1, : len(sources[index])])
 
-        with ThreadPoolExecutor(self.engines.count) as pool:
-            list(pool.map(run, self._scorer_runs(sources, targets, placed)))
-        return {
-            index: self._placement.put_back(texts[index], hypotheses[index], one, ids, alignments.get(index))
-            for index, (one, ids) in carried.items()
-        }
+        placed = [index for index, (one, _) in enumerate(carried) if Placement.needs_alignment(one)]
+        if placed:
+            self._open_scorer()  # once, and not in the threads
+            with ThreadPoolExecutor(self.engines.count) as pool:
+                list(pool.map(run, self._scorer_runs(sources, targets, placed)))
+        found: list[str] = []
+        for (one, ids), hypothesis, text, alignment in zip(carried, hypotheses, texts, alignments, strict=True):
+            boundaries = self._placement.boundaries(one, ids) if alignment is not None else []
+            found.append(self._placement.put_back(text, hypothesis, one, boundaries, alignment))
+        return found
 
     def _open_scorer(self) -> ScorerSession:
         if self._scorer is None:
@@ -258,7 +246,7 @@ class OfflineModel:
         return ids
 
     def _scorer_runs(
-        self, sources: Numbered[Ids], targets: Numbered[Sequence[int] | None], missing: Sequence[int]
+        self, sources: Sequence[Ids], targets: Sequence[Sequence[int] | None], missing: Sequence[int]
     ) -> list[list[int]]:
         """Groups the missing targets, those of similar lengths together, into runs that fit the caches."""
         shape = self.manifest.shape

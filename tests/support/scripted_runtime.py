@@ -86,6 +86,10 @@ class ScriptedRuntime:
         self._cache[target], self._sources[target] = self._cache[source], self._sources[source]
         self.tokens[target], self.positions[target] = self.tokens[source], self.positions[source]
 
+    def copy_rows(self, source: int, target: int, count: int) -> None:
+        for place in range(count):
+            self.move_row(source + place, target + place)
+
 
 def random_script(seed: int, vocabulary: int, coarse: bool, impossible: float) -> Script:
     """Returns a model with many equal probabilities if it is coarse, and some that are 0; sometimes all are."""

@@ -31,8 +31,8 @@ def is_plain_beam(options: SearchOptions) -> bool:
 class BeamBatch:
     """The beam searches of a batch.
 
-    Ranks number the running hypotheses of a search by falling probability. Those of search number a are in the rows
-    a * width to (a + 1) * width - 1; a rank that is not in use still has a row there, whose results do not count.
+    Ranks number the running hypotheses of a search by falling probability. Each rank has a cache row of its own, also
+    one that is not in use, whose results do not count.
 
     Args:
         runtime: Runtime with `beam_size` rows for each source.
@@ -45,6 +45,8 @@ class BeamBatch:
         self._end = runtime.manifest.tokens.end
         self._width = options.beam.beam_size
         self._choices = 2 * self._width  # continuations of a hypothesis that can matter
+        self._ranks = np.arange(self._width)
+        self._lower = self._ranks[:, None] > self._ranks
 
     def answers(self, sources: Sequence[Sequence[int]]) -> list[GenerationResult]:
         """Returns the answers to sources, best of similar lengths."""
@@ -53,7 +55,7 @@ class BeamBatch:
         self._runtime.encode(sources, 0)
         alive = np.arange(count)  # the source of each search
         found = self._first_step(count)
-        rows = np.tile(np.arange(width), (count, 1))  # of each rank, within those of its search
+        rows = alive[:, None]  # of each rank
         shared = np.ones((count, width, width), np.int64)  # leading positions that the rows of two ranks share
         before = np.zeros((count, 1))  # sums of log-probabilities of the running hypotheses
         for position in range(self._options.max_new_tokens):
@@ -62,25 +64,23 @@ class BeamBatch:
             goes_on, finishing = self._sort_out(found, position)
             hypotheses.finish(alive, position, finishing, found)
             children = found.take(np.argsort(~goes_on, axis=1, kind="stable")[:, :width])
-            valid = np.arange(width) < goes_on.sum(1)[:, None]
+            valid = self._ranks < goes_on.sum(1)[:, None]
             children.totals[~valid] = -math.inf
             hypotheses.run_on(alive, position, children)
             done = self._done(hypotheses, alive, position, children, before)
             if done.all():
                 break
             if done.any():
-                keep = close_ranks(self._runtime, done, width if position else 1)
+                rows, keep = close_ranks(self._runtime, done, rows), ~done
                 alive, children, valid = alive[keep], children.of(keep), valid[keep]
-                rows, shared, before = rows[keep], shared[keep], before[keep]
+                shared, before = shared[keep], before[keep]
             if position:
                 rows, shared = self._branch(position, rows, shared, before > -math.inf, children.parents, valid)
             else:
-                self._spread(len(alive))
+                rows = self._spread(rows)
                 shared = (valid[:, :, None] & valid[:, None, :]).astype(np.int64)  # the begin token
             before = children.totals
-            tokens = np.empty_like(children.tokens)
-            tokens[np.arange(len(alive))[:, None], rows] = children.tokens
-            self._runtime.tokens[: len(alive) * width, 0] = tokens.reshape(-1)
+            self._runtime.tokens[rows, 0] = children.tokens
         return [hypotheses.result(source) for source in range(count)]
 
     def _first_step(self, searches: int) -> Continuations:
@@ -97,28 +97,25 @@ class BeamBatch:
             totals: Sums of log-probabilities by search and rank, -inf where no hypothesis runs, [searches, ranks].
             rows: Row of each rank, [searches, ranks].
         """
-        searches, width = rows.shape
-        used, flat = searches * width, (searches, width * self._choices)
+        searches, used = len(rows), rows.size
         result = self._runtime.top(used, self._choices)
         self._runtime.positions[:used] += 1
-        of_ranks = (np.arange(0, used, width)[:, None] + rows).reshape(-1)
-        ids = result.ids[of_ranks].reshape(flat)
-        log_probabilities = result.log_probabilities[of_ranks].astype(np.float64).reshape(flat)
-        values = (totals[:, :, None] + log_probabilities.reshape(searches, width, -1)).reshape(flat)
+        log_probabilities = result.log_probabilities[rows].astype(np.float64)
+        values = (totals[:, :, None] + log_probabilities).reshape(searches, -1)
         # Stable: of equal sums the better hypothesis comes first, then the better token.
-        best = np.argsort(-values, axis=1, kind="stable")[:, : 2 * width]
-        parents = np.broadcast_to(np.arange(flat[1]) // self._choices, flat)
-        return Continuations(values, ids, log_probabilities, parents).take(best)
+        best = np.argsort(-values, axis=1, kind="stable")[:, : 2 * self._width]
+        flat = best + np.arange(0, values.size, values.shape[1])[:, None]
+        ids = result.ids[rows]
+        return Continuations(values.take(flat), ids.take(flat), log_probabilities.take(flat), best // self._choices)
 
     def _sort_out(self, found: Continuations, position: int) -> tuple[Booleans, Booleans]:
-        """Returns which continuations go on, at most `width`, and which finish, of the first `width`."""
+        """Returns which continuations can go on, of which the first `width` will, and which finish."""
         possible, ends = found.totals > -math.inf, found.tokens == self._end
         if position == self._options.max_new_tokens - 1:
             ends[:] = True
-        goes_on, finishing = possible & ~ends, possible & ends
-        goes_on &= goes_on.cumsum(1) <= self._width
+        finishing = possible & ends
         finishing[:, self._width :] = False
-        return goes_on, finishing
+        return possible & ~ends, finishing
 
     def _done(
         self, hypotheses: BatchHypotheses, alive: Integers, position: int, children: Continuations, before: Floats
@@ -133,12 +130,12 @@ class BeamBatch:
                 done.append(hypotheses.is_over(source, best, position))
         return np.array(done)
 
-    def _spread(self, searches: int) -> None:
-        """Gives each search its rows, after the first step, in which each had one."""
-        for search in range(searches - 1, -1, -1):
-            for row in range((search + 1) * self._width - 1, search * self._width - 1, -1):
-                if row != search:
-                    self._runtime.move_row(search, row)
+    def _spread(self, rows: Integers) -> Integers:
+        """Gives each search its rows, after the first step, in which each had one; returns the row of each rank."""
+        searches = len(rows)
+        for rank in range(1, self._width):
+            self._runtime.copy_rows(0, rank * searches, searches)
+        return rows + self._ranks * searches
 
     def _branch(
         self,
@@ -160,22 +157,24 @@ class BeamBatch:
             the rows and the shared positions of the new ranks.
         """
         searches, width = rows.shape
-        again = np.tril(parents[:, :, None] == parents[:, None, :], -1).any(2)
+        same_parent = parents[:, :, None] == parents[:, None, :]
+        again = (same_parent & self._lower).any(2)
         stays = valid & ~again
         own = np.arange(searches)[:, None]
-        old_rows = rows[own, parents]
+        # The old ranks whose rows nobody stays in come first, by rank.
         taken = np.zeros((searches, width), bool)
         which, ranks = stays.nonzero()
-        taken[which, old_rows[which, ranks]] = True
+        taken[which, parents[which, ranks]] = True
         free = np.argsort(taken, axis=1, kind="stable")
-        new_rows = np.where(stays, old_rows, free[own, np.maximum((~stays).cumsum(1) - 1, 0)])
-        rank_of = np.argsort(rows, axis=1)
-        np.einsum("aii->ai", shared)[:] = np.where(running, position + 1, 0)
+        place = np.where(stays, parents, free[own, np.maximum((~stays).cumsum(1) - 1, 0)])  # old rank with the row
+        new_rows = rows[own, place]
+        shared.reshape(searches, -1)[:, :: width + 1] = np.where(running, position + 1, 0)
         which, ranks = (valid & again).nonzero()
-        sources = which * width + old_rows[which, ranks]
-        targets = which * width + new_rows[which, ranks]
-        starts = shared[which, rank_of[which, new_rows[which, ranks]], parents[which, ranks]]
-        for source, target, start in zip(sources.tolist(), targets.tolist(), starts.tolist(), strict=True):
+        copied = parents[which, ranks]
+        starts = shared[which, place[which, ranks], copied]
+        for source, target, start in zip(
+            rows[which, copied].tolist(), new_rows[which, ranks].tolist(), starts.tolist(), strict=True
+        ):
             self._runtime.copy_target(source, target, start)
         both = valid[:, :, None] & valid[:, None, :]
         return new_rows, np.where(both, shared[own[:, :, None], parents[:, :, None], parents[:, None, :]], 0)

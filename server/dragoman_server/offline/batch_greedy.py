@@ -35,7 +35,8 @@ def greedy_batch(runtime: Runtime, sources: Sequence[Sequence[int]], max_new_tok
         runtime.positions[:rows] += 1
         if done.any():
             lengths[alive[done]] = position + 1
-            alive = alive[close_ranks(runtime, done, 1)]
+            left = close_ranks(runtime, done, np.arange(rows)[:, None])[:, 0]
+            alive = alive[~done][np.argsort(left)]
             if not len(alive):
                 break
     answers = []

@@ -33,12 +33,13 @@ class Continuations(NamedTuple):
 
     def take(self, indices: Integers) -> "Continuations":
         """Returns the continuations at indices [searches, n]."""
-        chosen = np.arange(len(indices))[:, None], indices  # several times as fast as numpy.take_along_axis
+        searches, ranks = self.totals.shape
+        flat = indices + np.arange(0, searches * ranks, ranks)[:, None]  # several times as fast as take_along_axis
         return Continuations(
-            self.totals[chosen], self.tokens[chosen], self.log_probabilities[chosen], self.parents[chosen]
+            self.totals.take(flat), self.tokens.take(flat), self.log_probabilities.take(flat), self.parents.take(flat)
         )
 
-    def of(self, searches: Integers) -> "Continuations":
+    def of(self, searches: Booleans) -> "Continuations":
         """Returns the continuations of some searches."""
         return Continuations(
             self.totals[searches], self.tokens[searches], self.log_probabilities[searches], self.parents[searches]

@@ -6,21 +6,21 @@ from numpy.typing import NDArray
 from dragoman_server.runtime.runtime import Runtime
 
 
-def close_ranks(runtime: Runtime, done: NDArray[np.bool_], width: int) -> NDArray[np.int64]:
-    """Moves the last searches that go on to the rows of those that are done.
+def close_ranks(runtime: Runtime, done: NDArray[np.bool_], rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Moves rows of the searches that go on to those of searches that are done, so that no row is free among them.
 
     Args:
-        done: Which searches are done, each of which has the next `width` rows, [searches].
+        done: Which searches are done, [searches].
+        rows: Rows of each search, [searches, n]: all of 0 .. searches * n - 1.
 
     Returns:
-        The former number of each search that goes on, in their new order.
+        the rows of each search that goes on.
     """
-    left = len(done) - int(done.sum())
-    order = np.arange(left)
-    holes = done[:left].nonzero()[0]
-    movers = left + (~done[left:]).nonzero()[0]
-    order[holes] = movers
-    for hole, mover in zip(holes.tolist(), movers.tolist(), strict=True):
-        for row in range(width):
-            runtime.move_row(mover * width + row, hole * width + row)
-    return order
+    left = rows[~done]
+    holes = rows[done]
+    holes = holes[holes < left.size]
+    movers = (left >= left.size).nonzero()
+    for source, target in zip(left[movers].tolist(), holes.tolist(), strict=True):
+        runtime.move_row(source, target)
+    left[movers] = holes
+    return left

@@ -49,6 +49,9 @@ class Memory(Protocol):
         May copy other positions too; the caller must not rely on what the target holds there.
         """
 
+    def copy_rows(self, source: int, target: int, count: int, stop: int) -> None:
+        """Copies positions 0 .. stop-1 of `count` rows from `source` on to those from `target` on; see `copy_row`."""
+
     def write(self, plane: int, row: int, values: Array) -> None:
         """Writes values [rows, ...] from `row` on, which may be shorter than a row in the second-last dimension."""
 
@@ -111,6 +114,10 @@ class HostMemory:
     def copy_row(self, source: int, target: int, start: int, stop: int) -> None:
         self._vectors[:, target, ..., start:stop] = self._vectors[:, source, ..., start:stop]
 
+    def copy_rows(self, source: int, target: int, count: int, stop: int) -> None:
+        copied = self._vectors[:, source : source + count, ..., :stop]
+        self._vectors[:, target : target + count, ..., :stop] = copied
+
     def write(self, plane: int, row: int, values: Array) -> None:
         self.array[plane, row : row + len(values), ..., : values.shape[-2], :] = values
 
@@ -146,6 +153,10 @@ class StreamMemory:
         # plane, and a GPU copies megabytes in the time it takes to launch one.
         to, from_ = self.address(0, target), self.address(0, source)
         self._stream.copy_lines(to, from_, self._plane_bytes, self._row_bytes, self.shape[0])
+
+    def copy_rows(self, source: int, target: int, count: int, stop: int) -> None:
+        to, from_ = self.address(0, target), self.address(0, source)
+        self._stream.copy_lines(to, from_, self._plane_bytes, count * self._row_bytes, self.shape[0])
 
     def write(self, plane: int, row: int, values: Array) -> None:
         if values.shape[1:] != self.shape[2:]:

@@ -126,6 +126,16 @@ class CachePool:
         self.positions[target] = self.positions[source]
         self.source_lengths[target] = self.source_lengths[source]
 
+    def copy_rows(self, source: int, target: int, count: int) -> None:
+        """Copies the caches and inputs of `count` rows, from `source` on, to as many others, from `target` on."""
+        sources, targets = slice(source, source + count), slice(target, target + count)
+        self.self_cache.copy_rows(source, target, count, int(self.positions[sources].max()))
+        self.cross_cache.copy_rows(source, target, count, int(self.source_lengths[sources].max()))
+        if self.last is not None:
+            self.last.copy_rows(source, target, count, 1)
+        for inputs in (self.tokens, self.positions, self.source_lengths):
+            inputs[targets] = inputs[sources]
+
     def _row_inputs(self) -> dict[str, Array]:
         return {"token_ids": self.tokens, "positions": self.positions, "source_lengths": self.source_lengths}
 

@@ -169,6 +169,10 @@ class Runtime:
         """See `CachePool.move_row`."""
         self.pool.move_row(source, target)
 
+    def copy_rows(self, source: int, target: int, count: int) -> None:
+        """See `CachePool.copy_rows`."""
+        self.pool.copy_rows(source, target, count)
+
     def _step(self, rows: int) -> Step:
         step = self._steps.get(rows)
         if step is None:

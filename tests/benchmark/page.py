@@ -51,7 +51,8 @@ python -m tests.benchmark.gpu         # steps on a GPU
 step by step, without serving anyone. CTranslate2 runs in-process with the same weights in the same precision, its
 fastest kernels and its best thread setting, on inputs tokenized beforehand. Tokens are generated tokens, the end token
 included. All systems take turns, round after round, each in its own process; ratios are taken within a round. The load
-generator shares the cores with the server."""
+generator shares the cores with the server. A benchmark that runs as root compacts the machine's memory first: scattered
+pages made whatever started first a quarter slower."""
 SERVING = """Of {} goals that were set and measured, {} are met (✓), the others missed (✗). A number without either
 has no goal; – means not measured."""
 SAME = """Answers with the same tokens as CTranslate2's: {}. Where two tokens are almost equally likely, rounding

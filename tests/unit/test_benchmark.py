@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from dragoman_server.bundle.load import load_bundle
-from tests.benchmark import page, profile, readme, results
+from tests.benchmark import machine, page, profile, readme, results
 from tests.benchmark.loop import MIN_QUIET_TURNS, Loop, Turn, summarize
 from tests.benchmark.machine import busy_cores
 from tests.benchmark.marks import MARKS, Mark, Measured
@@ -232,6 +232,15 @@ def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert busy_cores() == pytest.approx(0.02), "what ran before has ended by the third look"
     assert "take no timing" not in measured_on(MACHINE)
     assert "**Others kept 1.2 cores busy" in measured_on(MACHINE | {"busy_cores_before": 1.2})
+
+
+def test_memory_is_compacted_where_that_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    switch = tmp_path / "compact_memory"
+    monkeypatch.setattr(machine, "COMPACT", switch)
+    machine.compact_memory()
+    assert switch.read_text(encoding="utf-8") == "1"
+    monkeypatch.setattr(machine, "COMPACT", tmp_path / "nowhere" / "compact_memory")  # as for users without root
+    machine.compact_memory()
 
 
 def test_every_row_step_of_the_step_loop_counts() -> None:

@@ -8,6 +8,7 @@ from dragoman_server.config.devices import split_devices
 from dragoman_server.engine.engine import StepRuntime
 from dragoman_server.engine.engine_options import EngineOptions, choose_engines, weight_bytes
 from dragoman_server.engine.scorer import ScorerRuntime
+from dragoman_server.runtime import huge_pages
 from dragoman_server.runtime.device import Device, DeviceError, choose_device, first_line, is_out_of_memory
 from dragoman_server.runtime.device_memory import DeviceMemory, device_memory
 from dragoman_server.runtime.runtime import Runtime
@@ -103,9 +104,11 @@ class LocalModel:
         self._bundle = bundle
         # Engines whose operators use one thread can share sessions on a CPU; see Sessions for a GPU.
         count = 1 if self.threads == 1 and self.device.kind == "cpu" else self.engines
-        graphs = options.cuda_graphs
+        graphs, before = options.cuda_graphs, huge_pages.ranges()
         self._sessions = [Sessions(bundle, self.device, self.threads, max_cuda_graphs=graphs) for _ in range(count)]
         self.itemsize = self._sessions[0].compute_dtype.itemsize
+        if self.device.kind == "cpu":
+            huge_pages.move_soon(but=before)
 
     def memory(self) -> DeviceMemory:
         return device_memory(self.device)

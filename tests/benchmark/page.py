@@ -36,7 +36,7 @@ run of one benchmark. Nothing here is typed by hand.
 make bench                            # the server, its step loop, CTranslate2 and transformers: a quarter of an hour
 python -m tests.benchmark.imports     # imported models, CTranslate2 and transformers; also in make bench
 make bench-servers                    # the server, Triton and a plain asyncio server: ten minutes
-python -m tests.benchmark.bulk        # `dragoman bulk` and CTranslate2 on whole files: five minutes
+python -m tests.benchmark.bulk        # `dragoman bulk` and CTranslate2 on whole files: half an hour
 python -m tests.benchmark.profile     # what the threads of a busy server do; needs py-spy
 python -m tests.benchmark.health      # how fast a busy server answers health checks
 python -m tests.benchmark.growth      # how time grows with rows, lengths and vocabulary

@@ -1,7 +1,6 @@
 """Huge pages for the weights of a model on a CPU."""
 
 import ctypes
-import errno
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,20 +79,20 @@ def move_to_huge_pages(but: Ranges = frozenset(), mappings: Path = MAPPINGS, pag
     for mapping in found:
         start, stop = -(-mapping.start // size) * size, mapping.stop // size * size
         filled = mapping.resident >= FILLED * (mapping.stop - mapping.start)
-        fit = mapping.anonymous and filled and stop > start and not mapping.huge and "nh" not in mapping.flags
-        if fit and mapping[:2] not in but:
+        left = stop > start and mapping.resident - mapping.huge >= size
+        if mapping.anonymous and filled and left and "nh" not in mapping.flags and mapping[:2] not in but:
             moved += _collapse(start, stop - start)
     return moved
 
 
 def _collapse(start: int, size: int) -> int:
-    """Moves a range to huge pages; returns its size, or 0 if that is not possible now."""
-    libc = ctypes.CDLL(None, use_errno=True)
+    """Moves a range to huge pages; returns its size, or 0 if the kernel could not do all of it now."""
+    libc = ctypes.CDLL(None)
     arguments = ctypes.c_void_p(start), ctypes.c_size_t(size)
     if libc.madvise(*arguments, MADV_COLLAPSE) == 0:
         return size
-    if ctypes.get_errno() == errno.EINVAL:  # an older kernel, which does it within minutes
-        libc.madvise(*arguments, mmap.MADV_HUGEPAGE)
+    # An older kernel, or no free memory in large enough blocks: the kernel does it within minutes, when there is some.
+    libc.madvise(*arguments, mmap.MADV_HUGEPAGE)
     return 0
 
 

@@ -16,7 +16,7 @@ from tests.platforms.processors import PROCESSORS, command, missing, serving, un
 Platform = dict[str, Answers]
 GRAVITON = "neoverse-n1"  # of Graviton 2 and Ampere Altra
 # Emulated, the shipped model takes as long for a word as the small ones for ten. `python -m tests.platforms` asks all.
-FEWER = [replace(model, inputs=model.inputs[: 40 if model == SHIPPED else 60]) for model in MODELS]
+FEWER = [replace(model, inputs=model.inputs[: 24 if model == SHIPPED else 40]) for model in MODELS]
 AGAIN = 16  # words that the shipped model is asked again, in a smaller batch
 
 

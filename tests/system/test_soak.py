@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-SECONDS, DIFFERENT_CALLS = 15, 80
+SECONDS, DIFFERENT_CALLS = 10, 80
 
 
 @pytest.mark.slow

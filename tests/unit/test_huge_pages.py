@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dragoman_server.runtime import huge_pages
 from dragoman_server.runtime.buffers import zeroed
 from dragoman_server.runtime.huge_pages import MAPPINGS, Mapping, move_to_huge_pages, parse_mappings, ranges
 from tests.support.memory import has_huge_pages
@@ -66,13 +67,29 @@ def test_memory_in_use_is_moved_and_keeps_its_content() -> None:
 @needs_huge_pages
 def test_caches_and_files_stay_as_they_are() -> None:
     cache = zeroed((SIZE,), np.dtype(np.uint8))
-    cache[: SIZE // 4] = 1
+    cache[:] = 1
+    sparse = np.frombuffer(mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(sparse.ctypes.data), ctypes.c_size_t(SIZE), mmap.MADV_HUGEPAGE)
+    sparse[: SIZE // 2] = 1
+    before = huge_bytes(sparse)
     with tempfile.TemporaryFile() as file:
         file.write(bytes(SIZE))
         mapped = np.frombuffer(mmap.mmap(file.fileno(), SIZE, access=mmap.ACCESS_COPY), np.uint8)
         mapped[:] = 1
         move_to_huge_pages()
         assert huge_bytes(cache) == huge_bytes(mapped) == 0
+    assert huge_bytes(sparse) == before, "half of it is not in use"
+
+
+def test_what_can_not_be_moved_at_once_is_left_to_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huge_pages, "MADV_COLLAPSE", 9999)  # as before Linux 6.1
+    array = np.frombuffer(mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+    array[:] = 1
+    known = ranges() - {m[:2] for m in parse_mappings(MAPPINGS.read_text()) if m.start <= array.ctypes.data < m.stop}
+    assert move_to_huge_pages(but=known) == 0
+    inside = array.ctypes.data + SIZE // 2
+    [mapping] = [m for m in parse_mappings(MAPPINGS.read_text()) if m.start <= inside < m.stop]
+    assert "hg" in mapping.flags
 
 
 def test_a_system_without_huge_pages_is_left_alone(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from onnx import TensorProto, helper
 
 from dragoman_server.bundle.manifest import Precision
 from dragoman_server.runtime import device
-from dragoman_server.runtime.buffers import HostMemory, ort_element_type, unwritten_bytes
+from dragoman_server.runtime.buffers import HostMemory, StreamMemory, ort_element_type, unwritten_bytes
 from dragoman_server.runtime.device import CPU, DeviceError, choose_device, precision_warning
+from tests.gpu.host_stream import HostStream
 from tests.support.bundles import SHIPPED_G2P
 
 PROBE = Path("none.onnx")
@@ -104,6 +105,22 @@ def test_copy_row_copies_the_positions_and_nothing_else(shape: tuple[int, ...], 
     memory.copy_row(2, 0, start, stop)
     expected[:, 0, ..., start:stop, :] = expected[:, 2, ..., start:stop, :]
     np.testing.assert_array_equal(memory.array, expected)
+
+
+@pytest.mark.parametrize("on_stream", [False, True])
+def test_copy_rows_copies_neighbors_and_nothing_else(on_stream: bool) -> None:
+    shape, stream = (3, 6, 2, 5, 4), HostStream()
+    memory = StreamMemory(shape, np.dtype(np.float32), stream) if on_stream else HostMemory(shape, np.dtype(np.float32))
+    expected = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + 2
+    for plane in range(shape[0]):
+        memory.write(plane, 0, expected[plane])
+    memory.copy_rows(1, 4, 2, 3)
+    stream.synchronize()
+    stop = shape[3] if on_stream else 3  # a stream copies whole rows
+    expected[:, 4:6, ..., :stop, :] = expected[:, 1:3, ..., :stop, :]
+    for plane in range(shape[0]):
+        for row in range(shape[1]):
+            np.testing.assert_array_equal(memory.read(plane, row), expected[plane, row])
 
 
 def test_write_fills_the_start_of_rows(shape: tuple[int, ...]) -> None:

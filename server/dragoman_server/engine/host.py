@@ -104,7 +104,8 @@ class LocalModel:
         self._bundle = bundle
         # Engines whose operators use one thread can share sessions on a CPU; see Sessions for a GPU.
         count = 1 if self.threads == 1 and self.device.kind == "cpu" else self.engines
-        graphs, before = options.cuda_graphs, huge_pages.ranges()
+        graphs = options.cuda_graphs
+        before = huge_pages.ranges()
         self._sessions = [Sessions(bundle, self.device, self.threads, max_cuda_graphs=graphs) for _ in range(count)]
         self.itemsize = self._sessions[0].compute_dtype.itemsize
         if self.device.kind == "cpu":

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,6 +53,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(item.path.is_relative_to(tier) for tier in WHOLE_PROGRAMS):
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Replaces the scheduler of pytest-xdist by one that survives the death of a test process."""
+    from tests.support.whole_files import make_scheduler
+
+    return make_scheduler(config, log)
 
 
 def pytest_collection_finish() -> None:

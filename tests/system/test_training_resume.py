@@ -20,7 +20,6 @@ OPTIONS = [
     *("--set", "training.steps=120"),
     *("--set", "training.checkpoint_every=10"),
     *("--set", "training.evaluate_every=30"),
-    *("--set", "training.precision=bf16"),
     *("--set", "data.dev_held_out_sources=40"),
     *("--set", "data.test=null"),
 ]

@@ -48,6 +48,29 @@ def test_fails(number):
     raise AssertionError("always")
 """
 
+# Kills its process, once.
+DEADLY = """
+import os
+import signal
+from pathlib import Path
+
+def test_before():
+    pass
+
+def test_deadly():
+    died = Path(__file__).with_suffix(".died")
+    if not died.exists():
+        died.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def test_after():
+    pass
+"""
+ALONE = """
+def test_alone():
+    pass
+"""
+
 # A test changes what it likes, a fixture what the tests of its module need.
 SETTINGS = """
 import logging
@@ -110,6 +133,7 @@ def run(folder: Path, processes: int, ci: str, **files: str) -> tuple[dict[str, 
         "support/process_settings.py",
         "support/servers.py",
         "support/shared_work.py",
+        "support/whole_files.py",
     ):
         shutil.copy(ROOT / "tests" / name, folder / "tests" / name)
     command = [sys.executable, "-m", "pytest", f"--numprocesses={processes}", "--dist=loadfile", "tests"]
@@ -143,6 +167,14 @@ def test_nothing_gets_a_second_try_elsewhere(tmp_path: Path) -> None:
 def test_where_much_fails_not_everything_is_tried_again(tmp_path: Path) -> None:
     counts, said = run(tmp_path, 2, "true", always=ALWAYS)
     assert (counts["failed"], counts["rerun"]) == (18, 5), said
+
+
+def test_all_tests_end_though_one_kills_its_process(tmp_path: Path) -> None:
+    counts, said = run(tmp_path, 1, "true", alone=ALONE, deadly=DEADLY, last=ALONE)
+    assert (counts["passed"], counts["failed"], counts["rerun"]) == (4 + 3 + 2, 1, 1), said
+    assert re.findall(r"^(?:FAILED|RERUN) (\S+)", said, re.MULTILINE) == [
+        f"tests/{tier}/test_deadly.py::test_deadly" for tier in ("integration", "unit")
+    ]
 
 
 def test_no_test_and_no_module_leaves_settings_behind(tmp_path: Path) -> None:

@@ -12,9 +12,11 @@ from structlog.testing import capture_logs
 
 from dragoman_server.config import ServerConfig
 from dragoman_server.core.errors import StartError
-from dragoman_server.process import addresses, connections
+from dragoman_server.metrics import ServerMetrics
+from dragoman_server.process import addresses, connections, ports
 from dragoman_server.process.addresses import addresses_of, listen_on
 from dragoman_server.process.connections import allow_connections, server_options
+from dragoman_server.process.readiness import Probes
 
 ABSENT = "192.0.2.1"  # no machine has it
 
@@ -40,6 +42,20 @@ def test_an_address_in_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         port = other.getsockname()[1]
         with pytest.raises(StartError, match=f"port {port} of name is in use; choose another with --metrics-port"):
             addresses_of("name", port, "--metrics-port")
+
+
+def test_ports_that_are_taken_after_the_look_at_them_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "addresses_of", lambda *_: ["127.0.0.1"])
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(StartError, match=rf"^port {port} of 127.0.0.1 is in use; choose another with --metrics-p"):
+            ports.serve_metrics(ServerConfig(metrics_port=port), ServerMetrics(), Probes())
+
+    def add_port(target: str) -> int:
+        raise RuntimeError(f"Failed to bind to address {target}")
+
+    with pytest.raises(StartError, match=r"^can't listen on port 4321 of ::1; choose others with --host and --port$"):
+        listen_on(["::1"], 4321, "--port", add_port)
 
 
 def test_all_addresses_get_the_same_port() -> None:

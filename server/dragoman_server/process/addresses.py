@@ -46,14 +46,19 @@ def addresses_of(host: str, port: int, option: str) -> list[str]:
                 probe.listen()
             addresses.append(host if "%" in host else str(address))  # keeps the interface of a link-local address
         except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise StartError(f"port {port} of {host} is in use; choose another with {option}") from None
             if error.errno not in ABSENT:
-                raise StartError(f"can't listen on port {port} of {host}: {error.strerror} ({option})") from None
+                raise cannot_listen(error, host, port, option) from None
             absent = error  # the machine may lack some, as localhost's ::1 without IPv6
     if not addresses and absent is not None:
         raise StartError(f"--host {host} is not an address of this machine: {absent.strerror}") from None
     return list(dict.fromkeys(addresses))
+
+
+def cannot_listen(error: OSError, host: str, port: int, option: str) -> StartError:
+    """Returns what to tell the user when a port can't be opened."""
+    if error.errno == errno.EADDRINUSE:
+        return StartError(f"port {port} of {host} is in use; choose another with {option}")
+    return StartError(f"can't listen on port {port} of {host}: {error.strerror} ({option})")
 
 
 def listen_on(addresses: list[str], port: int, option: str, add_port: Callable[[str], int]) -> int:
@@ -73,7 +78,9 @@ def listen_on(addresses: list[str], port: int, option: str, add_port: Callable[[
             try:
                 port = add_port(target)
             except RuntimeError:
-                raise StartError(f"can't listen on {target}; choose others with --host and {option}") from None
+                raise StartError(
+                    f"can't listen on port {port} of {address}; choose others with --host and {option}"
+                ) from None
     return port
 
 

@@ -22,7 +22,7 @@ from dragoman_server.api.reflection import enable_reflection
 from dragoman_server.config import ServerConfig
 from dragoman_server.live.history import History
 from dragoman_server.metrics import ServerMetrics
-from dragoman_server.process.addresses import addresses_of, listen_on
+from dragoman_server.process.addresses import addresses_of, cannot_listen, listen_on
 from dragoman_server.process.connections import allow_connections, server_options
 from dragoman_server.process.readiness import Probes
 from dragoman_server.process.web import serve_http
@@ -78,10 +78,17 @@ def listen(
 
 
 def serve_metrics(config: ServerConfig, metrics: ServerMetrics, probes: Probes) -> int:
-    """Starts to serve metrics, probes and the live page over HTTP, in threads of their own; returns the port."""
+    """Starts to serve metrics, probes and the live page over HTTP, in threads of their own; returns the port.
+
+    Raises:
+        StartError: The port can't be opened.
+    """
     addresses, port = addresses_of(config.host, config.metrics_port, "--metrics-port"), config.metrics_port
     history = History(metrics)
     history.start()
     for address in addresses:
-        port = serve_http(address, port, metrics.registry, probes, history).server_port
+        try:
+            port = serve_http(address, port, metrics.registry, probes, history).server_port
+        except OSError as error:  # another program has taken it since it was looked at
+            raise cannot_listen(error, address, port, "--metrics-port") from None
     return port

@@ -29,9 +29,15 @@ def test_all_rows_come_once_though_an_actor_dies(tmp_path: Path) -> None:
         parquet.write_table(table, sources / f"{first}.parquet")
     arguments: dict[str, Any] = {"bundle": str(SHIPPED_G2P), "column": "word", "machine": {"max_rows": 16}}
     # In a process of its own: Ray ends the process that started it if one of Ray's own programs dies.
-    command = [sys.executable, "-m", "tests.support.ray_job", sources, answers, died, json.dumps(arguments)]
+    command = [sys.executable, "-m", "tests.support.ray_job", *map(str, (sources, answers, died))]
     done = subprocess.run(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600, check=False
+        [*command, json.dumps(arguments)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=600,
+        check=False,
     )
     assert done.returncode == 0, done.stdout
     found = parquet.read_table(answers).sort_by("id").to_pylist()

@@ -32,7 +32,7 @@ class WholeFiles(LoadFileScheduling):  # type: ignore[misc]
         self._requeue(units)
         return running
 
-    def mark_test_pending(self, item: str) -> None:  # type: ignore[override]
+    def mark_test_pending(self, item: str) -> None:
         """Gives the test that killed its process a second try."""
         scope = self._split_scope(item)
         unit: Unit = self.workqueue.get(scope, {})

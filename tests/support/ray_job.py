@@ -25,7 +25,7 @@ SETTINGS = {
     "RAY_AUTH_MODE": "disabled",  # it would write a token to the home directory
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
-    # The machine may be busy: by default, a node that does not answer for half a minute is dead, and so is its driver.
+    # The machine may be busy, and its memory may be full of other tests.
     "RAY_raylet_start_wait_time_s": "240",
     "RAY_health_check_failure_threshold": "100",
     "RAY_memory_monitor_refresh_ms": "0",

@@ -20,6 +20,7 @@ OPTIONS = [
     *("--set", "training.steps=120"),
     *("--set", "training.checkpoint_every=10"),
     *("--set", "training.evaluate_every=30"),
+    *("--set", "training.precision=auto"),  # bf16 where the CPU has it
     *("--set", "data.dev_held_out_sources=40"),
     *("--set", "data.test=null"),
 ]

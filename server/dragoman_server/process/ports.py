@@ -85,10 +85,10 @@ def serve_metrics(config: ServerConfig, metrics: ServerMetrics, probes: Probes) 
     """
     addresses, port = addresses_of(config.host, config.metrics_port, "--metrics-port"), config.metrics_port
     history = History(metrics)
-    history.start()
     for address in addresses:
         try:
             port = serve_http(address, port, metrics.registry, probes, history).server_port
         except OSError as error:  # another program has taken it since it was looked at
             raise cannot_listen(error, address, port, "--metrics-port") from None
+    history.start()
     return port

@@ -39,18 +39,6 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> Path:
     return folder
 
 
-def remember_first(trace_graphs: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a `trace_graphs` that traces its first model, and says that those of all others are alike."""
-    first: list[bytes] = []
-
-    def remembered(*arguments: Any) -> Any:
-        if not first:
-            first.append(pickle.dumps(trace_graphs(*arguments)))
-        return pickle.loads(first[0])
-
-    return remembered
-
-
 def remember_graphs(trace_graphs: Callable[..., Any], folder: Path) -> Callable[..., Any]:
     """Returns a `trace_graphs` that traces a model once for all processes, which takes seconds even for a tiny one."""
 

@@ -20,7 +20,7 @@ from tests.support.export_command import refusal, run_export
 from tests.support.huggingface_directories import lines
 from tests.support.huggingface_models import LONGEST, write_model
 
-SOURCES = 40
+SOURCES = 16
 MOST = 30  # tokens of an answer
 pytestmark = pytest.mark.usefixtures("shared_graphs")
 

@@ -16,9 +16,9 @@ from onnx.reference import ReferenceEvaluator
 from dragoman_export.bundle import write
 from dragoman_export.bundle.onnx_files import DECODER, ENCODER, SCORER, Models, save_models
 from dragoman_export.bundle.write import model_shape
-from dragoman_export.graphs import DecoderStep, SourceEncoder, fold_model
+from dragoman_export.graphs import DecoderStep, fold_model
 from dragoman_export.graphs.folding import pad_vocabulary
-from dragoman_export.graphs.interface import DTYPES, decoder_interface, encoder_interface, keeps_weights
+from dragoman_export.graphs.interface import DTYPES, decoder_interface, keeps_weights
 from dragoman_export.graphs.onnx_model import WEIGHTS_FILE, OnnxModel
 from dragoman_export.graphs.packing import Packing
 from dragoman_export.graphs.trace import count_operators, trace
@@ -47,19 +47,19 @@ def ort_graphs(run: Run) -> Models:
 
 
 @pytest.fixture(scope="module")
-def standard_step(run: Run) -> OnnxModel:
-    return trace_step(run.model, model_shape(run.model), "standard")
+def standard_graphs(run: Run) -> Models:
+    return traced(run, "fp32", "standard")
 
 
-def traced(run: Run, precision: Precision) -> Models:
-    """Returns graphs for ONNX Runtime, which other tests of exports need, too."""
-    graphs: Models = write.trace_graphs(run.model, model_shape(run.model), TOKENS, "ort", precision)
+def traced(run: Run, precision: Precision, attention: Attention = "ort") -> Models:
+    """Returns graphs that other tests of exports need, too."""
+    graphs: Models = write.trace_graphs(run.model, model_shape(run.model), TOKENS, attention, precision)
     return graphs
 
 
-def trace_step(model: Transformer, shape: Shape, attention: Attention, precision: Precision = "fp32") -> OnnxModel:
-    step = DecoderStep(fold_model(model).to(DTYPES[precision]), attention, keeps=keeps_weights(precision))
-    return trace(step, decoder_interface(shape, precision, attention))
+def trace_step(run: Run, attention: Attention, precision: Precision) -> OnnxModel:
+    step = DecoderStep(fold_model(run.model).to(DTYPES[precision]), attention, keeps=keeps_weights(precision))
+    return trace(step, decoder_interface(model_shape(run.model), precision, attention))
 
 
 def copy_of(models: Models) -> Models:
@@ -71,7 +71,7 @@ def names(values: list[onnx.ValueInfoProto]) -> list[str]:
     return [value.name for value in values]
 
 
-def test_inputs_and_outputs_have_the_order_the_server_binds(ort_graphs: Models, standard_step: OnnxModel) -> None:
+def test_inputs_and_outputs_have_the_order_the_server_binds(ort_graphs: Models, standard_graphs: Models) -> None:
     graph = ort_graphs[DECODER].graph
     head = ["rows", "scales", "k", "edit_ids", "edit_penalties", "edit_offsets"]
     short = ["short_list", "short_columns", "short_mask", *(f"short_{name}" for name in head)]
@@ -84,7 +84,7 @@ def test_inputs_and_outputs_have_the_order_the_server_binds(ort_graphs: Models, 
     assert names(list(graph.input))[: len(first)] == first
     first = [*outputs, *(f"{name}_out" for name in caches[:4])]
     assert names(list(graph.output))[: len(first)] == first
-    graph = standard_step.graph
+    graph = standard_graphs[DECODER].graph
     first = [*inputs, *caches[:4]]
     assert names(list(graph.input))[: len(first)] == first
     written = [f"self_{part}_{i}_out" for i in range(LAYERS) for part in ("key", "value")]
@@ -159,20 +159,18 @@ def times(count: int, nodes: Counter[str]) -> Counter[str]:
     return Counter({operator: count * number for operator, number in nodes.items()})
 
 
-def test_graphs_have_the_nodes_they_need_and_no_more(run: Run, ort_graphs: Models, standard_step: OnnxModel) -> None:
+def test_graphs_have_the_nodes_they_need_and_no_more(run: Run, ort_graphs: Models, standard_graphs: Models) -> None:
     """All nodes by operator. If an exporter writes them differently, inspect the graphs before changing the numbers."""
     model = run.recipe.model
     encoder, layers = times(model.encoder_layers, ENCODER_LAYER), model.decoder_layers
     whole_encoder = encoder + ENCODER_REST + times(layers, MEMORY_LAYER)
     assert count_operators(ort_graphs[ENCODER]) == whole_encoder + LAST_POSITION
     assert count_operators(ort_graphs[SCORER]) == encoder + SCORER_REST + times(layers, SCORER_LAYER)
-    steps: dict[Attention, OnnxModel] = {"ort": ort_graphs[DECODER], "standard": standard_step}
+    steps: dict[Attention, OnnxModel] = {"ort": ort_graphs[DECODER], "standard": standard_graphs[DECODER]}
     for form, step in steps.items():
         assert count_operators(step) == times(layers, STEP_LAYER[form]) + STEP_REST + STEP_FORM[form], form
-    interface = encoder_interface(model_shape(run.model), "fp32", "standard")
-    standard_encoder = trace(SourceEncoder(fold_model(run.model), last=False), interface)
-    assert count_operators(standard_encoder) == whole_encoder
-    for graph in (standard_encoder, standard_step, ort_graphs[SCORER]):
+    assert count_operators(standard_graphs[ENCODER]) == whole_encoder
+    for graph in standard_graphs.values():
         assert {node.domain for node in graph.graph.node} == {""}, "only standard operators"
 
 
@@ -185,7 +183,7 @@ def test_graphs_hold_no_traces_of_the_machine(ort_graphs: Models) -> None:
 
 
 def test_the_same_model_gives_the_same_files(run: Run, ort_graphs: Models, tmp_path: Path) -> None:
-    again = trace_step(run.model, model_shape(run.model), "ort")
+    again = trace_step(run, "ort", "fp32")
     for name, model in (("one", copy_of(ort_graphs)[DECODER]), ("two", again)):
         (tmp_path / name).mkdir()
         save_models({DECODER: model}, tmp_path / name)
@@ -217,11 +215,10 @@ def test_three_graphs_share_one_copy_of_the_weights(run: Run, ort_graphs: Models
 def half_step(run: Run, attention: Attention, precision: Precision) -> OnnxModel:
     if attention == "ort":
         return traced(run, precision)[DECODER]
-    return trace_step(run.model, model_shape(run.model), attention, precision)
+    return trace_step(run, attention, precision)
 
 
-@pytest.mark.parametrize("precision", ["fp16", "bf16"])
-@pytest.mark.parametrize("attention", ["ort", "standard"])
+@pytest.mark.parametrize(("attention", "precision"), [("ort", "fp16"), ("ort", "bf16"), ("standard", "bf16")])
 def test_half_precision_keeps_softmax_and_norms_in_float(run: Run, attention: Attention, precision: Precision) -> None:
     graph = half_step(run, attention, precision).graph
     types = {value.name: value.type.tensor_type.elem_type for value in [*graph.input, *graph.output]}

@@ -1,11 +1,10 @@
 """Objects that Kubernetes gets from others: their own models where a package has them, else the documented fields."""
 
+import functools
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal
+from importlib import import_module
+from typing import Annotated, Any, Literal, cast
 
-from cloudcoil.models.keda.v1alpha1 import ScaledObject
-from cloudcoil.models.prometheus_operator.v1 import PodMonitor, PrometheusRule
-from cloudcoil.models.prometheus_operator.v1alpha1 import AlertmanagerConfig
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic.alias_generators import to_camel
 
@@ -142,11 +141,23 @@ def faults_by(model: type[BaseModel]) -> Callable[[Mapping[str, Any]], list[str]
     return faults
 
 
-MODELS = {
-    ("keda.sh/v1alpha1", "ScaledObject"): faults_by(ScaledObject),
-    ("monitoring.coreos.com/v1", "PodMonitor"): faults_by(PodMonitor),
-    ("monitoring.coreos.com/v1alpha1", "AlertmanagerConfig"): faults_by(AlertmanagerConfig),
-    ("monitoring.coreos.com/v1", "PrometheusRule"): faults_by(PrometheusRule),
-    ("gateway.networking.k8s.io/v1", "GRPCRoute"): faults_by(GRPCRoute),
-    ("gateway.networking.k8s.io/v1", "Gateway"): faults_by(Gateway),
+OURS: dict[tuple[str, str], type[BaseModel]] = {
+    ("gateway.networking.k8s.io/v1", "GRPCRoute"): GRPCRoute,
+    ("gateway.networking.k8s.io/v1", "Gateway"): Gateway,
 }
+# Modules with the models of others. They take seconds to import, and few tests need them.
+THEIRS = {
+    ("keda.sh/v1alpha1", "ScaledObject"): "cloudcoil.models.keda.v1alpha1",
+    ("monitoring.coreos.com/v1", "PodMonitor"): "cloudcoil.models.prometheus_operator.v1",
+    ("monitoring.coreos.com/v1alpha1", "AlertmanagerConfig"): "cloudcoil.models.prometheus_operator.v1alpha1",
+    ("monitoring.coreos.com/v1", "PrometheusRule"): "cloudcoil.models.prometheus_operator.v1",
+}
+
+
+@functools.cache
+def model_of(api_version: str, kind: str) -> type[BaseModel] | None:
+    """Returns the model of a kind of object; None for kinds of Kubernetes itself."""
+    key = api_version, kind
+    if key in THEIRS:
+        return cast(type[BaseModel], getattr(import_module(THEIRS[key]), kind))
+    return OURS.get(key)

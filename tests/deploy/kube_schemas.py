@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator
 from kubernetes_validate.utils import all_versions
 from referencing import Registry, Resource
 
-from tests.deploy.custom_resources import MODELS
+from tests.deploy.custom_resources import faults_by, model_of
 from tests.deploy.kserve_models import kserve_faults
 
 # The last three minors, of those that the package has.
@@ -26,8 +26,8 @@ def faults(document: Document, minor: str) -> list[str]:
     """What is wrong with an object, each with where: "spec.replicas: 'x' is not of type 'integer'"."""
     if document["apiVersion"].startswith("serving.kserve.io/"):
         return kserve_faults(document, lambda value, definition: part_faults(value, definition, minor))
-    if model := MODELS.get((document["apiVersion"], document["kind"])):
-        return model(document)
+    if model := model_of(document["apiVersion"], document["kind"]):
+        return faults_by(model)(document)
     group, _, version = document["apiVersion"].rpartition("/")
     name = "-".join(filter(None, (document["kind"].lower(), group.partition(".")[0], version)))
     return _told(_validator(minor, name).iter_errors(document))

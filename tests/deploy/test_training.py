@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import yaml
-from kubeflow_trainer_api.models import TrainerV1alpha1TrainingRuntime, TrainerV1alpha1TrainJob
 
 from deploy.generate import DEPLOY
 from tests.conftest import ROOT
@@ -20,10 +19,6 @@ from tests.support.training import SMALL
 
 FOLDER = DEPLOY / "training"
 PAGE = ROOT / "docs" / "distributed.md"
-TRAINER_FAULTS = {
-    "TrainJob": faults_by(TrainerV1alpha1TrainJob),
-    "TrainingRuntime": faults_by(TrainerV1alpha1TrainingRuntime),
-}
 QUANTITY = "IoK8sApimachineryPkgApiResourceQuantity"  # a class without fields, in the package of Kubeflow
 
 
@@ -39,7 +34,10 @@ PODS = {"job": JOB["spec"]["template"]["spec"], "runtime": NODE["template"]["spe
 
 def trainer_faults(document: Document, minor: str) -> list[str]:
     """What is wrong with an object of Kubeflow Trainer, by its models, and by Kubernetes' for the parts of those."""
-    found = [fault for fault in TRAINER_FAULTS[document["kind"]](document) if QUANTITY not in fault]
+    from kubeflow_trainer_api import models  # takes seconds to import
+
+    model = {"TrainJob": models.TrainerV1alpha1TrainJob, "TrainingRuntime": models.TrainerV1alpha1TrainingRuntime}
+    found = [fault for fault in faults_by(model[document["kind"]])(document) if QUANTITY not in fault]
     spec = document["spec"]
     if resources := spec.get("trainer", {}).get("resourcesPerNode"):
         found += part_faults(resources, "io.k8s.api.core.v1.ResourceRequirements", minor)

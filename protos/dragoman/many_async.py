@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable
 from typing import Any, TypeAlias
 
 import grpc
@@ -80,7 +80,9 @@ class _Stream:
     def __init__(self, call: ManyCall, many: Many, events: asyncio.Queue[Event]) -> None:
         self._call, self._events = call, events
         self._unsent: asyncio.Queue[pb.GenerateManyRequest | None] = asyncio.Queue()
+        self._status: grpc.aio.AioRpcError | None = None
         self._responses = many.call_sender(call, self._requests()).start()
+        self._responses.add_done_callback(self._remember)
         self._reading = asyncio.create_task(self._read())
 
     def send(self, message: pb.GenerateManyRequest | None) -> None:
@@ -100,8 +102,30 @@ class _Stream:
             while (response := await self._responses.read()) is not grpc.aio.EOF:
                 self._events.put_nowait((self._call, response))
         except grpc.RpcError as failure:
-            error = failure
+            ended = self._status
+            lost = ended is not None and ended.code() not in (grpc.StatusCode.OK, failure.code())
+            error = ended if lost else failure
         self._events.put_nowait((self._call, error))
+
+    def _remember(self, call: Any) -> None:
+        """Keeps the status with which the server ended the call.
+
+        grpc.aio replaces it by an error of its own if a message was being written. Sources would be sent again for it.
+        """
+        if self._status is None:
+            self._status = grpc.aio.AioRpcError(
+                _at_once(call.code()), grpc.aio.Metadata(), _at_once(call.trailing_metadata()), _at_once(call.details())
+            )
+
+
+def _at_once(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Returns the result of a coroutine that has nothing to wait for."""
+    try:
+        coroutine.send(None)
+    except StopIteration as ended:
+        return ended.value
+    coroutine.close()
+    raise RuntimeError("a call that has ended has no status")
 
 
 async def _next(events: asyncio.Queue[Event], seconds: float | None) -> list[Event]:

@@ -16,15 +16,15 @@ from tests.support.bundles import SHIPPED_G2P
 from tests.support.interrupted import end, interrupt, made_up_word, wait_for_windows
 from tests.support.scripted_server import ScriptedServer
 
-COUNT = 1500
+COUNT = 800
 IN_PROCESS = ["--bundle", str(SHIPPED_G2P), "--engines", "2", "--max-rows", "16"]
 
 
 def words(path: Path) -> Path:
     """Writes objects with made-up words, and two that can't be answered."""
-    texts = ("not a word 4" if number == 700 else made_up_word(number) for number in range(COUNT))
+    texts = ("not a word 4" if number == 400 else made_up_word(number) for number in range(COUNT))
     lines = [json.dumps({"id": number, "text": text}) for number, text in enumerate(texts)]
-    lines[900] = "torn {"
+    lines[600] = "torn {"
     path.write_text("\n".join(lines) + "\n")
     return path
 
@@ -40,17 +40,17 @@ def test_kills_and_stops_change_no_byte(tmp_path: Path) -> None:
     assert (status, output) == (0, "")
     last = f"dragoman: {whole}: {COUNT - 2:,} answers to {COUNT:,} rows; 2 bad rows in {whole}.bad_lines.txt"
     assert errors.splitlines()[-1] == last
-    for windows, number in ((1, signal.SIGKILL), (4, signal.SIGTERM), (9, signal.SIGKILL), (15, signal.SIGINT)):
+    for windows, number in ((1, signal.SIGKILL), (3, signal.SIGTERM), (6, signal.SIGKILL), (10, signal.SIGINT)):
         interrupt(start(source, out, *options), out, windows, number, "dragoman")
     for _ in range(2):  # the second time there is nothing to do
         assert end(start(source, out, *options))[0] == 0
         assert out.read_bytes() == whole.read_bytes()
     listed = [Path(f"{path}.bad_lines.txt").read_text() for path in (out, whole)]
     assert listed[0] == listed[1]
-    assert [line.partition(": ")[0] for line in listed[0].splitlines()] == [f"{source}:701", f"{source}:901"]
+    assert [line.partition(": ")[0] for line in listed[0].splitlines()] == [f"{source}:401", f"{source}:601"]
     objects = [json.loads(line) for line in gzip.decompress(out.read_bytes()).splitlines()]
-    assert [number for number, each in enumerate(objects) if each["answer"] is None] == [700, 900]
-    assert [each["id"] for each in objects if "id" in each] == [number for number in range(COUNT) if number != 900]
+    assert [number for number, each in enumerate(objects) if each["answer"] is None] == [400, 600]
+    assert [each["id"] for each in objects if "id" in each] == [number for number in range(COUNT) if number != 600]
     status, _, errors = end(start(source, out, *options, "--beam-size", "2"))
     sentence = (
         f"dragoman: {out} was begun with --beam-size unset, not 2; repeat the first command, name another file, or "

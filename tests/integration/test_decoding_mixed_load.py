@@ -18,8 +18,8 @@ from tests.support.metrics_page import sum_of
 from tests.support.quantized_bundles import write_quantized
 from tests.support.waiting import until
 
-DISTINCT, TIMES = 200, 10
-SECONDS = 3.0  # over which they arrive
+DISTINCT, TIMES = 200, 5
+SECONDS = 1.5  # over which they arrive
 IN_FLIGHT = 800  # gRPC refuses calls when a server has a thousand that it has not accepted yet
 CANCELLED = 0.15  # share of calls that their clients cancel
 WORDS = ["one", "two", "five", "seven", "twenty", "hundred", "thousand", "forty"]

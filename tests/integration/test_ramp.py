@@ -16,7 +16,7 @@ from tests.support.load import percentile
 from tests.support.servers import G2PServer
 
 CHART_VALUES = ROOT / "deploy" / "helm" / "dragoman" / "values.yaml"
-SECONDS, ROUNDS = 0.8, 3
+SECONDS, MOST_ROUNDS = 0.8, 3
 
 
 def test_queue_passes_the_scaling_threshold_before_calls_are_slow(tmp_path: Path) -> None:
@@ -25,12 +25,14 @@ def test_queue_passes_the_scaling_threshold_before_calls_are_slow(tmp_path: Path
     with G2PServer("--engines", "1", "--max-rows", "32", "--log-requests", "none", log=tmp_path / "log") as server:
         generator, rows = load_generator(server), round(total(server.metrics(), "dragoman_rows"))
         ratios, waiting = [], []
-        for _ in range(ROUNDS):
+        for _ in range(MOST_ROUNDS):
             full = generator.closed(rows, SECONDS)
             with sample_queue(server) as samples:
                 beyond = generator.closed(rows + 3 * threshold, SECONDS)
             ratios.append(percentile(beyond.latencies, 0.5) / percentile(full.latencies, 0.5))
             waiting.append(max(sample.waiting for sample in samples))
+            if max(waiting) > threshold and min(ratios) < SLOW:
+                break
     assert max(waiting) > threshold
     assert min(ratios) < SLOW, (ratios, waiting)
 

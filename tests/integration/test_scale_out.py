@@ -110,7 +110,7 @@ async def test_servers_that_are_added_get_their_share_so_that_the_first_one_can_
     async with fleet(tmp_path) as made:
         await made.grow(1)
         async with AsyncClient(made.names.target, retry=ONCE) as client:
-            calls = {"client": lambda: client.generate("transformer")}
+            calls = {"client": lambda: client.generate("of")}
             async with constant_load(calls) as while_they_come:
                 await until_async(lambda: _all_answer(made, more_than=20))
                 await made.grow(2)
@@ -148,9 +148,9 @@ async def test_a_server_that_is_killed_takes_along_what_it_has_and_no_more(tmp_p
                 "client": lambda: client.generate(LONG),
             }
             async with constant_load(calls, AT_ONCE) as ended:
-                await until_async(lambda: _all_answer(made, more_than=40))
+                await until_async(lambda: _all_answer(made, more_than=20))
                 await asyncio.to_thread(made.servers.pop().kill)
                 now = await made.answered()
-                await until_async(lambda: _all_answer(made, more_than=60, since=now))
+                await until_async(lambda: _all_answer(made, more_than=40, since=now))
     assert {(name, outcome.split(":")[0]) for name, outcome in lost(ended)} <= {("once", "UNAVAILABLE")}, ended
     assert sum(lost(ended).values()) <= AT_ONCE, ended

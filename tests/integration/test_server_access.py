@@ -1,5 +1,6 @@
 """TLS, mutual TLS and API keys of real servers, as seen by real clients."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -238,6 +239,21 @@ def test_calls_need_a_known_key(start_server: StartServer, tmp_path: Path) -> No
     assert metrics['dragoman_key_calls_total{key="speech"}'] == 2
     assert metrics['dragoman_rejections_total{reason="unauthenticated"}'] == 3
     assert all(secret not in server.log.read_text() + page(server, "/metrics") for secret in (key, other))
+
+
+async def test_a_refused_call_is_sent_once(start_server: StartServer, tmp_path: Path) -> None:
+    """Even if the server refuses it while its first message is written, as happens to some of so many."""
+    add(tmp_path / "keys.txt", "speech")
+    server = start_server("--api-keys", str(tmp_path / "keys.txt"))
+
+    async def ask(client: AsyncClient) -> None:
+        with pytest.raises(UnauthenticatedError, match=r"^unknown API key"):
+            [_ async for _ in client.generate_many([WORD])]
+
+    for _ in range(5):
+        async with AsyncClient(server.address, api_key="unknown") as client:
+            await asyncio.gather(*(ask(client) for _ in range(30)))
+    assert server.metrics()['dragoman_rejections_total{reason="unauthenticated"}'] == 150
 
 
 def test_every_method_but_health_needs_a_key(start_server: StartServer, tmp_path: Path) -> None:

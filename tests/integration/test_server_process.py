@@ -30,9 +30,10 @@ from tests.support.waiting import PATIENCE, until
 SERVICE = "dragoman.v1.GenerationService"
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 TOKENS = 30_000  # which take tens of seconds to decode
-# Seconds of work even on a fast machine, since the server is slowed down.
+# A second of work even on a fast machine, since the server is slowed down; on a slow one, draining may take minutes.
 SLOW = ("--engines", "1", "--max-rows", "2")
-LARGE = pb.GenerateBatchRequest(inputs=[pb.Input(text=str(number % 1000)) for number in range(10_000)])
+PATIENT = ("--drain-seconds", "300")
+LARGE = pb.GenerateBatchRequest(inputs=[pb.Input(text=str(number % 1000)) for number in range(2_000)])
 
 
 @pytest.fixture
@@ -277,7 +278,7 @@ def test_health_answers_under_load_with_fifty_watches(tiny_server: LocalServer) 
 
 
 def test_sigterm_finishes_running_calls_and_refuses_new_ones(start_server: StartServer, tiny_bundle: Path) -> None:
-    server = start_server("--bundle", str(tiny_bundle), *SLOW)
+    server = start_server("--bundle", str(tiny_bundle), *SLOW, *PATIENT)
     channel, stub = stubs(server)
     with channel:
         health = health_pb2_grpc.HealthStub(channel)

@@ -117,7 +117,7 @@ def test_the_limits_are_configurable(stub: Any) -> None:
 SOURCE_LETTERS = "etaoinshrdlu"
 IDS = load_bundle(SHIPPED_G2P).target_tokenizer.get_vocab()
 PHONES = sorted(set(IDS) - {"<pad>", "<unk>", "<s>", "</s>"})
-COUNT = 250
+COUNT = 120
 DEAD_END = pb.GenerateRequest(  # two allowed tokens, none twice, and at least three
     input=pb.Input(text="banana"),
     options=pb.GenerationOptions(vocabulary={"ids": [10, 11]}, no_repeat_ngram_size=1, min_new_tokens=3),

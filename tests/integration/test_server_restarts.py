@@ -26,6 +26,8 @@ from tests.support.waiting import PATIENCE, until_async
 
 WORD, SOUND = "transformer", "T R AE N S F AO R M ER"
 REQUEST = pb.GenerateRequest(input=pb.Input(text=WORD))
+SHORT, SHORT_SOUND = "of", "AH F"  # a call is lost where connections change, whatever is decoded meanwhile
+SHORT_REQUEST = pb.GenerateRequest(input=pb.Input(text=SHORT))
 ONE_ENGINE = ("--engines", "1", "--max-rows", "16", "--log-requests", "failed")
 PAGE = Path(__file__).parents[2] / "docs" / "drain.md"
 [BALANCE_CALLS] = re.findall(r"^```json\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
@@ -61,15 +63,15 @@ async def test_a_rolling_restart_of_three_servers_loses_no_call(tmp_path: Path) 
             stub: Any = generation_pb2_grpc.GenerationServiceStub(balanced_calls)
             pinned: Any = generation_pb2_grpc.GenerationServiceStub(balanced_connections)
             calls = {
-                "calls": lambda: stub.Generate(REQUEST, timeout=PATIENCE),
-                "stream": lambda: client.generate_stream(WORD).result(),
-                "client": lambda: client.generate(WORD),
-                "connections": lambda: pinned.Generate(REQUEST, timeout=PATIENCE),
+                "calls": lambda: stub.Generate(SHORT_REQUEST, timeout=PATIENCE),
+                "stream": lambda: client.generate_stream(SHORT).result(),
+                "client": lambda: client.generate(SHORT),
+                "connections": lambda: pinned.Generate(SHORT_REQUEST, timeout=PATIENCE),
             }
             await until_async(lambda: _work(pinned, stub))
             over = asyncio.Event()
             many = asyncio.create_task(_ask_until(over, retrying))
-            async with constant_load(calls) as ended:
+            async with constant_load(calls, pause=0.1) as ended:
                 for index, server in enumerate(servers):
                     assert await asyncio.to_thread(server.stop) == 0, server.log_tail()
                     servers[index] = await asyncio.to_thread(start, server.port)
@@ -81,8 +83,8 @@ async def test_a_rolling_restart_of_three_servers_loses_no_call(tmp_path: Path) 
             server.kill()
     assert {outcome for _, outcome in ended} == {"OK"}, ended
     assert {name for name, _ in ended} == set(calls)
-    assert set(outcomes) == {SOUND}
-    assert outcomes.total() > 1000
+    assert set(outcomes) == {SHORT_SOUND}
+    assert outcomes.total() > 200
 
 
 async def test_clients_of_a_killed_server_get_unavailable_only(tmp_path: Path) -> None:
@@ -152,8 +154,8 @@ async def _ask_until(over: asyncio.Event, client: AsyncClient) -> Counter[str]:
 
     async def words() -> AsyncIterator[str]:
         while not over.is_set():
-            yield WORD
-            await asyncio.sleep(0.002)
+            yield SHORT
+            await asyncio.sleep(0.01)
 
     outcomes: Counter[str] = Counter()
     async for outcome in client.generate_many(words()):

@@ -13,7 +13,7 @@ import grpc
 from dragoman import DragomanError
 
 Call = Callable[[], Awaitable[object]]
-PAUSE_SECONDS = 0.02  # between two calls of one kind; other tests need the cores, too
+PAUSE_SECONDS = 0.02  # between two calls of one task; other tests need the cores, too
 
 
 def steady_ports(count: int) -> list[int]:
@@ -38,12 +38,15 @@ def steady_ports(count: int) -> list[int]:
 
 
 @asynccontextmanager
-async def constant_load(calls: Mapping[str, Call], concurrency: int = 4) -> AsyncIterator[Counter[tuple[str, str]]]:
+async def constant_load(
+    calls: Mapping[str, Call], concurrency: int = 4, pause: float = PAUSE_SECONDS
+) -> AsyncIterator[Counter[tuple[str, str]]]:
     """Makes calls until the block ends.
 
     Args:
         calls: Functions that make one call, by name.
         concurrency: Number of concurrent calls of each.
+        pause: Seconds between the end of a call and the start of the next one.
 
     Yields:
         Number of calls by name and outcome ("OK", or the code with its details); complete after the block.
@@ -61,7 +64,7 @@ async def constant_load(calls: Mapping[str, Call], concurrency: int = 4) -> Asyn
             except DragomanError as error:
                 outcome = f"{error.code}: {error}"
             ended[name, outcome] += 1
-            await asyncio.sleep(PAUSE_SECONDS)
+            await asyncio.sleep(pause)
 
     async with asyncio.TaskGroup() as tasks:
         for name, call in calls.items():

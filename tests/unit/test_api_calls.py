@@ -231,4 +231,7 @@ async def largest_share_of_a_turn(call: Any) -> float:
 async def test_a_large_batch_lets_the_event_loop_do_other_work(server: FakeServer) -> None:
     large = batch(*["abcdefghijklmno"] * 3000)
     # Disturbances make a turn longer, never shorter.
-    assert min([await largest_share_of_a_turn(server.stub.GenerateBatch(large)) for _ in range(5)]) < 1 / 4
+    shares: list[float] = []
+    while not shares or (shares[-1] >= 1 / 4 and len(shares) < 5):
+        shares.append(await largest_share_of_a_turn(server.stub.GenerateBatch(large)))
+    assert min(shares) < 1 / 4, shares

@@ -23,14 +23,16 @@ DEBIAN_KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 # NOTE: --isolation, --cgroups and --ulimit let podman run inside of a container or sandbox that is not allowed to do
 # all that root is. crun refuses machines with cgroups of both versions, so it gets to see those of version 2 alone.
 # Without a network the container has its ports for itself. Podman's --read-only alone would leave a /tmp that can be
-# written to, which Docker's does not.
+# written to, which Docker's does not. Each layer of a build is written several times, so there is one per image; and
+# Go's threads get in each other's way more than they help.
 DOCKER = r"""#!/bin/sh
 set -e
+export GOMAXPROCS=1
 command=$1; shift
 podman() { exec podman --runtime crun --root "$STORE/root" --runroot "$STORE/run" "$@"; }
 case $command in
 build)
-    podman build --quiet --isolation=chroot --network=host --secret=id=pip.conf,src="$STORE/pip.conf" \
+    podman build --quiet --layers=false --isolation=chroot --network=host --secret=id=pip.conf,src="$STORE/pip.conf" \
         --build-arg=BUILD_BASE=localhost/build-base --build-arg=BASE=localhost/base "$@" ;;
 run)
     set -- --runtime crun --root "$STORE/root" --runroot "$STORE/run" run --cgroups=disabled \

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -21,9 +22,10 @@ from deploy.generate import CHART, DEPLOY
 from deploy.tools import NoTools, hadolint
 from tests.conftest import ROOT
 from tests.deploy.conftest import Render, only
-from tests.deploy.images import BASE, Docker, missing_tools
+from tests.deploy.images import BASE, BUILD_BASE, Docker, missing_tools
 from tests.deploy.test_chart_objects import VALUES
 from tests.deploy.test_deploy_docs import PAGES, blocks
+from tests.platforms.bounds import requirements
 from tests.support.bundles import SHIPPED_G2P
 
 FOLDER = DEPLOY / "docker"
@@ -38,13 +40,18 @@ NEED_ROOM = 4 << 30  # bytes of memory, for images to be kept in it
 pytestmark = pytest.mark.timeout(900)
 
 INSTALLED = """
-import importlib.metadata as metadata, json, os, pathlib, sys
+import importlib.metadata as metadata, importlib.util, json, os, pathlib, sys
 import dragoman_server.process.app, dragoman_server.process.cli, dragoman_server.workers.worker_main
+code = [path for path in pathlib.Path("/opt/dragoman").rglob("*.py")]
+cached = {path: pathlib.Path(importlib.util.cache_from_source(path)) for path in code}
 modules = [module.__spec__ for module in sys.modules.values() if module.__spec__ and module.__spec__.cached]
 print(json.dumps({
     "packages": {each.name: each.version for each in metadata.distributions()},
     "application": sorted(path.name for path in pathlib.Path("/opt/dragoman/application").iterdir()),
     "compiled now": [module.name for module in modules if not pathlib.Path(module.cached).exists()],
+    "bytecode": sum(path.is_file() for path in cached.values()),
+    "not compiled": [str(path) for path, compiled in cached.items() if not compiled.is_file()],
+    "checked": [str(path) for path in cached.values() if path.is_file() and path.read_bytes()[4:8] != b"\\1\\0\\0\\0"],
     "notices": sorted(path.name for path in pathlib.Path("/licenses").iterdir()),
     "writable": [top for top in ("/", "/opt/dragoman", "/etc", "/tmp", "/var/tmp") if os.access(top, os.W_OK)],
     "shells": [path for path in ("/bin/sh", "/bin/bash", "/bin/dash") if os.path.exists(path)],
@@ -159,6 +166,9 @@ def test_libraries_are_those_of_the_constraints(installed: dict[str, Any]) -> No
 
 def test_nothing_is_left_to_compile_or_to_write(installed: dict[str, Any]) -> None:
     assert installed["compiled now"] == []
+    assert installed["not compiled"] == []
+    assert installed["bytecode"] > 1000
+    assert installed["checked"] == [], "bytecode that Python compares with the time of its source"
     assert installed["writable"] == []
 
 
@@ -251,13 +261,18 @@ def test_the_page_on_deploying_has_the_same_commands() -> None:
     assert commands(PAGES[0]) <= commands(PAGE)
 
 
-def test_libraries_for_gpus_fit_together(docker: Docker) -> None:
+def test_libraries_for_gpus_fit_together(docker: Docker, tmp_path: Path) -> None:
     """They exist for the image's Python, in versions that go with the rest. The gigabytes are left where they are."""
-    docker.run(f"{BUILD.strip().removesuffix(f'--tag dragoman:{VERSION} .')} --target build --tag localhost/build .")
-    pip = "tools/bin/pip install --dry-run --quiet --no-build-isolation --constraint constraints.txt --report -"
+    # Earlier pips, such as Debian's, download all that they would install.
+    fetch = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(tmp_path), "pip>=25.3"]
+    subprocess.run(fetch, check=True)
+    (pip,) = tmp_path.glob("pip-*.whl")
+    wanted = shlex.join(str(each) for extra in EXTRAS_FOR_GPUS.split(",") for each in requirements(extra))
     container = docker.run(
-        f"NETWORK=host docker run --rm --volume $STORE/pip.conf:/etc/pip.conf:ro localhost/build "
-        f"{pip} --target /nowhere '.[{EXTRAS_FOR_GPUS}]'"
+        f"NETWORK=host docker run --rm --volume $STORE/pip.conf:/etc/pip.conf:ro --volume {tmp_path}:/pip:ro "
+        f"--volume $PWD/constraints.txt:/constraints.txt:ro --env PYTHONPATH=/pip/{pip.name} {BUILD_BASE} "
+        "python3 -m pip install --dry-run --quiet --use-feature=fast-deps --constraint /constraints.txt --report - "
+        f"--target /nowhere {wanted}"
     )
     chosen = {each["metadata"]["name"].lower() for each in json.loads(container)["install"]}
     assert {"onnxruntime-gpu", "nvidia-cublas", "nvidia-cudnn-cu13", "nvidia-ml-py"} <= chosen

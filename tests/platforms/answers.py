@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from dragoman import Client, Result
 from tests.platforms.models import Model
 
-LONE_INPUTS = 12  # inputs that are also sent one per call
-BEAM_INPUTS = 16
 SECONDS = 300.0  # timeout of a batch; emulated processors are slow
 TIE = 0.05  # nats between two tokens that rounding of activations can swap
 MAX_TIES = 0.01  # share of the answers
@@ -54,15 +52,15 @@ def ask(client: Client, model: Model) -> Answers:
     greedy = greedy_answers(client, model.name, model.inputs)
     lone = [
         _answer(client.generate(text, model=model.name, top_tokens=2, timeout=SECONDS))
-        for text in model.inputs[:LONE_INPUTS]
+        for text in model.inputs[: model.lone]
     ]
-    beam_inputs = [] if model.blockwise else model.inputs[:BEAM_INPUTS]
+    beam_inputs = [] if model.blockwise else model.inputs[: model.beams]
     beams = (
         client.generate_batch(beam_inputs, model=model.name, beam_size=4, top_tokens=2, timeout=SECONDS)
         if beam_inputs
         else []
     )
-    return Answers(greedy, [_answer(result) for result in beams], lone == greedy[:LONE_INPUTS])
+    return Answers(greedy, [_answer(result) for result in beams], lone == greedy[: model.lone])
 
 
 def greedy_answers(client: Client, model: str, inputs: list[str]) -> list[Answer]:

@@ -22,11 +22,20 @@ ROOT = Path(__file__).resolve().parents[2]
 # /proc/cpuinfo; ONNX Runtime finds no ARM processor in it and dereferences a null pointer.
 DEBIAN, PYTHON = "trixie", "3.13"
 EMULATOR = "qemu-aarch64"
-PACKAGES = ("base-files", "libstdc++6", f"python{PYTHON}", "qemu-user:amd64")
+PACKAGES = ("base-files", "libstdc++6", f"python{PYTHON}")
+EMULATORS = "qemu-user:amd64"
+# Unpacks one of its forty emulators, which are linked statically; tar stops reading behind it.
+ADD_EMULATOR = f"""
+set -e
+cd "$1/var/cache/apt/archives"
+APT_CONFIG="$MMDEBSTRAP_APT_CONFIG" apt-get download -qq {EMULATORS}
+dpkg-deb --fsys-tarfile qemu-user_*.deb 2>/dev/null | tar -x --occurrence=1 -C "$1" ./usr/bin/{EMULATOR}
+rm qemu-user_*.deb
+"""
 WHEELS_FOR = ("manylinux_2_28_aarch64", "manylinux_2_27_aarch64", "manylinux_2_17_aarch64", "manylinux2014_aarch64")
 # By the instructions with which ONNX Runtime multiplies integers: NEON, dot products of four bytes, and I8MM.
 PROCESSORS = ("cortex-a72", "neoverse-n1", "neoverse-v1")
-IMPORTS = "import dragoman_server.process.app, dragoman_server.process.cli, onnxruntime"
+IMPORTS = "import grpc, numpy, onnxruntime, pydantic, tokenizers"  # the largest; the server imports the rest itself
 
 
 class NoMachineError(Exception):
@@ -86,7 +95,7 @@ def prepare(folder: Path, checkout: Path = ROOT) -> Machine:
     """
     folder.mkdir(parents=True, exist_ok=True)
     machine = Machine(folder.resolve(), checkout.resolve())
-    _make(machine.folder / "root", " ".join((DEBIAN, *PACKAGES)), _make_root)
+    _make(machine.folder / "root", " ".join((DEBIAN, *PACKAGES, EMULATORS)), _make_root)
     pins = [(machine.checkout / name).read_bytes() for name in ("pyproject.toml", "constraints.txt")]
     recipe = f"{machine.checkout} {PYTHON} {hashlib.sha256(b''.join(pins)).hexdigest()}"
     _make(machine.folder / "libraries", recipe, lambda path: _install(path, machine.checkout), lambda: _try(machine))
@@ -110,13 +119,10 @@ def _make(path: Path, recipe: str, make: Callable[[Path], None], check: Callable
 
 
 def _make_root(path: Path) -> None:
-    """Unpacks the Debian without running its scripts, and deletes QEMU's large emulators of other processors."""
-    command = ["mmdebstrap", "--variant=extract", "--architectures=arm64,amd64"]
+    """Unpacks the Debian without running its scripts, and one emulator."""
+    command = ["mmdebstrap", "--variant=extract", "--architectures=arm64,amd64", f"--extract-hook={ADD_EMULATOR}"]
     command += [f"--include={','.join(PACKAGES)}", DEBIAN, str(path), *_mirrors()]
     _run(command, f"mmdebstrap can't make an ARM64 Debian {DEBIAN}")
-    for program in (path / "usr" / "bin").glob("qemu-*"):
-        if program.name != EMULATOR:
-            program.unlink()
 
 
 def _mirrors() -> list[str]:
@@ -140,7 +146,7 @@ def _install(path: Path, checkout: Path) -> None:
 
 
 def _try(machine: Machine) -> None:
-    """Imports the server's modules, which also caches their bytecode for the first start."""
+    """Imports libraries of the server, which also caches their bytecode."""
     failure = "the emulated ARM64 can't run the server's libraries"
     _run([*machine.python(), "-c", IMPORTS], failure, machine.environment())
 

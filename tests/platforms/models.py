@@ -23,11 +23,15 @@ class Model:
         name: Name of its directory.
         blockwise: Whether its products quantize activations block by block, if the processor has kernels for that.
             Others (x86 without AVX2) multiply unquantized activations, so scores and the order of ties differ.
+        lone: Number of inputs that are also sent one per call.
+        beams: Number of inputs that are also decoded with beams, unless the model is blockwise.
     """
 
     name: str
     inputs: list[str]
     blockwise: bool = False
+    lone: int = 12
+    beams: int = 16
 
 
 SHIPPED = Model("shipped", WORDS[:INPUTS])

@@ -11,7 +11,7 @@ from tests.support import interrupted
 from tests.support.bundles import SHIPPED_G2P
 from tests.support.interrupted import end, interrupt, made_up_word
 
-COUNT = 1000  # words
+COUNT = 600  # words
 
 
 def words() -> str:

@@ -54,8 +54,12 @@ def finish(process: "subprocess.Popen[str]") -> str:
     return out + err
 
 
-def kill_when(process: "subprocess.Popen[str]", ready: Callable[[], bool]) -> None:
-    """Kills a process once something has happened; those it started must end by themselves."""
+def kill_when(process: "subprocess.Popen[str]", ready: Callable[[], bool]) -> str:
+    """Kills a process once something has happened; those it started must end by themselves.
+
+    Returns:
+        what the process has said.
+    """
     deadline = time.monotonic() + 600
     while not ready():
         assert process.poll() is None, process.communicate()
@@ -63,9 +67,10 @@ def kill_when(process: "subprocess.Popen[str]", ready: Callable[[], bool]) -> No
         time.sleep(0.002)
     started = psutil.Process(process.pid).children(recursive=True)
     process.kill()
-    process.communicate()
+    _, said = process.communicate()
     _, left = psutil.wait_procs(started, timeout=60)
     assert left == []
+    return said
 
 
 def test_kills_while_data_is_prepared_and_while_it_is_trained_on(tmp_path: Path) -> None:
@@ -74,8 +79,8 @@ def test_kills_while_data_is_prepared_and_while_it_is_trained_on(tmp_path: Path)
     assert len(list((whole / "prepared").glob("*.tokens"))) == 25
     partial = run / ".prepared.partial"
     kill_when(start(run), lambda: len(list(partial.glob("read-*.npz"))) >= 3)
-    assert "resuming the preparation" in finish(start(run, "--prepare"))
-    kill_when(start(run), lambda: any(step >= 20 for step in checkpoint_steps(run)))
+    said = kill_when(start(run), lambda: any(step >= 20 for step in checkpoint_steps(run)))
+    assert "resuming the preparation" in said
     output = finish(start(run, "--resume"))
     assert "resuming at step" in output
     assert "going on" not in output

@@ -133,7 +133,7 @@ def test_two_processes_make_the_steps_of_one(alone: Path, tmp_path: Path) -> Non
 def test_a_killed_process_ends_the_job_and_any_number_resumes(alone: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with started(torchrun(run)) as process:
-        wait_for_checkpoint(process, run, 40)
+        wait_for_checkpoint(process, run, 20)
         rank(process, 1).kill()
         output = output_of(process, 1)
     errors = [line for line in output.splitlines() if line.startswith(("error: ", "stopped "))]
@@ -148,7 +148,7 @@ def test_a_killed_process_ends_the_job_and_any_number_resumes(alone: Path, tmp_p
 def test_torchrun_restarts_killed_processes(alone: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with started(torchrun(run, "--resume", launcher=("--max-restarts=1",))) as process:
-        wait_for_checkpoint(process, run, 40)
+        wait_for_checkpoint(process, run, 20)
         rank(process, 0).kill()
         output = output_of(process, 0)
     assert "resuming at step " in output
@@ -158,15 +158,16 @@ def test_torchrun_restarts_killed_processes(alone: Path, tmp_path: Path) -> None
 def test_a_stop_of_one_process_stops_all_and_shards_become_whole(alone: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with started(torchrun(run, "--set=training.sharding=full")) as process:
-        wait_for_checkpoint(process, run, 40)
+        wait_for_checkpoint(process, run, 20)
         rank(process, 1).send_signal(signal.SIGTERM)
         output = output_of(process, 1)
     step = checkpoint_steps(run)[-1]
     assert f"stopped at step {step}, saved in {run}; continue with --resume" in output
     assert "exitcode  : 75" in output
     shutil.copytree(run, tmp_path / "whole")
-    with started(torchrun(run, "--resume", "--set=training.sharding=full")) as process:
-        output_of(process, 0)
+    with together(run, "--resume", "--set=training.sharding=full") as both:
+        for process in both:
+            output_of(process, 0)
     assert_same(run, alone)
     assert run_training(small_recipe(*OVERRIDES), tmp_path / "whole", resume=True)[0].finished
     assert_same(tmp_path / "whole", alone)

@@ -114,6 +114,9 @@ def test_with_fixture(changed, number):
     assert not any(unchanged())
 """
 
+# Those that pyproject.toml has settings for. To import the others that are installed takes longer than these tests.
+PLUGINS = ("xdist", "rerunfailures", "timeout", "asyncio")
+
 
 def run(folder: Path, processes: int, ci: str, **files: str) -> tuple[dict[str, int], str]:
     """Runs tests like ours in a folder of their own.
@@ -136,10 +139,10 @@ def run(folder: Path, processes: int, ci: str, **files: str) -> tuple[dict[str, 
         "support/whole_files.py",
     ):
         shutil.copy(ROOT / "tests" / name, folder / "tests" / name)
-    command = [sys.executable, "-m", "pytest", f"--numprocesses={processes}", "--dist=loadfile", "tests"]
-    done = subprocess.run(
-        command, cwd=folder, env={**os.environ, "CI": ci}, capture_output=True, text=True, timeout=120, check=False
-    )
+    plugins = [f"-p{name}" for name in PLUGINS]
+    command = [sys.executable, "-m", "pytest", *plugins, f"--numprocesses={processes}", "--dist=loadfile", "tests"]
+    variables = {**os.environ, "CI": ci, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=120, check=False)
     counts = {what: int(count) for count, what in re.findall(r"(\d+) ([a-z]+)", done.stdout.splitlines()[-1])}
     return counts, done.stdout + done.stderr
 

@@ -208,19 +208,37 @@ class Unread(io.StringIO):
         raise BrokenPipeError
 
 
-@pytest.mark.parametrize("stream", [None, Unread()])
-def test_a_stop_without_a_reader(stream: io.StringIO | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop() -> None:
-        raise SystemExit(cli.EXIT_STOPPED)
+def status_of(end: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Returns the exit status of the command when its work ends with an exception."""
+
+    def work() -> None:
+        raise end
 
     statuses: list[int] = []
     monkeypatch.setattr(cli, "configure_process", lambda: None)
-    monkeypatch.setattr(cli, "app", stop)
+    monkeypatch.setattr(cli, "app", work)
     monkeypatch.setattr(os, "_exit", statuses.append)
+    cli.main()
+    [status] = statuses
+    return status
+
+
+@pytest.mark.parametrize(
+    ("stream", "status", "expected"), [(None, 75, 75), (Unread(), 75, 75), (None, 0, 0), (Unread(), 0, 120)]
+)
+def test_an_end_without_a_reader(
+    stream: io.StringIO | None, status: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", stream)
-        cli.main()
-    assert statuses == [75]
+        assert status_of(SystemExit(status), patch) == expected
+
+
+def test_a_bug_has_its_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of(ZeroDivisionError("a bug"), monkeypatch) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("Traceback")
+    assert said.endswith("ZeroDivisionError: a bug\n")
 
 
 def test_errors_of_the_system_say_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

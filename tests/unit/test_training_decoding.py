@@ -79,7 +79,7 @@ def test_steps_equal_a_pass_over_the_whole_target(shape: dict[str, Any]) -> None
 @pytest.mark.parametrize("shape", SHAPES)
 def test_greedy_equals_greedy_without_caches(shape: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding_module, "rows_at_a_time", lambda *_: 7)
-    model, sources = random_model(**shape), random_sources(40, 11)
+    model, sources = random_model(**shape), random_sources(10, 11)
     vary_answers(model)
     answers = decode(model, Task.of(sources), 40)
     assert answers == greedy(model, sources, 40)
@@ -103,7 +103,7 @@ def test_greedy_equals_greedy_without_caches(shape: dict[str, Any], monkeypatch:
 )
 @pytest.mark.parametrize("model", [NARROW, WIDE, (40, 2.5, 3.0, 4)], ids=["long", "very long", "short"])
 def test_beam_search_equals_the_reference_of_the_servers(model: tuple[int, float, float, int], search: Search) -> None:
-    trained, sources = clear_model(*model), random_sources(8, 8, model[0])
+    trained, sources = clear_model(*model), random_sources(5, 8, model[0])
     reference = ReferenceModel(trained, BEGIN_ID)
     stopping = Stopping.EARLY if search.early_stopping else Stopping.EXACT
     beam = BeamOptions(search.beam_size, length_penalty=search.length_penalty, stopping=stopping)

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from dragoman_training import cli
 from dragoman_training.data import corpus, epochs
 from dragoman_training.data import prepare as prepare_module
 from dragoman_training.data.batches import BatchSampler, EncodedPair, Position
@@ -335,8 +337,10 @@ def test_a_damaged_manifest(tmp_path: Path) -> None:
 
 
 def test_prepare_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "_stop_on_signals", lambda **_: threading.Event())  # signals are for pytest
     run = tmp_path / "run"
-    assert prepare_data(small_recipe(), run) == run / "prepared"
+    done = CliRunner().invoke(cli.app, ["tiny", f"--out={run}", "--prepare", *(f"--set={each}" for each in SMALL)])
+    assert (done.exit_code, done.stdout) == (0, f"{run / 'prepared'}\n")
     assert not (run / "recipe.yaml").exists()
     shared = small_recipe(f"data.prepared={tmp_path / 'shared'}")
     assert prepare_data(shared, tmp_path / "none") == tmp_path / "shared"

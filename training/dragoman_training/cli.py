@@ -5,7 +5,6 @@ import signal
 import socket
 import sys
 import threading
-from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from dragoman_training.processes import Processes
 
 EXIT_STOPPED = 75  # EX_TEMPFAIL: stopped with a checkpoint saved, to be resumed
+EXIT_UNREAD = 120  # that of Python, when standard output cannot be written
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -137,20 +137,26 @@ def run(
             processes=processes,
             recipe_file=file,
         )
-    except TrainingError as error:
+    except (TrainingError, OSError) as error:
         if processes.may_speak():
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {_sentence(error)}", file=sys.stderr, flush=True)
+        processes.leave()
         raise typer.Exit(1) from None
-    except OSError as error:
-        if processes.may_speak():
-            print(f"error: {error.filename or 'the run'}: {error.strerror or error}", file=sys.stderr)
-        raise typer.Exit(1) from None
-    if not outcome.finished:
-        if processes.is_first:
-            print(f"stopped at step {outcome.step}, saved in {directory}; continue with --resume", file=sys.stderr)
-        raise typer.Exit(EXIT_STOPPED)
     if processes.is_first:
-        print(f"{directory / 'model.pt'}")
+        if outcome.finished:
+            print(f"{directory / 'model.pt'}")
+        else:
+            print(f"stopped at step {outcome.step}, saved in {directory}; continue with --resume", file=sys.stderr)
+    processes.leave()
+    if not outcome.finished:
+        raise typer.Exit(EXIT_STOPPED)
+
+
+def _sentence(error: TrainingError | OSError) -> str:
+    """Returns what is wrong, in one sentence."""
+    if isinstance(error, OSError):
+        return f"{error.filename or 'the run'}: {error.strerror or error}"
+    return str(error)
 
 
 def _stop_on_signals(patient: bool = False) -> threading.Event:
@@ -206,14 +212,20 @@ def main() -> None:
     configure_process()
     try:
         app()
+        status = 0
     except SystemExit as end:
-        if end.code != EXIT_STOPPED:
-            raise
-        # All files are closed. Python would free its modules one by one, which takes seconds on a busy machine.
-        for stream in filter(None, (sys.stdout, sys.stderr)):  # a closed one is None
-            with suppress(OSError):  # nobody may be reading
-                stream.flush()
-        os._exit(EXIT_STOPPED)
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # a bug: it has the traceback and the status that Python gives it
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    # All files are closed. Python would free its modules one by one, which takes half a second, and more on a busy
+    # machine. After an error in one of several processes, threads of Gloo may abort the process meanwhile.
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # a closed one is None
+        try:
+            stream.flush()
+        except OSError:  # nobody may be reading
+            status = status or EXIT_UNREAD
+    os._exit(status)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ calls the same methods in the same order. With one process, they cost nothing.
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -26,8 +26,8 @@ JOINING = timedelta(minutes=10)  # until all processes have started
 STEP = timedelta(minutes=30)  # for the gradients of one step
 WORK = timedelta(days=7)  # for what one process does while the others wait, such as preparing the data
 POLL = 0.25  # seconds between two looks for a stop
-HEARING = timedelta(seconds=5)  # for process 0 to say why the job ends
-_STOP, _SPEAKER = "stop", "speaker"
+HEARING = timedelta(seconds=5)  # for process 0 to say why the job ends, and for the others to hear that
+_STOP, _SPEAKER, _LEFT = "stop", "speaker", "left"
 
 
 class LostProcess(TrainingError):
@@ -61,10 +61,19 @@ class Processes:
         rank: Number of this process, from 0 on. Process 0 writes and prints.
         count: Number of processes.
         local_rank: Number of this process on its machine.
+        keeps_store: Whether the store, through which the processes find each other, ends with process 0.
     """
 
-    def __init__(self, rank: int = 0, count: int = 1, local_rank: int = 0, store: Store | None = None) -> None:
+    def __init__(
+        self,
+        rank: int = 0,
+        count: int = 1,
+        local_rank: int = 0,
+        store: Store | None = None,
+        keeps_store: bool = False,
+    ) -> None:
         self.rank, self.count, self.local_rank = rank, count, local_rank
+        self.keeps_store = keeps_store
         self._store = store
         # Connections of their own: one waits until another thread has got its answer.
         self._stops = None if store is None else _connection(store)
@@ -92,11 +101,12 @@ class Processes:
         except (RuntimeError, ValueError) as error:
             address = ":".join(os.environ[name] for name in VARIABLES[2:])
             raise TrainingError(f"MASTER_ADDR and MASTER_PORT: {address} cannot be reached ({error})") from None
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        of_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        if of_launcher:
             # NOTE: It outlives the processes that torchrun restarts. Without a prefix, they would find the addresses of
             # their predecessors. Other stores are new, and machines that joined later have counted fewer restarts.
             store = PrefixStore(f"dragoman/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
-        return Processes(rank, count, int(os.environ.get("LOCAL_RANK", 0)), store)
+        return Processes(rank, count, int(os.environ.get("LOCAL_RANK", 0)), store, keeps_store=not of_launcher)
 
     @property
     def is_first(self) -> bool:
@@ -221,6 +231,20 @@ class Processes:
             return bool(self._voice.add(_SPEAKER, 1) == 1)
         except RuntimeError:  # the store is gone, with the process that held it
             return True
+
+    def leave(self) -> None:
+        """Tells process 0 that this one ends.
+
+        Process 0 waits for that for some seconds if the store ends with it: the others still have to hear from there
+        that it has spoken.
+        """
+        if self._voice is None or not self.keeps_store:
+            return
+        with suppress(RuntimeError):  # another process has ended before
+            if self.is_first:
+                self._voice.wait([f"{_LEFT}{rank}" for rank in range(1, self.count)], HEARING)
+            else:
+                self._voice.set(f"{_LEFT}{self.rank}", "")
 
 
 def _connection(store: Store) -> Store:

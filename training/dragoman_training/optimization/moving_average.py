@@ -3,10 +3,9 @@
 import copy
 
 import torch
-from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from dragoman_training.model import Transformer
+from dragoman_training.optimization.parallel import local
 
 
 class MovingAverage:
@@ -26,7 +25,7 @@ class MovingAverage:
     def follow(self, model: Transformer) -> None:
         """Follows the weights of a model; needed again when the weights of both have been sharded."""
         self.pairs = [
-            (_local(own), _local(other)) for own, other in zip(self.model.parameters(), model.parameters(), strict=True)
+            (local(own), local(other)) for own, other in zip(self.model.parameters(), model.parameters(), strict=True)
         ]
 
     @torch.no_grad()
@@ -35,9 +34,3 @@ class MovingAverage:
         decay = min(self.decay, (1 + step) / (10 + step))
         own, followed = map(list, zip(*self.pairs, strict=True))
         torch._foreach_lerp_(own, followed, 1 - decay)
-
-
-def _local(parameter: Tensor) -> Tensor:
-    """Returns this process's part of a parameter, which shares its memory."""
-    weights = parameter.detach()
-    return weights.to_local() if isinstance(weights, DTensor) else weights

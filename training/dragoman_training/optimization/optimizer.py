@@ -1,9 +1,11 @@
 """AdamW and the learning rate schedules."""
 
+import inspect
 import math
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from dragoman_training.recipe import TrainingConfig
 
@@ -42,7 +44,20 @@ def warmup_warning(config: TrainingConfig) -> str | None:
     )
 
 
-def build_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
+class AdamW(torch.optim.AdamW):
+    """PyTorch's AdamW, without what it does at each call to keep torch.compile from tracing it.
+
+    For that, PyTorch imports all of torch.compile, which takes a second. Here, only layers are compiled.
+    """
+
+    add_param_group = inspect.unwrap(Optimizer.add_param_group)
+    state_dict = inspect.unwrap(Optimizer.state_dict)
+    load_state_dict = inspect.unwrap(Optimizer.load_state_dict)
+    zero_grad = inspect.unwrap(Optimizer.zero_grad)
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+
+
+def build_optimizer(model: nn.Module, config: TrainingConfig) -> AdamW:
     """Builds AdamW (Loshchilov and Hutter 2019) for what is not frozen.
 
     Weight decay applies to matrices, not to biases and norms.
@@ -51,4 +66,4 @@ def build_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Ada
     matrices = [p for p in trained if p.dim() > 1]
     vectors = [p for p in trained if p.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, fused=True)
+    return AdamW(groups, lr=config.learning_rate, betas=config.betas, fused=True)

@@ -1,14 +1,15 @@
-"""One model in several processes: copies whose gradients are averaged (DDP), or shards of it (FSDP2)."""
+"""One model in several processes: copies whose gradients are averaged (DDP), or shards of it (FSDP2).
 
+What PyTorch needs for shards takes half a second to import, so that only runs that shard do so.
+"""
+
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from dragoman_training.data.batches import Batch
@@ -17,6 +18,10 @@ from dragoman_training.model.loss import Loss, cross_entropy
 from dragoman_training.model.teaching import Teaching
 from dragoman_training.processes import Processes, finding_losses
 from dragoman_training.recipe import TrainingConfig
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
 
 State = dict[str, Any]
 Place = Callable[[tuple[str | int, ...], Tensor], Tensor]
@@ -82,6 +87,9 @@ def shard(root: nn.Module, model: Transformer, device: torch.device, processes: 
         root: Module whose forward pass runs the model, or the model.
         model: Model on the CPU; its shards move to the device.
     """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
     mesh = init_device_mesh(device.type, (processes.count,))
     for layer in (*model.encoder.layers, *model.decoder.layers):
         fully_shard(layer, mesh=mesh)
@@ -92,7 +100,7 @@ def accumulating(objective: nn.Module, *, last: bool) -> AbstractContextManager[
     """Returns the context of a backward pass: gradients travel with that of the `last` batch of a step."""
     if isinstance(objective, DistributedDataParallel) and not last:
         return objective.no_sync()
-    if isinstance(objective, FSDPModule):
+    if _is_sharded(objective):
         objective.set_requires_gradient_sync(last)
     return nullcontext()
 
@@ -100,7 +108,23 @@ def accumulating(objective: nn.Module, *, last: bool) -> AbstractContextManager[
 def whole(tensor: Tensor) -> Tensor:
     """Returns a tensor without shards; all processes must ask for it."""
     with finding_losses():
-        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        return tensor.full_tensor() if _is_shard(tensor) else tensor
+
+
+def local(parameter: Tensor) -> Tensor:
+    """Returns this process's part of a parameter, which shares its memory."""
+    weights = parameter.detach()
+    return weights.to_local() if _is_shard(weights) else weights
+
+
+def _is_shard(tensor: Tensor) -> "TypeGuard[DTensor]":
+    module = sys.modules.get("torch.distributed.tensor")  # without which there are none
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def _is_sharded(objective: nn.Module) -> "TypeGuard[FSDPModule]":
+    module = sys.modules.get("torch.distributed.fsdp")
+    return module is not None and isinstance(objective, module.FSDPModule)
 
 
 def whole_weights(model: Transformer, keep: bool) -> State:
@@ -135,8 +159,10 @@ def whole_state(state: State, keep: bool) -> State:
 
 def sharded_like(tensor: Tensor, parameter: Tensor) -> Tensor:
     """Returns this process's shard of a whole tensor, split like a parameter of the same shape; else the tensor."""
-    if not isinstance(parameter, DTensor) or tensor.shape != parameter.shape:
+    if not _is_shard(parameter) or tensor.shape != parameter.shape:
         return tensor
+    from torch.distributed.tensor import distribute_tensor
+
     mesh, placements = parameter.device_mesh, parameter.placements
     # All processes have the whole tensor: nothing has to travel.
     return distribute_tensor(tensor.to(parameter.device), mesh, placements, src_data_rank=None)

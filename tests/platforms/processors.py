@@ -1,10 +1,11 @@
 """Other x86 processors, emulated by QEMU's user mode."""
 
 import platform
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from dragoman.local import LocalServer
 EMULATOR = "qemu-x86_64"
 # With these a host may fix the kernels of NumPy's OpenBLAS, which the emulated processor may be unable to run.
 HOST_KERNELS = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
-# AVX2 without VNNI, like AMD up to Zen 3; SSE4.2 only, little more than x86-64-v2.
-PROCESSORS = ("Haswell", "Nehalem")
+HASWELL = "Haswell"  # AVX2 without VNNI, like AMD up to Zen 3
+PROCESSORS = (HASWELL, "Nehalem")  # the latter has SSE4.2 only, little more than x86-64-v2
+NEWER = re.compile(r"avx512\w*|avx_vnni\w*|amx_\w+")  # features for which ONNX Runtime has faster kernels than for AVX2
 # Few rows and one thread, because emulators are slow; a batch of 200 still fills the rows.
 SETTINGS = ("--engines", "1", "--threads-per-engine", "1", "--max-rows", "16", "--log-requests", "none")
 START_SECONDS = 300.0  # for an emulated server to load all models
@@ -27,6 +29,21 @@ def missing() -> str | None:
     if shutil.which(EMULATOR) is None:
         return f"needs {EMULATOR}, which is not installed here (Debian's package qemu-user)"
     return None
+
+
+def others(features: Set[str]) -> list[str]:
+    """Returns the `PROCESSORS` for which ONNX Runtime has other kernels than for one with these features."""
+    own = HASWELL if "avx2" in features and not any(map(NEWER.fullmatch, features)) else None
+    return [processor for processor in PROCESSORS if processor != own]
+
+
+def features() -> frozenset[str]:
+    """Returns the features of this machine's processor by their names in /proc/cpuinfo, if there is one."""
+    try:
+        flags = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except FileNotFoundError:
+        return frozenset()
+    return frozenset(flags[1].split() if flags else ())
 
 
 def unknown(processors: Sequence[str]) -> str | None:

@@ -11,7 +11,7 @@ from dragoman import Client
 from tests.platforms import arm64
 from tests.platforms.answers import Answer, Answers, Position, ask, compare, greedy_answers
 from tests.platforms.models import MODELS, SHIPPED, Model, make_repository
-from tests.platforms.processors import PROCESSORS, command, missing, serving, unknown
+from tests.platforms.processors import HASWELL, PROCESSORS, command, features, missing, others, serving, unknown
 
 Platform = dict[str, Answers]
 GRAVITON = "neoverse-n1"  # of Graviton 2 and Ampere Altra
@@ -55,7 +55,7 @@ def test_answers_do_not_depend_on_the_batch(here: Platform) -> None:
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("processor", PROCESSORS)
+@pytest.mark.parametrize("processor", others(features()))
 def test_another_processor_gives_the_same_answers(processor: str, repository: Path, here: Platform) -> None:
     there = server_answers(repository, command(processor))
     results = [compare(model, here[model.name], there[model.name], exact=not model.blockwise) for model in FEWER]
@@ -81,6 +81,13 @@ def test_arm64_gives_the_same_answers_except_for_ties(repository: Path, here: Pl
 def test_processors_unknown_to_the_emulator_are_reported() -> None:
     assert unknown([*PROCESSORS, "Haswell,-fma"]) is None
     assert str(unknown(["Haswell", "Hasbeen"])).startswith("qemu-x86_64 knows no Hasbeen; ")
+
+
+def test_a_processor_like_this_one_is_not_emulated() -> None:
+    assert others({"sse4_2", "avx2", "fma"}) == ["Nehalem"]
+    for newer in ("avx_vnni", "avx512f", "avx512_vnni", "amx_int8"):
+        assert HASWELL in others({"sse4_2", "avx2", "fma", newer})
+    assert others({"sse4_2"}) == [*PROCESSORS]
 
 
 def greedy(*positions: Position) -> Answers:

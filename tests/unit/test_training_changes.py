@@ -208,37 +208,26 @@ class Unread(io.StringIO):
         raise BrokenPipeError
 
 
-def status_of(end: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Returns the exit status of the command when its work ends with an exception."""
-
+@pytest.mark.parametrize(
+    ("code", "processes"), [(cli.EXIT_STOPPED, None), (1, "2")], ids=["stopped", "an error in one of two processes"]
+)
+@pytest.mark.parametrize("stream", [None, Unread()], ids=["closed", "unread"])
+def test_an_end_at_once_without_a_reader(
+    stream: io.StringIO | None, code: int, processes: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def work() -> None:
-        raise end
+        raise SystemExit(code)
 
     statuses: list[int] = []
     monkeypatch.setattr(cli, "configure_process", lambda: None)
     monkeypatch.setattr(cli, "app", work)
     monkeypatch.setattr(os, "_exit", statuses.append)
-    cli.main()
-    [status] = statuses
-    return status
-
-
-@pytest.mark.parametrize(
-    ("stream", "status", "expected"), [(None, 75, 75), (Unread(), 75, 75), (None, 0, 0), (Unread(), 0, 120)]
-)
-def test_an_end_without_a_reader(
-    stream: io.StringIO | None, status: int, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    if processes is not None:
+        monkeypatch.setenv("WORLD_SIZE", processes)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", stream)
-        assert status_of(SystemExit(status), patch) == expected
-
-
-def test_a_bug_has_its_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert status_of(ZeroDivisionError("a bug"), monkeypatch) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("Traceback")
-    assert said.endswith("ZeroDivisionError: a bug\n")
+        cli.main()
+    assert statuses == [code]
 
 
 def test_errors_of_the_system_say_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

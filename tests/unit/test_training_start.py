@@ -61,9 +61,9 @@ def test_a_start_is_not_needed_to_resume(first_run: Path, tmp_path: Path, monkey
     def kill(*_: object) -> None:
         raise KeyboardInterrupt
 
-    for killed_at in ("dragoman_training.optimization.learner.Learner.start_from", "torch.optim.AdamW.step"):
+    for killed_at in ("learner.Learner.start_from", "optimizer.AdamW.step"):
         with monkeypatch.context() as patch:
-            patch.setattr(killed_at, kill)
+            patch.setattr(f"dragoman_training.optimization.{killed_at}", kill)
             init_from = None if run.exists() else first_run
             with pytest.raises(KeyboardInterrupt):
                 run_training(recipe, run, resume=run.exists(), init_from=init_from)

@@ -5,6 +5,7 @@ import signal
 import socket
 import sys
 import threading
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from dragoman_training.processes import Processes
 
 EXIT_STOPPED = 75  # EX_TEMPFAIL: stopped with a checkpoint saved, to be resumed
-EXIT_UNREAD = 120  # that of Python, when standard output cannot be written
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -212,20 +212,16 @@ def main() -> None:
     configure_process()
     try:
         app()
-        status = 0
     except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:  # a bug: it has the traceback and the status that Python gives it
-        sys.excepthook(*sys.exc_info())
-        status = 1
-    # All files are closed. Python would free its modules one by one, which takes half a second, and more on a busy
-    # machine. After an error in one of several processes, threads of Gloo may abort the process meanwhile.
-    for stream in filter(None, (sys.stdout, sys.stderr)):  # a closed one is None
-        try:
-            stream.flush()
-        except OSError:  # nobody may be reading
-            status = status or EXIT_UNREAD
-    os._exit(status)
+        failed_together = bool(end.code) and os.environ.get("WORLD_SIZE", "1") != "1"
+        if end.code != EXIT_STOPPED and not failed_together:
+            raise
+        # All files are closed. Python would free its modules one by one, which takes seconds on a busy machine, while
+        # threads of Gloo, which may still wait for another process, can abort this one.
+        for stream in filter(None, (sys.stdout, sys.stderr)):  # a closed one is None
+            with suppress(OSError):  # nobody may be reading
+                stream.flush()
+        os._exit(end.code if isinstance(end.code, int) else 1)
 
 
 if __name__ == "__main__":
